@@ -34,17 +34,14 @@ from inference_site.request_fields.capabilities import (
     require_grammars,
     require_media,
 )
-from inference_site.request_fields.constraint import (
-    of_response_format,
-    text_constraint,
-    to_constraint,
-)
-from inference_site.request_fields.content import to_content
+from inference_site.request_fields.constraint import response_format_constraint, to_constraint
 from inference_site.request_fields.mapping import (
     ToolPlan,
-    only,
     require_stream_for_options,
+    select_tools,
+    text_constraint,
     to_choices,
+    to_content,
     to_grammar,
     to_reasoning_budget,
     to_sampled_request,
@@ -52,8 +49,7 @@ from inference_site.request_fields.mapping import (
     to_template_vars,
     with_token_report,
 )
-from inference_site.request_fields.wire.content import Content
-from inference_site.request_fields.wire.tools import NestedGrammarInput
+from inference_site.request_fields.wire import Content, NestedGrammarInput
 from inference_site.submission.model_access import ResolvedModel
 
 
@@ -183,7 +179,7 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
     require_stream_for_options(body.stream_options, body.stream)
     _refuse_sound(body)
     plan = to_tool_plan(body)
-    constraint = to_constraint(body, of_response_format(body.response_format))
+    constraint = to_constraint(body, response_format_constraint(body.response_format))
     require_fields(model, "chat", body, () if plan.tools else ("tools", "functions"))
     require_grammars(model, plan.tools)
     messages = to_messages(body.messages)
@@ -318,10 +314,10 @@ def to_tool_plan(body: ChatCompletionRequest) -> ToolPlan:
         case "required":
             return ToolPlan(tools, must_call=True)
         case NamedFunctionTool() | NamedCustomTool():
-            return ToolPlan(only(tools, [choice.name]), must_call=True)
+            return ToolPlan(select_tools(tools, [choice.name]), must_call=True)
         case AllowedToolsChoice(allowed_tools=allowed):
             names = [tool.name for tool in allowed.tools]
-            return ToolPlan(only(tools, names), must_call=allowed.mode == "required")
+            return ToolPlan(select_tools(tools, names), must_call=allowed.mode == "required")
         case _:
             return ToolPlan(tools)
 
@@ -358,7 +354,7 @@ def _legacy_plan(body: ChatCompletionRequest) -> ToolPlan:
         case "auto" | None:
             return ToolPlan(tools, is_legacy=True)
         case named:
-            tools = only(tools, [named.name], "function_call", "functions")
+            tools = select_tools(tools, [named.name], "function_call", "functions")
             return ToolPlan(tools, must_call=True, is_legacy=True)
 
 
@@ -386,7 +382,7 @@ def to_completion_request(body: CompletionRequest, model: ResolvedModel) -> Gene
             body.best_of or body.n, model.spec, "n" if body.best_of is None else "best_of"
         ),
         top_logprobs=0 if body.picks and body.logprobs is None else body.logprobs,
-        constraint=to_constraint(body, of_response_format(body.response_format)),
+        constraint=to_constraint(body, response_format_constraint(body.response_format)),
         echo=body.reads_prompt,
         running_usage=bool(body.stream_options and body.stream_options.continuous_usage),
     )

@@ -33,8 +33,7 @@ from inference_site.generations.kinds import Assembler
 from inference_site.generations.models import Generation, Status
 from inference_site.storage.content_field import storable
 from inference_site.storage.old_rows import delete_older
-from inference_site.streams.batches import Batch, Remake
-from inference_site.streams.ending import Ending
+from inference_site.streams.batches import Batch, Ending, StoredStream
 from inference_site.streams.request_documents import ToStore
 
 
@@ -112,7 +111,7 @@ _FRAME_BYTES = 300
 """Bytes of a chunk beside its text."""
 
 
-def replay_of(public_id: str, *, is_begun: bool = False) -> Remake | None:
+def replay_of(public_id: str, *, is_begun: bool = False) -> StoredStream | None:
     """Return how, by the completion's id; None when it is not stored, or was deleted.
 
     Also None for a stream of which it is unknown how it was cut.
@@ -125,7 +124,7 @@ def replay_of(public_id: str, *, is_begun: bool = False) -> Remake | None:
         return None
     deltas = sum(len(run[2]) for run in (stored.streamed or {}).get("deltas", ()))
     size = 2 * len(str(stored.completion)) + _FRAME_BYTES * deltas
-    return Remake(size, partial(replay, stored))
+    return StoredStream(size, partial(replay, stored))
 
 
 def _was_streamed(public_id: str) -> bool:

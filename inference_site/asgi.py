@@ -13,9 +13,9 @@ _django: Any = get_asgi_application()
 
 from inference_site.api.head import check_head  # noqa: E402  # Needs Django set up.
 from inference_site.cors import with_cors  # noqa: E402  # As above.
-from inference_site.gateway.access import accounted  # noqa: E402  # As above.
+from inference_site.gateway.access import with_access_log  # noqa: E402  # As above.
 from inference_site.gateway.bodies import bounded_forms  # noqa: E402  # As above.
-from inference_site.gateway.http_answers import Receive, Send  # noqa: E402  # As above.
+from inference_site.gateway.delivery import Receive, Send  # noqa: E402  # As above.
 from inference_site.gateway.relay import Relay  # noqa: E402  # As above.
 from inference_site.websockets import websockets  # noqa: E402  # As above.
 
@@ -39,5 +39,5 @@ async def _route(scope: dict[str, Any], receive: Receive, send: Send) -> None:
     await (_relay if is_api else _pages)(scope, receive, send)
 
 
-application = accounted(with_cors(_route))
+application = with_access_log(with_cors(_route))
 """What the server runs."""

@@ -12,7 +12,7 @@ from typing import Any
 from django.conf import settings
 
 from inference_site.gateway.access import Application, Scope, Send
-from inference_site.gateway.http_answers import Headers
+from inference_site.gateway.delivery import Headers
 
 _ANY = "*"
 _PATHS = ("/v1", "/api", "/health")

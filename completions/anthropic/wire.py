@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from inference_site.api.payload import WireObject, WireRequest
-from inference_site.request_fields.wire.tools import FunctionName
+from inference_site.request_fields.wire import FunctionName
 
 # --- Request -------------------------------------------------------------------------------------
 

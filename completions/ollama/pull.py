@@ -42,7 +42,7 @@ from inference_site.fleet import fleet
 from inference_site.gateway.handoff import Feed, hand_feed
 from inference_site.model_store.models import MOST_UNFINISHED, Pull, PullState, TooManyPulls
 from inference_site.storage.connections import lent_connection
-from inference_site.streams.ending import Ending
+from inference_site.streams.batches import Ending
 from inference_site.submission.model_access import may_use
 
 logger = logging.getLogger(__name__)

@@ -47,8 +47,7 @@ from inference_site.generations.places import waiting_for
 from inference_site.model_store import adapters
 from inference_site.model_store.adapter_files import adapter_file
 from inference_site.model_store.adapters import added_view
-from inference_site.submission.loading import loading_of
-from inference_site.submission.model_access import may_use
+from inference_site.submission.model_access import load_progress, may_use
 
 _BEST_FIRST = ("loaded", "loading", "failed", "unloaded")
 
@@ -196,7 +195,7 @@ def _wire_model(
 
 
 def _loading(spec: ModelSpec, live: Sequence[LiveWorker], waiting: int) -> ModelLoading:
-    found = loading_of(spec.id, live)
+    found = load_progress(spec.id, live)
     return ModelLoading(
         expected_s=found.expected_s,
         progress=found.progress,

@@ -23,18 +23,20 @@ from completions.wire.messages import (
 )
 from inference_site.api.paging import PageQuery
 from inference_site.api.payload import WireObject, WireRequest
-from inference_site.request_fields.wire.constraint import ConstraintFields, ResponseFormat
-from inference_site.request_fields.wire.content import Part
-from inference_site.request_fields.wire.request import (
+from inference_site.request_fields.wire import (
+    ConstraintFields,
     EndUser,
     ManyStopTexts,
     Metadata,
+    Part,
     ReasoningEffort,
+    ResponseFormat,
+    SamplingFields,
     ServiceTier,
     StopTexts,
+    TokenReportFields,
+    apply_aliases,
 )
-from inference_site.request_fields.wire.sampling import SamplingFields, TokenReportFields
-from inference_site.request_fields.wire.second_names import officially_named
 
 # --- Request -------------------------------------------------------------------------------------
 
@@ -121,7 +123,7 @@ class ChatCompletionRequest(ConstraintFields, SamplingFields, TokenReportFields)
     def _officially_named(self) -> Self:
         if self.n_choices is None:
             return self
-        return officially_named(self, {"n_choices": ("n", self.n_choices)})
+        return apply_aliases(self, {"n_choices": ("n", self.n_choices)})
 
 
 class DialectChat(ChatCompletionRequest):

@@ -19,9 +19,14 @@ from pydantic_core import InitErrorDetails
 
 from completions.wire.chat import CompletionUsage, PromptLogprobs, StreamOptions, Timings
 from inference_site.api.payload import WireObject, WireRequest
-from inference_site.request_fields.wire.constraint import ConstraintFields, ResponseFormat
-from inference_site.request_fields.wire.request import EndUser, ManyStopTexts
-from inference_site.request_fields.wire.sampling import SamplingFields, TokenReportFields
+from inference_site.request_fields.wire import (
+    ConstraintFields,
+    EndUser,
+    ManyStopTexts,
+    ResponseFormat,
+    SamplingFields,
+    TokenReportFields,
+)
 
 _PIECE = 8192
 """Token ids that are looked at together."""

@@ -7,9 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from inference_site.api.payload import WireObject, WireRequest
-from inference_site.request_fields.wire.content import Content
-from inference_site.request_fields.wire.shapes import nested_tool
-from inference_site.request_fields.wire.tools import FunctionName, NestedCustomFormat
+from inference_site.request_fields.wire import (
+    Content,
+    FunctionName,
+    NestedCustomFormat,
+    nested_tool,
+)
 
 
 class FunctionDefinition(WireRequest):

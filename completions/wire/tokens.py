@@ -12,7 +12,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from completions.wire.completion import Prompt, TokenIds
 from inference_site.api.payload import WireObject, WireRequest
-from inference_site.request_fields.wire.request import EndUser
+from inference_site.request_fields.wire import EndUser
 
 
 class EmbeddingRequest(WireRequest):

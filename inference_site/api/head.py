@@ -12,7 +12,7 @@ from rest_framework.utils.mediatypes import media_type_matches
 from inference_site.accounts.keys import cached_caller, read_secret
 from inference_site.api.authentication import KeyAuthentication
 from inference_site.errors.api_errors import ApiError, UnsupportedMediaError
-from inference_site.gateway.head import Head, length_of_body, resolved
+from inference_site.gateway.head import Head, length_of_body, resolve_cached
 from inference_site.storage.connections import lent_connection
 
 
@@ -30,7 +30,7 @@ def check_head(scope: dict[str, Any]) -> Head:
     project_id = None if caller is None else caller.project_id
     method, view = scope["method"].lower(), None
     if scope["method"] in ("POST", "PUT", "PATCH"):
-        match = resolved(scope["path"].rstrip("/"))
+        match = resolve_cached(scope["path"].rstrip("/"))
         view = None if match is None else getattr(match.func, "cls", None)
     if view is None or not hasattr(view, method) or not view.authentication_classes:
         return Head(project_id)

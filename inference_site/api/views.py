@@ -16,7 +16,7 @@ from inference_site.accounts.rate_limits import count_request
 from inference_site.api.authentication import caller_of
 from inference_site.errors.api_errors import MethodNotAllowedError
 from inference_site.errors.exceptions import api_error, log_error
-from inference_site.idempotency.requests import HEADER, once
+from inference_site.idempotency.requests import HEADER, answer_once
 from inference_site.observability.log_context import note
 
 _SELF_REFERENCES = ("head", "post", "response")
@@ -56,7 +56,9 @@ class ApiView(APIView):
             self.headers = count_request(caller_of(request))  # DRF adds them to the response.
         if request.method == "POST" and HEADER in request.headers and hasattr(self, "post"):
             # The instance serves one request, and its attribute takes precedence over the method.
-            vars(self)["post"] = partial(once, self.post, caller_of(request), self.counts_writes)
+            vars(self)["post"] = partial(
+                answer_once, self.post, caller_of(request), self.counts_writes
+            )
 
     @property
     def default_response_headers(self) -> dict[str, str]:

@@ -25,7 +25,7 @@ from inference_site.fleet.leases import HostState, LiveWorker, ModelReport
 from inference_site.generations.models import Generation, Status
 from inference_site.model_store.entries import fault_of_entry
 from inference_site.model_store.models import UNFINISHED, Pull, StoredModel
-from inference_site.submission.loading import loading_of
+from inference_site.submission.model_access import load_progress
 
 _PULLS_SHOWN, _MOST_PULLS = dt.timedelta(days=1), 10
 VIEW, CHANGE = "generations.view_generation", "generations.change_generation"
@@ -161,7 +161,7 @@ def _note(spec: ModelSpec, status: fleet.ModelStatus, live: list[LiveWorker]) ->
         return ""
     if status != fleet.ModelStatus.LOADING:
         return fleet.why_absent(spec, live)
-    loading = loading_of(spec.id, live)
+    loading = load_progress(spec.id, live)
     about = "" if loading.expected_s is None else f"In about {loading.expected_s} s."
     return f"{about} {loading.reason}".strip()
 

@@ -1,1 +1,1 @@
-"""The ASGI side: relay, hub, followers, draining; the API base and all above import it."""
+"""The ASGI side of the web process: server, access log, relay, hub and delivery."""

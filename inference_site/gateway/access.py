@@ -1,15 +1,15 @@
-"""One line of the log, and metrics, for each HTTP request that has been answered.
+"""The access log: one line and the metrics of each HTTP request that has been answered.
 
-It lies around the whole application, so that streams are timed to their last byte and pages of the
-admin are in the log too. The facts of a request (its id, project, model …) are noted while it runs
-(``observability.log_context``) and are on every line that is logged meanwhile.
+It wraps the whole application, so it times streams to their last byte and also logs admin pages.
+While a request runs, its facts (id, project, model …) are collected in
+``observability.log_context`` and added to every line that is logged meanwhile.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -17,8 +17,8 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from inference_site.accounts.keys import digest_of, read_secret
 from inference_site.errors.api_errors import AuthenticationError
-from inference_site.gateway.head import resolved
-from inference_site.gateway.http_answers import SAFE_HEADERS, Headers
+from inference_site.gateway.delivery import SAFE_HEADERS
+from inference_site.gateway.head import resolve_cached
 from inference_site.observability.log_context import Facts, logged_with
 from inference_site.observability.redaction import redacted
 from inference_site.observability.tracing import Span, begin, is_tracing, trace_id
@@ -35,12 +35,13 @@ SCOPE_KEY = "inference_site.access"
 _SAFE_HEADERS = [(k.lower().encode(), v.encode()) for k, v in SAFE_HEADERS.items()]
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 _QUIET = ("/health", "/metrics", "/static/")
-"""Requested every few seconds, or with every page: logged at ``DEBUG``. So are refusals with a 503
-that the request log only counts: a line takes longer than the rest of the refusal, and thousands
-come at once. ``request_log.writer`` logs how many they are."""
+"""Paths that are requested every few seconds or with every page: they are logged at ``DEBUG``.
+
+So are refusals with 503 that the request log only counts: thousands come at once, and a line takes
+longer than the rest of the refusal. ``request_log.writer`` logs their number."""
 _LOGGED = ("/v1", "/api/", "/infill", "/tokenize", "/detokenize", "/tokenizer_info")
 _CUT_OFF = 499
-"""The client left before its answer had come to an end, or the server stopped."""
+"""The client left before the answer was complete, or the server stopped."""
 _LONGEST_PATH = 200
 
 _REQUESTS = Counter(
@@ -58,7 +59,7 @@ _IN_FLIGHT = Gauge("inference_http_requests_in_flight", "Requests that are being
 
 
 class Access:
-    """One request on its way. ``facts`` and ``span`` are filled in and used by whoever answers."""
+    """One request. The code that answers it fills in ``facts`` and uses ``span``."""
 
     __slots__ = ("_began", "_is_complete", "_scope", "_send", "_status", "facts", "span")
 
@@ -68,21 +69,28 @@ class Access:
         self._status = 0
         self._is_complete = False
         self.facts: Facts = {}
-        self.span = _span(scope)
+        self.span = Span()
+        if is_tracing() and scope["path"].startswith("/v1"):
+            parent = dict(scope["headers"]).get(b"traceparent", b"").decode("latin-1")
+            name = f"{scope['method']} {_route(scope['path'])}"
+            self.span = begin(name, "server", parent, http__request__method=scope["method"])
         if self.span.traceparent:
             self.facts["trace_id"] = trace_id(self.span.traceparent)
 
     async def send(self, message: dict[str, Any]) -> None:
-        """Pass a message of the answer on."""
+        """Forward an ASGI message of the answer; add the ``SAFE_HEADERS`` that it lacks."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            message = {**message, "headers": _with_safe_headers(message.get("headers", ()))}
+            headers = list(message.get("headers", ()))
+            names = {name.lower() for name, _ in headers}
+            headers += [header for header in _SAFE_HEADERS if header[0] not in names]
+            message = {**message, "headers": headers}
         elif not message.get("more_body", False):
             self._is_complete = True
         await self._send(message)
 
     def end(self) -> None:
-        """Count it, time it and log it."""
+        """Count, time and log the request."""
         duration_s = time.monotonic() - self._began
         method, path = self._scope["method"], self._scope["path"]
         status = self._status if self._is_complete else _CUT_OFF
@@ -102,8 +110,8 @@ class Access:
         self.span.end(str(status) if status >= 500 else "")
 
 
-def accounted(application: Application) -> Application:
-    """Return the application with an ``Access`` around each of its HTTP requests."""
+def with_access_log(application: Application) -> Application:
+    """Return the application with an ``Access`` around each HTTP request."""
 
     async def app(scope: Scope, receive: Any, send: Send) -> None:
         if scope["type"] != "http":
@@ -119,29 +127,27 @@ def accounted(application: Application) -> Application:
     return app
 
 
-def _span(scope: Scope) -> Span:
-    """Begin the span of a request to the API, in the caller's trace if it has one."""
-    if not (is_tracing() and scope["path"].startswith("/v1")):
-        return Span()
-    parent = dict(scope["headers"]).get(b"traceparent", b"").decode("latin-1")
-    return begin(
-        f"{scope['method']} {_route(scope['path'])}",
-        "server",
-        parent,
-        http__request__method=scope["method"],
-    )
-
-
 def _route(path: str) -> str:
-    """Return the pattern of a path: ids must not become labels."""
-    match = resolved(path.rstrip("/") if path.startswith("/v1") else path)
+    """Return the URL pattern of a path: ids must not become labels of metrics."""
+    match = resolve_cached(path.rstrip("/") if path.startswith("/v1") else path)
     if match is None:
         return "static" if path.startswith("/static/") else "unknown"
     return str(match.route)
 
 
 def _refused(scope: Scope, status: int, facts: Facts, duration_s: float) -> Refused:
-    """Return what the request log keeps of a request that no generation stands for."""
+    """Return the entry of the request log for a request that became no generation.
+
+    If the caller is unknown, the entry has the digest of the key that was sent, if any.
+    """
+    digest = ""
+    if "api_key" not in facts:
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        try:
+            secret = read_secret(headers.get(b"authorization", ""), headers.get(b"x-api-key", ""))
+            digest = digest_of(secret)
+        except AuthenticationError:
+            pass
     return Refused(
         status,
         facts["error_code"],
@@ -152,27 +158,10 @@ def _refused(scope: Scope, status: int, facts: Facts, duration_s: float) -> Refu
         duration_s * 1000,
         facts.get("project"),
         facts.get("api_key"),
-        "" if "api_key" in facts else _digest(scope),
+        digest,
     )
 
 
-def _digest(scope: Scope) -> str:
-    """Return the digest of the key that came with a request; empty if there was none."""
-    headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-    try:
-        secret = read_secret(headers.get(b"authorization", ""), headers.get(b"x-api-key", ""))
-    except AuthenticationError:
-        return ""
-    return digest_of(secret)
-
-
 def _one_line(path: str) -> str:
-    """Return a path that cannot be taken for more than one line, nor fill the log; no secrets."""
+    """Return a path for the log: one line, bounded in length, without secrets."""
     return redacted(path)[:_LONGEST_PATH].encode("unicode_escape").decode("ascii")
-
-
-def _with_safe_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Return the headers of an answer with those of ``SAFE_HEADERS`` that it lacks."""
-    given = list(headers)
-    names = {name.lower() for name, _ in given}
-    return [*given, *(header for header in _SAFE_HEADERS if header[0] not in names)]

@@ -1,4 +1,4 @@
-"""The bodies of requests: how they are received, and how much of memory they may take together."""
+"""Request bodies: how they are read, and how much memory they may take together."""
 
 from __future__ import annotations
 
@@ -18,115 +18,107 @@ from inference_site.errors.api_errors import (
     UnavailableError,
 )
 from inference_site.gateway.access import Application
-from inference_site.gateway.delivery import ClientGone
+from inference_site.gateway.connections import close_websocket, open_websocket
+from inference_site.gateway.delivery import ClientGone, Receive, Send, send_response
 from inference_site.gateway.head import length_of_body, require_no_nul, too_large
-from inference_site.gateway.http_answers import Receive, Send, send_response
-from inference_site.gateway.project_connections import close_websocket, open_websocket
 
-ROOM_KEY = "inference_site.message_room"
-"""In the scope of a WebSocket: its ``MessageRoom``."""
+SOCKET_MEMORY_KEY = "inference_site.message_room"
+"""The key of a WebSocket's ``SocketMemory`` in its scope."""
 _LARGEST_FORM = 1024 * 1024
 _MOST_WAITING = 1000
-"""Bodies of one project that may wait for room. A client that has left waits, too, for a time."""
+"""Bodies of one project that may wait for memory. Those of clients that left count for a while."""
 
 
-class BodyRoom:
-    """The room for bodies in this process; a project has at most a quarter of it, or one body.
+class BodyMemory:
+    """The memory for bodies in this process: ``MAX_BODIES_BYTES``.
 
-    For the event loop's thread only.
+    A project may use a quarter of it, or one body if that is larger. For the event loop's thread.
     """
 
     def __init__(self) -> None:
-        self._held: Counter[int | None] = Counter()
-        self._lines: dict[int | None, deque[tuple[asyncio.Future[None], int]]] = {}
+        self._used: Counter[int | None] = Counter()
+        self._queues: dict[int | None, deque[tuple[asyncio.Future[None], int]]] = {}
 
     @asynccontextmanager
-    async def held(self, project_id: int | None, size: int) -> AsyncIterator[None]:
-        """Hold room for a body. Raise UnavailableError when there is none in time, or too many of
-        the project wait."""
-        await self._take(project_id, size)
+    async def reserved(self, project_id: int | None, size: int) -> AsyncIterator[None]:
+        """Reserve memory for a body; wait for it up to ``BODY_TIMEOUT_S``, after the project's
+        earlier bodies.
+
+        Raise UnavailableError when there is none in time, or too many bodies of the project wait.
+        """
+        if not self.try_reserve(project_id, size):
+            await self._wait(project_id, size)
         try:
             yield
         finally:
             self.give_back(project_id, size)
 
-    def takes(self, project_id: int | None, size: int) -> bool:
-        """Hold room at once, if there is; return whether there was."""
-        fits = self._fits(project_id, size)
+    def try_reserve(self, project_id: int | None, size: int) -> bool:
+        """Reserve memory if there is some now; return whether there was."""
+        most, own, total = settings.MAX_BODIES_BYTES, self._used[project_id], self._used.total()
+        fits = (own == 0 or own + size <= most // 4) and (total == 0 or total + size <= most)
         if fits:
-            self._held[project_id] += size
-        return fits
+            self._used[project_id] += size
+        return bool(fits)
 
     def give_back(self, project_id: int | None, size: int) -> None:
-        """Hold so much less."""
-        self._held[project_id] -= size
-        if not self._held[project_id]:
-            del self._held[project_id]
-        for waiting_id in list(self._lines):
-            self._let_in(waiting_id)
-        if project_id in self._lines:  # Behind the others.
-            self._lines[project_id] = self._lines.pop(project_id)
+        """Give reserved bytes back, to the bodies that wait."""
+        self._used[project_id] -= size
+        if not self._used[project_id]:
+            del self._used[project_id]
+        for waiting_id in list(self._queues):
+            self._admit(waiting_id)
+        if project_id in self._queues:  # The next time the other projects are served first.
+            self._queues[project_id] = self._queues.pop(project_id)
 
-    async def _take(self, project_id: int | None, size: int) -> None:
-        if self.takes(project_id, size):
-            return
-        line = self._lines.setdefault(project_id, deque())
-        if len(line) >= _MOST_WAITING:
+    async def _wait(self, project_id: int | None, size: int) -> None:
+        queue = self._queues.setdefault(project_id, deque())
+        if len(queue) >= _MOST_WAITING:
             raise UnavailableError("Too many requests of this project wait with large bodies.")
-        turn = asyncio.get_running_loop().create_future()
-        line.append((turn, size))
+        admitted = asyncio.get_running_loop().create_future()
+        entry = (admitted, size)
+        queue.append(entry)
         try:
             async with asyncio.timeout(settings.BODY_TIMEOUT_S):
-                await turn
+                await admitted
         except BaseException as exc:
-            if turn.done() and not turn.cancelled():
+            if admitted.done() and not admitted.cancelled():
                 self.give_back(project_id, size)
-            else:
-                self._leave(project_id, (turn, size))
+            elif entry in self._queues.get(project_id, ()):
+                self._queues[project_id].remove(entry)
+                self._admit(project_id)  # The next may need less.
             if isinstance(exc, TimeoutError):
                 raise UnavailableError("Too many large requests are being received.") from None
             raise
 
-    def _let_in(self, project_id: int | None) -> None:
-        """Have those of a project go on, in their order, who have room now."""
-        line = self._lines[project_id]
-        while line and (line[0][0].done() or self.takes(project_id, line[0][1])):
-            turn, _ = line.popleft()
-            if not turn.done():
-                turn.set_result(None)
-        if not line:
-            del self._lines[project_id]
-
-    def _leave(self, project_id: int | None, waiting: tuple[asyncio.Future[None], int]) -> None:
-        line = self._lines.get(project_id, deque())
-        if waiting in line:
-            line.remove(waiting)
-            self._let_in(project_id)  # The next may want less.
-
-    def _fits(self, project_id: int | None, size: int) -> bool:
-        most, own = settings.MAX_BODIES_BYTES, self._held[project_id]
-        return (own == 0 or own + size <= most // 4) and (
-            self._held.total() == 0 or self._held.total() + size <= most
-        )
+    def _admit(self, project_id: int | None) -> None:
+        """Admit the waiting bodies of a project, in order, as long as they fit."""
+        queue = self._queues[project_id]
+        while queue and (queue[0][0].done() or self.try_reserve(project_id, queue[0][1])):
+            admitted, _ = queue.popleft()
+            if not admitted.done():
+                admitted.set_result(None)
+        if not queue:
+            del self._queues[project_id]
 
 
-body_room = BodyRoom()
-"""That of this process."""
+body_memory = BodyMemory()
+"""The memory of this process."""
 
 
-class MessageRoom:
-    """What one WebSocket holds of the room: a message from its first byte until it is a request.
+class SocketMemory:
+    """The memory of one WebSocket: each message, from its first byte until it is a request.
 
     It also counts the socket for its project. For the event loop's thread only.
     """
 
     def __init__(self) -> None:
         self.project_id: int | None = None
-        self._held = 0
+        self._used = 0
         self._has_ended = False
 
     def count_for(self, project_id: int) -> None:
-        """Count the socket for this project, once, until its end.
+        """Count the socket for this project until its end, once.
 
         Raise RateLimitError if the project has too many.
         """
@@ -134,32 +126,32 @@ class MessageRoom:
             open_websocket(project_id)
             self.project_id = project_id
 
-    def takes(self, size: int) -> bool:
-        """Hold room for a part of a message; return whether there is."""
-        fits = body_room.takes(self.project_id, size)
-        self._held += size if fits else 0
+    def try_reserve(self, size: int) -> bool:
+        """Reserve memory for a part of a message; return whether there was some."""
+        fits = body_memory.try_reserve(self.project_id, size)
+        self._used += size if fits else 0
         return fits
 
     def give_back(self, size: int) -> None:
-        """Hold so much less; nothing more after the end."""
-        size = min(size, self._held)
-        self._held -= size
+        """Give bytes back; no more than are reserved."""
+        size = min(size, self._used)
+        self._used -= size
         if size:
-            body_room.give_back(self.project_id, size)
+            body_memory.give_back(self.project_id, size)
 
     def end(self) -> None:
-        """Hold nothing: the socket is closed."""
-        self.give_back(self._held)
+        """Give everything back: the socket is closed."""
+        self.give_back(self._used)
         if not self._has_ended and self.project_id is not None:
             close_websocket(self.project_id)
         self._has_ended = True
 
 
 def bounded_forms(application: Application) -> Application:
-    """Return the application of pages, which takes in no more of a body than a form needs.
+    """Return the application of pages, with requests bounded to what a form needs.
 
-    Django would take any body of anyone in before it looks at who sends it, and fail at a NUL,
-    which PostgreSQL does not take, wherever a page uses it in a query.
+    Django would read a body of any size before it looks at who sends it. It would also fail where
+    a page uses a NUL in a query, which PostgreSQL does not accept.
     """
 
     async def app(scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -167,7 +159,10 @@ def bounded_forms(application: Application) -> Application:
             require_no_nul(scope)
             length_of_body(scope, _LARGEST_FORM)
             body = await read_body(receive, _LARGEST_FORM)
-            _require_no_nul_in_form(scope, body)
+            content_type = dict(scope["headers"]).get(b"content-type", b"")
+            is_form = content_type.startswith(b"application/x-www-form-urlencoded")
+            if is_form and (b"%00" in body or b"\0" in body):
+                raise InvalidRequestError("The form must not hold a NUL character.")
         except ClientGone:
             return
         except ApiError as exc:
@@ -185,19 +180,11 @@ def bounded_forms(application: Application) -> Application:
     return app
 
 
-def _require_no_nul_in_form(scope: dict[str, Any], body: bytes) -> None:
-    content_type = dict(scope["headers"]).get(b"content-type", b"")
-    if content_type.startswith(b"application/x-www-form-urlencoded") and (
-        b"%00" in body or b"\0" in body
-    ):
-        raise InvalidRequestError("The form must not hold a NUL character.")
-
-
 async def read_body(receive: Receive, most: int | None = None) -> bytes:
-    """Return a request's body.
+    """Return a request's body of at most ``most`` bytes, ``MAX_BODY_BYTES`` unless given.
 
-    Raise ClientGone, PayloadTooLargeError past the limit, which is ``MAX_BODY_BYTES`` unless given,
-    and RequestTimeoutError when the body does not come within ``BODY_TIMEOUT_S``.
+    Raise ClientGone, PayloadTooLargeError for a longer body, and RequestTimeoutError when it does
+    not come within ``BODY_TIMEOUT_S``.
     """
     most = settings.MAX_BODY_BYTES if most is None else most
     chunks: list[bytes] = []

@@ -1,18 +1,54 @@
-"""Delivery: what comes to a follower goes to its client, over SSE, as JSON or over a WebSocket."""
+"""Delivery: writes the frames of a follower to its client: SSE, JSON lines or one JSON body."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-from inference_site.gateway.hub.follower import Follower
-from inference_site.gateway.hub.hub import hub
-from inference_site.streams.batches import Batch
-from inference_site.streams.ending import Ending
+import orjson
+import redis.exceptions
+from django import db
+from django.conf import settings
+from django.http.response import HttpResponseBase
+
+from inference_site.errors.api_errors import InternalError
+from inference_site.gateway.follower import Follower
+from inference_site.gateway.hub import hub
+from inference_site.streams.batches import Batch, Ending, frames_of
+
+logger = logging.getLogger(__name__)
+
+EVENTS = "inference_site.events"
+"""An ASGI extension, and the type of its message: the server writes each of ``events`` as if it
+came in a message of its own. For a server without the extension each does."""
+
+SAFE_HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+"""Headers of every answer that does not set them itself."""
+
+Headers = list[tuple[bytes, bytes]]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 _IDLE_S = 3600.0
 _CANCEL_S = 3.0
+_FIRST_PING_S = 0.9
+"""A stream without a frame by then gets its headers and a comment: within the first second."""
+_COMMENT_S = 0.5
+"""How long the comment of a hand-off may take to make."""
+_comment_threads = ThreadPoolExecutor(2, thread_name_prefix="comments")
+"""Threads of their own: what a comment asks for may hang."""
+_PING, _DONE = b": ping\n\n", b"data: [DONE]\n\n"
+_SSE_HEADERS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+_JSON_HEADERS: Headers = [(b"content-type", b"application/json")]
 
 
 class ClientGone(Exception):
@@ -20,22 +56,22 @@ class ClientGone(Exception):
 
 
 class Sink(ABC):
-    """How a client is written to."""
+    """Writes to one client."""
 
     @property
     def quiet_s(self) -> float:
-        """For how long the client may be left without a write."""
+        """The longest time without a ``write``."""
         return _IDLE_S
 
     @abstractmethod
     async def write(self, batches: Sequence[Batch], ending: Ending | None) -> None:
-        """Send what has come: nothing after ``quiet_s``; ``ending`` is that of the last batch."""
+        """Send new batches, none after ``quiet_s``; ``ending`` is that of the last batch."""
 
 
 class Delivery:
-    """What comes to a follower is written to a sink.
+    """Writes a follower's batches to a sink until the ending.
 
-    With ``cancels`` the generation is cancelled when its client leaves before the ending.
+    With ``cancels`` the generation is cancelled when its client leaves before that.
     """
 
     def __init__(self, follower: Follower, sink: Sink, *, cancels: bool) -> None:
@@ -43,7 +79,7 @@ class Delivery:
         self._is_gone = False
 
     async def run(self, leaving: Callable[[], Awaitable[object]] | None = None) -> None:
-        """Deliver everything, unless the client leaves first: then ``leaving`` returns."""
+        """Deliver everything. ``leaving`` returns when the client leaves, which stops it."""
         watcher = None if leaving is None else asyncio.create_task(self._watch(leaving))
         try:
             await self._deliver()
@@ -51,7 +87,7 @@ class Delivery:
             if self._cancels:
                 hub.cancel(self._follower.generation_id)
         except BaseException:
-            # The server stops, or sending failed: wait until the worker's side of it is stored.
+            # The server stops, or a write failed: wait until the cancel flag is stored.
             if self._cancels:
                 stored = hub.cancel(self._follower.generation_id)
                 await asyncio.wait({stored}, timeout=_CANCEL_S)
@@ -71,7 +107,7 @@ class Delivery:
         while ending is None:
             if self._follower.is_behind and not self._is_gone:
                 await hub.read_on(self._follower)
-            if not self._is_gone:  # It may have left during a write, when nothing could be woken.
+            if not self._is_gone:  # The client may leave during a write, when nothing waits.
                 await self._follower.wait(self._sink.quiet_s)
             if self._is_gone:
                 raise ClientGone
@@ -80,3 +116,152 @@ class Delivery:
                 continue
             ending = batches[-1].ending if batches else None
             await self._sink.write(batches, ending)
+
+
+class JsonSink(Sink):
+    """One JSON body, with the status of the ending.
+
+    ``headers`` are those of the view's response; ``started_at`` is a time of the monotonic clock.
+    """
+
+    def __init__(self, send: Send, headers: Headers, started_at: float) -> None:
+        self._send, self._headers, self._started_at = send, headers, started_at
+
+    async def write(self, batches: Sequence[Batch], ending: Ending | None) -> None:
+        if ending is None:
+            return
+        headers = list(_JSON_HEADERS)
+        if ending.retry_after_s is not None:
+            headers.append((b"retry-after", str(ending.retry_after_s).encode()))
+        await self._begin(ending.status, headers)
+        # A failure without a message of its own has an empty body.
+        body = InternalError().body if ending.error_code and not ending.body else ending.body
+        await self._write(body, more=False)
+
+    async def _begin(self, status: int, headers: Headers) -> None:
+        elapsed_ms = round((time.monotonic() - self._started_at) * 1000)
+        timing = (b"openai-processing-ms", str(elapsed_ms).encode())
+        headers, self._headers = [*self._headers, *headers, timing], []  # They are sent once.
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _write(self, body: bytes, *, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+class SseSink(JsonSink):
+    """Server-sent events, with comments while nothing comes.
+
+    ``opening``, ``comment`` and ``closing`` are those of ``HandOff``. With ``may_be_status`` a
+    stream that consists of a failure is answered as JSON, with the status of the failure. With
+    ``takes_events`` the server has the extension ``EVENTS``.
+    """
+
+    _form: Headers = _SSE_HEADERS
+    _silence = _PING
+
+    def __init__(
+        self,
+        send: Send,
+        headers: Headers,
+        started_at: float,
+        opening: Sequence[bytes] = (),
+        *,
+        may_be_status: bool = True,
+        takes_events: bool = False,
+        comment: Callable[[], bytes] | None = None,
+        closing: Sequence[bytes] = (),
+    ) -> None:
+        super().__init__(send, headers, started_at)
+        self._comment, self._closing = comment, closing
+        self._opening, self._may_be_status = opening, may_be_status
+        self._takes_events = takes_events
+        self._has_begun = False
+
+    @property
+    def quiet_s(self) -> float:
+        interval_s: float = settings.KEEP_ALIVE_INTERVAL / 1000
+        return interval_s if self._has_begun else min(_FIRST_PING_S, interval_s)
+
+    async def write(self, batches: Sequence[Batch], ending: Ending | None) -> None:
+        frames = frames_of(batches)
+        if not self._has_begun:
+            is_first = len(batches) == 1 and batches[0].first == len(self._opening)
+            if ending is not None and ending.is_early and is_first and self._may_be_status:
+                await super().write(batches, ending)
+                return
+            self._has_begun = True
+            await self._begin(200, self._form)
+            frames = [*self._opening, *frames]
+        if ending is not None and ending.error_code and not ending.body:
+            frames += self._unknown_failure()
+        if batches:
+            self._comment = None
+        if frames:
+            self._closing = ()
+        elif ending is not None:
+            frames += self._closing
+        await self._write_events(frames or [await self._keep_alive()])
+        if ending is not None:
+            await self._write(b"", more=False)
+
+    async def _keep_alive(self) -> bytes:
+        """Return the comment to send while nothing comes."""
+        if self._comment is None or not self._silence:
+            return self._silence
+        try:
+            async with asyncio.timeout(_COMMENT_S):
+                loop = asyncio.get_running_loop()
+                comment = await loop.run_in_executor(_comment_threads, self._comment)
+                return comment or self._silence
+        except (TimeoutError, redis.exceptions.RedisError, db.Error):
+            return self._silence
+        except Exception:  # A comment must not end a stream.
+            logger.warning("a comment could not be made", exc_info=True)
+            return self._silence
+
+    async def _write_events(self, events: Sequence[bytes]) -> None:
+        """Write each event as one part: some clients lose an event that arrives in two."""
+        if self._takes_events and len(events) > 1:
+            await self._send({"type": EVENTS, "events": events, "more_body": True})
+            return
+        for event in events:
+            await self._write(event, more=True)
+
+    def _unknown_failure(self) -> list[bytes]:
+        return [b"data: " + InternalError().body + b"\n\n", _DONE]
+
+
+class LinesSink(SseSink):
+    """JSON lines, as Ollama streams them. Without comments: only the headers are sent early."""
+
+    _form = [(b"content-type", b"application/x-ndjson"), *_SSE_HEADERS[1:]]
+    _silence = b""
+
+    def _unknown_failure(self) -> list[bytes]:
+        return [orjson.dumps({"error": InternalError().message}) + b"\n"]
+
+
+async def send_response(response: HttpResponseBase, send: Send) -> None:
+    """Send a complete Django response."""
+    body = b"" if response.streaming else response.content  # type: ignore[attr-defined]  # Set on HttpResponse only.
+    await send(
+        {
+            "type": "http.response.start",
+            "status": response.status_code,
+            "headers": [
+                *_encoded((k, v) for k, v in response.items() if k.lower() != "content-length"),
+                (b"content-length", str(len(body)).encode()),
+            ],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})
+
+
+def own_headers(response: HttpResponseBase) -> Headers:
+    """Return the headers of a view's response without those that the relayed answer sets itself."""
+    replaced = {"content-type", "content-length", "openai-processing-ms"}
+    return [(k, v) for k, v in _encoded(response.items()) if k.decode() not in replaced]
+
+
+def _encoded(headers: Iterable[tuple[str, str]]) -> Headers:
+    return [(key.lower().encode("ascii"), value.encode("latin-1")) for key, value in headers]

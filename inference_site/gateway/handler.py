@@ -1,8 +1,8 @@
-"""Django's request path for /v1, in one hop to a thread.
+"""Runs the views of /v1 without Django's ASGI handler.
 
-Django's own ASGI handler crosses between the loop and threads several times a request, starts a
-thread for each, and runs middleware for sessions, cookies and pages. The API needs none of it: here
-a request runs from routing to response in one call on a pooled thread.
+Django's handler switches between the event loop and threads several times a request, starts a
+thread for each, and runs middleware for sessions, cookies and pages. The API needs none of that:
+here one call on a pooled thread goes from URL resolution to the response.
 """
 
 from __future__ import annotations
@@ -39,30 +39,33 @@ _WELL_FORMED_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class ApiHandler:
-    """Resolves the view and calls it; whatever goes wrong becomes the error envelope."""
+    """Calls the view of a request. Every failure becomes the API's error envelope."""
 
     def respond(self, scope: dict[str, Any], body: bytes) -> HttpResponseBase:
         """Answer one request. Never raises."""
         started = time.monotonic()
         signals.request_started.send(sender=type(self), scope=scope)
+        # The body may have come in chunks, without a length. Routes have no trailing slash.
+        headers = [(key, value) for key, value in scope["headers"] if key != b"content-length"]
+        headers.append((b"content-length", str(len(body)).encode()))
+        view_scope = {**scope, "path": scope["path"].rstrip("/"), "headers": headers}
         try:
-            request = ASGIRequest(_scope_of_view(scope, body), io.BytesIO(body))
+            request = ASGIRequest(view_scope, io.BytesIO(body))
+            require_no_nul(scope)
         except UnicodeDecodeError:
             error = InvalidRequestError("The query of the URL is not UTF-8.")
             return self.refuse(scope, error, started)
-        try:
-            require_no_nul(scope)
         except InvalidRequestError as error:
             return self.refuse(scope, error, started)
         request_id = _request_id(request.META.get("HTTP_X_REQUEST_ID", ""))
         request.request_id = request_id  # type: ignore[attr-defined]  # Read by views and logs.
-        with _noted(scope, request, request_id):
+        with _with_facts(scope, request, request_id):
             response = _with_common_headers(self._answer(request), request_id, started)
             response.close()  # Sends request_finished, which gives the database connection back.
         return response
 
     def refuse(self, scope: dict[str, Any], error: ApiError, started: float) -> HttpResponseBase:
-        """Answer a request that reaches no view; ``started`` is of the monotonic clock."""
+        """Answer a request that reaches no view; ``started`` is a time of the monotonic clock."""
         given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
         request_id = _request_id(given)
         if access := scope.get(access_key):
@@ -70,7 +73,7 @@ class ApiHandler:
         return _with_common_headers(error_response(error, scope["path"]), request_id, started)
 
     def check(self, scope: dict[str, Any], check: Callable[[], object]) -> HttpResponseBase:
-        """Return an empty answer, or the refusal of who may not send a body. Never raises."""
+        """Run a check; return an empty 204, or the error that it raised. Never raises."""
         started = time.monotonic()
         try:
             check()
@@ -86,7 +89,13 @@ class ApiHandler:
         set_script_prefix("/")
         set_urlconf(None)
         try:
-            return _view_response(request)
+            match = request.resolver_match = resolve(request.path_info)
+            response: HttpResponseBase = match.func(request, *match.args, **match.kwargs)
+            if isinstance(response, Response):  # DRF leaves the rendering to its caller.
+                response.render()
+                # The context refers back to the response: see ``ApiView.dispatch``.
+                response.renderer_context.clear()  # type: ignore[attr-defined]  # Not in the stubs.
+            return response
         except Http404:
             unknown = NotFoundError(f"Invalid URL ({request.method} {request.path})")
             note(error_code=unknown.type)
@@ -98,23 +107,12 @@ class ApiHandler:
             return error_response(error, request.path)
 
 
-def _view_response(request: HttpRequest) -> HttpResponseBase:
-    """Call the view of a request. Raise Http404 when there is none, and what the view raises."""
-    match = request.resolver_match = resolve(request.path_info)
-    response: HttpResponseBase = match.func(request, *match.args, **match.kwargs)
-    if isinstance(response, Response):  # Whoever calls a view of DRF renders what it returns.
-        response.render()
-        # It refers to the response: see ``ApiView.dispatch``.
-        response.renderer_context.clear()  # type: ignore[attr-defined]  # Stubs do not know it.
-    return response
-
-
 @contextmanager
-def _noted(scope: dict[str, Any], request: HttpRequest, request_id: str) -> Iterator[None]:
-    """Have the log, and what is enqueued, know which request goes on here."""
+def _with_facts(scope: dict[str, Any], request: HttpRequest, request_id: str) -> Iterator[None]:
+    """Set the facts of the log and the current trace while the view runs; then add its facts."""
     access: Access | None = scope.get(access_key)
     facts = {} if access is None else access.facts
-    facts.pop("error_code", None)  # Of an attempt before this one.
+    facts.pop("error_code", None)  # Of an earlier call of the view, before it waited.
     facts["request_id"] = request_id
     token = current.set("" if access is None else access.span.traceparent)
     try:
@@ -130,18 +128,11 @@ def _noted(scope: dict[str, Any], request: HttpRequest, request_id: str) -> Iter
 
 
 def error_response(error: ApiError, path: str = "") -> HttpResponse:
-    """Return the answer to a request to this path."""
+    """Return the response for an error, in the form that clients of this path expect."""
     body = orjson.dumps(error.shown_at(path))
     return HttpResponse(
         body, status=error.status, content_type="application/json", headers=error.headers
     )
-
-
-def _scope_of_view(scope: dict[str, Any], body: bytes) -> dict[str, Any]:
-    """Return the scope without a trailing slash, and with the length of a body sent in chunks."""
-    headers = [(key, value) for key, value in scope["headers"] if key != b"content-length"]
-    headers.append((b"content-length", str(len(body)).encode()))
-    return {**scope, "path": scope["path"].rstrip("/"), "headers": headers}
 
 
 def _with_common_headers(
@@ -154,5 +145,5 @@ def _with_common_headers(
 
 
 def _request_id(given: str) -> str:
-    """Return the caller's id when it is well formed, else a new one."""
+    """Return the client's id if it is well formed, else a new one."""
     return given if _WELL_FORMED_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"

@@ -1,42 +1,49 @@
-"""The hand-off: how a short view leaves a long answer, or a wait, to the relay.
+"""The hand-off: what a view leaves to the relay, so that no thread waits for a generation.
 
-A view that has enqueued a generation answers at once, within milliseconds, with the name of the
-stream that will carry the answer. Django finishes; no thread and no request context stay behind.
+A view that has enqueued a generation returns within milliseconds. It leaves the follower of the
+stream that will carry the answer, or the generation that must end before the view is called again.
+Django is done then: no thread and no request context stay behind.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from django.http import HttpRequest, HttpResponse
 
-from inference_site.gateway.hub.follower import Follower
-from inference_site.streams.batches import Batch, Remake
-from inference_site.streams.ending import Ending
+from inference_site.gateway.follower import Follower
+from inference_site.gateway.hub import hub
+from inference_site.streams.batches import Batch, Ending, StoredStream
 
 SCOPE_KEY = "inference_site.handoff"
+_PAUSE_S = 0.05
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class HandOff:
-    """Which stream to relay, and whether its client wants SSE or one JSON body.
+    """A stream to relay, as SSE if ``stream``, else as one JSON body.
 
-    ``opening`` are the frames before those that are followed. They are sent with the first frame
-    that follows, so that a generation that fails before it can still be answered with a status.
-    ``known`` is what the follower gets first. With a ``remake`` the stream is made anew, as soon as
-    there is room for it. ``cancels``: the generation is made for the client that follows, and is
-    cancelled when that client leaves, unless the follower has a grace. With ``lines`` a stream is
-    lines of JSON instead of SSE. ``comment`` returns, on a thread, the comment of a stream that has
-    not begun; nothing for the usual one. ``closing`` are the frames of a stream that ends without
-    any, because its reader has asked for what comes after the last.
+    ``opening``: frames before those that are followed. They are sent with the first frame that
+    follows, so that a generation that fails before it can be answered with an HTTP status.
+    ``known``: batches that the follower gets first. ``replay``: the stream is rebuilt from the
+    database, once there is memory for it. ``cancels``: the generation is cancelled when the client
+    leaves, unless the follower has a grace. ``lines``: JSON lines instead of SSE. ``comment``
+    returns the SSE comment for a stream without frames so far, b"" for the usual one; it blocks.
+    ``closing``: frames for a stream that ends without any, because its reader had all of them.
     """
 
     follower: Follower
     stream: bool
     opening: Sequence[bytes] = ()
     known: Sequence[Batch] = ()
-    remake: Remake | None = None
+    replay: StoredStream | None = None
     cancels: bool = True
     lines: bool = False
     comment: Callable[[], bytes] | None = None
@@ -44,7 +51,7 @@ class HandOff:
 
     @property
     def generation_id(self) -> str:
-        """The generation that is followed."""
+        """The id of the followed generation."""
         return self.follower.generation_id
 
 
@@ -63,24 +70,24 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A generation has to end before a view can answer; the relay calls the view again then.
+    """A generation that has to end before the view can answer; then the view is called again.
 
-    Requests that wait in the same ``line`` are called one after the other, first come, first
-    served. ``generation_id`` is empty when the view may be called again at once. Nobody waits
-    longer than ``at_most_s``, counted from the beginning of the request.
+    Requests with the same ``queue_key`` are called one at a time, in the order in which they came.
+    An empty ``generation_id`` means that the view may be called again at once. ``timeout_s`` counts
+    from the beginning of the request.
     """
 
     generation_id: str
-    line: str
-    at_most_s: float
+    queue_key: str
+    timeout_s: float
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a view leaves to the relay beside its response. It lies in the ASGI scope.
+    """What a view leaves beside its response. It is passed in the ASGI scope.
 
-    ``started_id`` is the generation that it has started, also one that its client does not follow.
-    The relay sets ``is_given_up`` when it has answered in place of the view, or the client left.
+    ``started_id`` is the generation that the view has started, whether or not its client follows
+    it. The relay sets ``is_given_up`` when the client has left or got another answer.
     """
 
     handoff: HandOff | None = None
@@ -91,7 +98,7 @@ class Outcome:
 
 
 def hand_off(request: HttpRequest, handoff: HandOff) -> HttpResponse:
-    """Leave the hand-off and return the response whose headers the relay will send.
+    """Leave the hand-off; return the response whose headers the relay will send.
 
     Raise RuntimeError when the request did not come through the relay.
     """
@@ -106,16 +113,76 @@ def hand_feed(request: HttpRequest, feed: Feed) -> HttpResponse:
 
 
 def call_again(request: HttpRequest, wait: Wait) -> None:
-    """Have the view called once more after this wait; its answer of now stands if that fails.
+    """Have the view called again after this wait; if that times out, its answer of now is sent.
 
-    The view must not have changed anything that calling it again would change once more.
+    The view must not have changed anything that a second call would change once more.
     """
     outcome_of(request).wait = wait
 
 
 def outcome_of(request: HttpRequest) -> Outcome:
-    """Return what a view leaves. Raise RuntimeError when the relay did not call it."""
+    """Return the request's outcome. Raise RuntimeError when the relay did not call the view."""
     outcome = getattr(request, "scope", {}).get(SCOPE_KEY)
     if not isinstance(outcome, Outcome):
         raise RuntimeError("Streams need the ASGI application of inference_site.asgi.")
     return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class CallResult(Generic[T]):
+    """The answer of one call, and what it waits for, or else which generation it has started."""
+
+    answer: T
+    wait: Wait | None
+    started_id: str = ""
+
+
+class _WaitQueue:
+    """Requests with one ``queue_key``. The first waits for the generation that holds them up."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()  # It is acquired in the order in which requests came.
+        self.holder_id = ""
+
+    def note(self, result: CallResult[T]) -> None:
+        """Note which generation holds up the queue, by the latest call."""
+        if result.wait is not None:
+            self.holder_id = result.wait.generation_id
+        elif result.started_id:
+            self.holder_id = result.started_id
+
+
+_queues: WeakValueDictionary[str, _WaitQueue] = WeakValueDictionary()
+
+
+async def call_until_done(call: Callable[[], Awaitable[CallResult[T]]], began_at: float) -> T:
+    """Call, and call again after each generation that the call waits for; return the last answer.
+
+    Only the first of a queue calls again; the others keep their answer when their time is up.
+    ``began_at`` is a time of the monotonic clock.
+    """
+    result = await call()
+    if result.wait is None:
+        return result.answer
+    deadline = began_at + result.wait.timeout_s
+    queue = _queues.setdefault(result.wait.queue_key, _WaitQueue())
+    queue.note(result)
+    try:
+        async with asyncio.timeout(deadline - time.monotonic()):
+            await queue.turn.acquire()
+    except TimeoutError:
+        return result.answer
+    try:
+        ended_id = ""
+        while result.wait is not None and (left_s := deadline - time.monotonic()) > 0:
+            if queue.holder_id in ("", ended_id):
+                # Nothing to wait for. A stream may end a moment before its row does.
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                ended_id = queue.holder_id
+                await hub.wait_for_ending(ended_id, left_s)
+            result = await call()
+            queue.note(result)
+        return result.answer
+    finally:
+        queue.turn.release()

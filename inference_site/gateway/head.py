@@ -1,4 +1,4 @@
-"""What the head of a request decides: whose it is, and whether its body is taken."""
+"""What the gateway decides by the head of a request: who sends it, and whether to read its body."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from django.urls import Resolver404, ResolverMatch, resolve
 
 from inference_site.errors.api_errors import InvalidRequestError, PayloadTooLargeError
 
-_LONGEST_REMEMBERED = 100
+_LONGEST_CACHED = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Whose request it is, as far as is known without a look into the database.
+    """What the head says, without asking the database.
 
-    A body is taken only if ``takes_body``, and after ``check``, which is for a thread, has not
-    raised. The view is called in any case, and checks again who calls. ``is_queued``: a worker is
-    to answer, so it may be refused before that when too many wait.
+    The body is read only if ``takes_body``, and after ``check`` has not raised; ``check`` blocks,
+    so it runs on a thread. The view is called in any case and authenticates again. ``is_queued``:
+    a worker will answer, so the request may be refused early when the queue is full.
     """
 
     project_id: int | None = None
@@ -30,21 +30,22 @@ class Head:
     is_queued: bool = False
 
 
-LookAt = Callable[[dict[str, Any]], Head]
-"""Returns the head of a scope, at once. Raises ApiError for what is refused by its head alone."""
+ReadHead = Callable[[dict[str, Any]], Head]
+"""Returns the head of an ASGI scope without blocking. Raises ApiError to refuse the request."""
 
 
 def require_no_nul(scope: dict[str, Any]) -> None:
-    """Raise InvalidRequestError for a NUL in a URL: no name has one, and PostgreSQL takes none."""
+    """Raise InvalidRequestError for a NUL in the URL, which PostgreSQL does not accept."""
     query = scope["query_string"]
     if "\0" in scope["path"] or b"%00" in query or b"\0" in query:
         raise InvalidRequestError("The URL must not hold a NUL character.")
 
 
 def length_of_body(scope: dict[str, Any], most: int | None = None) -> int:
-    """Return the bytes of a body, or the most that they may be; 0: there is none.
+    """Return the length of the body in bytes, ``most`` if it is sent in chunks, 0 without a body.
 
-    Raise PayloadTooLargeError, and InvalidRequestError for a length that is no number.
+    ``most`` is ``MAX_BODY_BYTES`` unless given. Raise PayloadTooLargeError for a longer body, and
+    InvalidRequestError for a length that is not a number.
     """
     most = int(settings.MAX_BODY_BYTES) if most is None else most
     headers = dict(scope["headers"])
@@ -58,24 +59,24 @@ def length_of_body(scope: dict[str, Any], most: int | None = None) -> int:
     return int(given)
 
 
-def resolved(path: str) -> ResolverMatch | None:
-    """Return what a path leads to, for all requests to it; None when it leads nowhere.
+def too_large(most: int) -> PayloadTooLargeError:
+    """Return the error for a body of more than ``most`` bytes."""
+    return PayloadTooLargeError(f"The request body is larger than {most} bytes.")
 
-    To resolve a path anew takes as long as the rest of a refusal.
+
+def resolve_cached(path: str) -> ResolverMatch | None:
+    """Return the URL match of a path; None if there is none. The match is shared: do not change it.
+
+    Short paths are cached: resolving one takes as long as the rest of a refusal.
     """
-    return (_remembered if len(path) <= _LONGEST_REMEMBERED else _resolved)(path)
+    return (_resolve_short if len(path) <= _LONGEST_CACHED else _resolve)(path)
 
 
-def _resolved(path: str) -> ResolverMatch | None:
+def _resolve(path: str) -> ResolverMatch | None:
     try:
         return resolve(path)
     except Resolver404:
         return None
 
 
-_remembered = lru_cache(1024)(_resolved)
-
-
-def too_large(most: int) -> PayloadTooLargeError:
-    """Return the error of a body that is larger than it may be."""
-    return PayloadTooLargeError(f"The request body is larger than {most} bytes.")
+_resolve_short = lru_cache(1024)(_resolve)

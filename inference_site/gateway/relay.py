@@ -1,7 +1,7 @@
 """The relay: the ASGI application of /v1, between the server and Django.
 
-It decides on the head, reads the body, has Django answer on a pooled thread, and sends that answer;
-or, when the view has left a hand-off, follows the generation's frames and sends them as SSE or as
+It decides by the head, reads the body, runs the view on a pooled thread and sends its answer. If
+the view has left a hand-off, the relay follows the generation and sends its frames, as SSE or as
 one JSON body.
 """
 
@@ -11,48 +11,58 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any
 
+import orjson
 from django.conf import settings
 from django.http.response import HttpResponseBase
 
 from inference_site.errors.api_errors import ApiError, UnavailableError
-from inference_site.gateway.bodies import body_room, read_body
-from inference_site.gateway.delivery import ClientGone, Delivery, Sink
-from inference_site.gateway.full_queues import refuse_if_full
-from inference_site.gateway.handler import ApiHandler
-from inference_site.gateway.handoff import SCOPE_KEY, Feed, HandOff, Outcome
-from inference_site.gateway.head import LookAt, length_of_body
-from inference_site.gateway.http_answers import (
+from inference_site.errors.exceptions import api_error
+from inference_site.gateway.bodies import body_memory, read_body
+from inference_site.gateway.connections import OpenRequest
+from inference_site.gateway.delivery import (
     EVENTS,
+    ClientGone,
+    Delivery,
     JsonSink,
     LinesSink,
     Receive,
     Send,
+    Sink,
     SseSink,
     own_headers,
     send_response,
 )
-from inference_site.gateway.hub.follower import Follower
-from inference_site.gateway.hub.hub import hub
-from inference_site.gateway.project_connections import OpenRequest
-from inference_site.gateway.thread_shares import Share
-from inference_site.gateway.view_pool import ViewPool
-from inference_site.gateway.waiting import Attempt, answer_of
+from inference_site.gateway.follower import Follower
+from inference_site.gateway.handler import ApiHandler
+from inference_site.gateway.handoff import (
+    SCOPE_KEY,
+    CallResult,
+    Feed,
+    HandOff,
+    Outcome,
+    call_until_done,
+)
+from inference_site.gateway.head import ReadHead, length_of_body
+from inference_site.gateway.hub import hub
+from inference_site.gateway.view_pool import QueueKey, ViewPool
+from inference_site.generations.places import crowds
 from inference_site.storage.connections import lent_connection
-from inference_site.streams.batches import Batch, Remake
-from inference_site.streams.ending import Ending
+from inference_site.streams.batches import Batch, Ending, StoredStream
 
 logger = logging.getLogger(__name__)
 
 Answer = tuple[HttpResponseBase, Outcome]
 
 _LARGE = 256 * 1024
-"""Bytes of a body that is decoded and checked on the one thread for large ones of its project."""
+"""Bytes from which on a body is decoded on its project's one thread for large bodies."""
+_MOST_PEEKED = 64 * 1024
+"""Bytes of a body that is decoded on the event loop to see whether its queue is full."""
 _HEALTH_THREADS = 2
 _HEALTH_PATHS = ("/health", "/health/ready", "/metrics")
 _FEED_PAUSE_S = 0.1
@@ -63,11 +73,11 @@ _FEED_FAILED = Ending((), 500, b"", error_code="server_error", is_early=True)
 class Relay:
     """ASGI application for http scopes."""
 
-    def __init__(self, look_at: LookAt) -> None:
-        self._look_at = look_at
+    def __init__(self, read_head: ReadHead) -> None:
+        self._read_head = read_head
         self._handler = ApiHandler()
         self._views = ViewPool(settings.WEB_THREADS)
-        # Apart from the others, and from each other: they must answer when all of those hang.
+        # Threads for each, so that one answers while the others and all views hang.
         self._health_views = {
             path: ViewPool(_HEALTH_THREADS, is_shared=False) for path in _HEALTH_PATHS
         }
@@ -84,13 +94,19 @@ class Relay:
         started_at = time.monotonic()
         hub.ensure_running()
         takes_events = EVENTS in scope.get("extensions", ())
-        with OpenRequest() as opened, contextlib.ExitStack() as room:
+        with OpenRequest() as opened, contextlib.ExitStack() as memory:
             try:
                 answer = await self._answer(scope, receive, started_at, opened)
-                self._count_stream(scope, answer[1], opened)
-                if (handoff := answer[1].handoff) and handoff.remake:
-                    answer, own_room = await self._made_anew(scope, handoff, handoff.remake, answer)
-                    room.enter_context(own_room)
+                _, outcome = answer
+                handoff = outcome.handoff
+                if not opened.is_counted and (handoff or outcome.feed is not None):
+                    try:  # The caller was not known before the view ran.
+                        opened.count_for(self._read_head(scope).project_id)
+                    except ApiError:
+                        _abandon(outcome)
+                        raise
+                if handoff is not None and handoff.replay is not None:
+                    answer = await self._rebuild(scope, answer, handoff, handoff.replay, memory)
             except ClientGone:
                 return
             except ApiError as exc:
@@ -100,141 +116,131 @@ class Relay:
             del answer  # The view's response takes memory, and its stream may run for an hour.
             await sending
 
-    def _count_stream(self, scope: dict[str, Any], outcome: Outcome, opened: OpenRequest) -> None:
-        """Count a stream of a caller that was not known before the view. Raise RateLimitError."""
-        if opened.is_counted or (outcome.handoff is None and outcome.feed is None):
-            return
-        try:
-            opened.count_for(self._look_at(scope).project_id)
-        except ApiError:
-            _abandon(outcome)
-            raise
+    async def _rebuild(
+        self,
+        scope: dict[str, Any],
+        answer: Answer,
+        handoff: HandOff,
+        stored: StoredStream,
+        memory: contextlib.ExitStack,
+    ) -> Answer:
+        """Return the view's answer with the stream rebuilt, or the error that this raised.
 
-    async def _made_anew(
-        self, scope: dict[str, Any], handoff: HandOff, remake: Remake, answer: Answer
-    ) -> tuple[Answer, contextlib.ExitStack]:
-        """Return the view's answer with its stream, and the room that this takes until it is sent.
-
-        One that cannot be made is answered with its refusal.
+        ``memory`` holds the memory of a long stream until it is sent: its client may read slowly,
+        and no event log has the frames. Raise UnavailableError if there is none.
         """
-        project_id, made = self._look_at(scope).project_id, list[Batch]()
+        response, outcome = answer
+        project_id, size = self._read_head(scope).project_id, stored.size_bytes
+        if size > _LARGE:
+            if not body_memory.try_reserve(project_id, size):
+                _abandon(outcome)
+                raise UnavailableError("Too many long streams are being read.")
+            memory.callback(body_memory.give_back, project_id, size)
+        batches: list[Batch] = []
 
-        def make() -> None:
+        def rebuild() -> None:
             with lent_connection():
-                made.extend(remake.make())
+                batches.extend(stored.make())
 
-        share = Share(project_id, is_large=remake.size_bytes > _LARGE)
-        with _room_for(remake, project_id, answer[1]) as room:
-            try:
-                checked = await self._run(scope, partial(self._handler.check, scope, make), share)
-            except BaseException:
-                hub.leave(handoff.follower)
-                raise
-            if checked.status_code != HTTPStatus.NO_CONTENT:
-                hub.leave(handoff.follower)
-                return (checked, Outcome()), room.pop_all()
-            made_anew = Outcome(replace(handoff, known=made, remake=None))
-            return (answer[0], made_anew), room.pop_all()
+        key = QueueKey(project_id, is_large=size > _LARGE)
+        try:
+            checked = await self._run(scope, partial(self._handler.check, scope, rebuild), key)
+        except BaseException:
+            hub.leave(handoff.follower)
+            raise
+        if checked.status_code != HTTPStatus.NO_CONTENT:
+            hub.leave(handoff.follower)
+            return checked, Outcome()
+        return response, Outcome(replace(handoff, known=batches, replay=None))
 
     async def _answer(
         self, scope: dict[str, Any], receive: Receive, started_at: float, opened: OpenRequest
     ) -> Answer:
-        """Return the view's answer, or the refusal of a body that is not taken."""
-        head = self._look_at(scope)
+        """Return the view's answer, or the refusal of the head or of the body."""
+        head = self._read_head(scope)
         opened.count_for(head.project_id)
         if head.check is not None:
             check = partial(self._handler.check, scope, head.check)
-            checked = await self._run(scope, check, Share(head.project_id))
+            checked = await self._run(scope, check, QueueKey(head.project_id))
             if checked.status_code != HTTPStatus.NO_CONTENT:
                 return checked, Outcome()
-            head = self._look_at(scope)  # Now it is known whose request it is.
+            head = self._read_head(scope)  # Now the caller is known.
             opened.count_for(head.project_id)
         if not head.takes_body:
-            return await self._call(scope, b"", Share(head.project_id), started_at)
+            call = partial(self._call_view, scope, b"", QueueKey(head.project_id), is_queued=False)
+            return await call_until_done(call, started_at)
         size = length_of_body(scope)
-        share = Share(head.project_id, is_large=size > _LARGE)
-        self._views.require_room(share)  # A body that would be refused is not taken.
-        async with body_room.held(head.project_id, size):
+        key = QueueKey(head.project_id, is_large=size > _LARGE)
+        self._views.require_room(key)  # Do not read a body that would be refused.
+        async with body_memory.reserved(head.project_id, size):
             body = await read_body(receive)
             if head.is_queued:
                 refuse_if_full(scope, body, head.project_id)
-            return await self._call(scope, body, share, started_at, is_queued=head.is_queued)
-
-    async def _call(
-        self,
-        scope: dict[str, Any],
-        body: bytes,
-        share: Share,
-        started_at: float,
-        *,
-        is_queued: bool = False,
-    ) -> Answer:
-        call = partial(self._call_view, scope, body, share, is_queued=is_queued)
-        return await answer_of(call, started_at)
+            call = partial(self._call_view, scope, body, key, is_queued=head.is_queued)
+            return await call_until_done(call, started_at)
 
     async def _call_view(
-        self, scope: dict[str, Any], body: bytes, share: Share, *, is_queued: bool
-    ) -> Attempt[Answer]:
+        self, scope: dict[str, Any], body: bytes, key: QueueKey, *, is_queued: bool
+    ) -> CallResult[Answer]:
         loop, outcome = asyncio.get_running_loop(), Outcome()
+
+        def respond() -> HttpResponseBase:
+            try:
+                if is_queued:  # Its queue may have filled while it waited for this thread.
+                    refuse_if_full(scope, body, key.project_id)
+            except ApiError as exc:
+                return self._handler.refuse(scope, exc, time.monotonic())
+            return self._handler.respond({**scope, SCOPE_KEY: outcome}, body)
+
+        def on_abandoned() -> None:
+            loop.call_soon_threadsafe(_abandon, outcome)
+
         try:
-            response = await self._run(
-                scope,
-                partial(self._respond, scope, body, outcome, share, is_queued=is_queued),
-                share,
-                on_abandoned=lambda: loop.call_soon_threadsafe(_abandon, outcome),
-            )
+            response = await self._run(scope, respond, key, on_abandoned)
         except (asyncio.CancelledError, UnavailableError):
             outcome.is_given_up = True
             raise
         started_id = outcome.handoff.generation_id if outcome.handoff else ""
-        return Attempt((response, outcome), outcome.wait, started_id)
-
-    def _respond(
-        self,
-        scope: dict[str, Any],
-        body: bytes,
-        outcome: Outcome,
-        share: Share,
-        *,
-        is_queued: bool,
-    ) -> HttpResponseBase:
-        """Have the view answer, unless its queue got full while it waited for this thread."""
-        try:
-            if is_queued:
-                refuse_if_full(scope, body, share.project_id)
-        except ApiError as exc:
-            return self._handler.refuse(scope, exc, time.monotonic())
-        return self._handler.respond({**scope, SCOPE_KEY: outcome}, body)
+        return CallResult((response, outcome), outcome.wait, started_id)
 
     async def _run(
         self,
         scope: dict[str, Any],
         respond: Callable[[], HttpResponseBase],
-        share: Share,
+        key: QueueKey,
         on_abandoned: Callable[[], object] = bool,
     ) -> HttpResponseBase:
         pool = self._health_views.get(scope["path"].rstrip("/"), self._views)
-        return await pool.run(respond, on_abandoned, share)
+        return await pool.run(respond, on_abandoned, key)
 
 
-def _room_for(remake: Remake, project_id: int | None, outcome: Outcome) -> contextlib.ExitStack:
-    """Hold room for a long stream that is made anew. Raise UnavailableError if there is none.
+def refuse_if_full(scope: dict[str, Any], body: bytes, project_id: int | None) -> None:
+    """Raise the error that the view would raise, if the queue was full a moment ago.
 
-    Its reader may take its time, and no log has what is not held.
+    So a thousand requests to a full queue need no threads. Large bodies and requests with an
+    idempotency key, whose answer may be known, are left to the view.
     """
-    room, size = contextlib.ExitStack(), remake.size_bytes
-    if size > _LARGE:
-        if not body_room.takes(project_id, size):
-            _abandon(outcome)
-            raise UnavailableError("Too many long streams are being read.")
-        room.callback(body_room.give_back, project_id, size)
-    return room
+    if not crowds.any_refused() or len(body) > _MOST_PEEKED:
+        return
+    if any(name == b"idempotency-key" for name, _ in scope["headers"]):
+        return
+    try:
+        given = orjson.loads(body)
+    except ValueError:
+        return
+    model = given.get("model", settings.DEFAULT_MODEL) if isinstance(given, dict) else None
+    if not isinstance(model, str):
+        return
+    is_background = given.get("background") is True or given.get("service_tier") == "flex"
+    refusal = crowds.refusal(model, project_id, is_background=is_background)
+    if refusal is not None:
+        raise api_error(refusal)
 
 
 def _sending(
     answer: Answer, started_at: float, receive: Receive, send: Send, *, takes_events: bool
 ) -> Coroutine[Any, Any, None]:
-    """Return what sends an answer; of a stream it does not hold the view's response."""
+    """Return the coroutine that sends an answer. For a stream it does not hold the response."""
     response, outcome = answer
     http = (send, own_headers(response), started_at)
     if (feed := outcome.feed) is not None:
@@ -260,7 +266,7 @@ async def _send_generation(handoff: HandOff, sink: Sink, receive: Receive) -> No
     follower = handoff.follower
     for batch in handoff.known:
         follower.offer(batch)
-    # With a grace it goes on for a while, and maintenance stops it if no reader comes.
+    # With a grace the generation goes on, and maintenance stops it if no reader comes back.
     delivery = Delivery(follower, sink, cancels=handoff.cancels and not follower.grace_s)
     await delivery.run(partial(_disconnect, receive))
 
@@ -277,34 +283,34 @@ async def _send_feed(feed: Feed, sink: Sink, receive: Receive) -> None:
 
 
 async def _read_feed(feed: Feed, follower: Follower) -> None:
+    """Offer the frames of a feed one by one, at the pace of the client: no log keeps them."""
+
+    async def offer(frames: Sequence[bytes], ending: Ending | None = None) -> None:
+        while follower.is_full:
+            await asyncio.sleep(_FEED_PAUSE_S)
+        follower.offer(Batch(follower.next_number, frames, ending))
+
     ending = _FEED_END
     try:
         async for frame in feed.frames:
             if isinstance(frame, Ending):
                 ending = frame
             else:
-                await _room_in(follower)
-                follower.offer(Batch(follower.next_number, [frame]))
+                await offer([frame])
     except Exception:
         logger.exception("relay: a feed failed")
         ending = _FEED_FAILED
-    await _room_in(follower)
-    follower.offer(Batch(follower.next_number, ending.frames, ending))
-
-
-async def _room_in(follower: Follower) -> None:
-    """Return when the client has read: no log has what a feed's follower does not take."""
-    while follower.is_full:
-        await asyncio.sleep(_FEED_PAUSE_S)
+    await offer(ending.frames, ending)
 
 
 async def _disconnect(receive: Receive) -> None:
+    """Return when the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 def _abandon(outcome: Outcome) -> None:
-    """Stop what a view has enqueued for a client that was refused, or has left."""
+    """Cancel what a view has started for a client that was refused or has left."""
     if outcome.started_id:
         hub.cancel(outcome.started_id)
     if outcome.handoff is not None:

@@ -19,8 +19,7 @@ from typing import Any, Generic, Protocol
 from django.apps import AppConfig, apps
 
 from inference_site.domain.deltas import Delta
-from inference_site.streams.batches import Remake, Sent
-from inference_site.streams.ending import Ending
+from inference_site.streams.batches import Ending, Sent, StoredStream
 from inference_site.streams.request_documents import AssemblyT, Document, ToStore
 
 
@@ -76,7 +75,7 @@ class StoreResult(Protocol):
 class Replay(Protocol):
     """Finds what the stream of a generation that has ended can be made from anew."""
 
-    def __call__(self, public_id: str, *, is_begun: bool = False) -> Remake | None:
+    def __call__(self, public_id: str, *, is_begun: bool = False) -> StoredStream | None:
         """Return how; None when it is not stored, or was deleted.
 
         Also None for a reader who has begun to read it, if the numbers of its frames are unknown.

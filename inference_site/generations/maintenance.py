@@ -72,7 +72,7 @@ from inference_site.storage.full_redis import SET_WHEN_FULL
 from inference_site.storage.redis_clients import all_clients, site_client
 from inference_site.storage.repeated import repeated
 from inference_site.streams.event_log import is_cancel_requested
-from inference_site.streams.held import long_open, release_expired, seen_alive
+from inference_site.streams.redis_memory import mark_alive, open_since, release_expired
 from inference_site.streams.request_documents import drop_document
 
 logger = logging.getLogger(__name__)
@@ -389,14 +389,14 @@ def drop_left() -> None:
 def _drop_left(client: Any) -> None:
     release_expired(client)
     patience = timedelta(seconds=settings.EVENT_LOG_PATIENCE_S + _LEFT_S)
-    found = long_open(client, patience.total_seconds())
+    found = open_since(client, patience.total_seconds())
     if not found:
         return
     # What has ended just now may be about to close its log.
     recent = Q(finished_at=None) | Q(finished_at__gt=timezone.now() - patience)
     rows = Generation.objects.filter(recent, public_id__in=found)
     going_on = frozenset(rows.values_list("public_id", flat=True))
-    seen_alive(client, sorted(going_on))
+    mark_alive(client, sorted(going_on))
     for public_id in set(found) - going_on:
         drop_document(public_id)
 

@@ -12,7 +12,7 @@ import orjson
 from inference_site.domain.errors import Cancelled
 from inference_site.errors.exceptions import api_error
 from inference_site.generations.kinds import Assembler
-from inference_site.streams.ending import Ending
+from inference_site.streams.batches import Ending
 
 
 class WholeAnswerAssembler(Assembler):

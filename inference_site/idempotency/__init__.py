@@ -1,1 +1,1 @@
-"""Requests with an ``Idempotency-Key``: what is sent again is answered alike and runs once."""
+"""``Idempotency-Key``: a POST that is sent again gets the first answer and runs once."""

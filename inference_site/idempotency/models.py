@@ -1,10 +1,9 @@
 """KeyedRequest: one row for each ``Idempotency-Key`` that an API key used within a day.
 
 The row is written in the transaction that accepts the generation, or that does what the request
-asks for. So it exists if and only if that was done: no claim is left behind by a process that dies,
-and nothing has to time out. Of several requests that write the row of one key at the same time,
-PostgreSQL lets one commit; the others wait for that commit on the unique index, at most
-``_WAIT_MS``.
+asks for. So it exists if and only if that was done: a process that dies leaves no claim behind that
+would have to time out. Of several requests that write the row of one key at the same time,
+PostgreSQL lets one commit; the others wait for it on the unique index, at most ``_WAIT_MS``.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from inference_site.storage.prepared import execute_prepared, execute_together
 
 KEPT_S = 86_400
 MOST_BYTES = 8 * 1024 * 1024
-"""Bytes of answers that are kept of one project."""
+"""Bytes of answers that are kept for one project."""
 _WAIT_MS = 2_000
 _IDLE_MS = 10_000
 _TRIMMED_AT_ONCE = 500
@@ -31,10 +30,10 @@ class KeyedRequest(models.Model):
     """A request with an idempotency key, and its answer or the generation that answers it.
 
     ``key`` and ``request`` are SHA-256 digests: of the idempotency key, and of path and body.
-    ``generation_id`` is the public id of the generation; empty if there is none. ``status`` and
-    ``body`` are of an answer that was given at once: 0 for one that the generation's stream gives;
-    ``body`` is empty if it was too large to keep. ``kept_bytes`` counts towards the limits of the
-    project; 0 for rows that hold no answer. A later request that takes the key over gets a new id.
+    ``generation_id`` is the public id of the generation, "" without one. ``status`` and ``body``
+    are those of an answer that was given at once; ``status`` is 0 if the generation's stream is the
+    answer, ``body`` is empty if it was too large to keep. ``kept_bytes`` counts towards the limits
+    of the project; 0 for rows without an answer. A request that reuses the key gets a new id.
     """
 
     api_key = models.ForeignKey(
@@ -74,8 +73,8 @@ class KeyedRequest(models.Model):
         return f"{self.api_key_id}:{self.key[:12]}"
 
 
-# The second half finds runs that processes of the previous release accepted: those write only the
-# column of the generation. It goes, with the column, one release later.
+# The second half finds generations that the previous release accepted: it writes only the column of
+# the generation. Both can be removed one release later.
 _FIND = """
 SELECT known.id, known.request, known.generation_id, known.grace_s, known.status, known.body,
        known.created_at < now() - %(kept_s)s * interval '1 s', run.status, run.kind, run.streamed
@@ -139,10 +138,10 @@ SELECT (SELECT count(*) FROM emptied) + (SELECT count(*) FROM deleted)
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What a key was used for. ``request`` is empty if its digest is unknown.
+class KeyUse:
+    """A request that used a key. ``request`` is empty if its digest is unknown.
 
-    ``run_status``, ``kind`` and ``streamed`` are of the generation; None without one.
+    ``run_status``, ``kind`` and ``streamed`` are those of the generation; None without one.
     """
 
     id: int | None
@@ -161,7 +160,7 @@ class KeyTaken(Exception):
     """Another request with the same key was accepted meanwhile."""
 
 
-class KeyHeld(Exception):
+class KeyLocked(Exception):
     """Another request with the same key is being accepted, and takes longer than ``_WAIT_MS``."""
 
 
@@ -169,7 +168,7 @@ class KeyHeld(Exception):
 class KeyClaim:
     """The row of a request, to be written in the transaction of what the request does.
 
-    ``replaces`` is the id of the row that was found before, if its request came to nothing.
+    ``replaces`` is the id of the earlier row of this key, if its request failed or has expired.
     """
 
     api_key_id: int
@@ -183,7 +182,7 @@ class KeyClaim:
     body: str = ""
 
     def write(self) -> None:
-        """Write the row. Raise KeyTaken or KeyHeld."""
+        """Write the row. Raise KeyTaken or KeyLocked."""
         given = {
             "api_key": self.api_key_id,
             "project": self.project_id,
@@ -198,18 +197,18 @@ class KeyClaim:
             _, written, _ = execute_together((_BOUND, {}), (_CLAIM, given), (_UNBOUND, {}))
         except OperationalError as exc:
             if is_held_up(exc):
-                raise KeyHeld from exc
+                raise KeyLocked from exc
             raise
         if written.fetchone() is None:
             raise KeyTaken
 
     def keep_answer(self, status: int, body: str) -> None:
-        """Add an answer to the row, which this transaction has written."""
+        """Add an answer to the row that this transaction has written."""
         rows = KeyedRequest.objects.filter(api_key_id=self.api_key_id, key=self.key)
         rows.update(**_answer(status, body))
 
     def withdraw(self) -> None:
-        """Delete the row, which this transaction has written."""
+        """Delete the row that this transaction has written."""
         KeyedRequest.objects.filter(api_key_id=self.api_key_id, key=self.key).delete()
 
 
@@ -218,17 +217,16 @@ def _answer(status: int, body: str) -> dict[str, Any]:
     return {"status": status, "body": body, "kept_bytes": kept_bytes}
 
 
-def find(api_key_id: int, key: str, grace_s: int) -> list[Known]:
-    """Return what the key was used for. ``grace_s`` is that of runs of the previous release."""
+def find_uses(api_key_id: int, key: str, grace_s: int) -> list[KeyUse]:
+    """Return the requests with this key; ``grace_s`` is that of runs of the previous release."""
     given = {"api_key": api_key_id, "key": key, "kept_s": KEPT_S, "grace_s": grace_s}
-    return [Known(*row) for row in execute_prepared(_FIND, given)]
+    return [KeyUse(*row) for row in execute_prepared(_FIND, given)]
 
 
-def trim(project_id: int) -> int:
-    """Forget the oldest answers of a project beyond its limits; return how many, at most
-    ``_TRIMMED_AT_ONCE``.
+def trim_answers(project_id: int) -> int:
+    """Delete the oldest answers of a project beyond its limits, at most ``_TRIMMED_AT_ONCE``.
 
-    The row of a generation stays without its answer: it still runs once.
+    Return how many. The row of a generation stays, without its answer: it still runs once.
     """
     limits = {"keys": settings.IDEMPOTENCY_KEYS, "bytes": MOST_BYTES, "limit": _TRIMMED_AT_ONCE}
     row = execute_prepared(_TRIM, {"project": project_id, **limits}).fetchone()
@@ -236,6 +234,6 @@ def trim(project_id: int) -> int:
 
 
 def forget_answer(generation_id: str) -> None:
-    """Delete the answer that is kept of a generation, whose result was deleted."""
+    """Delete the kept answer of a generation whose result was deleted."""
     kept = KeyedRequest.objects.filter(generation_id=generation_id, kept_bytes__gt=0)
     kept.exclude(generation_id="").update(body="", kept_bytes=0)

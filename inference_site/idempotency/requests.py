@@ -1,16 +1,15 @@
-"""``Idempotency-Key``: a POST that is sent again gets the answer of the first, and runs once.
+"""``Idempotency-Key``: a POST that is sent again gets the first answer, and runs once.
 
-A key of the API has its own idempotency keys, each good for a day. What is remembered of a request
-(``KeyedRequest``) is its digest, and either its answer or the generation whose stream is its
-answer; that is read from the event log again, for as long as it lies there (``EVENT_LOG_TTL_S``),
-or rebuilt from what is stored. Nothing is answered of a response that was deleted. A request that
-was refused, failed or cancelled is not remembered: sent again, it is a new one. One that runs goes
-on for ``GRACE_S`` after its client has left, so that the client can send it again.
+Each API key has its own idempotency keys, which are good for a day. A ``KeyedRequest`` keeps the
+digest of the request, and either its answer or the generation whose stream is the answer. The
+stream is read again from the event log, as long as that is kept (``EVENT_LOG_TTL_S``), or rebuilt
+from the database; a response that was deleted is not answered. A request that was refused, failed
+or cancelled is not kept: sent again, it is a new one. A generation goes on for ``GRACE_S`` after
+its client has left, so that the client can send the request again.
 
-Requests of three kinds are told apart. One that generates has its row written in the transaction of
-the generation's row (``submission.submit``). One that writes objects has its row written first, in
-the same transaction as these. Other requests, such as a cancel, do no harm when they are done
-twice: their answer is remembered after it was made.
+When the row is written depends on what the request does. One that generates: in the transaction of
+the generation's row (``submission.submit``). One that writes objects: before them, in their
+transaction. Others, such as a cancel, do no harm when they are done twice: after the answer.
 """
 
 from __future__ import annotations
@@ -34,35 +33,34 @@ from rest_framework.response import Response
 from inference_site.accounts.keys import Caller
 from inference_site.errors.api_errors import ConflictError, InvalidRequestError
 from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
-from inference_site.gateway.hub.hub import hub
-from inference_site.gateway.hub.past_streams import attach
+from inference_site.gateway.hub import attach, hub
 from inference_site.generations.kinds import kind_of
 from inference_site.generations.models import Generation, Status
 from inference_site.idempotency.models import (
     KEPT_S,
     KeyClaim,
-    KeyHeld,
+    KeyLocked,
     KeyTaken,
-    Known,
-    find,
-    trim,
+    KeyUse,
+    find_uses,
+    trim_answers,
 )
 
 HEADER = "Idempotency-Key"
 GRACE_S = 10
 _LARGEST_BODY = 64 * 1024
-"""Bytes of an answer that are kept; a larger one is remembered without its body."""
+"""Bytes of an answer whose body is kept."""
 _TRIES = 3
 _ANSWERS_A_TRIM = 32
-"""After how many kept answers of a project this process looks whether there are too many."""
+"""This process trims the answers of a project once in so many."""
 _WELL_FORMED = re.compile(r"[\x21-\x7e]{1,255}")
-_CAME_TO_NOTHING = (None, Status.CANCELLED, Status.FAILED)
+_NOT_ANSWERED = (None, Status.CANCELLED, Status.FAILED)
 
 Handler = Callable[..., HttpResponse]
 _kept: Counter[int] = Counter()
 
 
-def once(
+def answer_once(
     handler: Handler,
     caller: Caller,
     writes: bool,
@@ -70,31 +68,36 @@ def once(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Answer a POST, or repeat the answer to its first sending.
+    """Answer a POST with a key, or repeat its first answer.
 
     ``writes``: the handler writes objects to the database, and does nothing else. Raise
-    InvalidRequestError for a bad key, or one that was sent with another request, and ConflictError
-    while the first is being accepted, or when its answer is kept no longer.
+    InvalidRequestError for a malformed key or one that was sent with another request, and
+    ConflictError while the first is being accepted or when its answer is kept no longer.
     """
-    claim = _new_claim(request, caller)
-    answer_first = _written if writes else _made
+    given = request.headers[HEADER]
+    if not _WELL_FORMED.fullmatch(given):
+        raise InvalidRequestError(
+            f"Invalid '{HEADER}': expected 1 to 255 visible ASCII characters.", param=HEADER
+        )
+    digest = hashlib.sha256(request.path.encode() + b"\0" + request.body).hexdigest()
+    key = hashlib.sha256(given.encode()).hexdigest()
+    claim = KeyClaim(caller.api_key_id, caller.project_id, key, digest)
+    handle = _write_objects if writes else _handle
     for _ in range(_TRIES):
-        again, replaces = _repeated(request, claim)
-        if again is not None:
-            return again
+        repeated, replaces = _repeated(request, claim)
+        if repeated is not None:
+            return repeated
         try:
-            mine = replace(claim, replaces=replaces)
-            return answer_first(mine, handler, request, *args, **kwargs)
+            return handle(replace(claim, replaces=replaces), handler, request, *args, **kwargs)
         except KeyTaken:  # By a request at the same moment, which is committed now.
             continue
-        except KeyHeld as exc:
+        except KeyLocked as exc:
             raise _in_progress() from exc
     raise _in_progress()
 
 
 def claim_of(request: Request) -> KeyClaim | None:
-    """Return what a view that generates has to write with the generation's row; None without a
-    key."""
+    """Return the claim that a view writes with the generation's row; None without a key."""
     claim: KeyClaim | None = getattr(request, "key_claim", None)
     return claim
 
@@ -104,88 +107,71 @@ def answered_with(claim: KeyClaim, answer: HttpResponse) -> KeyClaim:
     return replace(claim, status=answer.status_code, body=_body(answer))
 
 
-def _new_claim(request: Request, caller: Caller) -> KeyClaim:
-    given = request.headers[HEADER]
-    if not _WELL_FORMED.fullmatch(given):
-        raise InvalidRequestError(
-            f"Invalid '{HEADER}': expected 1 to 255 visible ASCII characters.", param=HEADER
-        )
-    digest = hashlib.sha256(request.path.encode() + b"\0" + request.body).hexdigest()
-    key = hashlib.sha256(given.encode()).hexdigest()
-    return KeyClaim(caller.api_key_id, caller.project_id, key, digest)
-
-
 def _repeated(request: Request, claim: KeyClaim) -> tuple[HttpResponse | None, int | None]:
-    """Return the answer of the first sending, or None and the id of the row to be replaced."""
+    """Return the first answer to this request; else None, and the id of the row to replace."""
     replaces = None
-    for known in find(claim.api_key_id, claim.key, GRACE_S):
-        replaces = replaces or known.id
-        if known.is_old:
-            _release(claim)
+    for use in find_uses(claim.api_key_id, claim.key, GRACE_S):
+        replaces = replaces or use.id
+        if use.is_old:
+            # Generations older than a day give up the key: it is unique among them.
+            old = timezone.now() - dt.timedelta(seconds=KEPT_S)
+            mine = Generation.objects.filter(api_key_id=claim.api_key_id, idempotency_key=claim.key)
+            mine.filter(created_at__lt=old).update(idempotency_key="")
             continue
-        if known.request and known.request != claim.request:
+        if use.request and use.request != claim.request:
             raise InvalidRequestError(
                 f"This '{HEADER}' was sent with another request.",
                 param=HEADER,
                 code="idempotency_key_reused",
             )
-        if (again := _again(request, known)) is not None:
-            return again, None
+        if (answer := _first_answer(request, use)) is not None:
+            return answer, None
     return None, replaces
 
 
-def _release(claim: KeyClaim) -> None:
-    """Take the key from generations that are older than a day: it is unique among them."""
-    old = timezone.now() - dt.timedelta(seconds=KEPT_S)
-    mine = Generation.objects.filter(api_key_id=claim.api_key_id, idempotency_key=claim.key)
-    mine.filter(created_at__lt=old).update(idempotency_key="")
+def _first_answer(request: Request, use: KeyUse) -> HttpResponse | None:
+    """Return the answer to the first request, or hand its stream off from the beginning.
 
-
-def _again(request: Request, known: Known) -> HttpResponse | None:
-    """Return the first answer; None when that came to nothing."""
-    if known.status and known.kind is not None:
-        is_deleted = kind_of(known.kind).is_deleted
-        if is_deleted is not None and is_deleted(known.generation_id):
+    Return None when it failed or was cancelled. Raise ConflictError when the answer is gone.
+    """
+    if use.status and use.kind is not None:
+        is_deleted = kind_of(use.kind).is_deleted
+        if is_deleted is not None and is_deleted(use.generation_id):
             raise _expired()
-    if known.generation_id and known.run_status in _CAME_TO_NOTHING:
+    if use.generation_id and use.run_status in _NOT_ANSWERED:
         return None
-    if known.body:
-        return Response(orjson.loads(known.body), status=known.status)
-    if known.status:
+    if use.body:
+        return Response(orjson.loads(use.body), status=use.status)
+    if use.status:
         raise _expired()
-    return _followed(request, known)
-
-
-def _followed(request: Request, known: Known) -> HttpResponse:
-    """Hand the stream of the first answer over, from its beginning."""
-    assert known.kind is not None
-    kind = kind_of(known.kind)
-    follower = hub.follow(known.generation_id, grace_s=known.grace_s)
-    remake = None
+    assert use.kind is not None
+    kind = kind_of(use.kind)
+    follower = hub.follow(use.generation_id, grace_s=use.grace_s)
+    stored = None
     try:
-        logged = attach(follower, has_ended=known.run_status == Status.COMPLETED)
+        logged = attach(follower, has_ended=use.run_status == Status.COMPLETED)
         if logged is None:
-            remake = kind.replay(known.generation_id) if kind.replay else None
-            if remake is None:
+            stored = kind.replay(use.generation_id) if kind.replay else None
+            if stored is None:
                 raise _expired()
     except BaseException:
         hub.leave(follower)
         raise
     handoff = HandOff(
         follower,
-        bool(known.streamed),
+        bool(use.streamed),
         known=logged or (),
-        remake=remake,
+        replay=stored,
         cancels=False,
         lines=kind.lines,
     )
     return hand_off(request, handoff)
 
 
-def _written(
+def _write_objects(
     claim: KeyClaim, handler: Handler, request: Request, *args: Any, **kwargs: Any
 ) -> HttpResponse:
-    """Have objects written, with the row of the request in their transaction."""
+    """Call a handler that writes objects, with the row of the request in their transaction."""
     with transaction.atomic():
         claim.write()
         response = handler(request, *args, **kwargs)
@@ -197,15 +183,15 @@ def _written(
     return response
 
 
-def _made(
+def _handle(
     claim: KeyClaim, handler: Handler, request: Request, *args: Any, **kwargs: Any
 ) -> HttpResponse:
-    """Have a request answered that generates, or that may be done twice."""
+    """Call a handler that generates, or that does no harm when it is called twice."""
     request.key_claim = claim  # type: ignore[attr-defined]  # See ``claim_of``.
     response = handler(request, *args, **kwargs)
     has_generated = bool(outcome_of(request._request).started_id)
     if not has_generated and _is_kept(request, response):
-        with suppress(KeyTaken, KeyHeld):  # The same was done, and is remembered.
+        with suppress(KeyTaken, KeyLocked):  # The same request was answered, and is kept.
             answered_with(claim, response).write()
     if isinstance(response, Response):
         _count_kept(claim.project_id)
@@ -218,22 +204,22 @@ def _is_kept(request: Request, response: HttpResponse) -> bool:
 
 
 def _body(response: HttpResponse) -> str:
-    """Return what is kept of an answer's body; empty for a large one."""
+    """Return the body of an answer; "" for one that is too large to keep."""
     assert isinstance(response, Response)
     body = orjson.dumps(response.data)
     return body.decode() if len(body) <= _LARGEST_BODY else ""
 
 
 def _count_kept(project_id: int) -> None:
-    """Note that one more answer of a project is kept, and now and then forget the oldest.
+    """Count a kept answer of a project, and trim its answers now and then.
 
-    Retention does the same once a minute, for all projects, so here it may fail.
+    Retention trims those of all projects once a minute, so here it may fail.
     """
     _kept[project_id] += 1
     if _kept[project_id] >= _ANSWERS_A_TRIM:
         _kept[project_id] = 0
         with suppress(DatabaseError):
-            trim(project_id)
+            trim_answers(project_id)
 
 
 def _in_progress() -> ConflictError:

@@ -1,4 +1,4 @@
-"""What a model can be asked for; what it cannot do is refused before it is queued."""
+"""Capabilities: requests that a model or its engine cannot answer are refused before the queue."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from inference_site.domain.messages import AudioPart, ImagePart, Message
 from inference_site.domain.request import GenerationRequest, Tool
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.constraint import STRUCTURAL_TAG
-from inference_site.request_fields.wire.constraint import ConstraintFields
-from inference_site.request_fields.wire.sampling import ServerFields
+from inference_site.request_fields.wire import ConstraintFields, ServerFields
 from inference_site.submission.model_access import ResolvedModel
 
 LOGPROBS = "message.output_text.logprobs"
@@ -37,15 +36,11 @@ def _is_false(value: object) -> bool:
     return value is False
 
 
-def _forbids(biases: dict[str, float] | None) -> bool:
-    return any(abs(bias) == MOST_BIAS for bias in (biases or {}).values())
-
-
 def _is_several(value: int | None) -> bool:
     return value is not None and value > 1
 
 
-def _is_many_prompts(value: object) -> bool:
+def _is_several_prompts(value: object) -> bool:
     return isinstance(value, list) and len(value) > 1 and not isinstance(value[0], int)
 
 
@@ -57,7 +52,7 @@ def _has_type(*types: str) -> Callable[[Any], bool]:
 class _Need:
     """A field of requests, and the capability that it needs when ``when`` is true of its value.
 
-    ``field`` is a path. Errors name the field ``param``, which is the path unless it is given.
+    ``field`` is a path. Errors name the field ``param``, or the path without one.
     """
 
     field: str
@@ -79,7 +74,7 @@ _NEEDS = (
     _Need("include", "logprobs", lambda value: LOGPROBS in (value or ())),
     _Need("best_of", "choices", _is_several),
     _Need("n", "choices", _is_several),
-    _Need("prompt", "choices", _is_many_prompts),
+    _Need("prompt", "choices", _is_several_prompts),
     _Need("response_format", "grammar", _has_type("json_object", "json_schema")),
     _Need("text.format", "grammar", _has_type("json_object")),
     _Need("text.format", "grammar", _has_type("json_schema"), param="text.format.schema"),
@@ -102,23 +97,23 @@ _NEEDS = (
     _Need("return_tokens_as_token_ids", "token_ids", bool),
     _Need("prompt_logprobs", "token_ids"),
 )
-"""All fields that not every model honours, in the order in which they are checked."""
+"""Fields that need a capability, in the order in which they are checked."""
 
 _MAPPED = ("reasoning.effort", "text.verbosity", "reasoning_effort", "verbosity")
-"""Fields that a server may have under a name of its own, without a template that is known here."""
+"""Fields that a model server may honour itself, without a chat template that is known here."""
 _FOR_THE_ENGINE = (
     *SamplerFields.model_fields,
     *("logit_bias", "ignore_eos", "reasoning_budget", "thinking_token_budget", "return_progress"),
 )
-"""Fields that change what comes, which a server may not know."""
+"""Fields that change the answer and that a model server may not know."""
 _OTHER_NAMES = {"thinking_token_budget": "reasoning_budget"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Bound:
-    """A field that changes which answers are allowed, when ``when`` is true of its value.
+class _Restriction:
+    """A field that restricts the allowed answers when ``when`` is true of its value.
 
-    Where the engine has none of it, it is refused; what only tunes is ignored and named.
+    It is refused if the engine does not honour it. Fields that only tune are ignored and named.
     """
 
     field: str
@@ -129,24 +124,27 @@ class _Bound:
         return self.field.rpartition(".")[2]
 
 
-BOUNDS = (
-    _Bound("min_tokens", bool),
-    _Bound("allowed_token_ids"),
-    _Bound("bad_words", bool),
-    _Bound("include_stop_str_in_output", bool),
-    _Bound("truncate_prompt_tokens"),
-    _Bound("logprob_token_ids"),
-    _Bound(STRUCTURAL_TAG),
-    _Bound("logit_bias", _forbids),
-    _Bound("add_generation_prompt", _is_false),
+RESTRICTIONS = (
+    _Restriction("min_tokens", bool),
+    _Restriction("allowed_token_ids"),
+    _Restriction("bad_words", bool),
+    _Restriction("include_stop_str_in_output", bool),
+    _Restriction("truncate_prompt_tokens"),
+    _Restriction("logprob_token_ids"),
+    _Restriction(STRUCTURAL_TAG),
+    _Restriction(
+        "logit_bias",
+        lambda biases: any(abs(bias) == MOST_BIAS for bias in (biases or {}).values()),
+    ),
+    _Restriction("add_generation_prompt", _is_false),
 )
 HINTS = ("cache_salt", "priority", "vllm_xargs")
-"""Fields of other servers that only tune."""
+"""Fields of model servers that only tune."""
 _OF_SERVERS = {*ServerFields.model_fields, "structural_tag"}
-"""What an engine of this site's own has only as a capability."""
+"""Fields that an engine of this product has only as a capability."""
 
 
-def _heeds(model: ResolvedModel, name: str) -> bool:
+def _honours(model: ResolvedModel, name: str) -> bool:
     if name in model.capabilities:
         return True
     honoured = honoured_fields(model.spec)
@@ -156,9 +154,9 @@ def _heeds(model: ResolvedModel, name: str) -> bool:
 def require_fields(
     model: ResolvedModel, endpoint: str, body: WireRequest, unused: Collection[str] = ()
 ) -> None:
-    """Raise InvalidRequestError for the first field that asks for what the model cannot do.
+    """Raise InvalidRequestError for the first field that the model cannot honour.
 
-    ``endpoint`` is a capability, too. ``unused`` are fields that this request does not make use of.
+    ``endpoint`` is a capability, too. ``unused`` are fields without an effect on this request.
     """
     require_endpoint(model, endpoint)
     honoured = honoured_fields(model.spec) or ()
@@ -169,20 +167,21 @@ def require_fields(
             continue
         if need.when(_value(body, need.field)):
             raise _unsupported(need.param or need.field, model)
-    for bound in BOUNDS:
-        if bound.when(_value(body, bound.field)) and not _heeds(model, bound.name):
-            raise _unsupported(bound.field, model)
+    for restriction in RESTRICTIONS:
+        is_asked = restriction.when(_value(body, restriction.field))
+        if is_asked and not _honours(model, restriction.name):
+            raise _unsupported(restriction.field, model)
 
 
 def ignored_fields(model: ResolvedModel, body: WireRequest, asked: GenerationRequest) -> list[str]:
-    """Return the names of fields that were sent and are ignored: unknown here, or to the engine.
+    """Return the names of fields that were sent and are ignored, here or by the engine.
 
-    The grammar of a custom tool binds a call of it that must come, and no other.
+    The grammar of a custom tool constrains a call that must come, and no other.
     """
     names = body.ignored_params
     honoured = honoured_fields(model.spec)
     hints = (name for name in HINTS if getattr(body, name, None) is not None)
-    names += [name for name in hints if not _heeds(model, name)]
+    names += [name for name in hints if not _honours(model, name)]
     if honoured is not None:
         given = (name for name in _FOR_THE_ENGINE if getattr(body, name, None) not in (None, False))
         names += [name for name in given if _OTHER_NAMES.get(name, name) not in honoured]
@@ -194,7 +193,7 @@ def ignored_fields(model: ResolvedModel, body: WireRequest, asked: GenerationReq
 
 
 def require_endpoint(model: ResolvedModel, endpoint: str) -> None:
-    """Raise InvalidRequestError for a model that is not for this endpoint at all."""
+    """Raise InvalidRequestError for a model without this endpoint."""
     if endpoint not in model.capabilities:
         raise InvalidRequestError(
             f"The model `{model.spec.id}` does not support {_ENDPOINTS[endpoint]}.",
@@ -204,18 +203,23 @@ def require_endpoint(model: ResolvedModel, endpoint: str) -> None:
 
 
 def require_grammars(model: ResolvedModel, tools: Iterable[Tool]) -> None:
-    """Raise InvalidRequestError for a tool with a grammar that the model cannot be bound to."""
+    """Raise InvalidRequestError for a tool with a grammar if the model cannot follow grammars."""
     if "grammar" not in model.capabilities and any(tool.grammar for tool in tools):
         raise _unsupported("tools", model)
 
 
 def require_media(model: ResolvedModel, messages: Iterable[Message]) -> None:
-    """Raise InvalidRequestError for an image or a sound that the model cannot take."""
+    """Raise InvalidRequestError for an image or audio that the model cannot take."""
     for part in (part for message in messages for part in message.parts):
         if isinstance(part, ImagePart) and "vision" not in model.capabilities:
-            raise _unperceived("reads no images", part.param, model)
-        if isinstance(part, AudioPart) and "audio" not in model.capabilities:
-            raise _unperceived("hears no sounds", part.param.removesuffix(".data"), model)
+            what, param = "reads no images", part.param
+        elif isinstance(part, AudioPart) and "audio" not in model.capabilities:
+            what, param = "hears no sounds", part.param.removesuffix(".data")
+        else:
+            continue
+        raise InvalidRequestError(
+            f"The model {model.spec.id} {what}.", param=param, code="unsupported_parameter"
+        )
 
 
 def _value(body: object, path: str) -> Any:
@@ -227,12 +231,6 @@ def _value(body: object, path: str) -> Any:
             return None
         body = getattr(body, name)
     return body
-
-
-def _unperceived(what: str, param: str, model: ResolvedModel) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"The model {model.spec.id} {what}.", param=param, code="unsupported_parameter"
-    )
 
 
 def _unsupported(param: str, model: ResolvedModel) -> InvalidRequestError:

@@ -1,11 +1,12 @@
-"""From the fields that bind an answer's text to what it must match.
+"""Constraints: what an answer's text must match, from the fields of a request, within bounds.
 
-``grammar`` is of mistral.rs and llama.cpp, ``json_schema`` of llama.cpp;
-``structured_outputs`` and ``guided_…`` are of vLLM.
+The bounds on grammars and schemas keep what is compiled from them small. The worker finds out what
+a grammar within them costs, by a trial (``worker.engines.grammars``).
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -13,11 +14,10 @@ from typing import Any, Protocol
 import orjson
 
 from inference_site.api.json_bodies import is_too_deep
-from inference_site.domain.request import Constraint
+from inference_site.domain.request import Constraint, Tool
+from inference_site.domain.schemas import objects_in
 from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.constraint_bounds import checked, encoded_schema
-from inference_site.request_fields.mapping import ToolPlan
-from inference_site.request_fields.wire.constraint import (
+from inference_site.request_fields.wire import (
     ConstraintFields,
     Grammar,
     JsonObjectFormat,
@@ -26,7 +26,15 @@ from inference_site.request_fields.wire.constraint import (
 )
 
 STRUCTURAL_TAG = "structured_outputs.structural_tag"
-"""It binds parts of an answer, and is passed on as it is."""
+"""This field constrains parts of an answer; it is passed on to model servers as it is."""
+_MOST_GRAMMAR_BYTES = 65_536
+_MOST_SCHEMA_BYTES = 262_144
+_MOST_RULES = _MOST_ALTERNATIVES = _MOST_VALUES = _MOST_PROPERTIES = _MOST_REFERENCES = 1_000
+_MOST_INLINE_SCHEMAS = 100
+_VALUES = ("enum", "anyOf", "oneOf", "allOf", "prefixItems", "type")
+"""Lists in a schema whose entries are counted."""
+_INLINE_SCHEMA = re.compile(r"%json\s*")
+_DECODER = json.JSONDecoder()
 
 
 class NamedSchema(Protocol):
@@ -34,23 +42,23 @@ class NamedSchema(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the schema."""
 
     @property
     def description(self) -> str | None:
-        """What it is for."""
+        """What the schema is for."""
 
     @property
     def strict(self) -> bool | None:
-        """Whether it has to be met exactly."""
+        """Whether the schema must be met exactly."""
 
 
 def to_constraint(body: ConstraintFields, formatted: Constraint | None = None) -> Constraint | None:
-    """Return what the text must match: what is ``formatted`` or what a field asks for, or None.
+    """Return the constraint of the request: ``formatted`` or that of an extension, or None.
 
-    Raise InvalidRequestError for two constraints, and for one past the bounds.
+    Raise InvalidRequestError for two constraints, and for one beyond the bounds.
     """
-    found = [*([formatted] if formatted else []), *_given(body)]
+    found = [*([formatted] if formatted else []), *_of_extensions(body)]
     if found and body.structured_outputs and body.structured_outputs.structural_tag is not None:
         found.append(Constraint("json_object", "", STRUCTURAL_TAG))
     if len(found) > 1:
@@ -61,31 +69,31 @@ def to_constraint(body: ConstraintFields, formatted: Constraint | None = None) -
             f"Request `{second}` and `{first}` were both provided but are mutually exclusive.",
             param=second,
         )
-    return checked(found[0] if found else None)
+    return check_constraint(found[0] if found else None)
 
 
-def of_response_format(given: ResponseFormat | None) -> Constraint | None:
+def response_format_constraint(given: ResponseFormat | None) -> Constraint | None:
     """Return the constraint of a ``response_format``, None for text."""
     match given:
         case JsonObjectFormat():
-            return of_json_object(given, "response_format")
+            return json_object_constraint(given, "response_format")
         case JsonSchemaFormat(json_schema=wanted):
-            return of_json_schema(wanted.json_schema, "response_format", wanted)
+            return json_schema_constraint(wanted.json_schema, "response_format", wanted)
         case _:
             return None
 
 
-def of_json_object(given: JsonObjectFormat, param: str) -> Constraint:
+def json_object_constraint(given: JsonObjectFormat, param: str) -> Constraint:
     """Return the constraint of the format ``json_object``, with llama-server's ``schema``."""
     if given.json_schema is None:
         return Constraint("json_object", "", param)
-    return of_json_schema(given.json_schema, f"{param}.schema")
+    return json_schema_constraint(given.json_schema, f"{param}.schema")
 
 
-def of_json_schema(
+def json_schema_constraint(
     schema: dict[str, Any], param: str, named: NamedSchema | None = None
 ) -> Constraint:
-    """Return the constraint of a schema, with what the client says of it.
+    """Return the constraint of a schema, with its name, description and strictness.
 
     Raise InvalidRequestError for one that is too large.
     """
@@ -94,15 +102,16 @@ def of_json_schema(
         for key in ("name", "description", "strict")
         if (value := getattr(named, key, None)) is not None
     }
-    return Constraint("json_schema", encoded_schema(schema, param), param, facts)
+    return Constraint("json_schema", encode_schema(schema, param), param, facts)
 
 
-def _given(body: ConstraintFields) -> Iterator[Constraint]:
-    """Yield what each extension asks for."""
+def _of_extensions(body: ConstraintFields) -> Iterator[Constraint]:
+    """Yield the constraint of each extension that was sent."""
     if body.grammar is not None:
-        yield from_grammar(body.grammar)
+        yield _of_grammar(body.grammar)
     if body.json_schema is not None:
-        yield of_json_schema(_json_object(body.json_schema, "json_schema"), "json_schema")
+        schema = _json_object(body.json_schema, "json_schema")
+        yield json_schema_constraint(schema, "json_schema")
     if (wanted := body.structured_outputs) is not None:
         if wanted.json_object:
             yield Constraint("json_object", "", "structured_outputs.json_object")
@@ -123,46 +132,24 @@ def _guided(
 ) -> Iterator[Constraint]:
     if schema is not None:
         param = f"{prefix}json"
-        yield of_json_schema(_json_object(schema, param), param)
+        yield json_schema_constraint(_json_object(schema, param), param)
     if regex is not None:
         yield Constraint("regex", regex, f"{prefix}regex")
     if choice is not None:
-        yield Constraint("regex", _one_of(choice), f"{prefix}choice")
+        # An escaped line break would be a line break in the grammar that holds the expression.
+        escaped = ("\\n".join(map(re.escape, text.split("\n"))) for text in choice)
+        yield Constraint("regex", f"({'|'.join(escaped)})", f"{prefix}choice")
     if grammar is not None:
         yield Constraint("gbnf" if "::=" in grammar else "lark", grammar, f"{prefix}grammar")
 
 
-def _one_of(texts: list[str]) -> str:
-    """Return the expression that each of these texts matches, and nothing else does."""
-    # An escaped line break would be a line break in the grammar that holds the expression.
-    escaped = ("\\n".join(map(re.escape, text.split("\n"))) for text in texts)
-    return f"({'|'.join(escaped)})"
-
-
-def text_constraint(constraint: Constraint | None, plan: ToolPlan) -> Constraint | None:
-    """Return what the text must match: nothing, in an answer that must be a call.
-
-    Libraries that read an answer into a class send its schema as the format and as a tool. Raise
-    InvalidRequestError for a constraint of another field, which would be meant for the call.
-    """
-    if constraint is None or not plan.must_call:
-        return constraint
-    if not constraint.param.startswith(("response_format", "text.format")):
-        raise InvalidRequestError(
-            f"Invalid '{constraint.param}': it cannot be met by an answer that must be a call.",
-            param=constraint.param,
-        )
-    return None
-
-
-def from_grammar(grammar: str | Grammar) -> Constraint:
-    """Return the constraint of a ``grammar``; bare text is GBNF. Raise InvalidRequestError."""
+def _of_grammar(grammar: str | Grammar) -> Constraint:
+    """Return the constraint of a ``grammar``; a bare text is GBNF. Raise InvalidRequestError."""
     if isinstance(grammar, str):
         return Constraint("gbnf", grammar, "grammar")
-    takes_object = grammar.type in ("json_schema", "llguidance")
     value: Any = grammar.value
-    if takes_object:
-        value = encoded_schema(_json_object(value, "grammar.value"), "grammar")
+    if grammar.type in ("json_schema", "llguidance"):
+        value = encode_schema(_json_object(value, "grammar.value"), "grammar")
     elif not isinstance(value, str):
         raise InvalidRequestError(
             f"Invalid type for 'grammar.value': a grammar of type '{grammar.type}' is a string.",
@@ -173,7 +160,7 @@ def from_grammar(grammar: str | Grammar) -> Constraint:
 
 
 def _json_object(value: str | dict[str, Any], param: str) -> dict[str, Any]:
-    """Return the value as an object; its JSON text is good too, under the rules of a body."""
+    """Return the object, or the object that a JSON text encodes, within the bounds of a body."""
     try:
         decoded = orjson.loads(value) if isinstance(value, str) else value
     except ValueError as exc:
@@ -189,3 +176,91 @@ def _json_object(value: str | dict[str, Any], param: str) -> dict[str, Any]:
             code="invalid_type",
         )
     return decoded
+
+
+def encode_schema(schema: dict[str, Any], param: str) -> str:
+    """Return the schema as JSON. Raise InvalidRequestError for one that is too large.
+
+    orjson finds the size in a seventh of the time: Python runs nothing else meanwhile.
+    """
+    try:
+        size = len(orjson.dumps(schema))  # Never longer than the result, which has spaces.
+    except orjson.JSONEncodeError:
+        size = 0  # It holds what only JSON within JSON may hold, like a number of 100 digits.
+    _check_count(size, _MOST_SCHEMA_BYTES, "bytes", param)
+    return json.dumps(schema)
+
+
+def check_tools(tools: tuple[Tool, ...], param: str) -> None:
+    """Raise InvalidRequestError for tools with parameters beyond the bounds of schemas."""
+    for tool in tools:
+        _check_size(encode_schema(tool.parameters, param), _MOST_SCHEMA_BYTES, param)
+        _check_schema(tool.parameters, param)
+        check_constraint(tool.grammar)
+
+
+def check_constraint(constraint: Constraint | None) -> Constraint | None:
+    """Return the constraint. Raise InvalidRequestError if it is beyond the bounds."""
+    match constraint:
+        case None:
+            pass
+        case Constraint(kind="json_object" | "json_schema", source=source, param=param):
+            _check_size(source, _MOST_SCHEMA_BYTES, param)
+            _check_schema(json.loads(source or "{}"), param)
+        case Constraint(kind="llguidance", source=source, param=param):
+            _check_size(source, _MOST_SCHEMA_BYTES, param)
+            decoded = json.loads(source)
+            _check_schema(decoded, param)
+            for part in objects_in(decoded):
+                if isinstance(lark := part.get("lark_grammar"), str):
+                    _check_grammar(lark, param)
+        case Constraint(source=source, param=param):
+            _check_grammar(source, param)
+    return constraint
+
+
+def _check_grammar(source: str, param: str) -> None:
+    """Check a grammar of any kind. Signs inside its texts count too, which does no harm."""
+    _check_size(source, _MOST_GRAMMAR_BYTES, param)
+    starts = [match.end() for match in _INLINE_SCHEMA.finditer(source)]
+    _check_count(len(starts), _MOST_INLINE_SCHEMAS, "JSON schemas", param)
+    colons, counted_to = source.count(":"), 0
+    for start in starts:
+        try:
+            schema, end = _DECODER.raw_decode(source, start)
+        except (ValueError, RecursionError):
+            schema, end = None, start
+        if is_too_deep(schema):
+            _refuse(param, "no schema that is nested so deeply")
+        _check_schema(schema, param)
+        if start >= counted_to:
+            colons, counted_to = colons - source.count(":", start, end), end
+    colons -= source.count("::=")  # GBNF has two for a rule.
+    _check_count(colons, _MOST_RULES, "rules", param)
+    _check_count(source.count("|"), _MOST_ALTERNATIVES, "alternatives", param)
+
+
+def _check_schema(schema: Any, param: str) -> None:
+    values = properties = references = 0
+    for inner in objects_in(schema):
+        values += sum(len(inner[key]) for key in _VALUES if isinstance(inner.get(key), list))
+        properties += len(named) if isinstance(named := inner.get("properties"), dict) else 0
+        references += isinstance(inner.get("$ref"), str)
+    _check_count(values, _MOST_VALUES, "values and alternatives", param)
+    _check_count(properties, _MOST_PROPERTIES, "properties", param)
+    _check_count(references, _MOST_REFERENCES, "references", param)
+
+
+def _check_size(source: str, most: int, param: str) -> None:
+    _check_count(len(source.encode()), most, "bytes", param)
+
+
+def _check_count(count: int, most: int, what: str, param: str) -> None:
+    if count > most:
+        _refuse(param, f"at most {most} {what}; this one has {count}")
+
+
+def _refuse(param: str, allowed: str) -> None:
+    raise InvalidRequestError(
+        f"Invalid '{param}': a grammar or schema may have {allowed}.", param=param
+    )

@@ -1,23 +1,111 @@
-"""From the fields that several endpoints have in common to the domain."""
+"""From the fields and contents that several endpoints share to the values of the domain."""
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import urlsplit
 
+from inference_site.domain import messages as domain
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import Constraint, GenerationRequest, Tool
 from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.constraint_bounds import check_tools
-from inference_site.request_fields.wire.sampling import (
+from inference_site.request_fields.constraint import check_tools
+from inference_site.request_fields.wire import (
+    AudioPart,
+    Content,
+    FilePart,
+    GrammarDefinition,
+    ImagePart,
+    InputFile,
     LoraAdapter,
+    Part,
+    RefusalPart,
     SamplingFields,
     ServerFields,
+    TextPart,
     TokenReportFields,
 )
-from inference_site.request_fields.wire.tools import GrammarDefinition
+
+
+def to_content(content: Content, where: str) -> tuple[str | None, tuple[domain.Part, ...]]:
+    """Return the text, or None and the parts. ``where`` is the path of the content in the request.
+
+    Raise InvalidRequestError for files that are neither text nor an image.
+    """
+    if isinstance(content, str):
+        return content, ()
+    return join_parts([to_part(part, f"{where}[{i}]") for i, part in enumerate(content)])
+
+
+def join_parts(parts: Sequence[domain.Part]) -> tuple[str | None, tuple[domain.Part, ...]]:
+    """Return the text of the parts; None and the parts if any is not text."""
+    texts = [part.text for part in parts if isinstance(part, domain.TextPart)]
+    return ("".join(texts), ()) if len(texts) == len(parts) else (None, tuple(parts))
+
+
+def to_part(part: Part, where: str) -> domain.Part:
+    """Return a content part. Raise InvalidRequestError."""
+    match part:
+        case TextPart():
+            return domain.TextPart(part.text)
+        case RefusalPart():
+            return domain.TextPart(part.refusal)
+        case ImagePart():
+            return to_image(part.image_url.url, f"{where}.image_url.url")
+        case AudioPart():
+            sound = part.input_audio
+            return domain.AudioPart(sound.data, sound.format, f"{where}.input_audio.data")
+        case FilePart():
+            return to_file(part.file, f"{where}.file")
+
+
+def to_image(url: str, where: str) -> domain.ImagePart:
+    """Return an image. Raise InvalidRequestError for a URL that is not http(s) or ``data:``."""
+    try:
+        scheme = urlsplit(url).scheme.lower()
+    except ValueError:
+        scheme = ""
+    if scheme not in ("http", "https", "data"):
+        raise InvalidRequestError(
+            f"Invalid '{where}': expected an http(s) URL or a 'data:' URL.",
+            param=where,
+            code="invalid_image_url",
+        )
+    return domain.ImagePart(url, where)
+
+
+def to_file(file: InputFile, where: str) -> domain.Part:
+    """Return the text of a file, after its name, or its image. Raise InvalidRequestError."""
+    if file.file_id is not None:
+        raise InvalidRequestError(
+            f"Invalid '{where}.file_id': there is no file '{file.file_id[:100]}'.",
+            param=f"{where}.file_id",
+        )
+    if file.file_data is None:
+        raise InvalidRequestError(
+            f"Missing required parameter: '{where}.file_data'.",
+            param=f"{where}.file_data",
+            code="missing_required_parameter",
+        )
+    where = f"{where}.file_data"
+    if file.file_data.startswith("data:image/"):
+        return to_image(file.file_data, where)
+    data = file.file_data
+    encoded = data.partition(",")[2] if data.startswith("data:") else data
+    try:
+        text = base64.b64decode(encoded, validate=True).decode("utf-8")
+    except ValueError as exc:  # No base64, or no UTF-8.
+        raise InvalidRequestError(
+            f"Invalid '{where}': expected base64 of a text in UTF-8, or of an image with its type "
+            "in a 'data:' URL.",
+            param=where,
+            code="unsupported_file",
+        ) from exc
+    return domain.TextPart(f"{file.filename}:\n{text}\n" if file.filename else text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +113,7 @@ class ToolPlan:
     """Which tools the model sees, and whether it must call one of them.
 
     ``is_legacy``: they came as ``functions``, and the answer has a ``function_call``.
-    Raise InvalidRequestError for tools past the bounds of schemas.
+    Raise InvalidRequestError for tools beyond the bounds of schemas.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -36,12 +124,12 @@ class ToolPlan:
         check_tools(self.tools, "functions" if self.is_legacy else "tools")
 
 
-def only(
+def select_tools(
     tools: tuple[Tool, ...], names: list[str], param: str = "tool_choice", among: str = "tools"
 ) -> tuple[Tool, ...]:
-    """Return the named tools; a model that does not see the others cannot call them.
+    """Return the tools with these names: a model that does not see the others cannot call them.
 
-    Raise InvalidRequestError for a name that is not there.
+    Raise InvalidRequestError for a name that no tool has.
     """
     known = {tool.name for tool in tools}
     if missing := [name for name in names if name not in known]:
@@ -53,7 +141,7 @@ def only(
 
 
 def to_grammar(given: GrammarDefinition | None) -> Constraint | None:
-    """Return what the input of a custom tool must match."""
+    """Return the constraint on the input of a custom tool, None for any text."""
     return None if given is None else Constraint(given.syntax, given.definition, "tools")
 
 
@@ -67,25 +155,34 @@ def require_stream_for_options(stream_options: object, stream: bool | None) -> N
 
 
 def to_sampled_request(body: SamplingFields, spec: ModelSpec) -> GenerationRequest:
-    """Return a request with these fields and nothing to answer yet. Raise InvalidRequestError."""
-    asked = body.to_sampling(_logit_bias(body.logit_bias or {})).over(spec.sampling)
+    """Return a request with these fields and without a prompt. Raise InvalidRequestError."""
+    biases = body.logit_bias or {}
+    for token in biases:
+        if not (token.isdecimal() and len(token) <= 10 and int(token) < 2**31):
+            raise InvalidRequestError(
+                f"Invalid 'logit_bias': {token[:100]!r} is not a token id.", param="logit_bias"
+            )
+    sampling = body.to_sampling({int(token): bias for token, bias in biases.items()})
+    extensions = {name: getattr(body, name) for name in ServerFields.model_fields}
+    tag = getattr(getattr(body, "structured_outputs", None), "structural_tag", None)
+    extensions["structural_tag"] = tag if tag is None or isinstance(tag, str) else json.dumps(tag)
     return GenerationRequest(
         model=spec.id,
-        sampling=spec.forced_sampling.over(asked),
+        sampling=spec.forced_sampling.over(sampling.over(spec.sampling)),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         cache_prompt=body.cache_prompt is not False,
         lora=_lora(body, spec),
-        extensions=_extensions(body),
+        extensions={name: value for name, value in extensions.items() if value is not None},
     )
 
 
 def with_token_report(
     asked: GenerationRequest, fields: TokenReportFields, *, stream: bool
 ) -> GenerationRequest:
-    """Return a request that tells of tokens what these fields ask for. Raise InvalidRequestError.
+    """Return the request with the token report that these fields ask for, by vLLM's rules.
 
-    The rules are vLLM's.
+    Raise InvalidRequestError.
     """
     if fields.prompt_logprobs is not None and stream:
         raise InvalidRequestError(
@@ -105,27 +202,8 @@ def with_token_report(
     )
 
 
-def _extensions(body: SamplingFields) -> dict[str, Any]:
-    given = {name: getattr(body, name) for name in ServerFields.model_fields}
-    tag = getattr(getattr(body, "structured_outputs", None), "structural_tag", None)
-    given["structural_tag"] = tag if tag is None or isinstance(tag, str) else json.dumps(tag)
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _logit_bias(biases: dict[str, float]) -> dict[int, float]:
-    if (bad := next((token for token in biases if not _is_token_id(token)), None)) is not None:
-        raise InvalidRequestError(
-            f"Invalid 'logit_bias': {bad[:100]!r} is not a token id.", param="logit_bias"
-        )
-    return {int(token): bias for token, bias in biases.items()}
-
-
-def _is_token_id(text: str) -> bool:
-    return text.isdecimal() and len(text) <= 10 and int(text) < 2**31
-
-
 def _lora(body: SamplingFields, spec: ModelSpec) -> tuple[tuple[str, float], ...]:
-    """Return the adapters and their scales; a bare name is one in full."""
+    """Return the adapters and their scales; a bare name is one adapter with scale 1."""
     match body.lora:
         case None:
             return spec.lora
@@ -163,9 +241,9 @@ def _adapter_name(adapter: LoraAdapter, known: tuple[str, ...], param: str) -> s
 
 
 def to_choices(n: int | None, spec: ModelSpec, param: str = "n") -> int:
-    """Return how many answers each prompt gets. Raise InvalidRequestError for too many.
+    """Return the number of answers to each prompt. Raise InvalidRequestError for too many.
 
-    All run at once, so there can be no more of them than the model has slots.
+    All run at once, so there can be no more than the model has slots.
     """
     if n is None or n == 1:
         return 1
@@ -179,7 +257,7 @@ def to_choices(n: int | None, spec: ModelSpec, param: str = "n") -> int:
 
 
 def to_reasoning_budget(ours: int | None, theirs: int | None) -> int | None:
-    """Return how many tokens of reasoning there may be, by our name or by vLLM's."""
+    """Return the most tokens of reasoning: ``reasoning_budget``, or vLLM's name for it."""
     return theirs if ours is None else ours
 
 
@@ -196,7 +274,7 @@ def to_template_vars(
     """Return the variables of the chat template.
 
     ``switches`` are the fields ``enable_thinking``, ``reasoning_effort`` and ``verbosity``;
-    ``variables`` those that hold variables. Who sends a switch means it, so these win.
+    ``variables`` the fields that hold variables. The switches win.
     """
     merged: dict[str, Any] = {}
     for values in variables:
@@ -205,3 +283,19 @@ def to_template_vars(
     if effort is not None:
         merged["enable_thinking"] = effort != "none"
     return merged | {name: value for name, value in switches.items() if value is not None}
+
+
+def text_constraint(constraint: Constraint | None, plan: ToolPlan) -> Constraint | None:
+    """Return the constraint on the text; None if the answer must be a tool call.
+
+    Libraries that decode an answer into a class send its schema as the format and as a tool. Raise
+    InvalidRequestError for a constraint of another field, which would apply to the call.
+    """
+    if constraint is None or not plan.must_call:
+        return constraint
+    if not constraint.param.startswith(("response_format", "text.format")):
+        raise InvalidRequestError(
+            f"Invalid '{constraint.param}': it cannot be met by an answer that must be a call.",
+            param=constraint.param,
+        )
+    return None

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.fleet import fleet
 from inference_site.fleet.leases import live_workers
-from inference_site.gateway.hub.hub import hub
+from inference_site.gateway.hub import hub
 from inference_site.generations.wake_ups import count_wake_ups
 from inference_site.status.health import is_expected
 from inference_site.storage.connections import own_connection

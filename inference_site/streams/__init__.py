@@ -1,1 +1,1 @@
-"""Event logs, request documents and endings of streams; web and worker import it."""
+"""Event logs and request documents in Redis; web processes and workers import it."""

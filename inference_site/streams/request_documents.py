@@ -1,12 +1,13 @@
 """Request documents: what a worker needs to run a generation, kept in Redis under its id.
 
-The content of a request lives here and nowhere else until its result is stored, so that a request
-that must not be stored never reaches PostgreSQL.
+Until the result is stored, the content of a request is nowhere else. So a request that must not be
+stored never reaches PostgreSQL.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, overload
 
@@ -19,18 +20,31 @@ from pydantic import TypeAdapter
 from inference_site.domain.errors import ProjectQuotaReached, RedisFull, RequestTooLarge
 from inference_site.domain.request import GenerationRequest
 from inference_site.storage.redis_clients import client_for
-from inference_site.streams.batches import Batch, Sent, batches_of, sent_so_far, texts_of
-from inference_site.streams.event_log import add_attempt
-from inference_site.streams.held import HELD
-from inference_site.streams.log_scripts import cancel_key, document_key, followers_key, log_key
-from inference_site.streams.room import require_room
-from inference_site.streams.shared_text import TextsUnknown, restore, shorten
+from inference_site.streams.batches import (
+    Batch,
+    Sent,
+    SharedTextsMissing,
+    decode_log,
+    restore,
+    sent_so_far,
+    shorten,
+    texts_of,
+)
+from inference_site.streams.event_log import (
+    add_attempt,
+    cancel_key,
+    document_key,
+    followers_key,
+    log_key,
+)
+from inference_site.streams.redis_memory import HELD_LUA, require_room
 
-# KEYS: request document, followers, log of a stream; a list that is counted, if any. ARGV: id;
-# project; whether its stream can be resumed; the most bytes that the project may hold; time to live
-# (ms); document; follower or ""; id, batch and texts of the first entry of the log, or "" for each.
+# KEYS: request document, followers and log of a stream; a list whose length is returned, if any.
+# ARGV: id; project; whether the stream can be resumed; the most bytes that the project may hold;
+# time to live (ms); document; follower or ""; id, batch and texts of the first entry of the log, or
+# "" for each. Returns 0 and the length; 1 if the project holds too much; 2 if it has room only now.
 _SAVE = (
-    HELD
+    HELD_LUA
     + """
 local id, project, ttl = ARGV[1], ARGV[2], ARGV[5]
 local bytes = #ARGV[6] + #ARGV[9] + #ARGV[10]
@@ -57,17 +71,17 @@ release_expired(20)
 return {0, KEYS[4] and redis.call("LLEN", KEYS[4]) or 0}
 """
 )
-_SAVED, _HAS_ROOM_NOW = 0, 2
-_DROP = HELD + 'redis.call("DEL", unpack(KEYS)) release(ARGV[1])'
+_SAVED, _RETRY = 0, 2
+_DROP = HELD_LUA + 'redis.call("DEL", unpack(KEYS)) release(ARGV[1])'
 
 
 @dataclass(frozen=True)
 class Assembly:
-    """What the assembler of one kind of generation needs; each kind has a subclass."""
+    """What the assembler of one kind of generation needs. Each kind has a subclass."""
 
     @property
     def is_stored(self) -> bool:
-        """Whether the result is stored without a ``ToStore``."""
+        """Whether the result is stored even without a ``ToStore``."""
         return False
 
 
@@ -76,7 +90,7 @@ AssemblyT = TypeVar("AssemblyT", bound=Assembly)
 
 @dataclass(frozen=True)
 class ToStore:
-    """What is kept of a chat completion beside its answer; the messages are as they were sent."""
+    """What is stored of a chat completion beside its answer; messages as the client sent them."""
 
     project_id: int
     metadata: dict[str, str] = field(default_factory=dict)
@@ -85,11 +99,11 @@ class ToStore:
 
 @dataclass(frozen=True)  # Without slots it is encoded faster.
 class Document(Generic[AssemblyT]):
-    """A request document: what the engine is asked, how the answer is written, what is kept.
+    """A request document: what the engine is asked, how the answer is written, what is stored.
 
-    ``traceparent`` is of the trace it belongs to, if any. During an upgrade the release before and
-    the release after read it too. So a new field here, or in anything that this contains, has a
-    default; a field whose name or meaning changes gets a new name; and unknown fields are ignored.
+    ``traceparent`` is that of its trace, if any. During an upgrade, workers of the release before
+    and of the release after read it too. So a new field here, or in anything that this contains,
+    has a default; a field whose meaning changes gets a new name; and unknown fields are ignored.
     """
 
     request: GenerationRequest
@@ -103,9 +117,9 @@ _readers: dict[type[Assembly], TypeAdapter[Document[Any]]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a stream begins with. ``texts`` are long texts that its frames and its document repeat.
+    """The beginning of a stream. ``texts`` are long texts that its frames and document repeat.
 
-    ``is_resumable``: it may be read again some time after it has ended, and only from its log.
+    ``is_resumable``: the log is kept for clients that come some time after the end.
     """
 
     frames: Sequence[bytes] = ()
@@ -118,10 +132,10 @@ NOTHING = Opening()
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[AssemblyT]):
-    """What is kept of a request. ``document`` is None when it is lost.
+    """What Redis has of a request. ``document`` is None when it has expired or Redis lost it.
 
-    It has expired or its server lost it. ``sent`` was sent before: by who accepted the request, or
-    by an earlier attempt; ``texts`` are those that the log has.
+    ``sent`` are the frames of the web process that accepted the request, and of earlier attempts;
+    ``texts`` are the shared texts of the log.
     """
 
     document: Document[AssemblyT] | None
@@ -136,13 +150,15 @@ def encode(document: Document[Any]) -> bytes:
 
 
 def decode(data: bytes, assembly: type[AssemblyT]) -> Document[AssemblyT]:
-    """Return the document of a kind whose assembler needs this. Raise pydantic's ValidationError
-    when something without a default is missing."""
+    """Return the document of a kind with this assembly.
+
+    Raise pydantic's ValidationError when a field without a default is missing.
+    """
     return reader_of(assembly).validate_json(data)
 
 
 def reader_of(assembly: type[AssemblyT]) -> TypeAdapter[Document[AssemblyT]]:
-    """Return what reads such documents. The first time, that is made in some 15 ms."""
+    """Return the decoder of documents with this assembly. Making it takes 15 ms, once."""
     reader = _readers.get(assembly)
     if reader is None:
         reader = _readers[assembly] = TypeAdapter(Document[assembly])  # type: ignore[valid-type]
@@ -157,14 +173,19 @@ def save_document(
     project_id: int = 0,
     counted: str = "",
 ) -> int:
-    """Keep the document until the generation ends; with it begins the log of its stream.
+    """Keep the document until the generation ends, and begin the log of its stream.
 
-    ``follower`` is the channel of who follows the stream. Return the length of the list ``counted``
-    on the same server. Raise ProjectQuotaReached when the project holds too much already,
-    RequestTooLarge when this alone is too much, and RedisFull.
+    ``follower`` is the channel of the web process that follows the stream. Return the length of the
+    list ``counted``, which is on the same server. Raise ProjectQuotaReached when the project holds
+    too much already, RequestTooLarge when this document alone is too much, and RedisFull.
     """
     texts = opening.texts if opening.frames else ()
-    data, entry = _packed(encode(document), texts), _first_entry(opening.frames, texts)
+    shortened = shorten(encode(document), texts)
+    data: bytes = shortened if isinstance(shortened, bytes) else msgpack.packb(shortened)
+    entry = (b"", b"", b"")
+    if opening.frames:
+        batch = Batch(0, opening.frames)
+        entry = batch.entry_id, batch.pack(texts), msgpack.packb(texts) if texts else b""
     size = len(data) + sum(map(len, entry))
     most = settings.PROJECT_REDIS_BYTES
     if size > most:
@@ -174,47 +195,22 @@ def save_document(
     keys += [counted] if counted else []
     limits = (int(opening.is_resumable), most, settings.RUN_TTL_S * 1000)
     arguments = (generation_id, project_id, *limits, data, follower or "", *entry)
-    outcome, *length = _save(generation_id, keys, arguments)
-    if outcome == _HAS_ROOM_NOW:
-        outcome, *length = _save(generation_id, keys, arguments)
+    client: Any = client_for(generation_id)
+    try:
+        outcome, *length = client.eval(_SAVE, len(keys), *keys, *arguments)
+        if outcome == _RETRY:
+            outcome, *length = client.eval(_SAVE, len(keys), *keys, *arguments)
+    except redis.exceptions.ResponseError as exc:
+        if "OOM" in str(exc):  # Redis' word for a full server; its place in the message differs.
+            raise RedisFull from exc
+        raise
     if outcome != _SAVED:
         raise ProjectQuotaReached
     return int(*length)
 
 
-def _save(generation_id: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-    try:
-        return client_for(generation_id).eval(_SAVE, len(keys), *keys, *arguments)
-    except redis.exceptions.ResponseError as exc:
-        if "OOM" in str(exc):  # In the words of Redis' own refusal, whose place differs.
-            raise RedisFull from exc
-        raise
-
-
-def _first_entry(frames: Sequence[bytes], texts: Sequence[bytes]) -> tuple[bytes, bytes, bytes]:
-    """Return id, batch and texts of the first entry of a log; nothing if there are no frames."""
-    if not frames:
-        return b"", b"", b""
-    batch = Batch(0, frames)
-    return batch.entry_id, batch.pack(texts), msgpack.packb(texts) if texts else b""
-
-
-def _packed(data: bytes, texts: Sequence[bytes]) -> bytes:
-    stored = shorten(data, texts)
-    packed: bytes = stored if isinstance(stored, bytes) else msgpack.packb(stored)
-    return packed
-
-
-def _unpacked(data: bytes, texts: Sequence[bytes]) -> bytes | None:
-    """Return the document as JSON, which begins with a brace; None if its texts are lost."""
-    try:
-        return data if data.startswith(b"{") else restore(msgpack.unpackb(data), texts)
-    except TextsUnknown:
-        return None
-
-
 def drop_document(generation_id: str) -> None:
-    """Forget the request of a generation that will never run."""
+    """Delete the document, the flags and the log of a generation that will never run."""
     keys = [key(generation_id) for key in (document_key, followers_key, cancel_key, log_key)]
     client_for(generation_id).eval(_DROP, len(keys), *keys, generation_id)
 
@@ -232,10 +228,10 @@ def load_document(
 def load_document(
     generation_id: str, assembly: type[Any] = Assembly, attempt: int = 1
 ) -> Loaded[Any]:
-    """Return the document, whether somebody cancelled it meanwhile, and the frames sent so far.
+    """Begin an attempt: return the document, the cancel flag, and the frames sent so far.
 
-    ``assembly`` is the type of the generation's kind; without it that part is left out. From now on
-    no attempt before ``attempt`` adds to those frames.
+    ``assembly`` is the type of the generation's kind; without it that part is not decoded. Appends
+    of attempts before ``attempt`` are refused from now on.
     """
     pipeline = client_for(generation_id).pipeline(transaction=False)
     if attempt > 1:
@@ -245,6 +241,10 @@ def load_document(
     pipeline.xrange(log_key(generation_id))
     data, cancelled, entries = pipeline.execute()[-3:]
     texts = texts_of(entries)
-    data = None if data is None else _unpacked(data, texts)
-    document = None if data is None else decode(data, assembly)
-    return Loaded(document, bool(cancelled), sent_so_far(batches_of(entries)), texts)
+    document = None
+    if data is not None:
+        # JSON begins with a brace; other documents refer to texts of the log, which may be lost.
+        with suppress(SharedTextsMissing):
+            json = data if data.startswith(b"{") else restore(msgpack.unpackb(data), texts)
+            document = decode(json, assembly)
+    return Loaded(document, bool(cancelled), sent_so_far(decode_log(entries)), texts)

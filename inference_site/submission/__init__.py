@@ -1,1 +1,1 @@
-"""The way from a valid request to a queued generation; the API apps import it."""
+"""From a valid request to a queued generation; the API apps import it."""

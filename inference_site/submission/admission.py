@@ -1,8 +1,8 @@
 """Admission: whether a request fits the limits and budgets of its key and its project.
 
-Requests and tokens a minute are counted before anything is written, and given back when the
-request is refused after all. Runs at one time and budgets are held in the transaction that accepts
-the generation, so that however many come at once, no more get in than may.
+Requests and tokens per minute are counted before anything is written, and given back when the
+request is refused after all. Concurrent runs and budgets are checked in the transaction that
+accepts the generation, so that requests that come at once do not exceed them together.
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ from inference_site.accounts.keys import Caller
 from inference_site.accounts.rate_limits import count_request
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.messages import TextPart
-from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from inference_site.errors.api_errors import QuotaError, RateLimitError
 from inference_site.generations.queue import WithRow
-from inference_site.submission.model_access import unknown_model
-from inference_site.submission.routing import BYTES_PER_TOKEN
+from inference_site.submission.model_access import BYTES_PER_TOKEN, unknown_model
 
 _TOKENS_PER_MESSAGE = 10
 _GENERATES = ("chat", "complete")
@@ -45,10 +43,9 @@ WHERE project_id = %(project_id)s AND finished_at IS NULL
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What was counted of a request and when, and what its answer's headers say of it.
+    """An admitted request: what was counted for it and when, and the headers that report it.
 
-    ``with_row`` is what the request itself has written with its row. An admission is written with
-    the row, too: what it holds is what the key and the project may not exceed together.
+    ``with_row`` is what the request itself writes with its row. An admission is a ``WithRow`` too.
     """
 
     caller: Caller
@@ -64,7 +61,7 @@ class Admission:
         return self.with_row is not None or self.caller.has_budget or has_limit
 
     def write(self) -> None:
-        """Write what belongs to the row, check the runs and reserve in budgets.
+        """Write what belongs to the row, check the concurrent runs and reserve in budgets.
 
         Raise RateLimitError or BudgetExhausted (see ``generations.queue.WithRow``).
         """
@@ -76,14 +73,14 @@ class Admission:
 
 
 @contextmanager
-def admitted(
+def admit(
     caller: Caller, request: GenerationRequest, with_row: WithRow | None = None
 ) -> Iterator[Admission]:
-    """Count a request; give back what was counted when it is not accepted.
+    """Count a request; give the count back if the block raises: it was not accepted.
 
-    Raise RateLimitError when there are too many a minute, QuotaError when a budget has no room.
+    Raise RateLimitError for too many requests per minute, QuotaError when a budget has no room.
     """
-    estimate = estimate_of(caller, request)
+    estimate = estimate_usage(caller, request)
     headers = count_request(caller, estimate.tokens)
     try:
         yield Admission(caller, estimate, timezone.now(), headers, with_row)
@@ -96,27 +93,29 @@ def admitted(
         raise
 
 
-def estimate_of(caller: Caller, request: GenerationRequest) -> Estimate:
-    """Return what a request may come to use; nothing where nobody counts it.
+def estimate_usage(caller: Caller, request: GenerationRequest) -> Estimate:
+    """Return an upper estimate of a request's tokens and cost; zero if no limit needs it.
 
-    The web process has no tokenizer: three bytes count as a token, and a message as ten more, which
-    is rather too much than too little. An answer without a bound counts as
-    ``RESERVED_OUTPUT_TOKENS``; none counts as more than the model's context.
+    The web process has no tokenizer: three bytes count as one token, and each message as ten more.
+    An answer without a bound counts as ``RESERVED_OUTPUT_TOKENS``; none counts as more than the
+    model's context.
     """
     if not caller.has_budget and not rate_limits.has_token_limit(caller):
         return Estimate(0, Decimal(0))
     spec = catalogue().models.get(request.model)
     if spec is None:  # It has been removed since this request was checked.
         raise unknown_model(request.model)
-    input_tokens, output_tokens = _input_tokens(request), _output_tokens(request, spec)
+    input_tokens = sum(len(prompt) for prompt in request.prompts if not isinstance(prompt, str))
+    input_tokens += len(request.messages) * _TOKENS_PER_MESSAGE
+    size = sum(len(text.encode()) for text in _texts(request))
+    input_tokens += -(-size // BYTES_PER_TOKEN)
+    output_tokens = 0
+    if request.operation in _GENERATES:
+        bound = request.max_output_tokens
+        each = settings.RESERVED_OUTPUT_TOKENS if bound is None else bound
+        output_tokens = request.answers * min(each, spec.context_length)
     cost = spec.price.cost(input_tokens, 0, output_tokens)
     return Estimate(max(1, input_tokens + output_tokens), cost)
-
-
-def _input_tokens(request: GenerationRequest) -> int:
-    ready = sum(len(prompt) for prompt in request.prompts if not isinstance(prompt, str))
-    size = sum(len(text.encode()) for text in _texts(request))
-    return ready + len(request.messages) * _TOKENS_PER_MESSAGE + -(-size // BYTES_PER_TOKEN)
 
 
 def _texts(request: GenerationRequest) -> Iterator[str]:
@@ -129,18 +128,10 @@ def _texts(request: GenerationRequest) -> Iterator[str]:
     yield from (repr(tool) for tool in request.tools)
 
 
-def _output_tokens(request: GenerationRequest, spec: ModelSpec) -> int:
-    if request.operation not in _GENERATES:
-        return 0
-    bound = request.max_output_tokens
-    each = settings.RESERVED_OUTPUT_TOKENS if bound is None else bound
-    return request.answers * min(each, spec.context_length)
-
-
 def _check_runs(caller: Caller) -> None:
-    """Raise RateLimitError when more runs of the key or project are under way than may be.
+    """Raise RateLimitError when the key or project has more concurrent runs than it may.
 
-    Called when the new one is written; what others wrote is counted after they committed.
+    The new row is written already, and the locks make others wait for its commit.
     """
     limits = _run_limits(caller)
     if limits == (None, None):
@@ -160,5 +151,5 @@ def _check_runs(caller: Caller) -> None:
 
 
 def _run_limits(caller: Caller) -> tuple[int | None, int | None]:
-    """Return how many runs there may be of the key and of the project; None is no limit."""
+    """Return the limits on concurrent runs of the key and of the project; None is no limit."""
     return caller.key_limits.concurrent_runs, caller.project_limits.concurrent_runs

@@ -1,19 +1,26 @@
-"""The model of a request: whether the caller may use it, who serves it, and what it can do."""
+"""The model of a request: whether the caller may use it, and which worker serves it when.
+
+A request for a route goes to one of the route's models. That is decided once, when the request is
+admitted, from what is known then: which workers serve, how long the queues are, and about how long
+the prompt is. A queued request stays with its model.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from django.conf import settings
 
 from inference_site.accounts.keys import Caller
 from inference_site.api.payload import WireRequest
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.catalogue.routes import Route
+from inference_site.catalogue.routes import Route, Target
 from inference_site.domain.errors import ModelServerAway
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import (
@@ -25,21 +32,28 @@ from inference_site.errors.api_errors import (
 from inference_site.errors.exceptions import LOAD_RETRY_S
 from inference_site.fleet import fleet, placement
 from inference_site.fleet.fleet import AlreadyLoading, ModelStatus, NotLoadable
-from inference_site.fleet.leases import live_view
+from inference_site.fleet.leases import LiveWorker, ModelState, live_view
+from inference_site.generations.models import Generation, ServiceClass
+from inference_site.generations.places import crowds, place_of, place_of_waiting
 from inference_site.model_store.adapters import added_view
 from inference_site.observability.log_context import note
-from inference_site.submission.routing import Asked, asked_of, ranked
 
+BYTES_PER_TOKEN = 3
+"""The web process has no tokenizer. This estimates rather too many tokens: the prompt must fit."""
+_CONVERSATION_KEYS = ("conversation_id", "prompt_cache_key", "safety_identifier", "user")
+_PROMPT = {"messages", "instructions", "input", "prompt", "suffix", "tools"}
+_TRUNCATION = ("truncate_sequence", "truncation")
+_NO_TEXT = frozenset({"data", "encrypted_content", "file_data", "image_url"})
 _NAME = re.compile(r"[\w./:@+-]{1,100}", re.ASCII)
-_TRY_AGAIN_S = 60.0
-"""A model that could not be loaded is not tried again on demand for so long."""
+_FAILED_FOR_S = 60.0
+"""How long a model that could not be loaded is not loaded on demand again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
     """A model of the catalogue, and what requests to it may ask for.
 
-    ``route`` is the one by whose name it was asked for, if any.
+    ``route`` is the name of the route that led to it, if any.
     """
 
     spec: ModelSpec
@@ -47,10 +61,10 @@ class ResolvedModel:
     route: str = ""
 
 
-def resolved(spec: ModelSpec) -> ResolvedModel:
-    """Return the model with its capabilities, by the worker that serves it."""
+def with_capabilities(spec: ModelSpec) -> ResolvedModel:
+    """Return the model with its added adapters and the capabilities of its worker."""
     adapted = added_view.now().to(spec)
-    # What was added may not be announced yet; then the worker says so.
+    # Workers may not have announced an adapter that was added just now; they check it themselves.
     takes_lora = {"lora"} if adapted.lora_adapters else set()
     return ResolvedModel(adapted, fleet.capabilities_of(spec) | takes_lora)
 
@@ -63,15 +77,15 @@ def served_model(
     background: bool = False,
     continues: Callable[[], str] | None = None,
 ) -> ResolvedModel:
-    """Return the model of this name; without one, the site's default.
+    """Return the model of this name; without a name, the site's default.
 
-    The name of an adapter of one model is that model with it. The name of a route is
-    the one of its models that this request goes to (see ``routing``), by its ``body`` and by the
-    generation whose context it ``continues``.
+    The name of an adapter that one model has stands for that model with the adapter. The name of a
+    route stands for the model that ``rank_targets`` finds best for the ``body`` and for the
+    generation whose context the request ``continues``.
 
-    Raise InvalidRequestError when there is none, NotFoundError for one that is unknown or for other
-    projects, ForbiddenError for one that the caller's key does not allow, and UnavailableError when
-    no worker serves it (see ``require_served``).
+    Raise InvalidRequestError for a blank name, NotFoundError for a model that is unknown or for
+    other projects, ForbiddenError for one that the caller's key does not allow, and
+    UnavailableError when no worker serves it (see ``require_served``).
     """
     name = name or settings.DEFAULT_MODEL
     if not name.strip():
@@ -81,25 +95,38 @@ def served_model(
     if _NAME.fullmatch(name):
         note(model=name)
     spec = catalogue().named(name, caller.project_name)
-    if spec is None and (adapted := _adapted(caller, name)) is not None:
-        model = served_model(caller, adapted, background=background)
-        return replace(model, spec=replace(model.spec, lora=((name, 1.0),)))
     if spec is None:
-        raise unknown_model(name)
+        mine = (s for s in catalogue().models.values() if s.is_for(caller.project_name))
+        adapted = [s.id for s in map(added_view.now().to, mine) if name in s.lora_adapters]
+        if len(adapted) != 1:
+            raise unknown_model(name)
+        model = served_model(caller, adapted[0], background=background)
+        return replace(model, spec=replace(model.spec, lora=((name, 1.0),)))
     require_allowed(caller, spec)
     if isinstance(spec, Route):
         earlier = continues() if continues is not None else ""
-        asked = asked_of(caller, body, earlier, background=background)
-        target = _served_target(spec, caller, asked, background=background)
-        return replace(resolved(target), route=spec.id)
+        query = route_query(caller, body, earlier, background=background)
+        target = _served_target(spec, caller, query, background=background)
+        return replace(with_capabilities(target), route=spec.id)
     require_served(spec, background=background)
-    return resolved(spec)
+    return with_capabilities(spec)
+
+
+def unknown_model(name: str) -> NotFoundError:
+    """Return the error for a name that no model of the caller's has."""
+    message = f"The model `{name[:100]}` does not exist or you do not have access to it."
+    return NotFoundError(message, param="model", code="model_not_found")
+
+
+def may_use(caller: Caller, spec: ModelSpec | Route) -> bool:
+    """Whether the caller's key allows this model or route."""
+    return not caller.allowed_models or spec.id in caller.allowed_models
 
 
 def require_allowed(caller: Caller, spec: ModelSpec | Route) -> None:
     """Raise ForbiddenError for a model or route that the caller's key does not allow.
 
-    A route that is allowed is allowed with all its models, and nothing else allows it.
+    A route that is allowed is allowed with all its models; allowing these does not allow the route.
     """
     if not may_use(caller, spec):
         raise ForbiddenError(
@@ -109,54 +136,14 @@ def require_allowed(caller: Caller, spec: ModelSpec | Route) -> None:
         )
 
 
-def _served_target(route: Route, caller: Caller, asked: Asked, *, background: bool) -> ModelSpec:
-    """Return the model of the route that can take the request, or else will in time.
-
-    A target that is loaded on demand is, while a fallback answers. Raise UnavailableError.
-    """
-    candidates = route.candidates(caller.project_name, asked.key, asked.earlier)
-    refusals = []
-    for spec in ranked(candidates, route, caller, asked):
-        try:
-            require_served(spec, background=background)
-        except UnavailableError as exc:
-            refusals.append(exc)
-            if exc.code == "model_loading":
-                break  # All that come after it are not served either; it is enough to load one.
-        else:
-            if fleet.is_on_demand(candidates[0].spec):
-                with suppress(UnavailableError):
-                    require_served(candidates[0].spec)
-            return spec
-    raise refusals[0]
-
-
-def unknown_model(name: str) -> NotFoundError:
-    """Return the error for a name that no model of the caller's has."""
-    message = f"The model `{name[:100]}` does not exist or you do not have access to it."
-    return NotFoundError(message, param="model", code="model_not_found")
-
-
-def _adapted(caller: Caller, adapter: str) -> str | None:
-    """Return the id of the only model of the caller's that has an adapter of this name."""
-    mine = (s for s in catalogue().models.values() if s.is_for(caller.project_name))
-    found = [spec.id for spec in map(added_view.now().to, mine) if adapter in spec.lora_adapters]
-    return found[0] if len(found) == 1 else None
-
-
-def may_use(caller: Caller, spec: ModelSpec | Route) -> bool:
-    """Whether the caller's key allows this model or route."""
-    return not caller.allowed_models or spec.id in caller.allowed_models
-
-
 def require_served(spec: ModelSpec, *, background: bool = False) -> None:
-    """Return when the request can be queued: a worker serves its model, or will in time.
+    """Return if the request can be queued: a worker serves its model, or will in time.
 
-    Of a model that is loading, requests in the ``background`` wait as long as it takes, the others
-    for ``LOAD_WAIT_S``. A request has a model loaded that is not preloaded, with ``LOAD_ON_DEMAND``
-    any. While the only worker of a model is being replaced, all requests wait; so they do for a
-    server that is away and may come back, in the foreground for ``SERVER_WAIT_S``.
-    Raise UnavailableError, ``model_loading``, ``no_worker`` or ``engine_unavailable``.
+    While a model loads, requests in the ``background`` wait as long as it takes, the others for
+    ``LOAD_WAIT_S``. A request starts the load of a model that is loaded on demand. While the only
+    worker of a model is being replaced, all requests wait; and while a model server is away,
+    requests in the foreground wait for ``SERVER_WAIT_S``.
+    Raise UnavailableError with ``model_loading``, ``no_worker`` or ``engine_unavailable``.
     """
     if live_view.serving_now(spec.id):
         return
@@ -182,11 +169,15 @@ def require_served(spec: ModelSpec, *, background: bool = False) -> None:
 
 
 def _is_loading(spec: ModelSpec, status: ModelStatus) -> bool:
-    """Whether the model is on its way, if need be because this request had it loaded."""
+    """Whether the model is being loaded; start its load if it is loaded on demand."""
     if status == ModelStatus.LOADING:
         return True
-    if not fleet.is_on_demand(spec) or (status == ModelStatus.FAILED and _failed_just_now(spec)):
+    if not fleet.is_on_demand(spec):
         return False
+    if status == ModelStatus.FAILED:
+        failed_at = max((served.since for served in live_view.having(spec.id)), default=0.0)
+        if time.time() - failed_at < _FAILED_FOR_S:
+            return False
     try:
         fleet.load(None, spec.id)
     except AlreadyLoading:
@@ -196,6 +187,164 @@ def _is_loading(spec: ModelSpec, status: ModelStatus) -> bool:
     return True
 
 
-def _failed_just_now(spec: ModelSpec) -> bool:
-    tried_at = max((served.since for served in live_view.having(spec.id)), default=0.0)
-    return time.time() - tried_at < _TRY_AGAIN_S
+@dataclass(frozen=True, slots=True)
+class RouteQuery:
+    """What decides which model of a route a request goes to.
+
+    ``key`` is the same for requests of one conversation. ``earlier`` is the model that answered the
+    turn before. ``tokens`` is the estimated length of the prompt, 0 if it may be truncated to fit.
+    """
+
+    key: str = ""
+    earlier: str = ""
+    tokens: int = 0
+    service_class: ServiceClass = ServiceClass.FOREGROUND
+
+
+def route_query(
+    caller: Caller, body: WireRequest | None, continues: str, *, background: bool = False
+) -> RouteQuery:
+    """Return the query for this request; ``continues`` is the generation whose context it has."""
+    if body is None:
+        return RouteQuery()
+    keys = (getattr(body, name, None) for name in _CONVERSATION_KEYS)
+    may_truncate = any(getattr(body, name, None) in (True, "auto") for name in _TRUNCATION)
+    is_late = background or getattr(body, "service_tier", None) == "flex"
+    earlier, tokens = "", 0
+    if continues:
+        rows = Generation.objects.filter(public_id=continues, project_id=caller.project_id)
+        row = rows.values_list("model", "input_tokens", "output_tokens").first()
+        if row is not None:
+            earlier, tokens = row[0], (row[1] or 0) + (row[2] or 0)
+    for value in body.model_dump(include=_PROMPT, exclude_unset=True).values():
+        match value:
+            case [str() | list(), *_]:  # Several prompts: the longest must fit.
+                tokens += max(map(_tokens_in, value))
+            case _:
+                tokens += _tokens_in(value)
+    return RouteQuery(
+        next((str(key) for key in keys if key), ""),
+        earlier,
+        0 if may_truncate else tokens,
+        ServiceClass.BACKGROUND if is_late else ServiceClass.FOREGROUND,
+    )
+
+
+def _tokens_in(value: Any) -> int:
+    """Estimate the tokens of the texts and token ids in a JSON value."""
+    size, tokens, left = 0, 0, [value]
+    while left:
+        match left.pop():
+            case str(text):
+                size += 0 if text.startswith("data:") else len(text.encode())
+            case bool():
+                pass
+            case int():
+                tokens += 1  # A token's id.
+            case list(items):
+                left.extend(items)
+            case dict(fields):
+                left.extend(held for name, held in fields.items() if name not in _NO_TEXT)
+            case _:
+                pass
+    return tokens + -(-size // BYTES_PER_TOKEN)
+
+
+def rank_targets(
+    candidates: list[Target], route: Route, caller: Caller, query: RouteQuery
+) -> list[ModelSpec]:
+    """Return the models of the candidates, best first; equal ones keep their order.
+
+    A model that a worker serves goes before one without, then one whose context has room, then one
+    whose queue is not too long. If the prompt is too long for all, the longest context has room. A
+    model that meets all three is returned alone.
+    """
+    needed = min(query.tokens, max(one.context_length for one in candidates))
+    known = []
+    for one in candidates:
+        is_down = not live_view.serving_now(one.spec.id)
+        is_crowded = not is_down and _is_crowded(one.spec.id, route, caller, query)
+        demerits = (is_down, one.context_length < needed, is_crowded)
+        if not any(demerits):
+            return [one.spec]
+        known.append((demerits, one.spec))
+    return [spec for _, spec in sorted(known, key=lambda pair: pair[0])]
+
+
+def _is_crowded(model: str, route: Route, caller: Caller, query: RouteQuery) -> bool:
+    """Whether the queue is full for one more request, or longer than the route allows."""
+    parts = crowds.of(model).parts(caller.project_id, query.service_class)
+    if any(part.refusal for part in parts):
+        return True
+    if route.max_queue_s is None:
+        return False
+    wait_s = place_of(model, caller.project_id, query.service_class).wait_s
+    return wait_s is not None and wait_s > route.max_queue_s
+
+
+def _served_target(
+    route: Route, caller: Caller, query: RouteQuery, *, background: bool
+) -> ModelSpec:
+    """Return the best model of the route that can take the request now or in time.
+
+    The first candidate is loaded if it is loaded on demand, while another one answers. Raise
+    UnavailableError.
+    """
+    candidates = route.candidates(caller.project_name, query.key, query.earlier)
+    refusals = []
+    for spec in rank_targets(candidates, route, caller, query):
+        try:
+            require_served(spec, background=background)
+        except UnavailableError as exc:
+            refusals.append(exc)
+            if exc.code == "model_loading":
+                break  # The others are not served either, and one load is enough.
+        else:
+            if fleet.is_on_demand(candidates[0].spec):
+                with suppress(UnavailableError):
+                    require_served(candidates[0].spec)
+            return spec
+    raise refusals[0]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """A model that is being loaded, on the worker that should have it first.
+
+    ``expected_s`` is None if no load of it has been measured; ``progress``, from 0 to 1, is None if
+    it is not known. ``reason`` says what the load waits for, if it does.
+    """
+
+    expected_s: int | None = None
+    progress: float | None = None
+    reason: str = ""
+
+
+def load_progress(model: str, live: Iterable[LiveWorker]) -> LoadProgress:
+    """Return how far these workers are with loading a model."""
+    reports = [served for worker in live if (served := worker.model(model)) is not None]
+    reports = [served for served in reports if served.state == ModelState.LOADING]
+    first = min(
+        reports,
+        key=lambda r: math.inf if r.expected_s is None else r.expected_s,
+        default=None,
+    )
+    if first is None:
+        return LoadProgress()
+    expected_s = None if first.expected_s is None else math.ceil(first.expected_s)
+    return LoadProgress(expected_s, first.progress, first.reason)
+
+
+def loading_comment(model: str, public_id: str) -> bytes:
+    """Return the SSE comment of a stream that waits for its model to load; b"" if it does not."""
+    live = live_view.workers()
+    if any(worker.serves(model) for worker in live):
+        return b""
+    if fleet.status_among(live, model) != ModelStatus.LOADING:
+        return b""
+    if (place := place_of_waiting(public_id)) is None:
+        return b""
+    said = [f"position={max(1, place.position)}"]
+    if (expected_s := load_progress(model, live).expected_s) is not None:
+        said.append(f"expected_s={expected_s}")
+    return f": loading {' '.join(said)}\n\n".encode()

@@ -1,8 +1,8 @@
-"""The one way in: a validated request is admitted, becomes a row of the queue, and is followed."""
+"""Submission: a validated request is admitted, becomes a row of the queue, and is followed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,9 +12,9 @@ from rest_framework.request import Request
 
 from inference_site.accounts.budgets import BudgetExhausted
 from inference_site.accounts.keys import Caller
+from inference_site.gateway.follower import Follower
 from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
-from inference_site.gateway.hub.follower import Follower
-from inference_site.gateway.hub.hub import hub
+from inference_site.gateway.hub import hub
 from inference_site.generations.disconnect_grace import attend
 from inference_site.generations.kinds import kind_of
 from inference_site.generations.models import ONE_RUN_A_KEY, Generation, ServiceClass
@@ -25,25 +25,24 @@ from inference_site.idempotency.requests import GRACE_S, answered_with, claim_of
 from inference_site.site_settings.current import disconnect_grace_s as site_grace_s
 from inference_site.storage.connections import lent_connection
 from inference_site.streams.request_documents import Document, Opening
-from inference_site.submission.admission import Admission, admitted
-from inference_site.submission.context_bound import fitted
-from inference_site.submission.loading import loading_comment
+from inference_site.submission.admission import Admission, admit
+from inference_site.submission.context_bound import fit_to_context
+from inference_site.submission.model_access import loading_comment
 from inference_site.usage.accounting import settle_for_request
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A validated request: what to generate, how the answer is written, who pays, what is kept.
+    """A validated request: what to generate, how the answer is written, who pays, what is stored.
 
-    ``document`` has all that the worker needs. ``frames`` are what its stream begins with;
-    ``texts`` are long texts that the frames and the document repeat. A stream that ``is_resumable``
-    may be read again some time after it has ended; one that ``is_replayable`` is then made anew
-    from what is stored, so its log need not be kept for that. ``with_row`` is written in the
-    transaction that accepts it. In the ``background`` it outlives its client; otherwise by
-    ``grace_s`` seconds, in which it can be read again. ``continues`` is the generation whose prefix
-    it has. ``subject`` is the field of the API's request that holds what the model reads, if the
-    engine calls it otherwise. With a ``key_claim`` it is accepted only if no other request has
-    that idempotency key.
+    ``document`` is what the worker needs. The stream begins with ``frames``; ``texts`` are long
+    texts that the frames and the document repeat. A stream that ``is_resumable`` may be read again
+    some time after it has ended; one that ``is_replayable`` is rebuilt from the database then, so
+    its log need not be kept. ``with_row`` is written in the transaction that accepts the request.
+    The generation goes on without its client in the ``background``, else for ``grace_s`` seconds.
+    ``continues`` is the generation whose prompt and answer are the beginning of this prompt.
+    ``subject`` is the field of the API's request that holds the prompt, if its name is not the
+    engine's. With a ``key_claim`` it is accepted only if no other request has the idempotency key.
     """
 
     kind: str
@@ -67,7 +66,7 @@ class Submission:
 
 
 def follow(submission: Submission) -> Follower:
-    """Return a reader of its stream, after the frames that the stream begins with."""
+    """Follow the submission's stream, after its first ``frames``."""
     after = len(submission.frames) - 1
     return hub.follow(submission.generation_id, after, submission.grace_s)
 
@@ -80,35 +79,28 @@ def submit(
 ) -> dict[str, str]:
     """Admit and commit the generation, and wake its model's workers; return headers for the answer.
 
-    ``follower`` reads its stream, and is there before a worker can send anything; None when nobody
-    waits. When the generation is refused it leaves. One that is no longer wanted is not run.
+    ``follower`` reads its stream, and exists before a worker can send anything; None when no client
+    waits. It leaves the hub if this raises. ``is_wanted`` is asked just before the commit.
     """
     try:
-        submission = _fitted(submission)
-        with admitted(submission.caller, submission.document.request, submission.with_row) as held:
+        document = submission.document
+        request = fit_to_context(document.request, submission.subject)
+        if request is not document.request:
+            submission = replace(submission, document=replace(document, request=request))
+        with admit(submission.caller, request, submission.with_row) as admission:
             if follower is not None and submission.grace_s:
                 attend(submission.generation_id, submission.grace_s)
             channel = None if follower is None else hub.channel
             try:
-                place = _enqueue(submission, request_id, held, channel, is_wanted)
+                place = _enqueue(submission, request_id, admission, channel, is_wanted)
             except BudgetExhausted:
-                settle_for_request()  # What has ended may have left some room.
-                place = _enqueue(submission, request_id, held, channel, is_wanted)
+                settle_for_request()  # Generations that have ended may have left some budget.
+                place = _enqueue(submission, request_id, admission, channel, is_wanted)
     except BaseException:
         if follower is not None:
             hub.leave(follower)
         raise
-    answerer = {"x-model": submission.document.request.model}
-    return held.headers | place.headers | answerer
-
-
-def _fitted(submission: Submission) -> Submission:
-    """Return it with a request that may fit into its model's context (see ``context_bound``)."""
-    document = submission.document
-    request = fitted(document.request, submission.subject)
-    if request is document.request:
-        return submission
-    return replace(submission, document=replace(document, request=request))
+    return admission.headers | place.headers | {"x-model": request.model}
 
 
 def _enqueue(
@@ -129,7 +121,7 @@ def _enqueue(
         streamed=submission.stream,
         background=submission.background,
         end_user=submission.end_user,
-        # For the release before this one, which knows of a key only by the generation's row.
+        # The release before this one finds a key only in the generation's row.
         idempotency_key="" if submission.key_claim is None else submission.key_claim.key,
         ignored_params=submission.ignored_params,
         reserved_tokens=admission.estimate.tokens,
@@ -160,7 +152,7 @@ def _enqueue(
 def respond(
     request: Request, submission: Submission, answer: HttpResponse | None = None
 ) -> HttpResponse:
-    """Submit what a view was asked for, and leave its answer to the relay.
+    """Submit a view's request and leave its answer to the relay.
 
     With an ``answer`` the client gets that and does not wait for the generation.
     """
@@ -178,14 +170,19 @@ def respond(
     headers = submit(submission, request_id, follower, lambda: not outcome.is_given_up)
     outcome.started_id = submission.generation_id
     if follower is not None:
-        cancels = not submission.background
+        model, id_ = submission.document.request.model, submission.generation_id
+
+        def comment() -> bytes:
+            with lent_connection():
+                return loading_comment(model, id_)
+
         handoff = HandOff(
             follower,
             submission.stream,
             submission.frames,
-            cancels=cancels,
+            cancels=not submission.background,
             lines=kind_of(submission.kind).lines,
-            comment=_comment_of(submission) if submission.stream else None,
+            comment=comment if submission.stream else None,
         )
         answer = hand_off(request._request, handoff)
     assert answer is not None
@@ -196,16 +193,6 @@ def respond(
     return answer
 
 
-def _comment_of(submission: Submission) -> Callable[[], bytes]:
-    model, id_ = submission.document.request.model, submission.generation_id
-
-    def comment() -> bytes:
-        with lent_connection():
-            return loading_comment(model, id_)
-
-    return comment
-
-
 def disconnect_grace_s(caller: Caller) -> int:
-    """Return by how many seconds a response that this caller stores outlives its client."""
+    """Return for how many seconds a stored response of this caller goes on without its client."""
     return site_grace_s(caller.disconnect_grace_s)

@@ -18,8 +18,7 @@ from inference_site.domain.deltas import Delta, Finish, FinishReason, Usage
 from inference_site.errors.api_errors import ApiError
 from inference_site.errors.exceptions import api_error
 from inference_site.generations.kinds import Assembler
-from inference_site.streams.batches import Sent
-from inference_site.streams.ending import Ending
+from inference_site.streams.batches import Ending, Sent
 from inference_site.streams.request_documents import Assembly
 from responses_api.output import events
 from responses_api.output.live_output import LiveOutput

@@ -16,9 +16,9 @@ from inference_site.generations.models import ServiceClass
 from inference_site.generations.queue import new_id
 from inference_site.request_fields.capabilities import ignored_fields
 from inference_site.request_fields.mapping import require_stream_for_options
+from inference_site.streams.batches import long_texts
 from inference_site.streams.request_documents import Document
-from inference_site.streams.shared_text import long_texts
-from inference_site.submission.context_bound import ContextBound, fitted
+from inference_site.submission.context_bound import ContextBound, fit_to_context
 from inference_site.submission.model_access import ResolvedModel, served_model
 from inference_site.submission.submit import Submission
 from responses_api.output.assembler import RESPONSE, ResponseAssembly
@@ -142,7 +142,7 @@ def to_document(
 ) -> Document[ResponseAssembly]:
     """Return the request document. Raise InvalidRequestError for what the model cannot do."""
     asked = to_generation_request(body, context.placed(), model, project_id)
-    asked = fitted(asked, "input")  # Before some megabytes become events.
+    asked = fit_to_context(asked, "input")  # Before some megabytes become events.
     assembly = ResponseAssembly(
         response,
         emits=bool(body.stream) or response["store"],

@@ -9,18 +9,18 @@ from typing import Any
 from inference_site.domain.request import Constraint, GenerationRequest
 from inference_site.request_fields.capabilities import require_fields, require_media
 from inference_site.request_fields.constraint import (
-    of_json_object,
-    of_json_schema,
-    text_constraint,
+    json_object_constraint,
+    json_schema_constraint,
     to_constraint,
 )
 from inference_site.request_fields.mapping import (
+    text_constraint,
     to_reasoning_budget,
     to_sampled_request,
     to_stop,
     to_template_vars,
 )
-from inference_site.request_fields.wire.constraint import JsonObjectFormat
+from inference_site.request_fields.wire import JsonObjectFormat
 from inference_site.submission.model_access import ResolvedModel
 from responses_api.request.messages import to_messages
 from responses_api.request.tools import to_tool_plan
@@ -79,9 +79,9 @@ def to_counting_request(
 def _formatted(body: ResponseRequest) -> Constraint | None:
     match body.text.format if body.text else None:
         case JsonObjectFormat() as given:
-            return of_json_object(given, "text.format")
+            return json_object_constraint(given, "text.format")
         case JsonSchemaFormat() as given:
-            return of_json_schema(given.json_schema, "text.format.schema", given)
+            return json_schema_constraint(given.json_schema, "text.format.schema", given)
         case _:
             return None
 

@@ -14,8 +14,8 @@ from inference_site.domain import messages as domain
 from inference_site.domain.custom_tools import custom_arguments
 from inference_site.domain.messages import Message, ToolCall
 from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.content import joined, to_file, to_image
-from inference_site.request_fields.wire.content import InputFile
+from inference_site.request_fields.mapping import join_parts, to_file, to_image
+from inference_site.request_fields.wire import InputFile
 from responses_api.output.sealing import unseal
 from responses_api.state.context import PlacedItem
 
@@ -154,7 +154,7 @@ class _Fold:
         self, parts: list[dict[str, Any]], where: str
     ) -> tuple[str | None, tuple[domain.Part, ...]]:
         """Return the text, or None and the parts when there is more than text."""
-        return joined([self._part(part, f"{where}[{i}]") for i, part in enumerate(parts)])
+        return join_parts([self._part(part, f"{where}[{i}]") for i, part in enumerate(parts)])
 
     def _part(self, part: dict[str, Any], where: str) -> domain.Part:
         match part["type"]:

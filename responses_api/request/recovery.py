@@ -8,7 +8,7 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.streams.batches import Sent
 from inference_site.streams.request_documents import Document
 from inference_site.submission.context_bound import ContextBound
-from inference_site.submission.model_access import resolved
+from inference_site.submission.model_access import with_capabilities
 from responses_api.models import StoredResponse
 from responses_api.output.assembler import ResponseAssembler, ResponseAssembly
 from responses_api.output.events import decode
@@ -52,7 +52,7 @@ def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
     before = history_of(previous, room) if previous else items_before(stored, room)
     context = Context(new, before, previous, stored.conversation)
     response = stored_response(stored, []).model_dump()
-    return to_document(stored.project_id, body, context, resolved(spec), response)
+    return to_document(stored.project_id, body, context, with_capabilities(spec), response)
 
 
 def _find(public_id: str) -> StoredResponse | None:

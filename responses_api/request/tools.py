@@ -5,8 +5,8 @@ from __future__ import annotations
 from inference_site.domain import request as domain
 from inference_site.domain.custom_tools import custom_tool
 from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.mapping import ToolPlan, only, to_grammar
-from inference_site.request_fields.wire.tools import GrammarInput
+from inference_site.request_fields.mapping import ToolPlan, select_tools, to_grammar
+from inference_site.request_fields.wire import GrammarInput
 from responses_api.wire.request import (
     AllowedTools,
     ContextFields,
@@ -32,10 +32,10 @@ def to_tool_plan(body: ContextFields) -> ToolPlan:
         case "required":
             return ToolPlan(_some(tools), must_call=True)
         case NamedTool(name=name):
-            return ToolPlan(only(tools, [name]), must_call=True)
+            return ToolPlan(select_tools(tools, [name]), must_call=True)
         case AllowedTools(mode=mode, tools=allowed):
             names = [tool.name for tool in allowed if isinstance(tool, NamedTool)]
-            chosen = only(tools, names)
+            chosen = select_tools(tools, names)
             must_call = mode == "required"
             return ToolPlan(_some(chosen) if must_call else chosen, must_call)
         case HostedChoice(type=kind):

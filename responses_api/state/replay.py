@@ -11,8 +11,7 @@ from django.db.models import Func, QuerySet, Sum, TextField
 from django.db.models.functions import Cast
 from pydantic_core import to_json
 
-from inference_site.streams.batches import Batch, Remake
-from inference_site.streams.ending import Ending
+from inference_site.streams.batches import Batch, Ending, StoredStream
 from responses_api.models import ENDED, StoredResponse
 from responses_api.output.events import DONE, encode, error_event, opening, terminal
 from responses_api.output.item_events import ItemEvents
@@ -30,14 +29,14 @@ _DELTA_BYTES = 250
 """Bytes of the event of a delta beside the text."""
 
 
-def remake_of(stored: StoredResponse, after: int = -1) -> Remake:
+def remake_of(stored: StoredResponse, after: int = -1) -> StoredStream:
     """Return how the stream of a response that has ended is made anew (see ``replay``)."""
     output = stored.items.filter(is_output=True)
     text = Cast("data", TextField())
     size = output.aggregate(size=Sum(Func(text, function="octet_length")))["size"] or 0
     deltas = sum(len(item["sizes"]) for item in (stored.deltas or {}).get("items", ()) if item)
     about = _TIMES * size + _STATES * len(str(stored.request)) + _DELTA_BYTES * deltas
-    return Remake(about, partial(replay, stored, after))
+    return StoredStream(about, partial(replay, stored, after))
 
 
 def replay(stored: StoredResponse, after: int = -1) -> list[Batch]:
@@ -61,7 +60,7 @@ def replay(stored: StoredResponse, after: int = -1) -> list[Batch]:
     return [Batch(first, frames, Ending((), 200, to_json(response)))]
 
 
-def replay_of(public_id: str, *, is_begun: bool = False) -> Remake | None:
+def replay_of(public_id: str, *, is_begun: bool = False) -> StoredStream | None:
     """Return how, by the response's id; None when there is no such response.
 
     Also None for one that ``is_begun``, and of which it is unknown in what deltas it was sent.

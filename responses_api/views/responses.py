@@ -14,8 +14,7 @@ from inference_site.api.schema import ListObject, documented
 from inference_site.api.views import ApiView
 from inference_site.errors.api_errors import ConflictError, InvalidRequestError, NotFoundError
 from inference_site.gateway.handoff import HandOff, Wait, call_again, hand_off
-from inference_site.gateway.hub.hub import hub
-from inference_site.gateway.hub.past_streams import attach
+from inference_site.gateway.hub import attach, hub
 from inference_site.generations.cancel import cancel
 from inference_site.generations.places import place_of_waiting
 from inference_site.submission.submit import disconnect_grace_s, respond
@@ -140,7 +139,7 @@ def stream(request: Request, stored: StoredResponse, after: int, grace_s: int = 
         follower,
         stream=True,
         known=known or (),
-        remake=remake,
+        replay=remake,
         cancels=False,
         closing=[DONE] if settings.RESPONSES_SEND_DONE else (),
     )

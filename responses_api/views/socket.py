@@ -29,14 +29,13 @@ from inference_site.errors.api_errors import (
     UnavailableError,
 )
 from inference_site.errors.exceptions import api_error
-from inference_site.gateway.bodies import ROOM_KEY, MessageRoom
+from inference_site.gateway.bodies import SOCKET_MEMORY_KEY, SocketMemory
 from inference_site.gateway.delivery import Delivery, Sink
-from inference_site.gateway.hub.follower import Follower
-from inference_site.gateway.hub.hub import hub
-from inference_site.gateway.waiting import Attempt, answer_of
+from inference_site.gateway.follower import Follower
+from inference_site.gateway.handoff import CallResult, call_until_done
+from inference_site.gateway.hub import hub
 from inference_site.storage.connections import lent_connection
-from inference_site.streams.batches import Batch, frames_of
-from inference_site.streams.ending import Ending
+from inference_site.streams.batches import Batch, Ending, frames_of
 from inference_site.submission.submit import follow, submit
 from responses_api.output.events import DONE, decode
 from responses_api.request.creation import Creation, create
@@ -82,7 +81,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
             logger.info("websocket refused: %s", exc)
             await self.close()
             return
-        self._room: MessageRoom = self.scope.get(ROOM_KEY) or MessageRoom()
+        self._room: SocketMemory = self.scope.get(SOCKET_MEMORY_KEY) or SocketMemory()
         try:
             self._room.count_for(caller.project_id)
         except RateLimitError as exc:
@@ -189,12 +188,12 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
 
     async def _start(self, body: ResponseRequest) -> Started:
         """Enqueue it; wait while its conversation is busy."""
-        started = await answer_of(lambda: self._attempt(body), time.monotonic())
+        started = await call_until_done(lambda: self._attempt(body), time.monotonic())
         if isinstance(started, ConversationLocked):
             raise started
         return started
 
-    async def _attempt(self, body: ResponseRequest) -> Attempt[Started | ConversationLocked]:
+    async def _attempt(self, body: ResponseRequest) -> CallResult[Started | ConversationLocked]:
         starting = asyncio.ensure_future(_in_thread(lambda: self._started(body)))
         try:
             creation, follower = await asyncio.shield(starting)
@@ -202,8 +201,8 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
             starting.add_done_callback(_abandon)
             raise
         except ConversationLocked as locked:
-            return Attempt(locked, locked.wait)
-        return Attempt((creation, follower), None, follower.generation_id)
+            return CallResult(locked, locked.wait)
+        return CallResult((creation, follower), None, follower.generation_id)
 
     def _authenticated(self) -> Caller:
         """Return the caller as its key is now: a socket lives longer than a key may."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from inference_site.api.payload import WireObject, WireRequest
-from inference_site.request_fields.wire.request import Metadata
+from inference_site.request_fields.wire import Metadata
 from responses_api.wire.chat_messages import InputItems
 
 

@@ -15,24 +15,23 @@ from pydantic import (
 from pydantic_core import PydanticKnownError
 
 from inference_site.api.payload import WireRequest
-from inference_site.request_fields.wire.constraint import (
+from inference_site.request_fields.wire import (
     ConstraintFields,
-    JsonObjectFormat,
-    ResponseFormat,
-    TextFormat,
-)
-from inference_site.request_fields.wire.constraint import JsonSchemaFormat as ChatSchemaFormat
-from inference_site.request_fields.wire.request import (
+    CustomFormat,
     EndUser,
+    FunctionName,
+    JsonObjectFormat,
     Metadata,
     ReasoningEffort,
+    ResponseFormat,
+    SamplingFields,
     ServiceTier,
     StopTexts,
+    TextFormat,
+    apply_aliases,
+    flat_tool,
 )
-from inference_site.request_fields.wire.sampling import SamplingFields
-from inference_site.request_fields.wire.second_names import officially_named
-from inference_site.request_fields.wire.shapes import flat_tool
-from inference_site.request_fields.wire.tools import CustomFormat, FunctionName
+from inference_site.request_fields.wire import JsonSchemaFormat as ChatSchemaFormat
 from responses_api.wire.chat_messages import InputItems
 from responses_api.wire.items import ObjectId
 
@@ -235,7 +234,7 @@ class ChatNames(WireRequest):
     def _officially_named(self) -> Self:
         if not self.model_fields_set.isdisjoint(self._second_names()):
             objects = {"text": TextField(), "reasoning": Reasoning()}
-            return officially_named(self, self._second_names(), objects)
+            return apply_aliases(self, self._second_names(), objects)
         return self
 
     def _second_names(self) -> dict[str, tuple[str, Any]]:

@@ -14,7 +14,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from inference_site.domain.sampling import Sampling
 from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.submission.model_access import resolved
+from inference_site.submission.model_access import with_capabilities
 
 # The catalogue asks Redis for the models of run time, and the database for their adapters.
 pytestmark = [pytest.mark.redis, pytest.mark.django_db]
@@ -24,7 +24,7 @@ MODEL = ModelSpec("demo", "scripted")
 
 def mapped(**fields: Any) -> GenerationRequest:
     body = {"model": "Demo", "messages": [{"role": "user", "content": "hi"}], **fields}
-    return to_generation_request(parse(ChatCompletionRequest, body), resolved(MODEL))
+    return to_generation_request(parse(ChatCompletionRequest, body), with_capabilities(MODEL))
 
 
 def test_what_is_not_given_is_left_to_the_model() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from django.http import HttpResponse
 
-from inference_site.gateway import delivery, relay, waiting
+from inference_site.gateway import delivery, handoff, relay
+from inference_site.gateway.follower import Follower
 from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, Feed, HandOff
 from inference_site.gateway.head import Head
-from inference_site.gateway.hub.follower import Follower
-from inference_site.gateway.hub.hub import Hub
+from inference_site.gateway.hub import Hub
 from inference_site.gateway.relay import Relay
 from tests.gateway.asgi import FakeClient, scope
 
@@ -70,7 +70,7 @@ class Exchange:
         self.relay = Relay(lambda _: Head(1, takes_body=True))
         self.relay._handler = self.handler
         self.client = FakeClient(b"{}")
-        for module in (delivery, relay, waiting):
+        for module in (delivery, relay, handoff):
             monkeypatch.setattr(module, "hub", self.hub)
 
     def start(self) -> asyncio.Task[None]:

@@ -13,7 +13,7 @@ from inference_site.errors.api_errors import (
     RequestTimeoutError,
     UnavailableError,
 )
-from inference_site.gateway.bodies import BodyRoom, read_body
+from inference_site.gateway.bodies import BodyMemory, read_body
 from inference_site.gateway.head import length_of_body
 from tests.gateway.asgi import FakeClient, scope
 
@@ -26,15 +26,15 @@ def _small(settings: Settings) -> None:
 
 
 class Holder:
-    """Holds room until told otherwise."""
+    """Reserves memory until ``end``."""
 
-    def __init__(self, room: BodyRoom, project_id: int, size: int) -> None:
-        self.has_room, self.done = asyncio.Event(), asyncio.Event()
-        self.task = asyncio.create_task(self._hold(room, project_id, size))
+    def __init__(self, memory: BodyMemory, project_id: int, size: int) -> None:
+        self.has_memory, self.done = asyncio.Event(), asyncio.Event()
+        self.task = asyncio.create_task(self._hold(memory, project_id, size))
 
-    async def _hold(self, room: BodyRoom, project_id: int, size: int) -> None:
-        async with room.held(project_id, size):
-            self.has_room.set()
+    async def _hold(self, memory: BodyMemory, project_id: int, size: int) -> None:
+        async with memory.reserved(project_id, size):
+            self.has_memory.set()
             await self.done.wait()
 
     async def end(self) -> None:
@@ -49,94 +49,94 @@ async def _settled() -> None:
 
 def test_a_project_holds_a_quarter_and_others_get_the_rest() -> None:
     async def main() -> None:
-        room = BodyRoom()
-        first, second, third = (Holder(room, 1, 10) for _ in range(3))
-        other = Holder(room, 2, 20)
+        memory = BodyMemory()
+        first, second, third = (Holder(memory, 1, 10) for _ in range(3))
+        other = Holder(memory, 2, 20)
         await _settled()
-        held = [holder.has_room.is_set() for holder in (first, second, third, other)]
+        held = [holder.has_memory.is_set() for holder in (first, second, third, other)]
         assert held == [True, True, False, True]
         await first.end()
         await _settled()
-        assert third.has_room.is_set()
+        assert third.has_memory.is_set()
         for holder in (second, third, other):
             await holder.end()
-        await Holder(room, 3, 30).end()
+        await Holder(memory, 3, 30).end()
 
     asyncio.run(main())
 
 
-def test_one_body_has_room_however_large_it_may_be() -> None:
+def test_one_body_has_memory_however_large_it_may_be() -> None:
     async def main() -> None:
-        room = BodyRoom()
-        await asyncio.wait_for(Holder(room, 1, 30).end(), 1)
-        await asyncio.wait_for(Holder(room, 1, 500).end(), 1)
+        memory = BodyMemory()
+        await asyncio.wait_for(Holder(memory, 1, 30).end(), 1)
+        await asyncio.wait_for(Holder(memory, 1, 500).end(), 1)
 
     asyncio.run(main())
 
 
-def test_who_finds_no_room_in_time_is_refused_and_leaves_none_taken(settings: Settings) -> None:
+def test_a_body_without_memory_in_time_is_refused_and_keeps_none(settings: Settings) -> None:
     settings.BODY_TIMEOUT_S = 0.05
 
     async def main() -> None:
-        room = BodyRoom()
-        first = Holder(room, 1, 20)
+        memory = BodyMemory()
+        first = Holder(memory, 1, 20)
         await _settled()
         with pytest.raises(UnavailableError):
-            await Holder(room, 1, 20).task
+            await Holder(memory, 1, 20).task
         await first.end()
-        again = Holder(room, 1, 20)
+        again = Holder(memory, 1, 20)
         await _settled()
-        assert again.has_room.is_set()
+        assert again.has_memory.is_set()
         await again.end()
 
     asyncio.run(main())
 
 
-def test_so_many_of_a_project_wait_and_others_are_not_kept_from_it() -> None:
+def test_bodies_of_one_project_that_wait_are_bounded_and_others_go_on() -> None:
     async def main() -> None:
-        room = BodyRoom()
-        holders = [Holder(room, 1, 20) for _ in range(1001)]
+        memory = BodyMemory()
+        holders = [Holder(memory, 1, 20) for _ in range(1001)]
         await _settled()
         with pytest.raises(UnavailableError):
-            await asyncio.wait_for(Holder(room, 1, 20).task, 1)
-        await asyncio.wait_for(Holder(room, 2, 20).end(), 1)
+            await asyncio.wait_for(Holder(memory, 1, 20).task, 1)
+        await asyncio.wait_for(Holder(memory, 2, 20).end(), 1)
         for holder in holders:
             await asyncio.wait_for(holder.end(), 1)
 
     asyncio.run(main())
 
 
-def test_who_gives_room_back_looks_at_few_of_those_who_wait() -> None:
-    class Counting(BodyRoom):
-        looks = 0
+def test_giving_memory_back_tries_few_of_the_bodies_that_wait() -> None:
+    class Counting(BodyMemory):
+        tries = 0
 
-        def _fits(self, project_id: int | None, size: int) -> bool:
-            self.looks += 1
-            return super()._fits(project_id, size)
+        def try_reserve(self, project_id: int | None, size: int) -> bool:
+            self.tries += 1
+            return super().try_reserve(project_id, size)
 
     async def main() -> None:
-        room = Counting()
-        holders = [Holder(room, project, 20) for _ in range(300) for project in (1, 2)]
+        memory = Counting()
+        holders = [Holder(memory, project, 20) for _ in range(300) for project in (1, 2)]
         await _settled()
         for holder in holders:
             holder.done.set()
         await asyncio.gather(*(holder.task for holder in holders))
-        assert room.looks < 10 * len(holders)
+        assert memory.tries < 10 * len(holders)
 
     asyncio.run(main())
 
 
-def test_a_waiter_that_leaves_holds_no_room() -> None:
+def test_a_waiter_that_leaves_keeps_no_memory() -> None:
     async def main() -> None:
-        room = BodyRoom()
-        first, leaving = Holder(room, 1, 20), Holder(room, 1, 20)
+        memory = BodyMemory()
+        first, leaving = Holder(memory, 1, 20), Holder(memory, 1, 20)
         await _settled()
         leaving.task.cancel()
         await _settled()
         await first.end()
-        last = Holder(room, 1, 20)
+        last = Holder(memory, 1, 20)
         await _settled()
-        assert last.has_room.is_set()
+        assert last.has_memory.is_set()
         await last.end()
 
     asyncio.run(main())

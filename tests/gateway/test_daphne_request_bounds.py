@@ -9,8 +9,8 @@ import pytest
 from daphne import server as daphne_server
 from twisted.internet.defer import Deferred
 
-from inference_site.gateway.server.draining import DrainingServer
-from inference_site.gateway.server.request_bounds import BoundedRequest
+from inference_site.gateway.daphne_protocols import BoundedRequest
+from inference_site.gateway.daphne_server import WebServer
 
 
 class Endpoint:
@@ -34,7 +34,7 @@ def test_every_connection_bounds_its_requests(monkeypatch: pytest.MonkeyPatch) -
         daphne_server, "globalLogBeginner", SimpleNamespace(beginLoggingTo=lambda *_, **__: None)
     )
     monkeypatch.setattr(daphne_server.asyncio, "set_event_loop", lambda _: None)
-    server = DrainingServer(None, endpoints=["tcp:port=0"])
+    server = WebServer(None, endpoints=["tcp:port=0"])
     server.abort_start = True  # All but the reactor's loop.
     monkeypatch.setattr(daphne_server, "WebSocketFactory", lambda *_, **__: _Options())
     server.run()

@@ -9,10 +9,9 @@ from unittest.mock import Mock
 import pytest
 from twisted.internet.testing import StringTransport
 
-from inference_site.gateway.http_answers import EVENTS
-from inference_site.gateway.server.bounded_channel import BoundedChannel
-from inference_site.gateway.server.paced_server import _parts
-from inference_site.gateway.server.request_bounds import BoundedRequest
+from inference_site.gateway.daphne_protocols import BoundedChannel, BoundedRequest
+from inference_site.gateway.daphne_server import pieces_of
+from inference_site.gateway.delivery import EVENTS
 
 _LARGE = b"data: " + b"x" * 70_000 + b"\n\n"
 _EVENTS = [b"data: 1\n\n", b"", b"data: two\n\n", _LARGE, b": ping\n\n", b"data: 3\n\n"]
@@ -47,7 +46,7 @@ def _written(version: bytes, messages: list[dict[str, Any]]) -> bytes:
     head = [(b"content-type", b"text/event-stream"), (b"date", b"now")]
     request.handle_reply({"type": "http.response.start", "status": 200, "headers": head})
     for message in messages:
-        for part in _parts(message):
+        for part in pieces_of(message):
             request.handle_reply(part)
     channel.setTimeout(None)
     written: bytes = transport.value()
@@ -68,7 +67,7 @@ def test_events_of_one_message_are_written_like_those_of_many(version: bytes) ->
 
 
 def test_what_is_written_at_once_is_bounded_and_nothing_is_left_out() -> None:
-    [*parts] = _parts({"type": EVENTS, "events": _EVENTS * 9, "more_body": True})
+    [*parts] = pieces_of({"type": EVENTS, "events": _EVENTS * 9, "more_body": True})
     sizes = [sum(map(len, part.get("events", [part.get("body", b"")]))) for part in parts]
     assert max(sizes) <= 64 * 1024
     pieces = [piece for part in parts for piece in part.get("events", [part.get("body", b"")])]

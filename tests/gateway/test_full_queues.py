@@ -10,8 +10,8 @@ from pytest_django.fixtures import Settings
 
 from inference_site.domain.errors import ProjectQueueFull, QueueFull
 from inference_site.errors.api_errors import ApiError
-from inference_site.gateway import full_queues
-from inference_site.gateway.full_queues import refuse_if_full
+from inference_site.gateway import relay
+from inference_site.gateway.relay import refuse_if_full
 from inference_site.generations.places import Crowds
 
 SCOPE: dict[str, Any] = {"headers": [(b"content-type", b"application/json")]}
@@ -24,7 +24,7 @@ def full(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Crowds:
     crowds = Crowds()
     crowds.note_refusal("m", 1, QueueFull, is_background=False)
     crowds.note_refusal("n", 1, ProjectQueueFull, is_background=True)
-    monkeypatch.setattr(full_queues, "crowds", crowds)
+    monkeypatch.setattr(relay, "crowds", crowds)
     return crowds
 
 

@@ -25,7 +25,7 @@ from inference_site.fleet import leases
 from inference_site.fleet.leases import Lease, LiveView, LiveWorker, ModelReport, prune
 from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, HandOff, Outcome
-from inference_site.gateway.hub.hub import hub
+from inference_site.gateway.hub import hub
 from inference_site.generations.models import Generation
 from inference_site.generations.queue import new_id
 from inference_site.generations.wake_ups import queue_name

@@ -17,19 +17,17 @@ from django.utils import timezone
 from inference_site.accounts.models import ApiKey
 from inference_site.domain.deltas import TextDelta
 from inference_site.domain.errors import WorkerLost
-from inference_site.gateway.hub import hub as hub_module
-from inference_site.gateway.hub import lost_streams
-from inference_site.gateway.hub.follower import Follower
-from inference_site.gateway.hub.hub import Hub
+from inference_site.gateway import hub as hub_module
+from inference_site.gateway import lost_streams
+from inference_site.gateway.follower import Follower
+from inference_site.gateway.hub import Hub
 from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import new_id
 from inference_site.generations.whole_answer import failure
 from inference_site.storage.connections import lent_connection
 from inference_site.storage.redis_clients import client_for, new_async_clients
-from inference_site.streams.batches import Batch, Sent
-from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import MESSAGE_TYPE, AsyncEventLog, close_log
-from inference_site.streams.log_scripts import Write
+from inference_site.streams.batches import Batch, Ending, Sent
+from inference_site.streams.event_log import MESSAGE_TYPE, AsyncEventLog, Write, close_log
 from inference_site.streams.request_documents import Loaded, load_document, save_document
 from responses_api.models import StoredResponse
 from responses_api.output.events import DONE, decode

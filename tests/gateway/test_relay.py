@@ -10,10 +10,9 @@ import pytest
 from pytest_django.fixtures import Settings
 
 from inference_site.cors import with_cors
-from inference_site.gateway import http_answers, thread_shares
+from inference_site.gateway import delivery, view_pool
 from inference_site.gateway.handoff import Feed
-from inference_site.streams.batches import Batch
-from inference_site.streams.ending import Ending
+from inference_site.streams.batches import Batch, Ending
 from tests.gateway.asgi import FakeClient, error_of
 from tests.gateway.exchange import Exchange
 
@@ -58,7 +57,7 @@ async def just_wait(_: Exchange, task: asyncio.Task[None]) -> None:
 @pytest.fixture
 def pinging(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
     """Ping first after 50 ms, then every 20 ms."""
-    monkeypatch.setattr(http_answers, "_FIRST_PING_S", 0.05)
+    monkeypatch.setattr(delivery, "_FIRST_PING_S", 0.05)
     settings.KEEP_ALIVE_INTERVAL = 20
 
 
@@ -340,7 +339,7 @@ def test_a_body_past_the_limit_is_refused_before_any_view(run: Run, settings: Se
 def test_no_body_is_taken_of_who_would_be_refused_a_thread(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(thread_shares, "_AT_FIRST", 0)
+    monkeypatch.setattr(view_pool, "_MOST_AT_FIRST", 0)
     client = FakeClient(b"{}")
     client.receive = None  # type: ignore[method-assign,assignment]  # Who asks for it fails.
     exchange = run(just_wait, client=client)

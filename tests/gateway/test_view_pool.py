@@ -12,10 +12,9 @@ from django.http import HttpResponse
 from pytest_django.fixtures import Settings
 
 from inference_site.errors.api_errors import UnavailableError
-from inference_site.gateway import thread_shares
+from inference_site.gateway import view_pool
 from inference_site.gateway.handler import error_response
-from inference_site.gateway.thread_shares import Share, ThreadShares
-from inference_site.gateway.view_pool import ViewPool
+from inference_site.gateway.view_pool import QueueKey, ThreadQueues, ViewPool
 
 
 def answer(status: int = 200) -> Callable[[], HttpResponse]:
@@ -104,11 +103,11 @@ def test_threads_of_views_that_hang_are_replaced_but_not_without_end(settings: S
 
     async def main() -> None:
         pool = ViewPool(2)
-        hanging = [asyncio.create_task(pool.run(stuck, ignore, Share(n))) for n in (1, 2)]
+        hanging = [asyncio.create_task(pool.run(stuck, ignore, QueueKey(n))) for n in (1, 2)]
         await asyncio.sleep(0.1)
-        response = await pool.run(answer(), ignore, Share(3))
+        response = await pool.run(answer(), ignore, QueueKey(3))
         assert (response.status_code, stuck.ran) == (200, 2)
-        hanging += [asyncio.create_task(pool.run(stuck, ignore, Share(n))) for n in (4, 5, 6)]
+        hanging += [asyncio.create_task(pool.run(stuck, ignore, QueueKey(n))) for n in (4, 5, 6)]
         await asyncio.sleep(3)
         assert stuck.ran == 4
         stuck.let_go.set()
@@ -125,9 +124,9 @@ def test_a_slow_failure_of_storage_refuses_nobody_where_others_get_on() -> None:
 
     async def main() -> None:
         pool = ViewPool(2)
-        failing = asyncio.create_task(pool.run(slow_failure, ignore, Share(1)))
+        failing = asyncio.create_task(pool.run(slow_failure, ignore, QueueKey(1)))
         await asyncio.sleep(0.1)
-        assert (await pool.run(answer(), ignore, Share(2))).status_code == 200
+        assert (await pool.run(answer(), ignore, QueueKey(2))).status_code == 200
         assert (await failing).status_code == 503
         assert (await pool.run(answer(), ignore)).status_code == 200
 
@@ -175,8 +174,8 @@ def test_views_that_compute_are_no_stall(settings: Settings) -> None:
 
     async def main() -> None:
         pool = ViewPool(2)
-        computing = asyncio.create_task(pool.run(compute, ignore, Share(1)))
-        waiting = asyncio.create_task(pool.run(answer(), ignore, Share(1)))
+        computing = asyncio.create_task(pool.run(compute, ignore, QueueKey(1)))
+        waiting = asyncio.create_task(pool.run(answer(), ignore, QueueKey(1)))
         await asyncio.sleep(1.2)
         assert not computing.done()
         done.set()
@@ -190,11 +189,11 @@ def test_a_project_has_at_most_half_of_the_threads() -> None:
 
     async def main() -> None:
         pool = ViewPool(4)
-        busy = [asyncio.create_task(pool.run(stuck, ignore, Share(1))) for _ in range(20)]
+        busy = [asyncio.create_task(pool.run(stuck, ignore, QueueKey(1))) for _ in range(20)]
         await _until(lambda: stuck.ran == 2)
         await asyncio.sleep(0.05)
         assert stuck.ran == 2
-        assert (await pool.run(answer(), ignore, Share(2))).status_code == 200
+        assert (await pool.run(answer(), ignore, QueueKey(2))).status_code == 200
         stuck.let_go.set()
         assert len(await asyncio.gather(*busy)) == 20
 
@@ -206,12 +205,12 @@ def test_large_bodies_of_a_project_are_one_after_the_other() -> None:
 
     async def main() -> None:
         pool = ViewPool(4)
-        large = Share(1, is_large=True)
+        large = QueueKey(1, is_large=True)
         busy = [asyncio.create_task(pool.run(stuck, ignore, large)) for _ in range(3)]
         await _until(lambda: stuck.ran == 1)
         await asyncio.sleep(0.05)
         assert stuck.ran == 1
-        assert (await pool.run(answer(), ignore, Share(1))).status_code == 200
+        assert (await pool.run(answer(), ignore, QueueKey(1))).status_code == 200
         stuck.let_go.set()
         assert len(await asyncio.gather(*busy)) == 3
 
@@ -221,8 +220,8 @@ def test_large_bodies_of_a_project_are_one_after_the_other() -> None:
 def test_a_project_rests_after_a_large_body_while_others_ask(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(thread_shares, "_REST", 1e6)
-    own = Share(1, is_large=True)
+    monkeypatch.setattr(view_pool, "_REST", 1e6)
+    own = QueueKey(1, is_large=True)
 
     async def main() -> None:
         pool, next_one = ViewPool(1), Stuck()
@@ -230,7 +229,7 @@ def test_a_project_rests_after_a_large_body_while_others_ask(
         assert (await pool.run(answer(), ignore, own)).status_code == 200
         waiting = asyncio.create_task(pool.run(next_one, ignore, own))
         for project in (2, 1):  # With its small ones it goes on.
-            assert (await pool.run(answer(201), ignore, Share(project))).status_code == 201
+            assert (await pool.run(answer(201), ignore, QueueKey(project))).status_code == 201
         assert next_one.ran == 0
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
@@ -239,9 +238,9 @@ def test_a_project_rests_after_a_large_body_while_others_ask(
 
 
 def test_a_project_that_is_alone_need_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_shares, "_REST", 1e6)
-    monkeypatch.setattr(thread_shares, "_ALONE_S", -1.0)
-    own = Share(1, is_large=True)
+    monkeypatch.setattr(view_pool, "_REST", 1e6)
+    monkeypatch.setattr(view_pool, "_ALONE_S", -1.0)
+    own = QueueKey(1, is_large=True)
 
     async def main() -> None:
         pool = ViewPool(1)
@@ -252,22 +251,22 @@ def test_a_project_that_is_alone_need_not_rest(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_pace_of_large_bodies_is_not_that_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_shares, "_LATEST", 1.0)
+    monkeypatch.setattr(view_pool, "_NEWEST_WEIGHT", 1.0)
 
     async def main() -> None:
-        shares, large = ThreadShares(2, 1), Share(1, is_large=True)
-        assert shares.take(large) is None
-        waiting = [shares.take(large) for _ in range(5)]
+        queues, large = ThreadQueues(2, 1), QueueKey(1, is_large=True)
+        assert queues.take(large) is None
+        waiting = [queues.take(large) for _ in range(5)]
         for _ in range(2):
             await asyncio.sleep(0.05)
-            shares.give_back(large)
-        monkeypatch.setattr(thread_shares, "_LONGEST_S", 0.0)
-        monkeypatch.setattr(thread_shares, "_LONGEST_LARGE_S", 0.0)
+            queues.give_back(large)
+        monkeypatch.setattr(view_pool, "_LONGEST_WAIT_S", 0.0)
+        monkeypatch.setattr(view_pool, "_LONGEST_LARGE_WAIT_S", 0.0)
         with pytest.raises(UnavailableError):
-            shares.require_room(large)
-        assert shares.take(Share(2)) is None
-        assert shares.take(Share(2)) is not None
-        shares.require_room(Share(2))
+            queues.require_room(large)
+        assert queues.take(QueueKey(2)) is None
+        assert queues.take(QueueKey(2)) is not None
+        queues.require_room(QueueKey(2))
         assert len(waiting) == 5
 
     asyncio.run(main())
@@ -281,10 +280,10 @@ def test_a_thread_goes_to_the_project_that_has_the_fewest() -> None:
 
     async def main() -> None:
         pool, stuck = ViewPool(1), Stuck()
-        first = asyncio.create_task(pool.run(stuck, ignore, Share(1)))
+        first = asyncio.create_task(pool.run(stuck, ignore, QueueKey(1)))
         await asyncio.sleep(0.05)
-        rest = [pool.run(view(1), ignore, Share(1)) for _ in range(50)]
-        rest += [pool.run(view(project), ignore, Share(project)) for project in (2, 3)]
+        rest = [pool.run(view(1), ignore, QueueKey(1)) for _ in range(50)]
+        rest += [pool.run(view(project), ignore, QueueKey(project)) for project in (2, 3)]
         tasks = [asyncio.create_task(coroutine) for coroutine in rest]
         await asyncio.sleep(0.05)
         stuck.let_go.set()
@@ -296,14 +295,14 @@ def test_a_thread_goes_to_the_project_that_has_the_fewest() -> None:
 
 
 def test_a_full_line_is_full_for_who_fills_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_shares, "_MOST_WAITING", 10)
+    monkeypatch.setattr(view_pool, "_MOST_WAITING", 10)
 
     async def main() -> None:
         pool, stuck = ViewPool(1), Stuck()
-        flood = [asyncio.create_task(pool.run(stuck, ignore, Share(1))) for _ in range(30)]
+        flood = [asyncio.create_task(pool.run(stuck, ignore, QueueKey(1))) for _ in range(30)]
         await asyncio.sleep(0.05)
         assert sum(task.done() for task in flood) == 19
-        other = asyncio.create_task(pool.run(answer(), ignore, Share(2)))
+        other = asyncio.create_task(pool.run(answer(), ignore, QueueKey(2)))
         await asyncio.sleep(0.05)
         stuck.let_go.set()
         assert (await other).status_code == 200
@@ -313,13 +312,13 @@ def test_a_full_line_is_full_for_who_fills_it(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_nobody_waits_longer_for_a_thread_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_shares, "_LONGEST_S", 0.1)
+    monkeypatch.setattr(view_pool, "_LONGEST_WAIT_S", 0.1)
 
     async def main() -> None:
         pool, stuck = ViewPool(1), Stuck()
         first = asyncio.create_task(pool.run(stuck, ignore))
         await asyncio.sleep(0.05)
-        late = [asyncio.create_task(pool.run(answer(), ignore, Share(n % 3))) for n in range(9)]
+        late = [asyncio.create_task(pool.run(answer(), ignore, QueueKey(n % 3))) for n in range(9)]
         outcomes = await asyncio.gather(*late, return_exceptions=True)
         assert {type(outcome) for outcome in outcomes} == {UnavailableError}
         stuck.let_go.set()
@@ -330,35 +329,35 @@ def test_nobody_waits_longer_for_a_thread_than_may_be(monkeypatch: pytest.Monkey
 
 
 def test_who_would_wait_too_long_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_shares, "_LATEST", 1.0)
+    monkeypatch.setattr(view_pool, "_NEWEST_WEIGHT", 1.0)
 
     async def main() -> None:
-        shares, own, other = ThreadShares(1, 1), Share(1), Share(2)
-        assert shares.take(own) is None
-        waiting = [shares.take(own) for _ in range(20)]
+        queues, own, other = ThreadQueues(1, 1), QueueKey(1), QueueKey(2)
+        assert queues.take(own) is None
+        waiting = [queues.take(own) for _ in range(20)]
         for _ in range(2):  # Between two threads lies a time.
             await asyncio.sleep(0.05)
-            shares.give_back(own)
-        monkeypatch.setattr(thread_shares, "_LONGEST_S", 0.5)
+            queues.give_back(own)
+        monkeypatch.setattr(view_pool, "_LONGEST_WAIT_S", 0.5)
         with pytest.raises(UnavailableError):
-            shares.take(own)
-        assert shares.take(other) is not None
+            queues.take(own)
+        assert queues.take(other) is not None
         assert sum(turn is not None and turn.done() for turn in waiting) == 2
 
     asyncio.run(main())
 
 
 def test_until_the_pace_is_known_few_of_a_project_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_shares, "_AT_FIRST", 5)
+    monkeypatch.setattr(view_pool, "_MOST_AT_FIRST", 5)
 
     async def main() -> None:
-        pool, stuck, own = ViewPool(1), Stuck(), Share(1)
+        pool, stuck, own = ViewPool(1), Stuck(), QueueKey(1)
         flood = [asyncio.create_task(pool.run(stuck, ignore, own)) for _ in range(20)]
         await asyncio.sleep(0.05)
         assert sum(task.done() for task in flood) == 14
         with pytest.raises(UnavailableError):
             pool.require_room(own)
-        pool.require_room(Share(2))
+        pool.require_room(QueueKey(2))
         stuck.let_go.set()
         await asyncio.gather(*flood, return_exceptions=True)
         pool.require_room(own)

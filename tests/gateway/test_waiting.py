@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 from django.http import HttpResponse
 
-from inference_site.gateway import delivery, relay, waiting
+from inference_site.gateway import delivery, handoff, relay
 from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, HandOff, Wait
 from inference_site.gateway.head import Head
 from inference_site.gateway.relay import Relay
-from inference_site.streams.batches import Batch
-from inference_site.streams.ending import Ending
+from inference_site.streams.batches import Batch, Ending
 from tests.gateway.asgi import FakeClient, scope
 from tests.gateway.exchange import QuietHub
 
@@ -86,7 +85,7 @@ class Crowd:
         self.view = OneConversation(self.hub, at_most_s)
         self._relay = Relay(lambda _: Head(1, takes_body=True))
         self._relay._handler = self.view
-        for module in (delivery, relay, waiting):
+        for module in (delivery, relay, handoff):
             monkeypatch.setattr(module, "hub", self.hub)
 
     def has_other_holder(self, before: str) -> bool:

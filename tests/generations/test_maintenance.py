@@ -59,12 +59,15 @@ from inference_site.storage.redis_clients import (
 )
 from inference_site.streams.batches import Batch
 from inference_site.streams.event_log import (
+    Appended,
     AsyncEventLog,
+    LogState,
+    Write,
     drop_cancel_flag,
     is_cancel_requested,
+    log_key,
     request_cancel,
 )
-from inference_site.streams.log_scripts import Appended, LogState, Write, log_key
 from inference_site.streams.request_documents import load_document, save_document
 from tests.generations.rows import chat_document, create_generation
 

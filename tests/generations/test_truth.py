@@ -13,7 +13,7 @@ from inference_site.doctor.truth import check_logs, check_rows
 from inference_site.generations.models import Status
 from inference_site.storage.redis_clients import client_for
 from inference_site.streams.batches import Batch
-from inference_site.streams.log_scripts import log_key
+from inference_site.streams.event_log import log_key
 from tests.generations.rows import create_generation
 from tests.responses_api.chains import Chain, end_generation
 

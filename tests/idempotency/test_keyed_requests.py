@@ -18,11 +18,11 @@ from inference_site.idempotency import models
 from inference_site.idempotency.models import (
     KeyClaim,
     KeyedRequest,
-    KeyHeld,
+    KeyLocked,
     KeyTaken,
-    find,
+    find_uses,
     forget_answer,
-    trim,
+    trim_answers,
 )
 from inference_site.idempotency.retention import prune
 
@@ -64,12 +64,12 @@ def test_of_claims_at_one_moment_one_is_written(claim: KeyClaim) -> None:
 
 def test_of_those_who_take_a_key_over_one_does(claim: KeyClaim) -> None:
     claim.write()
-    (known,) = find(claim.api_key_id, claim.key, 10)
+    (known,) = find_uses(claim.api_key_id, claim.key, 10)
     mine = replace(claim, replaces=known.id, request="other")
     mine.write()
     with pytest.raises(KeyTaken):
         mine.write()
-    (taken,) = find(claim.api_key_id, claim.key, 10)
+    (taken,) = find_uses(claim.api_key_id, claim.key, 10)
     assert (taken.request, taken.id != known.id) == ("other", True)
 
 
@@ -84,7 +84,7 @@ def test_a_claim_that_is_not_committed_is_waited_for_a_while(claim: KeyClaim) ->
     with ThreadPoolExecutor(1) as pool:
         with transaction.atomic():
             claim.write()
-            with pytest.raises(KeyHeld):
+            with pytest.raises(KeyLocked):
                 pool.submit(write).result(60)
             transaction.set_rollback(True)
         pool.submit(write).result(60)
@@ -111,10 +111,10 @@ def test_the_oldest_answers_go_and_what_has_generated_stays_without(
         id_ = "resp_1" if number == 1 else ""
         replace(claim, key=str(number), generation_id=id_).write()
     replace(claim, key="run", generation_id="chatcmpl-1", status=0, body="").write()
-    assert trim(claim.project_id) == 3
+    assert trim_answers(claim.project_id) == 3
     rows = KeyedRequest.objects.order_by("id").values_list("key", "body", "kept_bytes")
     assert list(rows) == [("1", "", 0), *((n, "{}", 2) for n in "345"), ("run", "", 0)]
-    assert trim(claim.project_id) == 0
+    assert trim_answers(claim.project_id) == 0
 
 
 def test_answers_are_bounded_by_their_bytes_too(
@@ -133,7 +133,7 @@ def test_all_goes_after_a_day(claim: KeyClaim) -> None:
         replace(claim, key=key).write()
     day_ago = timezone.now() - dt.timedelta(days=1, seconds=1)
     KeyedRequest.objects.filter(key="old").update(created_at=day_ago)
-    (known,) = find(claim.api_key_id, "old", 10)
+    (known,) = find_uses(claim.api_key_id, "old", 10)
     assert known.is_old
     assert prune(math.inf) == 1
     assert KeyedRequest.objects.get().key == "new"

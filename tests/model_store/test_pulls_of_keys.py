@@ -29,7 +29,7 @@ from inference_site.model_store.models import (
 )
 from inference_site.model_store.watching import look
 from inference_site.storage.connections import lent_connection
-from inference_site.streams.ending import Ending
+from inference_site.streams.batches import Ending
 from tests.gateway.asgi import scope
 from tests.hub_server import Hub
 from worker.runtime.pulls import Pulls

@@ -9,7 +9,7 @@ import pytest
 
 from inference_site.domain.request import Constraint, ConstraintKind, Tool
 from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.constraint_bounds import checked
+from inference_site.request_fields.constraint import check_constraint
 from inference_site.request_fields.mapping import ToolPlan
 
 VALUES = {"enum": list(range(1_001))}
@@ -35,7 +35,7 @@ def _lark(inline: str, rules: int = 1) -> str:
 )
 def test_what_fits_passes(kind: ConstraintKind, source: str) -> None:
     constraint = Constraint(kind, source, "grammar")
-    assert checked(constraint) is constraint
+    assert check_constraint(constraint) is constraint
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_what_fits_passes(kind: ConstraintKind, source: str) -> None:
 )
 def test_what_does_not_is_refused(kind: ConstraintKind, source: str, reason: str) -> None:
     with pytest.raises(InvalidRequestError, match=reason) as refused:
-        checked(Constraint(kind, source, "grammar"))
+        check_constraint(Constraint(kind, source, "grammar"))
     assert refused.value.param == "grammar"
 
 

@@ -17,8 +17,8 @@ from inference_site.domain.messages import AudioPart, ImagePart, Message, Part, 
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.capabilities import require_media
-from inference_site.request_fields.content import to_content
-from inference_site.submission.model_access import resolved
+from inference_site.request_fields.mapping import to_content
+from inference_site.submission.model_access import with_capabilities
 
 # The catalogue asks Redis for the models of run time, and the database for their adapters.
 pytestmark = [pytest.mark.redis, pytest.mark.django_db]
@@ -35,7 +35,7 @@ def content_of(content: Any, spec: ModelSpec = SEEING) -> tuple[str | None, tupl
     [message] = parse(ChatCompletionRequest, body).messages
     assert isinstance(message, UserMessage)
     said, parts = to_content(message.content, "messages[0].content")
-    require_media(resolved(spec), [Message("user", said, parts=parts)])
+    require_media(with_capabilities(spec), [Message("user", said, parts=parts)])
     return said, parts
 
 

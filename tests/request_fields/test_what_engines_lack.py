@@ -13,7 +13,7 @@ from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.catalogue.engines.upstream_flavors import FLAVORS
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.capabilities import BOUNDS, HINTS, ignored_fields
+from inference_site.request_fields.capabilities import HINTS, RESTRICTIONS, ignored_fields
 from inference_site.submission.model_access import ResolvedModel
 from tests.served_stack import ROOT
 
@@ -71,7 +71,9 @@ def outcome(kind: str, body: dict[str, Any]) -> str:
 def test_the_page_has_every_field_of_the_rule() -> None:
     told = rows()
     assert set(told) == set(SENT)
-    assert {bound.field for bound in BOUNDS} == {n for n, (_, how) in told.items() if how == "400"}
+    assert {bound.field for bound in RESTRICTIONS} == {
+        n for n, (_, how) in told.items() if how == "400"
+    }
     assert set(HINTS) <= {name for name, (_, how) in told.items() if how == "named"}
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from inference_site.domain.deltas import Delta, TokenLogprob, ToolCallDelta
-from inference_site.streams.batches import Sent
-from inference_site.streams.ending import Ending
+from inference_site.streams.batches import Ending, Sent
 from responses_api.output import objects
 from responses_api.output.assembler import ResponseAssembler
 from responses_api.output.events import DONE, decode

@@ -18,7 +18,7 @@ import pytest
 
 from inference_site.domain.deltas import Delta, Finish, ReasoningDelta, TextDelta, Usage
 from inference_site.domain.errors import GenerationFailed
-from inference_site.streams.ending import Ending
+from inference_site.streams.batches import Ending
 from responses_api.output.assembler import ResponseAssembler
 from responses_api.output.events import DONE, accepted, decode
 from tests.responses_api.deltas import begun, call, logprob, new_assembler, new_response

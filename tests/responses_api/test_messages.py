@@ -10,7 +10,7 @@ from inference_site.domain.messages import ImagePart, Message, TextPart, ToolCal
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.capabilities import require_media
-from inference_site.submission.model_access import resolved
+from inference_site.submission.model_access import with_capabilities
 from responses_api.output.sealing import seal
 from responses_api.request.messages import to_messages
 from responses_api.state.context import PlacedItem
@@ -33,7 +33,7 @@ def messages(
     body = ResponseRequest.model_validate({"input": list(items)})
     placed = [PlacedItem(to_data(item), f"input[{i}]") for i, item in enumerate(body.input or ())]
     turns = to_messages(instructions, placed, PROJECT)
-    require_media(resolved(spec), turns)
+    require_media(with_capabilities(spec), turns)
     return turns
 
 

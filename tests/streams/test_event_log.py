@@ -18,28 +18,33 @@ from completions.assemblers.chat import ChatAssembly
 from inference_site.domain.errors import ProjectQuotaReached, RequestTooLarge
 from inference_site.generations.queue import new_id
 from inference_site.storage.redis_clients import client_for, new_async_clients
-from inference_site.streams.batches import Batch, Sent, hinted, is_whole, sent_so_far, trim
-from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import (
-    AsyncEventLog,
-    Look,
-    close_log,
-    follow,
-    is_part,
-    look,
-    read_log,
-    take_log,
+from inference_site.streams.batches import (
+    Batch,
+    Ending,
+    Sent,
+    decode_hint,
+    is_whole,
+    sent_so_far,
+    trim,
 )
-from inference_site.streams.held import release_expired
-from inference_site.streams.log_scripts import (
+from inference_site.streams.event_log import (
     Appended,
+    AsyncEventLog,
+    LogPosition,
     LogState,
     Write,
     cancel_key,
+    close_log,
     document_key,
+    follow,
     followers_key,
     log_key,
+    log_position,
+    may_have_more,
+    read_log,
+    take_log,
 )
+from inference_site.streams.redis_memory import release_expired
 from inference_site.streams.request_documents import (
     Loaded,
     Opening,
@@ -101,20 +106,24 @@ def test_a_reader_finds_any_frame_by_its_number(generation_id: str) -> None:
 
 
 def test_a_log_is_looked_at_without_reading_it(generation_id: str) -> None:
-    assert look(generation_id, 0) == Look(is_empty=True, has_ended=False)
+    assert log_position(generation_id, 0) == LogPosition(is_empty=True, has_ended=False)
     append(generation_id, Batch(0, [b"0"] * 3), Batch(3, [b"3"]))
-    assert look(generation_id, 2) == Look(False, False, 0, 3)
-    assert look(generation_id, 4) == Look(False, False)
+    assert log_position(generation_id, 2) == LogPosition(False, False, 0, 3)
+    assert log_position(generation_id, 4) == LogPosition(False, False)
     append(generation_id, Batch(4, [b"4"] * 300, END))
-    assert look(generation_id, 3) == Look(False, True, 3, 4)
-    assert look(generation_id, 4) == look(generation_id, 9_999) == Look(False, True, 4, 304)
+    assert log_position(generation_id, 3) == LogPosition(False, True, 3, 4)
+    assert (
+        log_position(generation_id, 4)
+        == log_position(generation_id, 9_999)
+        == LogPosition(False, True, 4, 304)
+    )
 
 
 def test_of_a_long_log_a_part_is_read(generation_id: str) -> None:
     append(generation_id, *(Batch(n, [b"x" * 100_000]) for n in range(4)))
     append(generation_id, *(Batch(n, [b"x"]) for n in range(4, 70)), Batch(70, [b"x"], END))
     batches, sizes = read(generation_id), list[int]()
-    while is_part(batches):
+    while may_have_more(batches):
         sizes.append(len(batches))
         batches = read(generation_id, batches[-1].next)
     sizes.append(len(batches))
@@ -334,7 +343,7 @@ def test_long_texts_are_stored_once_and_come_back(generation_id: str) -> None:
         batches = read(generation_id, number)
         assert frames(batches) == [*first, b"plain", *end.frames][number:]
         assert batches[-1].ending == Ending((), 200, body)
-    assert hinted(end.pack(texts)) is None
+    assert decode_hint(end.pack(texts)) is None
     size = client_for(generation_id).memory_usage(log_key(generation_id), samples=0)
     assert size is not None
     assert size < 1.3 * (len(one) + len(two))

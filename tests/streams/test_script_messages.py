@@ -12,9 +12,14 @@ from pytest_django.fixtures import Settings
 
 from inference_site.generations.queue import new_id
 from inference_site.storage.redis_clients import new_async_clients
-from inference_site.streams.event_log import AsyncEventLog, channel_message, follow
-from inference_site.streams.log_scripts import LogState, Write
-from inference_site.streams.script_messages import can_send
+from inference_site.streams.event_log import (
+    AsyncEventLog,
+    LogState,
+    Write,
+    channel_message,
+    follow,
+    script_can_send,
+)
 
 
 def heard(sent: list[tuple[str, bytes]], *, by_script: bool) -> tuple[Any, list[list[str]]]:
@@ -85,7 +90,7 @@ def test_what_is_not_appended_is_not_sent() -> None:
 
 def test_a_script_sends_only_through_the_one_server_of_all_messages(settings: Settings) -> None:
     settings.CHANNEL_LAYER_URLS = ["redis://one"]
-    assert can_send("redis://one")
-    assert not can_send("redis://two")
+    assert script_can_send("redis://one")
+    assert not script_can_send("redis://two")
     settings.CHANNEL_LAYER_URLS = ["redis://one", "redis://two"]
-    assert not can_send("redis://one")
+    assert not script_can_send("redis://one")

@@ -10,13 +10,13 @@ from inference_site.accounts.keys import Caller, Limits
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.messages import Message, TextPart, ToolCall
 from inference_site.domain.request import GenerationRequest, Tool
-from inference_site.submission.admission import estimate_of
+from inference_site.submission.admission import estimate_usage
 
 BUDGETED = Caller(1, 1, has_budget=True)
 
 
 def tokens(caller: Caller = BUDGETED, **fields: Any) -> int:
-    return estimate_of(caller, GenerationRequest("demo", **fields)).tokens
+    return estimate_usage(caller, GenerationRequest("demo", **fields)).tokens
 
 
 def test_nothing_is_estimated_where_nobody_counts_it() -> None:

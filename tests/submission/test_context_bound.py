@@ -10,7 +10,7 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.errors import ContextLengthExceeded
 from inference_site.domain.messages import Message, TextPart, ToolCall
 from inference_site.domain.request import GenerationRequest, Tool
-from inference_site.submission.context_bound import ContextBound, fitted
+from inference_site.submission.context_bound import ContextBound, fit_to_context
 
 DEMO = catalogue().models["demo"]
 BOUND = ContextBound.of(DEMO).size
@@ -22,7 +22,7 @@ ACCENTS = "e" + "\u0301" * (BOUND // 2)
 
 def is_refused(**fields: Any) -> bool:
     try:
-        fitted(GenerationRequest("demo", **fields))
+        fit_to_context(GenerationRequest("demo", **fields))
     except ContextLengthExceeded:
         return True
     return False
@@ -72,7 +72,7 @@ def test_tokens_are_counted() -> None:
         assert is_refused(operation=operation, prompts=((1,) * (context + 1),))
     assert not is_refused(operation="detokenize", prompts=((1,) * 65_536,))
     with pytest.raises(ContextLengthExceeded) as caught:
-        fitted(GenerationRequest("demo", operation="detokenize", prompts=((1,) * 65_537,)))
+        fit_to_context(GenerationRequest("demo", operation="detokenize", prompts=((1,) * 65_537,)))
     assert caught.value.param == "tokens"
 
 
@@ -85,32 +85,32 @@ def test_the_oldest_turns_go_where_the_request_allows_it() -> None:
     told = Message("system", "Be brief.")
     turns = [message for n in range(2_000) for message in (user(str(n)), Message("assistant", "x"))]
     given = GenerationRequest("demo", messages=(told, *turns, user("last")), truncate=True)
-    kept = fitted(given).messages
+    kept = fit_to_context(given).messages
     assert (kept[0], kept[1].role, kept[-1].text) == (told, "user", "last")
     assert kept[1:] == given.messages[-len(kept) + 1 :]
     assert BOUND // MESSAGE * 0.9 < len(kept) <= BOUND // MESSAGE
     with pytest.raises(ContextLengthExceeded):  # The last turn stays.
-        fitted(GenerationRequest("demo", messages=(*turns, user(LONG)), truncate=True))
+        fit_to_context(GenerationRequest("demo", messages=(*turns, user(LONG)), truncate=True))
 
 
 def test_what_fits_stays_as_it_is() -> None:
     given = GenerationRequest("demo", messages=(user("a"), user("b")), truncate=True)
-    assert fitted(given) is given
+    assert fit_to_context(given) is given
 
 
 def test_a_model_without_a_file_has_a_server_that_knows_its_context() -> None:
     remote = next(spec.id for spec in catalogue().models.values() if spec.file is None)
-    fitted(GenerationRequest(remote, messages=(user(LONG * 100),)))
+    fit_to_context(GenerationRequest(remote, messages=(user(LONG * 100),)))
     with pytest.raises(ContextLengthExceeded):  # More than a million tokens.
-        fitted(GenerationRequest(remote, messages=(user("x" * 2**24),)))
+        fit_to_context(GenerationRequest(remote, messages=(user("x" * 2**24),)))
 
 
 def test_the_field_of_the_request_is_named_and_the_numbers() -> None:
     for subject, param in (("", "messages"), ("input", "input")):
         with pytest.raises(ContextLengthExceeded, match=r"2048 .* an estimated \d{5} ") as caught:
-            fitted(GenerationRequest("demo", messages=(user(LONG),)), subject)
+            fit_to_context(GenerationRequest("demo", messages=(user(LONG),)), subject)
         assert caught.value.param == param
     tool = Tool("f", LONG, {"type": "object"})
     with pytest.raises(ContextLengthExceeded) as caught:
-        fitted(GenerationRequest("demo", messages=(user("x"),), tools=(tool,)))
+        fit_to_context(GenerationRequest("demo", messages=(user("x"),), tools=(tool,)))
     assert caught.value.param == "tools"

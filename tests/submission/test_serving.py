@@ -26,7 +26,7 @@ from inference_site.generations.models import Generation, ServiceClass, Status
 from inference_site.generations.queue import enqueue, new_id
 from inference_site.storage.redis_clients import site_client
 from inference_site.streams.request_documents import save_document
-from inference_site.submission import model_access, routing
+from inference_site.submission import model_access
 from inference_site.submission.model_access import require_served, served_model
 from tests.generations.rows import chat_document, create_generation
 from tests.waiting import wait_until
@@ -46,7 +46,7 @@ def show(monkeypatch: pytest.MonkeyPatch) -> Show:
             models = (ModelReport("m", 1, 0, state, since=since, away_since=away_since),)
         view = LiveView(ttl_s=0)
         monkeypatch.setattr(leases, "live_workers", lambda: [LiveWorker("one", models)])
-        for module in (model_access, routing, fleet, queue, maintenance):
+        for module in (model_access, model_access, fleet, queue, maintenance):
             monkeypatch.setattr(module, "live_view", view)
 
     return see

@@ -29,11 +29,15 @@ from django.conf import settings
 
 from inference_site.observability.metrics import EVENT_LOG_LAG
 from inference_site.storage.redis_clients import new_async_clients, shard_of
-from inference_site.streams.batches import Batch
-from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import AsyncEventLog, channel_message
-from inference_site.streams.log_scripts import Appended, LogState, Write
-from inference_site.streams.script_messages import can_send
+from inference_site.streams.batches import Batch, Ending
+from inference_site.streams.event_log import (
+    Appended,
+    AsyncEventLog,
+    LogState,
+    Write,
+    channel_message,
+    script_can_send,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -248,7 +252,9 @@ class Publisher:
         async with contextlib.AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(c) for c in new_async_clients()]
             urls = zip(clients, settings.EVENT_LOG_URLS, strict=True)
-            logs = [AsyncEventLog(client, tells_followers=can_send(url)) for client, url in urls]
+            logs = [
+                AsyncEventLog(client, tells_followers=script_can_send(url)) for client, url in urls
+            ]
             # Once what each flush does, for nobody: the first frame comes later, and does not wait.
             with contextlib.suppress(redis.exceptions.RedisError):
                 await asyncio.gather(*(log.append(()) for log in logs))

@@ -48,8 +48,7 @@ from inference_site.storage.connections import (
     is_held_up,
     lent_connection,
 )
-from inference_site.streams.batches import Sent, sent_so_far
-from inference_site.streams.ending import Ending
+from inference_site.streams.batches import Ending, Sent, sent_so_far
 from inference_site.streams.event_log import read_log
 from inference_site.streams.request_documents import Document, Loaded, ToStore, load_document
 from worker.engines.base import Engine

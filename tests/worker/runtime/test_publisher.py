@@ -19,10 +19,8 @@ from pytest_django.fixtures import Settings
 
 from inference_site.generations.queue import new_id
 from inference_site.storage.redis_clients import client_for
-from inference_site.streams.batches import Batch
-from inference_site.streams.ending import Ending
-from inference_site.streams.event_log import MESSAGE_TYPE, close_log, follow
-from inference_site.streams.log_scripts import cancel_key, log_key
+from inference_site.streams.batches import Batch, Ending
+from inference_site.streams.event_log import MESSAGE_TYPE, cancel_key, close_log, follow, log_key
 from inference_site.supervisor.services import RedisPlan, plan_redis, wait_for_redis
 from tests.waiting import wait_until
 from worker.runtime import publisher as publisher_module

@@ -31,8 +31,8 @@ from inference_site.observability.metrics import Meter
 from inference_site.storage import connections
 from inference_site.storage.redis_clients import client_for
 from inference_site.streams import request_documents
-from inference_site.streams.ending import Ending
-from inference_site.streams.log_scripts import cancel_key, document_key
+from inference_site.streams.batches import Ending
+from inference_site.streams.event_log import cancel_key, document_key
 from inference_site.streams.request_documents import save_document
 from tests.generations.rows import chat_document, create_generation
 from worker.engines.base import Sink

@@ -30,7 +30,7 @@ from inference_site.fleet.leases import LiveWorker, ModelReport, ModelState, liv
 from inference_site.generations.models import Generation, Status
 from inference_site.storage.redis_clients import client_for, site_client
 from inference_site.streams.batches import Batch
-from inference_site.streams.log_scripts import log_key
+from inference_site.streams.event_log import log_key
 from inference_site.streams.request_documents import save_document
 from tests.generations.rows import chat_document, create_generation
 from tests.waiting import wait_until

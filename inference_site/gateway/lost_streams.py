@@ -1,8 +1,9 @@
-"""Streams whose log is lost: it expired before a slow reader came to its end, or Redis lost it.
+"""Readers of lost streams: the event log expired before they reached its end, or Redis lost it.
 
-A reader of a generation that is over and stored gets the rest from what is stored. If it runs and
-is stored, the reader waits until it is over. Every other reader gets the error ``stream_lost``; of
-a generation that has ended it carries the usage, because that was computed and counted.
+If the generation has ended and its result is stored, the reader gets the rest from the database.
+If it still runs and its result will be stored, the reader waits for its end. Every other reader
+gets the error ``stream_lost``; for a generation that has ended the error carries the usage, because
+it was computed and charged.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from operator import attrgetter
 from asgiref.sync import sync_to_async
 
 from inference_site.errors.api_errors import StreamLostError
-from inference_site.gateway.hub.follower import Follower
+from inference_site.gateway.follower import Follower
 from inference_site.generations.kinds import kind_of
 from inference_site.generations.models import TERMINAL, Generation, Status
 from inference_site.storage.connections import lent_connection
@@ -26,7 +27,7 @@ _id = attrgetter("generation_id")
 
 @dataclass(frozen=True, slots=True)
 class LostRun:
-    """What is known of a generation whose stream is lost, from its row."""
+    """The row of a generation whose stream is lost."""
 
     kind: str
     status: str
@@ -35,7 +36,7 @@ class LostRun:
 
     @property
     def error(self) -> StreamLostError:
-        """What its readers are told."""
+        """The error that its readers get."""
         if self.status not in TERMINAL:
             return StreamLostError()
         usage = (self.input_tokens, self.output_tokens)
@@ -43,7 +44,7 @@ class LostRun:
 
 
 async def runs_of(followers: Sequence[Follower], **states: object) -> dict[str, LostRun]:
-    """Return the generations that are followed, of those in these states."""
+    """Return the followed generations whose rows match the filter ``states``, by public id."""
     ids = {follower.generation_id for follower in followers}
     if not ids:
         return {}
@@ -58,43 +59,45 @@ def _runs(ids: set[str], states: dict[str, object]) -> dict[str, LostRun]:
 
 
 async def stored_among(runs: Mapping[str, LostRun]) -> Collection[str]:
-    """Return those of these that run and whose result is stored and readable."""
+    """Return the ids of running generations whose results are stored and not deleted."""
     running = {id_: run for id_, run in runs.items() if run.status not in TERMINAL}
     if not running:
         return ()
-    return await sync_to_async(_stored, thread_sensitive=False)(running)
 
+    def stored() -> set[str]:
+        with lent_connection():
+            checks = {id_: kind_of(run.kind).is_deleted for id_, run in running.items()}
+            return {id_ for id_, is_deleted in checks.items() if is_deleted and not is_deleted(id_)}
 
-def _stored(runs: Mapping[str, LostRun]) -> set[str]:
-    with lent_connection():
-        stores = {id_: kind_of(run.kind).is_deleted for id_, run in runs.items()}
-        return {id_ for id_, is_deleted in stores.items() if is_deleted and not is_deleted(id_)}
+    return await sync_to_async(stored, thread_sensitive=False)()
 
 
 async def replay_to(followers: Iterable[Follower], runs: Mapping[str, LostRun]) -> None:
-    """Offer the readers of these streams, which are over, what comes next, where it is stored.
-    Those of one stream share what is rebuilt."""
+    """Offer the rest of ended streams to their readers, where the result is stored.
+
+    The readers of one stream share the rebuilt batches.
+    """
     replay = sync_to_async(_replayed, thread_sensitive=False)
     waiting = [f for f in followers if not f.has_ended and f.generation_id in runs]
     for id_, of_stream in groupby(sorted(waiting, key=_id), _id):
-        made: dict[bool, list[Batch]] = {}
+        rebuilt: dict[bool, list[Batch]] = {}
         for follower in of_stream:
             is_begun = follower.next_number > 0
-            if is_begun not in made:
-                made[is_begun] = await replay(id_, runs[id_].kind, is_begun=is_begun)
-            for batch in made[is_begun]:
+            if is_begun not in rebuilt:
+                rebuilt[is_begun] = await replay(id_, runs[id_].kind, is_begun=is_begun)
+            for batch in rebuilt[is_begun]:
                 follower.offer(batch)
 
 
 def _replayed(public_id: str, kind: str, *, is_begun: bool) -> list[Batch]:
     replay = kind_of(kind).replay
     with lent_connection():
-        remake = None if replay is None else replay(public_id, is_begun=is_begun)
-        return [] if remake is None else remake.make()
+        stored = None if replay is None else replay(public_id, is_begun=is_begun)
+        return [] if stored is None else stored.make()
 
 
 def end_lost(followers: Sequence[Follower], runs: Mapping[str, LostRun]) -> None:
-    """End the readers of streams whose frames are lost, in the words of their kind."""
+    """End the readers of lost streams with the error, in the wire format of their kind."""
     for follower in followers:
         run, first = runs.get(follower.generation_id), follower.next_number
         if run is None:

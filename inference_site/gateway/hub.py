@@ -1,0 +1,460 @@
+"""The hub: receives the frames of all streams that this web process follows.
+
+Each web process has one channel. Workers send it the frames of the streams that the process
+follows; the hub passes them to the followers. It reads the event log for a follower that starts
+late, misses a frame, or receives nothing for a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from functools import partial
+
+import redis.asyncio
+import redis.exceptions
+from asgiref.sync import sync_to_async
+from channels.layers import get_channel_layer
+from django import db
+from django.conf import settings
+from django.db.models.functions import Now
+from django.utils import timezone
+from prometheus_client import Counter
+
+from inference_site.gateway.follower import ENDING_ONLY, Follower, SharedBatches
+from inference_site.gateway.lost_streams import end_lost, replay_to, runs_of, stored_among
+from inference_site.generations.cancel import cancel_waiting, flag_writes
+from inference_site.generations.disconnect_grace import tell_attended
+from inference_site.generations.models import TERMINAL, Generation
+from inference_site.storage.connections import lent_connection
+from inference_site.storage.redis_clients import new_async_clients, shard_of
+from inference_site.streams.batches import Batch, Ending, decode_hint, is_renumbered
+from inference_site.streams.event_log import (
+    AsyncEventLog,
+    channel_message,
+    follow,
+    log_position,
+    may_have_more,
+)
+
+logger = logging.getLogger(__name__)
+
+_SILENCE_S = 1.0
+_RETRY_S = 0.5
+_GRACE_INTERVAL_S = 0.5
+_PROBE_AFTER_S = 2.0
+"""After this long without a message the hub sends itself one, while it has readers."""
+_PROBE_S = 1.0
+"""How long that message may take."""
+_RENEW_S = 5.0
+"""How long each step of a new subscription may take."""
+_DATABASE_TASKS = 2
+"""How many database tasks for readers run at once; other work uses the same threads."""
+_VANISHED_S = 10.0
+"""After this long without a frame the hub checks whether the stream's log is lost for good."""
+_CLOSING_S = 5.0
+"""A stream is ended by whoever ended its row, within this time after that."""
+
+_LOG_READS = Counter(
+    "inference_log_reads",
+    "Reads of the event log for a reader: frames were missing, or nothing came.",
+    ["reason"],
+)
+for _reason in ("gap", "silence"):
+    _LOG_READS.labels(_reason)  # Shown at 0 from the start.
+
+
+class Hub:
+    """This process's channel and followers. For the event loop's thread unless a method says else.
+
+    Cancellations are retried until they are stored. The worker is asked first; taking queued rows
+    out of the database is a task of its own, so that a slow database delays no worker.
+    """
+
+    def __init__(self) -> None:
+        self.channel = f"web.{uuid.uuid4().hex}"
+        self._followers: dict[str, list[Follower]] = {}
+        self._lock = threading.Lock()
+        self._logs: list[AsyncEventLog] = []
+        self._shared = SharedBatches()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._to_cancel: set[str] = set()
+        self._cancel_wanted = asyncio.Event()
+        self._stored: asyncio.Future[None] | None = None
+        self._to_unqueue: set[str] = set()
+        self._unqueue_wanted = asyncio.Event()
+        self._in_database: set[Follower] = set()
+        self._database_tasks: set[asyncio.Task[None]] = set()
+        self._database_turns = asyncio.Semaphore(_DATABASE_TASKS)
+        self._received_at = 0.0
+        """When the last message came."""
+        self._failed_at = 0.0
+        """When an event log could not be read the last time."""
+
+    def follow(self, generation_id: str, after: int = -1, grace_s: int = 0) -> Follower:
+        """Add a reader of the frames with numbers above ``after``. For any thread."""
+        follower = Follower(generation_id, after, grace_s)
+        with self._lock:
+            self._followers.setdefault(generation_id, []).append(follower)
+        return follower
+
+    def leave(self, follower: Follower) -> None:
+        """Remove a reader. For any thread."""
+        with self._lock:
+            others = self._followers.get(follower.generation_id, [])
+            if follower in others:
+                others.remove(follower)
+            if not others:
+                self._followers.pop(follower.generation_id, None)
+
+    def readers(self, generation_id: str) -> list[Follower]:
+        """Return the followers of a stream in this process. For any thread."""
+        with self._lock:
+            return list(self._followers.get(generation_id, ()))
+
+    def followed(self) -> int:
+        """Return the number of followers in this process. For any thread."""
+        return len(self._all_readers())
+
+    def _all_readers(self) -> list[Follower]:
+        with self._lock:
+            return [f for followers in self._followers.values() for f in followers]
+
+    async def wait_for_ending(self, generation_id: str, timeout_s: float) -> None:
+        """Return when the stream of a generation has ended, or after the timeout."""
+        follower = self.follow(generation_id, after=ENDING_ONLY)
+        try:
+            await self._register([generation_id])
+            await self._catch_up([follower])  # It may have ended before this process followed.
+            await follower.wait(timeout_s)
+        finally:
+            self.leave(follower)
+
+    async def read_on(self, follower: Follower) -> None:
+        """Read the log for a follower that ``is_behind``, up to what it may hold."""
+        async with self._shared.lock(follower.generation_id):
+            follower.is_behind = False
+            if not self._shared.offer_to(follower):
+                await self._catch_up([follower])
+
+    def ensure_running(self) -> None:
+        """Start the hub's tasks on this event loop, once."""
+        if not self._tasks:
+            clients = new_async_clients()
+            self._logs = [AsyncEventLog(client) for client in clients]
+            self._tasks = [
+                asyncio.create_task(self._keep_listening()),
+                asyncio.create_task(self._watch()),
+                asyncio.create_task(self._refresh_graces(clients[0])),
+                asyncio.create_task(self._cancel_all()),
+                asyncio.create_task(self._unqueue_all()),
+            ]
+
+    def cancel(self, generation_id: str) -> asyncio.Future[None]:
+        """Ask the worker of a generation to stop it, and take it out of the queue if it waits.
+
+        Returns at once; the future is done when the worker's cancel flag is stored. A thousand
+        clients may leave in one moment, or while Redis is away: all are stored together, and
+        retried.
+        """
+        if self._stored is None:
+            self._stored = asyncio.get_running_loop().create_future()
+        self._to_cancel.add(generation_id)
+        self._cancel_wanted.set()
+        return self._stored
+
+    async def _cancel_all(self) -> None:
+        while True:
+            await self._cancel_wanted.wait()
+            self._cancel_wanted.clear()
+            ids, stored = self._to_cancel, self._stored
+            self._to_cancel, self._stored = set(), None
+            # Concurrently: a Redis server that is away must not delay the others.
+            await asyncio.gather(*map(_retry, flag_writes(self._logs, ids)))
+            if stored is not None:
+                stored.set_result(None)
+            self._to_unqueue |= ids
+            self._unqueue_wanted.set()
+
+    async def _unqueue_all(self) -> None:
+        while True:
+            await self._unqueue_wanted.wait()
+            self._unqueue_wanted.clear()
+            ids, self._to_unqueue = self._to_unqueue, set()
+            unqueue = sync_to_async(_cancel_queued, thread_sensitive=False)
+            await _retry(partial(unqueue, ids))
+
+    async def _refresh_graces(self, client: redis.asyncio.Redis) -> None:
+        """Extend the disconnect grace of generations that have readers here, and start the
+        countdown of those that have none any more."""
+        known: dict[str, int] = {}
+        while True:
+            await asyncio.sleep(_GRACE_INTERVAL_S)
+            read = {f.generation_id: f.grace_s for f in self._all_readers() if f.grace_s}
+            left = {id_: grace_s for id_, grace_s in known.items() if id_ not in read}
+            known |= read
+            if not known:
+                continue
+            try:
+                await tell_attended(client, read, left)
+            except redis.exceptions.RedisError as exc:
+                logger.warning("hub: cannot store who is read: %s", exc)
+            else:
+                known = read
+
+    async def _keep_listening(self) -> None:
+        """Listen, and subscribe again when the subscription is dead.
+
+        Behind a load balancer a subscription may die without an error: nothing fails or comes.
+        """
+        listener = asyncio.create_task(self._listen())
+        while True:
+            await asyncio.sleep(_PROBE_AFTER_S)
+            if await self._receives():
+                continue
+            logger.warning("hub: nothing comes through the subscription; it is renewed")
+            listener.cancel()
+            await asyncio.wait({listener}, timeout=_RENEW_S)
+            with contextlib.suppress(redis.exceptions.RedisError, OSError):
+                async with asyncio.timeout(_RENEW_S):
+                    await get_channel_layer().flush()
+            listener = asyncio.create_task(self._listen())
+
+    async def _receives(self) -> bool:
+        """Send a message to this channel; return False only if it was sent and does not come."""
+        asked_at = time.monotonic()
+        if not self._followers or asked_at - self._received_at < _PROBE_AFTER_S:
+            return True
+        try:
+            async with asyncio.timeout(settings.REDIS_TIMEOUT_S):
+                await get_channel_layer().send(self.channel, channel_message(()))
+        except (redis.exceptions.RedisError, OSError) as exc:
+            logger.warning("hub: channel layer: %s", exc)
+            return True
+        await asyncio.sleep(_PROBE_S)
+        return self._received_at >= asked_at
+
+    async def _listen(self) -> None:
+        layer = get_channel_layer()
+        while True:
+            try:
+                message = await layer.receive(self.channel)
+                self._received_at = time.monotonic()
+                await self._dispatch(message["streams"])
+            except (redis.exceptions.RedisError, OSError) as exc:
+                logger.warning("hub: channel layer: %s", exc)
+                await asyncio.sleep(_SILENCE_S)
+                with contextlib.suppress(redis.exceptions.RedisError, OSError):
+                    await layer.flush()  # Else it would keep the failed subscription.
+            except Exception:
+                logger.exception("hub: a message was dropped; its readers will read the log")
+                await asyncio.sleep(_RETRY_S)
+
+    async def _dispatch(self, streams: Iterable[tuple[str, bytes]]) -> None:
+        """Offer hints (generation id, packed batch); read the log where a frame is missing."""
+        behind = []
+        for generation_id, payload in streams:
+            followers = self.readers(generation_id)
+            if not followers:
+                continue
+            batch = decode_hint(payload)
+            reading = [f for f in followers if not f.waits_for_end]
+            behind += [f for f in reading if batch is None or not f.offer(batch)]
+        if behind:
+            _LOG_READS.labels("gap").inc(len(behind))
+            await self._catch_up(behind)
+
+    async def _watch(self) -> None:
+        """Read the log for followers that receive nothing."""
+        while True:
+            await asyncio.sleep(_SILENCE_S / 2)
+            now = time.monotonic()
+            silent = [
+                f
+                for f in self._all_readers()
+                if now - max(f.received_at, f.checked_at) > _SILENCE_S and not f.is_full
+            ]
+            if not silent:
+                continue
+            _LOG_READS.labels("silence").inc(len(silent))
+            try:
+                before = [f.next_number for f in silent]
+                await self._catch_up(silent)
+                # Streams that went on without a hint: Redis may have lost their followers.
+                await self._register(
+                    {
+                        f.generation_id
+                        for f, number in zip(silent, before, strict=True)
+                        if f.next_number > number and not f.has_ended
+                    }
+                )
+            except Exception:
+                logger.exception("hub: cannot catch up")
+            vanished = [f for f in silent if now - f.received_at > _VANISHED_S]
+            self._start_database_task(self._end_vanished, vanished)
+
+    async def _register(self, generation_ids: Iterable[str]) -> None:
+        """Have the hints of streams sent to this channel; if Redis fails, silence is noticed."""
+        for generation_id in generation_ids:
+            with contextlib.suppress(redis.exceptions.RedisError):
+                await self._logs[shard_of(generation_id)].follow(generation_id, self.channel)
+
+    async def _catch_up(self, followers: Sequence[Follower]) -> None:
+        """Read the log for these followers, in one round trip for each Redis server."""
+        now = time.monotonic()
+        shards: dict[int, list[Follower]] = {}
+        for follower in followers:
+            follower.checked_at = now
+            shards.setdefault(shard_of(follower.generation_id), []).append(follower)
+        for shard, readers in shards.items():
+            try:
+                await self._read_shard(shard, readers)
+            except redis.exceptions.RedisError as exc:  # The other servers may still answer.
+                self._failed_at = time.monotonic()
+                logger.warning("hub: event log %d: %s", shard, exc)
+
+    async def _read_shard(self, shard: int, readers: list[Follower]) -> None:
+        positions = [(reader.generation_id, reader.next_number) for reader in readers]
+        wanted = list(dict.fromkeys(positions))
+        found = dict(zip(wanted, await self._logs[shard].read_many(wanted), strict=True))
+        with_gap, renumbered = [], set()
+        for reader, position in zip(readers, positions, strict=True):
+            batches = found[position]
+            self._shared.add(reader.generation_id, batches)
+            if not _offer_log(reader, batches):
+                with_gap.append(reader)
+                if batches and is_renumbered(batches[0].first, position[1]):
+                    renumbered.add(reader)
+                continue
+            reader.waits_for_end = False
+            if may_have_more(batches):
+                reader.is_behind = True
+                reader.wake()
+        self._start_database_task(partial(self._end_with_gap, renumbered=renumbered), with_gap)
+
+    def _start_database_task(
+        self, act: Callable[[Sequence[Follower]], Awaitable[None]], followers: Sequence[Follower]
+    ) -> None:
+        """Run what needs the database for these followers, unless a task for them runs already.
+
+        Not where logs are read: rows may be locked, and the readers of other streams go on.
+        """
+        wanted = [follower for follower in followers if follower not in self._in_database]
+        if not wanted:
+            return
+        self._in_database.update(wanted)
+
+        async def run() -> None:
+            try:
+                async with self._database_turns:
+                    await act(wanted)
+            except (redis.exceptions.RedisError, db.Error) as exc:
+                logger.warning("hub: cannot catch up: %s", exc)
+            except Exception:
+                logger.exception("hub: cannot catch up")
+            finally:
+                self._in_database.difference_update(wanted)
+
+        task = asyncio.create_task(run())
+        self._database_tasks.add(task)
+        task.add_done_callback(self._database_tasks.discard)
+
+    async def _end_with_gap(
+        self, readers: Sequence[Follower], renumbered: Collection[Follower]
+    ) -> None:
+        """End readers that miss frames, or have them wait for what will be stored.
+
+        For those in ``renumbered`` the log holds a later attempt: the stored result will not
+        continue the frames that they have.
+        """
+        await replay_to(readers, await runs_of(readers, status__in=TERMINAL))
+        lost = [reader for reader in readers if not reader.has_ended]
+        runs = await runs_of(lost)
+        stored = await stored_among(runs)
+        for reader in lost:
+            reader.waits_for_end = reader.generation_id in stored and reader not in renumbered
+        end_lost([reader for reader in lost if not reader.waits_for_end], runs)
+
+    async def _end_vanished(self, followers: Sequence[Follower]) -> None:
+        """End the readers of generations that have ended and whose log was lost with its Redis."""
+        # The row ends before the stream does. Leave time to the worker that is about to write the
+        # ending, also if it could not while Redis was away.
+        if time.monotonic() - self._failed_at < _CLOSING_S:
+            return
+        ended_by = Now() - dt.timedelta(seconds=_CLOSING_S)
+        runs = await runs_of(followers, status__in=TERMINAL, finished_at__lt=ended_by)
+        ended = [follower for follower in followers if follower.generation_id in runs]
+        await self._catch_up(ended)  # The ending may have come since the log was read.
+        await replay_to(ended, runs)
+        end_lost(ended, runs)
+
+
+def _offer_log(reader: Follower, batches: Sequence[Batch]) -> bool:
+    """Offer what was read from the log.
+
+    Return False if frames before it are missing, or if the log was lost and then ended with
+    numbers from 0 again.
+    """
+    ending = batches[-1].ending if batches else None
+    if ending is not None and 0 < reader.next_number < ENDING_ONLY:
+        is_renewed = ending.begins_log or batches[-1].next < reader.next_number
+        if is_renewed:
+            return False
+    return all(map(reader.offer, batches))
+
+
+async def _retry(act: Callable[[], Awaitable[None]]) -> None:
+    """Run it until Redis and PostgreSQL are there."""
+    while True:
+        try:
+            await act()
+        except (redis.exceptions.RedisError, db.Error) as exc:
+            logger.warning("hub: cannot cancel yet: %s", exc)
+            await asyncio.sleep(_RETRY_S)
+        except Exception:
+            logger.exception("hub: cannot cancel")
+            return
+        else:
+            return
+
+
+def _cancel_queued(ids: set[str]) -> None:
+    with lent_connection():
+        cancel_waiting(ids)
+
+
+hub = Hub()
+"""The hub of this process."""
+
+
+def attach(follower: Follower, *, has_ended: bool) -> Sequence[Batch] | None:
+    """Have a reader of an older stream begin with the event log and go on live. For views.
+
+    Return batches that it needs besides: an ending without frames, if it knows all of them. Return
+    None if the generation ``has_ended`` and its log lacks the next frame or will never get its
+    ending. A gap further on in the log is found when it is read. Raise RedisError.
+    """
+    public_id, number = follower.generation_id, follower.next_number
+    found = log_position(public_id, number)
+    if has_ended:
+        if found.is_empty or (found.first is not None and found.first > number):
+            return None
+        if not found.has_ended:
+            # The worker died before it wrote the ending, or Redis was away for too long.
+            closed_by = settings.EVENT_LOG_PATIENCE_S + _CLOSING_S
+            ended = Generation.objects.filter(public_id=public_id)
+            limit = timezone.now() - dt.timedelta(seconds=closed_by)
+            if ended.filter(finished_at__lt=limit).exists():
+                return None
+    if found.has_ended and found.next is not None and found.next < number < ENDING_ONLY:
+        return [Batch(number, (), Ending((), 200, b""))]
+    if not found.has_ended:  # The generation may have; its log is closed soon after.
+        follow(public_id, hub.channel)
+    follower.is_behind = True
+    return ()

@@ -1,1 +1,0 @@
-"""What a web process follows and cancels; the gateway, the API and submission import it."""

@@ -1,1 +1,0 @@
-"""Wire models of the shared request fields; the API apps import them."""
