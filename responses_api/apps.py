@@ -8,5 +8,5 @@ class ResponsesApiConfig(AppConfig):
     verbose_name = "Responses"
     default_auto_field = "django.db.models.BigAutoField"
     kinds = ("response", "response.compaction", "response.input_tokens")
-    retention = "responses_api.state.retention"
-    mending = "responses_api.request.mending"
+    retention = "responses_api.deletion"
+    mending = "responses_api.consistency"

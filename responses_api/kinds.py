@@ -6,23 +6,29 @@ from inference_site.generations.kinds import Assembler, Kind
 from inference_site.generations.whole_answer import failure
 from inference_site.streams.batches import Sent
 from inference_site.streams.request_documents import Assembly, Document
-from responses_api.output import assembler
-from responses_api.output.assembler import RESPONSE, ResponseAssembly
-from responses_api.request.compaction import COMPACTION, CompactionAssembler, CompactionAssembly
-from responses_api.request.counting import INPUT_TOKENS, CountAssembler
-from responses_api.state.replay import is_deleted, replay_of
-from responses_api.state.storage import store_result
+from responses_api import assembler
+from responses_api.assembler import (
+    COMPACTION,
+    INPUT_TOKENS,
+    RESPONSE,
+    CompactionAssembler,
+    CompactionAssembly,
+    CountAssembler,
+    ResponseAssembly,
+)
+from responses_api.storage import store_result
+from responses_api.stored_responses import is_deleted, replay_of
 
 
 def _recover(generation_id: str, sent: Sent) -> Assembler | None:
     # It imports all that makes a request, which workers have no other use for.
-    from responses_api.request.recovery import recover
+    from responses_api.stored_responses import recover
 
     return recover(generation_id, sent)
 
 
 def _rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
-    from responses_api.request.recovery import rebuild
+    from responses_api.creation import rebuild
 
     return rebuild(generation_id)
 

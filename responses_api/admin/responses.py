@@ -2,45 +2,162 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
 
+import orjson
 import redis.exceptions
+from asgiref.sync import sync_to_async
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ERROR_FLAG
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
-from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
+from django.db.models import Prefetch, QuerySet
+from django.http import (
+    HttpRequest,
+    HttpResponse,
+    HttpResponseRedirect,
+    QueryDict,
+    StreamingHttpResponse,
+)
 from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404
 from django.urls import URLPattern, path, reverse
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
+from inference_site.accounts.keys import caller_of_key
 from inference_site.admin_pages.bubbles import may_see_content, pretty
-from inference_site.admin_pages.keyset import KeyFilter, SinceFilter
+from inference_site.admin_pages.keyset import KeyFilter, SinceFilter, look_down
 from inference_site.admin_pages.labels import status_label, time_label
 from inference_site.admin_pages.previews import PreviewAdmin
 from inference_site.catalogue.model_labels import cost_label, model_link
+from inference_site.errors.api_errors import ConflictError
 from inference_site.errors.exceptions import api_error
 from inference_site.generations.admin import ModelFilter
 from inference_site.generations.models import Generation
 from inference_site.generations.operator_actions import stop
 from inference_site.generations.queue import new_id
-from responses_api.admin.export import export
-from responses_api.admin.listed import StatusFilter, status_of, with_run
-from responses_api.admin.requests import curl, run_again
-from responses_api.admin.tree import tree
-from responses_api.admin.turns import MOST_TURNS, turns
-from responses_api.models import ENDED, StoredResponse
-from responses_api.previews import with_previews
+from inference_site.storage.connections import lent_connection
+from inference_site.submission.submit import submit
+from responses_api.admin.thread import MOST_TURNS, tree, turns
+from responses_api.annotations import _OPEN, _STATUS_OF_RUN, status_of, with_previews, with_run
+from responses_api.context import before
+from responses_api.creation import create
+from responses_api.models import ENDED, Item, ResponseStatus, StoredResponse
 from responses_api.search import SearchTooBroad, search_time
+from responses_api.stored_responses import current_responses
+from responses_api.wire.objects import ResponseObject
+from responses_api.wire.requests import ResponseRequest
+
+_OF_THE_CLIENT = ("background", "stream", "stream_options")
+
+
+def body_of(stored: StoredResponse) -> dict[str, Any]:
+    """Return the body that the response was asked for with."""
+    items = stored.items.filter(is_output=False).order_by("position")
+    body = {**stored.request, "input": [item.data for item in items]}
+    if stored.previous is not None:
+        body["previous_response_id"] = stored.previous.public_id
+    if stored.conversation is not None:
+        body["conversation"] = stored.conversation.public_id
+    if stored.metadata:
+        body["metadata"] = stored.metadata
+    return body
+
+
+def curl(stored: StoredResponse, origin: str) -> str:
+    """Return the request as a command for a shell; the key is in ``$API_KEY``."""
+    return (
+        f"curl {origin}/v1/responses \\\n"
+        '  -H "Authorization: Bearer $API_KEY" \\\n'
+        "  -H 'Content-Type: application/json' \\\n"
+        f"  -d {shlex.quote(pretty(body_of(stored)))}"
+    )
+
+
+def run_again(stored: StoredResponse, request_id: str) -> str:
+    """Have the same asked again, in the background, with the key it was asked with; return the id.
+
+    It builds on the same items, but adds nothing to a conversation. Raise ApiError for what cannot
+    be done, as when the key is revoked.
+    """
+    asked = Generation.objects.filter(public_id=stored.public_id).first()
+    if asked is None:
+        raise ConflictError("The usage log, which knew its key, does not have it any more.")
+    caller = caller_of_key(asked.api_key_id)
+    if caller is None:
+        raise ConflictError("The key that it was asked with is not accepted any more.")
+    body = {name: value for name, value in body_of(stored).items() if name not in _OF_THE_CLIENT}
+    if body.pop("conversation", None) is not None:
+        body["input"] = [item.data for item in before(stored)]
+    body |= {"background": True, "store": True}
+    creation = create(caller, ResponseRequest.model_validate(body))
+    submit(creation.submission, request_id)
+    return str(creation.response["id"])
+
+
+_AT_ONCE = 100
+
+
+def export(rows: QuerySet[StoredResponse]) -> StreamingHttpResponse:
+    """Return the responses as a download, newest first; no more than a few are in memory."""
+    answer = StreamingHttpResponse(_lines(rows), content_type="application/x-ndjson")
+    answer["Content-Disposition"] = 'attachment; filename="responses.jsonl"'
+    return answer
+
+
+async def _lines(rows: QuerySet[StoredResponse]) -> AsyncIterator[bytes]:
+    before: int | None = None
+    read = sync_to_async(_some, thread_sensitive=False)
+    while True:
+        lines, before = await read(rows, before)
+        yield lines
+        if before is None:
+            return
+
+
+def _some(rows: QuerySet[StoredResponse], before: int | None) -> tuple[bytes, int | None]:
+    """Return the next lines, and where those after them begin. Raise SearchTooBroad."""
+    given = Prefetch(
+        "items", Item.objects.filter(is_output=False).order_by("position"), to_attr="given"
+    )
+    rows = rows.select_related("previous", "conversation").prefetch_related(given)
+    with lent_connection():
+        with search_time():
+            found = look_down(rows, before, _AT_ONCE)
+        responses = current_responses(found.rows)
+    lines = [_line(row, response) for row, response in zip(found.rows, responses, strict=True)]
+    return b"".join(lines), found.reached
+
+
+def _line(row: Any, response: ResponseObject) -> bytes:
+    given = [{"id": item.public_id, **item.data} for item in row.given]
+    return orjson.dumps({**response.model_dump(), "input": given}, option=orjson.OPT_APPEND_NEWLINE)
+
 
 _TOO_BROAD = "Too much would have to be searched: choose a project, or give more words."
+
+
+class StatusFilter(admin.SimpleListFilter):
+    """The status of a response, and of its generation while that has not ended."""
+
+    title = parameter_name = "status"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(status.value, status.replace("_", " ")) for status in ResponseStatus]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        chosen = self.value() or ""
+        runs = [run for run, status in _STATUS_OF_RUN.items() if status == chosen]
+        if runs:
+            return queryset.filter(status__in=_OPEN, run=runs[0])
+        return queryset.filter(status=chosen) if chosen in ResponseStatus else queryset
 
 
 class KeyOfResponseFilter(KeyFilter):

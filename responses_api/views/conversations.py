@@ -15,16 +15,16 @@ from inference_site.api.schema import ListObject, documented
 from inference_site.api.views import ApiView
 from inference_site.errors.api_errors import NotFoundError
 from inference_site.generations.queue import new_id
+from responses_api.context import find_conversation
+from responses_api.deletion import delete_conversation
+from responses_api.items import IdentifiedItem, new_items
+from responses_api.listing import page_of_rows
 from responses_api.models import Conversation, Item
-from responses_api.state.context import find_conversation, new_items
-from responses_api.state.deletion import delete_conversation
-from responses_api.state.items import IdentifiedItem
-from responses_api.state.listing import page_of_rows
-from responses_api.state.storage import append
-from responses_api.wire import conversations as wire
-from responses_api.wire.items import InputItem
-from responses_api.wire.output import AnyItem
-from responses_api.wire.queries import NewestFirst
+from responses_api.storage import append
+from responses_api.wire import objects, requests
+from responses_api.wire.input_items import InputItem
+from responses_api.wire.objects import AnyItem
+from responses_api.wire.requests import NewestFirst
 
 
 class ConversationsView(ApiView):
@@ -32,10 +32,12 @@ class ConversationsView(ApiView):
 
     counts_writes = True
 
-    @documented(body=wire.ConversationRequest, answer=wire.Conversation, errors=(NotFoundError,))
+    @documented(
+        body=requests.ConversationRequest, answer=objects.Conversation, errors=(NotFoundError,)
+    )
     def post(self, request: Request) -> Response:
         """Create a conversation, with items if there are some already."""
-        body = parse(wire.ConversationRequest, request.data or {})
+        body = parse(requests.ConversationRequest, request.data or {})
         project_id = caller_of(request).project_id
         with transaction.atomic():
             conversation = Conversation.objects.create(
@@ -50,26 +52,26 @@ class ConversationView(ApiView):
 
     counts_writes = True
 
-    @documented(answer=wire.Conversation)
+    @documented(answer=objects.Conversation)
     def get(self, request: Request, conversation_id: str) -> Response:
         """Get a conversation."""
         return Response(_wire(_found(request, conversation_id)))
 
-    @documented(body=wire.ConversationUpdate, answer=wire.Conversation)
+    @documented(body=requests.ConversationUpdate, answer=objects.Conversation)
     def post(self, request: Request, conversation_id: str) -> Response:
         """Replace the metadata of a conversation."""
-        metadata = parse(wire.ConversationUpdate, request.data).metadata
+        metadata = parse(requests.ConversationUpdate, request.data).metadata
         with transaction.atomic():
             conversation = _found(request, conversation_id, lock=True)
             conversation.metadata = metadata
             conversation.save(update_fields=["metadata"])
         return Response(_wire(conversation))
 
-    @documented(answer=wire.DeletedConversation)
+    @documented(answer=objects.DeletedConversation)
     def delete(self, request: Request, conversation_id: str) -> Response:
         """Delete a conversation; its responses stay readable, and may be built on."""
         delete_conversation(_found(request, conversation_id))
-        return Response(wire.DeletedConversation(id=conversation_id).model_dump())
+        return Response(objects.DeletedConversation(id=conversation_id).model_dump())
 
 
 class ConversationItemsView(ApiView):
@@ -83,10 +85,10 @@ class ConversationItemsView(ApiView):
         conversation = _found(request, conversation_id)
         return page_of_rows(request, Item.objects.filter(conversation=conversation))
 
-    @documented(body=wire.ItemsRequest, answer=ListObject[AnyItem])
+    @documented(body=requests.ItemsRequest, answer=ListObject[AnyItem])
     def post(self, request: Request, conversation_id: str) -> Response:
         """Add items to a conversation; those that were added are answered."""
-        body = parse(wire.ItemsRequest, request.data)
+        body = parse(requests.ItemsRequest, request.data)
         with transaction.atomic():
             conversation = _found(request, conversation_id, lock=True)
             added = _add(conversation, body.items)
@@ -106,7 +108,7 @@ class ConversationItemView(ApiView):
         item = _found_item(_found(request, conversation_id), item_id)
         return Response(IdentifiedItem(item.public_id, item.data).wire())
 
-    @documented(answer=wire.Conversation)
+    @documented(answer=objects.Conversation)
     def delete(self, request: Request, conversation_id: str, item_id: str) -> Response:
         """Take an item out of the conversation; answer the conversation."""
         conversation = _found(request, conversation_id)
@@ -144,7 +146,7 @@ def _add(conversation: Conversation, given: Sequence[InputItem]) -> list[Identif
 
 
 def _wire(conversation: Conversation) -> dict[str, Any]:
-    return wire.Conversation(
+    return objects.Conversation(
         id=conversation.public_id,
         created_at=int(conversation.created_at.timestamp()),
         metadata=conversation.metadata,

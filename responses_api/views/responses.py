@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
+
 from django.conf import settings
 from django.http import HttpResponse, QueryDict
 from prometheus_client import Counter
@@ -11,28 +14,52 @@ from rest_framework.response import Response
 from inference_site.api.authentication import caller_of
 from inference_site.api.payload import parse
 from inference_site.api.schema import ListObject, documented
+from inference_site.api.staff import HasPermission, StaffSession
 from inference_site.api.views import ApiView
-from inference_site.errors.api_errors import ConflictError, InvalidRequestError, NotFoundError
+from inference_site.errors.api_errors import (
+    ConflictError,
+    ForbiddenError,
+    InvalidRequestError,
+    NotFoundError,
+)
 from inference_site.gateway.handoff import HandOff, Wait, call_again, hand_off
 from inference_site.gateway.hub.hub import hub
 from inference_site.gateway.hub.past_streams import attach
 from inference_site.generations.cancel import cancel
 from inference_site.generations.places import place_of_waiting
-from inference_site.submission.submit import disconnect_grace_s, respond
+from inference_site.generations.queue import new_id
+from inference_site.request_fields.capabilities import require_fields
+from inference_site.site_settings.current import site_settings
+from inference_site.streams.request_documents import Assembly, Document
+from inference_site.submission.context_bound import ContextBound
+from inference_site.submission.model_access import served_model
+from inference_site.submission.submit import Submission, disconnect_grace_s, respond
+from responses_api.assembler import COMPACTION, INPUT_TOKENS, CompactionAssembly
+from responses_api.context import Room, continued_by, resolve
+from responses_api.creation import create
+from responses_api.deletion import delete
+from responses_api.events import DONE
+from responses_api.listing import list_responses, page_of_input
+from responses_api.mapping import to_counting_request, to_summary_request
 from responses_api.models import ENDED, StoredResponse
-from responses_api.output.events import DONE
-from responses_api.request.creation import create
-from responses_api.state.context import find_response
-from responses_api.state.deletion import delete
-from responses_api.state.listing import list_responses, page_of_input
-from responses_api.state.reading import current_response
-from responses_api.state.replay import remake_of
-from responses_api.state.storage import ConversationLocked
-from responses_api.wire.events import ResponseEvent
-from responses_api.wire.output import AnyItem
-from responses_api.wire.queries import InputItemsQuery, ResponsesQuery, StreamQuery
-from responses_api.wire.request import ResponseRequest
-from responses_api.wire.response import DeletedResponse, ResponseObject
+from responses_api.storage import ConversationLocked
+from responses_api.stored_responses import current_response, find_response, remake_of
+from responses_api.wire.objects import (
+    AnyItem,
+    CompactedResponse,
+    DeletedResponse,
+    InputTokens,
+    ResponseEvent,
+    ResponseObject,
+)
+from responses_api.wire.requests import (
+    CompactRequest,
+    InputItemsQuery,
+    InputTokensRequest,
+    ResponseRequest,
+    ResponsesQuery,
+    StreamQuery,
+)
 
 _CANCEL_WAIT_S = 10.0
 
@@ -172,3 +199,77 @@ def _stop(request: Request, stored: StoredResponse) -> bool:
         return True
     call_again(request, Wait(stored.public_id, stored.public_id, _CANCEL_WAIT_S))
     return False
+
+
+class ResponseInputTokensView(ApiView):
+    """``POST /v1/responses/input_tokens``: counted by a worker of the model; nothing is stored."""
+
+    @documented(body=InputTokensRequest, answer=InputTokens, queued=True)
+    def post(self, request: Request) -> HttpResponse:
+        """Count the tokens of an input."""
+        body = parse(InputTokensRequest, request.data)
+        caller = caller_of(request)
+        continues = partial(continued_by, caller.project_id, body)
+        model = served_model(caller, body.model, body, continues=continues)
+        context = resolve(
+            caller.project_id,
+            body.input,
+            body.previous_response_id,
+            body.conversation_id,
+            Room(ContextBound.of(model.spec)),
+        )
+        asked = to_counting_request(body, context.placed(), model, caller.project_id)
+        submission = Submission(
+            INPUT_TOKENS,
+            new_id("tok-"),
+            caller,
+            Document(asked, Assembly()),
+            ignored_params=body.ignored_params,
+            subject="input",
+        )
+        return respond(request, submission)
+
+
+class ResponseCompactView(ApiView):
+    """``POST /v1/responses/compact``: what it answers can be the input of the next response."""
+
+    @documented(body=CompactRequest, answer=CompactedResponse, queued=True)
+    def post(self, request: Request) -> HttpResponse:
+        """Compact a conversation."""
+        body = parse(CompactRequest, request.data)
+        caller = caller_of(request)
+        continues = partial(continued_by, caller.project_id, body)
+        model = served_model(caller, body.model, body, continues=continues)
+        require_fields(model, "chat", body)
+        room = Room(ContextBound.of(model.spec))
+        context = resolve(caller.project_id, body.input, body.previous_response_id, None, room)
+        items = [*context.before, *context.new]
+        kept = [item.wire() for item in items if item.data.get("role") == "user"]
+        assembly = CompactionAssembly(new_id("resp_"), int(time.time()), kept, caller.project_id)
+        submission = Submission(
+            COMPACTION,
+            assembly.response_id,
+            caller,
+            Document(to_summary_request(body.instructions, items, model), assembly),
+            ignored_params=body.ignored_params,
+            subject="input",
+        )
+        return respond(request, submission)
+
+
+class WatchView(ApiView):
+    """``GET /console/responses/{id}/events``: the same events that the client gets."""
+
+    authentication_classes = (StaffSession,)
+    permission_classes = (HasPermission,)
+    permissions = ("responses_api.view_storedresponse", "responses_api.view_content")
+
+    def get(self, request: Request, response_id: str) -> HttpResponse:
+        """Send all events from the beginning, and go on live; leaving stops nothing."""
+        if not site_settings().show_content:
+            raise ForbiddenError("Prompts and answers are shown to nobody.", code="content_hidden")
+        rows = StoredResponse.objects.select_related("previous", "conversation")
+        stored = rows.filter(public_id=response_id).first()
+        if stored is None:
+            raise NotFoundError
+        return stream(request, stored, after=-1, grace_s=0)

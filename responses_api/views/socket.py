@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
+import orjson
 from asgiref.sync import sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
 from django.conf import settings
@@ -21,6 +22,8 @@ from django.conf import settings
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.models import Scope
 from inference_site.api.authentication import authenticated, require_scope
+from inference_site.api.parsers import decoded_json
+from inference_site.api.payload import parse
 from inference_site.errors.api_errors import (
     ApiError,
     InternalError,
@@ -38,12 +41,55 @@ from inference_site.storage.connections import lent_connection
 from inference_site.streams.batches import Batch, frames_of
 from inference_site.streams.ending import Ending
 from inference_site.submission.submit import follow, submit
-from responses_api.output.events import DONE, decode
-from responses_api.request.creation import Creation, create
-from responses_api.state.items import IdentifiedItem, from_wire
-from responses_api.state.storage import ConversationLocked
-from responses_api.views.socket_messages import decoded, error_message, event_message, to_request
-from responses_api.wire.request import ResponseRequest
+from responses_api.creation import Creation, create
+from responses_api.events import DONE, decode, payload
+from responses_api.items import IdentifiedItem, from_wire
+from responses_api.storage import ConversationLocked
+from responses_api.wire.requests import ResponseRequest
+
+_ENVELOPE = ("type", "stream", "stream_options", "stream_id")
+
+
+def decoded(message: str | bytes) -> dict[str, Any]:
+    """Return a message. Raise InvalidRequestError for what is no JSON object.
+
+    The server takes no message that is larger than a body may be.
+    """
+    try:
+        decoded = decoded_json(message.encode() if isinstance(message, str) else message)
+    except InvalidRequestError as exc:
+        raise InvalidRequestError(exc.message, code="invalid_json") from exc
+    if not isinstance(decoded, dict):
+        raise InvalidRequestError("The message must be a JSON object.", code="invalid_json")
+    return decoded
+
+
+def to_request(message: dict[str, Any]) -> ResponseRequest:
+    """Return the request of a message; it is always streamed."""
+    fields = {name: value for name, value in message.items() if name not in _ENVELOPE}
+    if fields.pop("background", None):
+        raise InvalidRequestError(
+            "Invalid 'background': it cannot be used over a WebSocket.", param="background"
+        )
+    return parse(ResponseRequest, {**fields, "stream": True})
+
+
+def event_message(frame: bytes, stream_id: object) -> str:
+    """Return the message of an event, with the ``stream_id`` of its request if that has one."""
+    event = payload(frame)
+    if stream_id is not None:
+        event = event[:-1] + b',"stream_id":' + orjson.dumps(stream_id) + b"}"
+    return event.decode()
+
+
+def error_message(error: ApiError, stream_id: object = None) -> str:
+    """Return the message of an error."""
+    detail = {**error.envelope["error"], "code": error.code or error.type}
+    event: dict[str, Any] = {"type": "error", "status": error.status, "error": detail}
+    if stream_id is not None:
+        event["stream_id"] = stream_id
+    return orjson.dumps(event).decode()
+
 
 logger = logging.getLogger(__name__)
 

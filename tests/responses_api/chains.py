@@ -13,13 +13,11 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import new_id
 from inference_site.submission.context_bound import ContextBound
+from responses_api.context import Room, resolve
 from responses_api.models import StoredResponse
-from responses_api.output.objects import new_response
-from responses_api.state.context import resolve
-from responses_api.state.history import Room
-from responses_api.state.reading import current_response
-from responses_api.state.storage import accept, store_result
-from responses_api.wire.request import ResponseRequest
+from responses_api.storage import accept, store_result
+from responses_api.stored_responses import current_response, new_response
+from responses_api.wire.requests import ResponseRequest
 from tests.generations.rows import create_generation
 from tests.responses_api.deltas import begun, new_assembler
 

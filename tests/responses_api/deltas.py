@@ -8,10 +8,10 @@ from typing import Any
 from inference_site.domain.deltas import Delta, TokenLogprob, ToolCallDelta
 from inference_site.streams.batches import Sent
 from inference_site.streams.ending import Ending
-from responses_api.output import objects
-from responses_api.output.assembler import ResponseAssembler
-from responses_api.output.events import DONE, decode
-from responses_api.wire.request import ResponseRequest
+from responses_api import stored_responses
+from responses_api.assembler import ResponseAssembler
+from responses_api.events import DONE, decode
+from responses_api.wire.requests import ResponseRequest
 from tests.responses_api.validation import StreamCheck
 
 RESPONSE_ID = "resp_" + "0" * 32
@@ -20,7 +20,7 @@ RESPONSE_ID = "resp_" + "0" * 32
 def new_response(**fields: Any) -> dict[str, Any]:
     """The object of a response before anything ran."""
     body = ResponseRequest.model_validate({"input": "x", **fields})
-    response = objects.new_response(
+    response = stored_responses.new_response(
         body,
         response_id=RESPONSE_ID,
         created_at=1_700_000_000,

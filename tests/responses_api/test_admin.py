@@ -27,10 +27,9 @@ from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import new_id
 from inference_site.site_settings.current import forget
 from responses_api import search
-from responses_api.admin import export
-from responses_api.admin.requests import body_of
-from responses_api.admin.tree import tree
-from responses_api.admin.turns import turns
+from responses_api.admin import responses
+from responses_api.admin.responses import body_of
+from responses_api.admin.thread import tree, turns
 from responses_api.models import Conversation, StoredResponse
 from responses_api.search import SearchTooBroad
 from tests.responses_api.chains import STOP, Chain
@@ -294,11 +293,11 @@ def test_the_export_has_every_response_with_what_it_was_sent(
     chain: Chain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = [chain.turn(f"question {number}", f"answer {number}") for number in range(7)]
-    monkeypatch.setattr(export, "_AT_ONCE", 3)
+    monkeypatch.setattr(responses, "_AT_ONCE", 3)
     lines: list[bytes] = []
     before: int | None = None
     while True:
-        some, before = export._some(StoredResponse.objects.all(), before)
+        some, before = responses._some(StoredResponse.objects.all(), before)
         lines += some.splitlines()
         assert len(some.splitlines()) <= 3
         if before is None:
@@ -331,7 +330,7 @@ def test_the_audit_log_knows_of_an_export_but_not_the_words(admin: Client, chain
     entry = LogEntry.objects.get()
     assert entry.change_message == "Exported: status=completed, a search."
     assert entry.object_repr == "Responses"
-    lines, _ = export._some(StoredResponse.objects.filter(pk=wanted.pk), None)
+    lines, _ = responses._some(StoredResponse.objects.filter(pk=wanted.pk), None)
     assert json.loads(lines)["id"] == wanted.public_id
     admin.get(f"{LIST}export/")
     assert LogEntry.objects.latest("pk").change_message == "Exported: all."
@@ -383,7 +382,7 @@ def test_an_export_searches_no_longer_than_a_list(
     monkeypatch.setattr(search, "_LIST_MS", 50)
     slow = RawSQL("pg_sleep(30) IS NOT NULL", [], output_field=BooleanField())
     with pytest.raises(SearchTooBroad):
-        export._some(StoredResponse.objects.filter(slow), None)
+        responses._some(StoredResponse.objects.filter(slow), None)
 
 
 def test_a_conversation_shows_its_items_a_page_at_a_time(

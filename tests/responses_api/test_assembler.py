@@ -24,14 +24,17 @@ from inference_site.domain.deltas import (
 )
 from inference_site.domain.errors import ContextLengthExceeded, GenerationFailed, WorkerLost
 from inference_site.streams.batches import Sent
-from responses_api.output.events import DONE, accepted, decode, encode, events_of
-from responses_api.output.item_events import ItemEvents
-from responses_api.output.sealing import unseal
-from responses_api.output.sent_output import Output
-from responses_api.request.recovery import recover
-from responses_api.wire.events import ResponseStateEvent
-from responses_api.wire.output import Message, OutputText, changed
-from responses_api.wire.response import ResponseObject
+from responses_api.assembler import Output
+from responses_api.events import DONE, ItemEvents, accepted, decode, encode, events_of
+from responses_api.sealing import unseal
+from responses_api.stored_responses import recover
+from responses_api.wire.objects import (
+    Message,
+    OutputText,
+    ResponseObject,
+    ResponseStateEvent,
+    changed,
+)
 from tests.responses_api.deltas import (
     RESPONSE_ID,
     begun,

@@ -19,8 +19,8 @@ import pytest
 from inference_site.domain.deltas import Delta, Finish, ReasoningDelta, TextDelta, Usage
 from inference_site.domain.errors import GenerationFailed
 from inference_site.streams.ending import Ending
-from responses_api.output.assembler import ResponseAssembler
-from responses_api.output.events import DONE, accepted, decode
+from responses_api.assembler import ResponseAssembler
+from responses_api.events import DONE, accepted, decode
 from tests.responses_api.deltas import begun, call, logprob, new_assembler, new_response
 from tests.responses_api.validation import StreamCheck
 

@@ -13,8 +13,8 @@ from django.test.utils import CaptureQueriesContext
 
 from inference_site.accounts.models import Project
 from inference_site.api.paging import Page
+from responses_api.listing import ids_on
 from responses_api.models import StoredResponse
-from responses_api.state.listing import ids_on
 from tests.statements import planned_each_time, prepared_runs, rows_fetched
 
 pytestmark = pytest.mark.django_db

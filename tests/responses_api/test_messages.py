@@ -11,11 +11,11 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.capabilities import require_media
 from inference_site.submission.model_access import resolved
-from responses_api.output.sealing import seal
-from responses_api.request.messages import to_messages
-from responses_api.state.context import PlacedItem
-from responses_api.state.items import to_data
-from responses_api.wire.request import ResponseRequest
+from responses_api.context import PlacedItem
+from responses_api.items import to_data
+from responses_api.mapping import to_messages
+from responses_api.sealing import seal
+from responses_api.wire.requests import ResponseRequest
 from tests.images import data_url, encoded
 
 # The catalogue asks Redis for the models of run time, and the database for their adapters.

@@ -25,25 +25,25 @@ from inference_site.generations.models import Status
 from inference_site.generations.queue import new_id
 from inference_site.storage import connections
 from inference_site.submission.context_bound import ContextBound
-from responses_api.models import Conversation, Item, StoredResponse
-from responses_api.output.events import DONE
-from responses_api.request.mending import contradictions, mend
-from responses_api.request.recovery import rebuild
-from responses_api.state.context import Context, find_conversation, find_response
-from responses_api.state.deletion import delete, delete_conversation
-from responses_api.state.history import (
+from responses_api.consistency import contradictions, mend
+from responses_api.context import (
+    Context,
     Room,
     before,
     decoded,
+    find_conversation,
     history_of,
     items_of,
     newest_before,
 )
-from responses_api.state.items import IdentifiedItem, new_item
-from responses_api.state.reading import current_response
-from responses_api.state.replay import replay
-from responses_api.state.storage import ConversationLocked, accept, append, store_result
-from responses_api.wire.request import ResponseRequest
+from responses_api.creation import rebuild
+from responses_api.deletion import delete, delete_conversation
+from responses_api.events import DONE
+from responses_api.items import IdentifiedItem, new_item
+from responses_api.models import Conversation, Item, StoredResponse
+from responses_api.storage import ConversationLocked, accept, append, store_result
+from responses_api.stored_responses import current_response, find_response, replay
+from responses_api.wire.requests import ResponseRequest
 from tests.responses_api.chains import ROOM, STOP, Chain, end_generation
 from tests.responses_api.deltas import call, new_assembler, read
 from tests.responses_api.validation import check
@@ -331,7 +331,7 @@ def test_request_is_rebuilt_with_its_history(chain: Chain, monkeypatch: pytest.M
         def find(self, name: str) -> ModelSpec:
             return ModelSpec("m", "scripted")
 
-    monkeypatch.setattr("responses_api.request.recovery.catalogue", Catalogue)
+    monkeypatch.setattr("responses_api.creation.catalogue", Catalogue)
     first = chain.turn("a", "A")
     stored = chain.accept(
         "b", previous_response_id=first.public_id, background=True, instructions="i",

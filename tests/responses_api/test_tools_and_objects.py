@@ -10,9 +10,9 @@ from inference_site.api.payload import parse
 from inference_site.domain.custom_tools import custom_tool
 from inference_site.domain.request import Tool
 from inference_site.errors.api_errors import InvalidRequestError
-from responses_api.output.objects import shown_tool
-from responses_api.request.tools import hosted_tools, to_tool_plan
-from responses_api.wire.request import ResponseRequest
+from responses_api.mapping import hosted_tools, to_tool_plan
+from responses_api.stored_responses import shown_tool
+from responses_api.wire.requests import ResponseRequest
 from tests.responses_api import schemas
 from tests.responses_api.deltas import new_response
 from tests.responses_api.validation import check

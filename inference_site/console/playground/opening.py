@@ -14,10 +14,10 @@ from inference_site.api.staff import StaffSession
 from inference_site.api.views import ApiView
 from inference_site.errors.api_errors import ForbiddenError, InvalidRequestError, NotFoundError
 from inference_site.site_settings.current import site_settings
+from responses_api.context import decoded, newest_before
+from responses_api.items import ItemData, to_data
 from responses_api.models import Conversation, Item, StoredResponse
-from responses_api.state.history import decoded, newest_before
-from responses_api.state.items import ItemData, to_data
-from responses_api.wire.request import ResponseRequest
+from responses_api.wire.requests import ResponseRequest
 
 MOST_ITEMS = 500
 """How many items of a conversation are opened; the newest are."""

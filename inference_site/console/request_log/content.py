@@ -19,8 +19,8 @@ from inference_site.console.request_log.choice import Choice
 from inference_site.console.request_log.rows import PAGE, Listed
 from inference_site.generations.models import Generation
 from inference_site.kept_content.models import KeptContent
+from responses_api.annotations import with_previews
 from responses_api.models import StoredResponse
-from responses_api.previews import with_previews
 from responses_api.search import HIT_ENDS, HIT_STARTS, hits_in
 
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import orjson
+from django.conf import settings
+from django.db.models import Q, TextField
+from django.db.models.functions import Cast
+
+from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
 from inference_site.generations.queue import new_id
 from inference_site.submission.context_bound import text_bytes
-from responses_api.wire import items as given
-from responses_api.wire import output as shown
+from responses_api.models import Item
+from responses_api.wire import input_items as given
+from responses_api.wire import objects as shown
+from responses_api.wire.input_items import InputItem, ItemReference
 
 _PREFIXES = {
     "message": "msg_",
@@ -134,3 +142,45 @@ def _text(type_: TextType, text: str) -> shown.Part:
     if type_ == "output_text":
         return shown.OutputText(text=text, annotations=[], logprobs=[])
     return shown.TextPart(type=type_, text=text)
+
+
+def new_items(project_id: int, given: Sequence[InputItem]) -> list[IdentifiedItem]:
+    """Return the items of a request, each with an id of its own. Raise NotFoundError for a
+    reference to an item that is not there."""
+    referred = _referred(project_id, {i.id for i in given if isinstance(i, ItemReference)})
+    new, copied = list[IdentifiedItem](), 0
+    for item in given:
+        if not isinstance(item, ItemReference):
+            new.append(new_item(to_data(item)))
+            continue
+        if item.id not in referred:
+            raise NotFoundError(
+                f"Item with id '{item.id[:100]}' not found. Items are not persisted when `store` "
+                "is set to false.",
+                param="input",
+            )
+        data, size = referred[item.id]
+        copied += size
+        if copied > settings.MAX_BODY_BYTES:
+            raise InvalidRequestError(
+                "The items that 'input' refers to are too large: together they have more than "
+                f"{settings.MAX_BODY_BYTES} bytes.",
+                param="input",
+            )
+        new.append(new_item(data))
+    return new
+
+
+def _referred(project_id: int, ids: set[str]) -> dict[str, tuple[ItemData, int]]:
+    """Return the stored items with these ids, each with its size in bytes as JSON."""
+    if not ids:
+        return {}
+    hidden = Q(response__deleted_at__isnull=False, conversation__isnull=True)
+    rows = Item.objects.filter(~hidden, project_id=project_id, public_id__in=ids)
+    found, size = dict[str, tuple[ItemData, int]](), 0
+    for public_id, text in rows.values_list("public_id", Cast("data", TextField())).iterator(100):
+        size += len(text)
+        found[public_id] = orjson.loads(text), len(text)
+        if size > settings.MAX_BODY_BYTES:
+            break  # Each of them is copied at least once, which is refused.
+    return found

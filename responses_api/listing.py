@@ -17,13 +17,11 @@ from inference_site.api.authentication import caller_of
 from inference_site.api.paging import Page, list_object, parse_metadata, parse_page
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.storage.prepared import execute_prepared
+from responses_api.context import EncodedItem, decoded, newest_before
 from responses_api.models import Item, ResponseStatus, StoredResponse
 from responses_api.search import SearchTooBroad, mentioned, search_time
-from responses_api.state.context import find_response
-from responses_api.state.history import EncodedItem, decoded, newest_before
-from responses_api.state.reading import current_responses
-from responses_api.state.rows import rows_of
-from responses_api.wire.queries import MOST_SEARCHED
+from responses_api.stored_responses import current_responses, find_response, rows_of
+from responses_api.wire.requests import MOST_SEARCHED
 
 Condition = tuple[str, dict[str, Any]]
 """A condition of SQL, and the values that it names."""

@@ -65,8 +65,8 @@ def _stale_locks() -> QuerySet[Conversation]:
 def _end(public_id: str) -> None:
     """End a response whose output is lost, like its generation, or as failed."""
     # All that makes requests and answers; there is hardly ever anything to end.
-    from responses_api.request.recovery import recover
-    from responses_api.state.storage import store_result
+    from responses_api.storage import store_result
+    from responses_api.stored_responses import recover
 
     stored = StoredResponse.objects.select_for_update().filter(public_id=public_id).first()
     assembler = recover(public_id, Sent())

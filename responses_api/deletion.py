@@ -7,13 +7,20 @@ statement sees it. A conversation is locked before those of its responses that h
 
 from __future__ import annotations
 
+import datetime as dt
+import time
+from collections.abc import Iterable
+from typing import TypeVar
+
 from django.db import transaction
+from django.db.models import Exists, OuterRef
 from django.utils import timezone
 
+from inference_site.accounts.retention import kept_since
 from inference_site.idempotency.models import forget_answer
 from inference_site.storage.connections import end_if_still
 from inference_site.streams.request_documents import drop_document
-from responses_api.models import Conversation, Item, StoredResponse
+from responses_api.models import ENDED, Conversation, Item, StoredResponse
 
 
 def delete(stored: StoredResponse) -> None:
@@ -78,3 +85,43 @@ def _sweep_conversation(pk: int) -> None:
     Item.objects.filter(conversation=pk).delete()
     conversation.responses.all().delete()
     conversation.delete()
+
+
+_BATCH = 100
+Row = TypeVar("Row")
+
+
+def prune(until: float) -> int:
+    """Delete some, oldest first, until the monotonic clock passes ``until``; return how many."""
+    deleted = 0
+    for project, since in kept_since("responses_days"):
+        while time.monotonic() < until and (found := _responses(project, since)):
+            for stored in _in_time(found, until):
+                delete(stored)
+                deleted += 1
+    for project, since in kept_since("conversations_days"):
+        while time.monotonic() < until and (conversations := _conversations(project, since)):
+            for conversation in _in_time(conversations, until):
+                delete_conversation(conversation)
+                deleted += 1
+    return deleted
+
+
+def _in_time(rows: Iterable[Row], until: float) -> Iterable[Row]:
+    for row in rows:
+        if time.monotonic() >= until:
+            return
+        yield row
+
+
+def _responses(project: int, since: dt.datetime) -> list[StoredResponse]:
+    ended = StoredResponse.objects.filter(project=project, status__in=ENDED, deleted_at=None)
+    return list(ended.filter(created_at__lt=since).order_by("created_at", "pk")[:_BATCH])
+
+
+def _conversations(project: int, since: dt.datetime) -> list[Conversation]:
+    """Return those without a response since then, none of which runs."""
+    later = StoredResponse.objects.filter(conversation=OuterRef("pk"), created_at__gte=since)
+    running = StoredResponse.objects.filter(conversation=OuterRef("pk")).exclude(status__in=ENDED)
+    rows = Conversation.objects.filter(project=project, created_at__lt=since, deleted_at=None)
+    return list(rows.exclude(Exists(later)).exclude(Exists(running)).order_by("pk")[:_BATCH])

@@ -17,11 +17,11 @@ from inference_site.storage.connections import end_if_still
 from inference_site.storage.content_field import storable
 from inference_site.storage.prepared import execute_prepared
 from inference_site.streams.request_documents import ToStore
+from responses_api.assembler import ResponseAssembler
+from responses_api.context import Context, conversation_not_found, previous_not_found
+from responses_api.items import IdentifiedItem, from_wire
 from responses_api.models import Conversation, Item, ResponseStatus
-from responses_api.output.assembler import ResponseAssembler
-from responses_api.state.context import Context, conversation_not_found, previous_not_found
-from responses_api.state.items import IdentifiedItem, from_wire
-from responses_api.wire.request import ResponseRequest
+from responses_api.wire.requests import ResponseRequest
 
 _NOT_KEPT = {"input", "metadata", "previous_response_id", "conversation"}
 _OF_ITS_OWN = (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE)

@@ -11,6 +11,7 @@ from django.conf import settings
 from pydantic_core import to_json
 
 from inference_site.accounts.keys import Caller
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.generations.models import ServiceClass
 from inference_site.generations.queue import new_id
@@ -19,17 +20,25 @@ from inference_site.request_fields.mapping import require_stream_for_options
 from inference_site.streams.request_documents import Document
 from inference_site.streams.shared_text import long_texts
 from inference_site.submission.context_bound import ContextBound, fitted
-from inference_site.submission.model_access import ResolvedModel, served_model
+from inference_site.submission.model_access import ResolvedModel, resolved, served_model
 from inference_site.submission.submit import Submission
-from responses_api.output.assembler import RESPONSE, ResponseAssembly
-from responses_api.output.events import accepted
-from responses_api.output.objects import new_response
-from responses_api.request.mapping import ENCRYPTED_REASONING, to_generation_request
-from responses_api.request.tools import hosted_tools
-from responses_api.state.context import Context, Memory, continued_by, resolve
-from responses_api.state.history import Room
-from responses_api.state.storage import accept
-from responses_api.wire.request import ResponseRequest
+from responses_api.assembler import RESPONSE, ResponseAssembly
+from responses_api.context import (
+    Context,
+    Memory,
+    Room,
+    continued_by,
+    history_of,
+    items_before,
+    resolve,
+)
+from responses_api.events import accepted
+from responses_api.items import IdentifiedItem
+from responses_api.mapping import ENCRYPTED_REASONING, hosted_tools, to_generation_request
+from responses_api.models import StoredResponse
+from responses_api.storage import accept
+from responses_api.stored_responses import new_response, stored_response
+from responses_api.wire.requests import ResponseRequest
 
 _ECHOED = ("instructions", "tools", "text")
 """Fields that every event of the response's states repeats, and that may be of any length."""
@@ -163,3 +172,27 @@ def _refuse_contradictions(body: ResponseRequest) -> None:
             "Invalid 'logprobs': it differs from 'include', which names them.", param="logprobs"
         )
     require_stream_for_options(body.stream_options, body.stream)
+
+
+def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
+    """Return the request document of a stored response anew."""
+    stored = _find(generation_id)
+    spec = None if stored is None else catalogue().find(stored.model)
+    if stored is None or spec is None:
+        return None
+    new = [
+        IdentifiedItem(item.public_id, item.data)
+        for item in stored.items.filter(is_output=False).order_by("position")
+    ]
+    body = ResponseRequest.model_validate(stored.request)
+    room = Room(ContextBound.of(spec), may_cut=body.truncation == "auto")
+    previous = stored.previous
+    before = history_of(previous, room) if previous else items_before(stored, room)
+    context = Context(new, before, previous, stored.conversation)
+    response = stored_response(stored, []).model_dump()
+    return to_document(stored.project_id, body, context, resolved(spec), response)
+
+
+def _find(public_id: str) -> StoredResponse | None:
+    rows = StoredResponse.objects.select_related("previous", "conversation")
+    return rows.filter(public_id=public_id).first()

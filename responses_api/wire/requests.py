@@ -6,14 +6,17 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
     Discriminator,
     Field,
     Tag,
     model_validator,
 )
+from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticKnownError
 
+from inference_site.api.paging import PageQuery
 from inference_site.api.payload import WireRequest
 from inference_site.request_fields.wire.constraint import (
     ConstraintFields,
@@ -33,8 +36,7 @@ from inference_site.request_fields.wire.sampling import SamplingFields
 from inference_site.request_fields.wire.second_names import officially_named
 from inference_site.request_fields.wire.shapes import flat_tool
 from inference_site.request_fields.wire.tools import CustomFormat, FunctionName
-from responses_api.wire.chat_messages import InputItems
-from responses_api.wire.items import ObjectId
+from responses_api.wire.input_items import InputItems, ObjectId
 
 HOSTED_TOOLS = frozenset(
     {
@@ -344,3 +346,71 @@ class CompactRequest(WireRequest):
     instructions: str | None = None
     previous_response_id: ObjectId | None = None
     prompt_cache_key: str | None = None
+
+
+_OptionalText = str | SkipJsonSchema[None]
+MOST_SEARCHED = 500
+"""Characters of a search."""
+_OptionalTime = Annotated[int, Field(ge=0, lt=10**11)] | SkipJsonSchema[None]
+
+
+class NewestFirst(PageQuery):
+    """A page of a list that begins with the newest."""
+
+    order: Literal["asc", "desc"] = "desc"
+
+
+class InputItemsQuery(NewestFirst):
+    """What ``page_of_input`` reads."""
+
+    before: _OptionalText = Field(None, description="The id of the first entry of the next page.")
+
+
+class ResponsesQuery(NewestFirst):
+    """What ``list_responses`` reads; and ``metadata[key]=value``, any number of times."""
+
+    model: _OptionalText = None
+    status: (
+        Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+        | SkipJsonSchema[None]
+    ) = None
+    previous_response_id: _OptionalText = None
+    conversation: _OptionalText = None
+    q: _OptionalText = Field(
+        None,
+        max_length=MOST_SEARCHED,
+        description=(
+            "Words that one of its items has, all of them. Phrases in quotes, `or`, and a minus "
+            "before what it must not have."
+        ),
+    )
+    created_after: _OptionalTime = Field(None, description="Unix seconds.")
+    created_before: _OptionalTime = Field(None, description="Unix seconds.")
+
+
+class StreamQuery(BaseModel):
+    """What ``GET /v1/responses/{id}`` reads."""
+
+    stream: bool = False
+    starting_after: Annotated[int, Field(ge=0, lt=10**9)] | SkipJsonSchema[None] = Field(
+        None, description="The number of the last event that is known."
+    )
+
+
+class ConversationRequest(WireRequest):
+    """The body of ``POST /v1/conversations``, which may be empty."""
+
+    items: Annotated[InputItems, Field(max_length=20)] | None = None
+    metadata: Metadata | None = None
+
+
+class ConversationUpdate(WireRequest):
+    """The body of ``POST /v1/conversations/{id}``."""
+
+    metadata: Metadata
+
+
+class ItemsRequest(WireRequest):
+    """The body of ``POST /v1/conversations/{id}/items``."""
+
+    items: Annotated[InputItems, Field(min_length=1, max_length=20)]

@@ -6,8 +6,8 @@ read. So it is read from its newest item on, and no further than the model's con
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TypeVar
 
@@ -15,10 +15,15 @@ import orjson
 from django.db.models import QuerySet, TextField
 from django.db.models.functions import Cast
 
+from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
+from inference_site.storage.connections import end_if_still
 from inference_site.storage.prepared import execute_prepared
 from inference_site.submission.context_bound import ContextBound
-from responses_api.models import Conversation, Item, StoredResponse
-from responses_api.state.items import IdentifiedItem, is_instruction, size_of
+from responses_api.items import IdentifiedItem, ItemData, is_instruction, new_items, size_of
+from responses_api.models import ENDED, Conversation, Item, StoredResponse
+from responses_api.stored_responses import row_of
+from responses_api.wire.input_items import InputItem
+from responses_api.wire.requests import CompactRequest, ContextFields
 
 T = TypeVar("T")
 
@@ -206,3 +211,154 @@ def _fill(rows: QuerySet[Item], room: Room) -> list[IdentifiedItem]:
 def _encoded(rows: QuerySet[Item], order: str, most: int) -> Sequence[EncodedItem]:
     as_text = Cast("data", TextField())
     return list(rows.order_by(order).values_list("public_id", as_text)[:most])
+
+
+Memory = Mapping[str, Sequence[IdentifiedItem]]
+"""Histories of responses that are stored nowhere else, by their ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedItem:
+    """An item of the context, and the field of the request it came from."""
+
+    data: ItemData
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The items before a request, oldest first, where they come from, and those it brings."""
+
+    new: list[IdentifiedItem]
+    before: list[IdentifiedItem] = field(default_factory=list)
+    previous: StoredResponse | None = None
+    conversation: Conversation | None = None
+    previous_response_id: str | None = None
+
+    @property
+    def is_unstored(self) -> bool:
+        """Whether some of it lives in the memory of a connection only."""
+        return self.previous_response_id is not None and self.previous is None
+
+    @property
+    def continues(self) -> str:
+        """The response before, whose worker may still have all of this in memory."""
+        if self.conversation is None:
+            return self.previous_response_id or ""
+        return _last(self.conversation.responses.all())
+
+    def placed(self) -> list[PlacedItem]:
+        """Return all of them, each with the field it came from."""
+        field_ = "conversation" if self.conversation else "previous_response_id"
+        old = [PlacedItem(item.data, field_) for item in self.before]
+        return old + [PlacedItem(item.data, f"input[{i}]") for i, item in enumerate(self.new)]
+
+
+def continued_by(project_id: int, body: ContextFields | CompactRequest) -> str:
+    """Return the response whose context a request has; an empty text for none."""
+    if isinstance(body, ContextFields) and (conversation := body.conversation_id):
+        found = StoredResponse.objects.filter(conversation__project_id=project_id)
+        return _last(found.filter(conversation__public_id=conversation))
+    return body.previous_response_id or ""
+
+
+def _last(responses: QuerySet[StoredResponse]) -> str:
+    return responses.order_by("-id").values_list("public_id", flat=True).first() or ""
+
+
+def resolve(
+    project_id: int,
+    given: Sequence[InputItem] | None,
+    previous_response_id: str | None,
+    conversation_id: str | None,
+    room: Room,
+    memory: Memory | None = None,
+) -> Context:
+    """Return the context, of which no more is read than there is ``room`` for.
+
+    Raise InvalidRequestError or NotFoundError for what is not there, ContextLengthExceeded for what
+    does not fit.
+    """
+    if previous_response_id is not None and conversation_id is not None:
+        raise InvalidRequestError(
+            "Mutually exclusive parameters: 'previous_response_id' and 'conversation'.",
+            param="previous_response_id",
+            code="mutually_exclusive_parameters",
+        )
+    if len(given or ()) > room.bound.items and not room.may_cut:
+        raise room.bound.exceeded(0, len(given or ()), "input")
+    new = new_items(project_id, given or ())
+    if not new and previous_response_id is None and conversation_id is None:
+        raise InvalidRequestError(
+            "Missing required parameter: 'input'.", param="input", code="missing_required_parameter"
+        )
+    if conversation_id is not None:
+        conversation = find_conversation(project_id, conversation_id, "conversation")
+        return Context(new, items_of(conversation, room), conversation=conversation)
+    if previous_response_id is None:
+        return Context(new)
+    if memory is not None and previous_response_id in memory:
+        before = _in_memory(memory[previous_response_id], room)
+        return Context(new, before, previous_response_id=previous_response_id)
+    previous = _find_previous(project_id, previous_response_id)
+    before = history_of(previous, room)
+    return Context(new, before, previous, previous_response_id=previous_response_id)
+
+
+def _in_memory(items: Sequence[IdentifiedItem], room: Room) -> list[IdentifiedItem]:
+    return room.fill(lambda most: items[: -most - 1 : -1], lambda most: items[:most], lambda i: i)
+
+
+def find_conversation(
+    project_id: int, public_id: str, param: str | None = None, *, lock: bool = False
+) -> Conversation:
+    """Return a conversation of the project. Raise NotFoundError, or InvalidRequestError for an id
+    that can be none."""
+    if not public_id.startswith("conv_"):
+        raise InvalidRequestError(
+            f"Invalid '{param or 'conversation_id'}': {public_id[:100]!r}. Expected an ID that "
+            "begins with 'conv'.",
+            param=param or "conversation_id",
+            code="invalid_value",
+        )
+    if lock:
+        end_if_still()
+    rows = Conversation.objects.select_for_update() if lock else Conversation.objects
+    found = rows.filter(project_id=project_id, public_id=public_id, deleted_at=None).first()
+    if found is None:
+        raise conversation_not_found(public_id, param)
+    return found
+
+
+def conversation_not_found(public_id: str, param: str | None = None) -> NotFoundError:
+    """Return the error of a conversation that is not there, or not any more."""
+    return NotFoundError(f"Conversation with id '{public_id[:100]}' not found.", param=param)
+
+
+def previous_not_found(public_id: str) -> InvalidRequestError:
+    """Return the error of a response to build on that is not there, or not any more."""
+    return InvalidRequestError(
+        f"Previous response with id '{public_id[:100]}' not found.",
+        param="previous_response_id",
+        code="previous_response_not_found",
+    )
+
+
+def _find_previous(project_id: int, public_id: str) -> StoredResponse:
+    if not public_id.startswith("resp_"):
+        raise InvalidRequestError(
+            f"Invalid 'previous_response_id': {public_id[:100]!r}. Expected an ID that begins with "
+            "'resp'.",
+            param="previous_response_id",
+            code="invalid_value",
+        )
+    found = row_of(project_id, public_id)
+    if found is None:
+        raise previous_not_found(public_id)
+    if found.status not in ENDED:
+        raise InvalidRequestError(
+            f"Previous response with id '{public_id[:100]}' has not ended yet.",
+            param="previous_response_id",
+            code="previous_response_in_progress",
+        )
+    return found
