@@ -2,7 +2,7 @@ from django.apps import AppConfig
 
 
 class ResponsesApiConfig(AppConfig):
-    """Responses and conversations, as OpenAI's API has them."""
+    """The API of responses and conversations."""
 
     name = "responses_api"
     verbose_name = "Responses"

@@ -1,7 +1,7 @@
-"""What a response builds on: the items before it, found by following ``previous``.
+"""The context of a request: the stored items that it builds on, and the items of its input.
 
-A history may have any number of items, and a request is answered from those that its model can
-read. So it is read from its newest item on, and no further than the model's context can hold.
+A history is found by following ``previous``, and may have any number of items. It is read from its
+newest item on, and only as far as the context of the model can hold.
 """
 
 from __future__ import annotations
@@ -26,8 +26,12 @@ from responses_api.wire.input_items import InputItem
 from responses_api.wire.requests import CompactRequest, ContextFields
 
 T = TypeVar("T")
+UnstoredHistories = Mapping[str, Sequence[IdentifiedItem]]
+"""Histories of responses that only a WebSocket connection holds, by response id."""
+EncodedItem = tuple[str, str]
+"""The id of an item, and its data as JSON."""
 
-_IN_CONVERSATION = "conversation_position"
+# The limits make PostgreSQL use an index at each step, whatever its statistics of the tables say.
 _NEWEST_FIRST = """
 WITH RECURSIVE chain (id, previous_id, conversation_id, conversation_position, depth, seen) AS (
     SELECT id, previous_id, conversation_id, conversation_position, 0, 0::bigint
@@ -61,13 +65,6 @@ WITH RECURSIVE chain (id, previous_id, conversation_id, conversation_position, d
 )
 SELECT public_id, data FROM context ORDER BY part DESC, turn DESC, place DESC LIMIT %(most)s
 """
-# The limits have each step look into an index, however little PostgreSQL knows of the tables.
-
-
-EncodedItem = tuple[str, str]
-"""The id of an item, and its data as JSON."""
-
-
 _ROOT = """
 WITH RECURSIVE chain (id, previous_id, conversation_id) AS (
     SELECT id, previous_id, conversation_id
@@ -80,146 +77,15 @@ WITH RECURSIVE chain (id, previous_id, conversation_id) AS (
 )
 SELECT id, conversation_id FROM chain WHERE previous_id IS NULL
 """
-_STEPS = (64, 1024, 16_384)
-"""How many of the newest items are read at once, until they are all or too many for the model."""
-_MOST_INSTRUCTIONS = 20
-"""At the beginning of a history that is cut."""
+_READ_STEPS = (64, 1024, 16_384)
+"""How many of the newest items are read, step by step, until these are all or too many."""
+_MAX_INSTRUCTIONS = 20
+"""The most instructions that are kept at the beginning of a truncated history."""
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """How much of a history is read for a request: what its model can hold.
-
-    If it ``may_cut``, the newest items are read of a longer one, and the instructions at its
-    beginning; otherwise a longer one is an error.
-    """
-
-    bound: ContextBound
-    may_cut: bool = False
-
-    def fill(
-        self,
-        read: Callable[[int], Sequence[T]],
-        read_oldest: Callable[[int], Sequence[T]],
-        decode: Callable[[T], IdentifiedItem],
-    ) -> list[IdentifiedItem]:
-        """Return the items that fit, oldest first.
-
-        ``read(n)`` returns the n newest items, newest first; ``read_oldest(n)`` the n oldest,
-        oldest first; ``decode`` makes an item of what these return. Raise ContextLengthExceeded if
-        not all of them fit and none may be left out.
-        """
-        most, is_whole, size = self.bound.items, False, 0
-        newest: list[IdentifiedItem] = []
-        for step in (*(step for step in _STEPS if step < most), most):
-            found = read(step + 1)
-            newest += map(decode, found[len(newest) : step])
-            is_whole = len(found) <= step
-            size = sum(size_of(item.data) for item in newest)
-            if is_whole or size > self.bound.size:
-                break
-        if is_whole and (self.may_cut or size <= self.bound.size):
-            return newest[::-1]  # What is too much of it is left out when it is a prompt.
-        if not self.may_cut:
-            raise self.bound.exceeded(size, len(newest) + (not is_whole), "input")
-        oldest = map(decode, read_oldest(_MOST_INSTRUCTIONS))
-        instructions = takewhile(lambda item: is_instruction(item.data), oldest)
-        return [*instructions, *_from_a_turn(newest[::-1])]
-
-
-def _from_a_turn(items: list[IdentifiedItem]) -> list[IdentifiedItem]:
-    """Return the items from the first message of the user on; without it, those that can stand.
-
-    The result of a call that is not among them would be an error.
-    """
-    for position, item in enumerate(items):
-        if item.data.get("role") == "user":
-            return items[position:]
-    calls = {item.data["call_id"] for item in items if item.data["type"].endswith("_call")}
-    results = "_call_output"
-    return [i for i in items if not i.data["type"].endswith(results) or i.data["call_id"] in calls]
-
-
-def history_of(response: StoredResponse, room: Room) -> list[IdentifiedItem]:
-    """Return the items of a response and of all before it, oldest first.
-
-    Raise ContextLengthExceeded if there is no room for them.
-    """
-
-    def read_oldest(most: int) -> Sequence[EncodedItem]:
-        root, conversation = execute_prepared(_ROOT, {"response": response.pk}).fetchone() or (0, 0)
-        if conversation:
-            return _encoded(Item.objects.filter(conversation=conversation), _IN_CONVERSATION, most)
-        return _encoded(Item.objects.filter(response=root), "position", most)
-
-    return room.fill(
-        lambda most: _read(response, with_output=True, most=most), read_oldest, decoded
-    )
-
-
-def before(response: StoredResponse) -> list[IdentifiedItem]:
-    """Return the items that a response was given, its own input among them, oldest first."""
-    return [decoded(item) for item in reversed(newest_before(response))]
-
-
-def newest_before(response: StoredResponse, most: int | None = None) -> list[EncodedItem]:
-    """Return the same, newest first; with ``most`` no more of a long history is read than that."""
-    return _read(response, with_output=False, most=most)
-
-
-def decoded(item: EncodedItem) -> IdentifiedItem:
-    """Return an item with its data."""
-    public_id, data = item
-    return IdentifiedItem(public_id, orjson.loads(data))
-
-
-def _read(
-    response: StoredResponse, *, with_output: bool, most: int | None = None
-) -> list[EncodedItem]:
-    given = {"response": response.pk, "with_output": with_output, "most": most}
-    return execute_prepared(_NEWEST_FIRST, given).fetchall()
-
-
-def items_of(conversation: Conversation, room: Room) -> list[IdentifiedItem]:
-    """Return the items of a conversation, oldest first.
-
-    Raise ContextLengthExceeded if there is no room for them.
-    """
-    return _fill(Item.objects.filter(conversation=conversation), room)
-
-
-def items_before(response: StoredResponse, room: Room) -> list[IdentifiedItem]:
-    """Return the items of its conversation that a response was given; otherwise like
-    ``items_of``."""
-    if response.conversation_id is None:
-        return []
-    rows = Item.objects.filter(
-        conversation=response.conversation_id,
-        conversation_position__lt=response.conversation_position,
-    )
-    return _fill(rows, room)
-
-
-def _fill(rows: QuerySet[Item], room: Room) -> list[IdentifiedItem]:
-    return room.fill(
-        lambda most: _encoded(rows, f"-{_IN_CONVERSATION}", most),
-        lambda most: _encoded(rows, _IN_CONVERSATION, most),
-        decoded,
-    )
-
-
-def _encoded(rows: QuerySet[Item], order: str, most: int) -> Sequence[EncodedItem]:
-    as_text = Cast("data", TextField())
-    return list(rows.order_by(order).values_list("public_id", as_text)[:most])
-
-
-Memory = Mapping[str, Sequence[IdentifiedItem]]
-"""Histories of responses that are stored nowhere else, by their ids."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedItem:
-    """An item of the context, and the field of the request it came from."""
+class ContextItem:
+    """An item of a context, and the request field that errors about it name."""
 
     data: ItemData
     param: str
@@ -227,7 +93,7 @@ class PlacedItem:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The items before a request, oldest first, where they come from, and those it brings."""
+    """The stored items before a request (``before``), oldest first, and its own items (``new``)."""
 
     new: list[IdentifiedItem]
     before: list[IdentifiedItem] = field(default_factory=list)
@@ -237,33 +103,88 @@ class Context:
 
     @property
     def is_unstored(self) -> bool:
-        """Whether some of it lives in the memory of a connection only."""
+        """Whether the previous response is not stored: a WebSocket connection holds its items."""
         return self.previous_response_id is not None and self.previous is None
 
     @property
     def continues(self) -> str:
-        """The response before, whose worker may still have all of this in memory."""
+        """The id of the response before; its worker may still have this prompt in its cache."""
         if self.conversation is None:
             return self.previous_response_id or ""
-        return _last(self.conversation.responses.all())
+        return _newest_id(self.conversation.responses.all())
 
-    def placed(self) -> list[PlacedItem]:
-        """Return all of them, each with the field it came from."""
+    def items(self) -> list[ContextItem]:
+        """Return all items, oldest first."""
         field_ = "conversation" if self.conversation else "previous_response_id"
-        old = [PlacedItem(item.data, field_) for item in self.before]
-        return old + [PlacedItem(item.data, f"input[{i}]") for i, item in enumerate(self.new)]
+        old = [ContextItem(item.data, field_) for item in self.before]
+        return old + [ContextItem(item.data, f"input[{i}]") for i, item in enumerate(self.new)]
 
 
-def continued_by(project_id: int, body: ContextFields | CompactRequest) -> str:
-    """Return the response whose context a request has; an empty text for none."""
+def continued_response_id(project_id: int, body: ContextFields | CompactRequest) -> str:
+    """Return ``Context.continues`` for a request whose context was not read yet."""
     if isinstance(body, ContextFields) and (conversation := body.conversation_id):
         found = StoredResponse.objects.filter(conversation__project_id=project_id)
-        return _last(found.filter(conversation__public_id=conversation))
+        return _newest_id(found.filter(conversation__public_id=conversation))
     return body.previous_response_id or ""
 
 
-def _last(responses: QuerySet[StoredResponse]) -> str:
+def _newest_id(responses: QuerySet[StoredResponse]) -> str:
     return responses.order_by("-id").values_list("public_id", flat=True).first() or ""
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryLimit:
+    """How much of a history is read: no more than the context of the model can hold.
+
+    A longer history is an error. With ``may_truncate`` its newest items are read instead, and the
+    instructions at its beginning.
+    """
+
+    bound: ContextBound
+    may_truncate: bool = False
+
+    def read(
+        self,
+        read_newest: Callable[[int], Sequence[T]],
+        read_oldest: Callable[[int], Sequence[T]],
+        decode: Callable[[T], IdentifiedItem],
+    ) -> list[IdentifiedItem]:
+        """Return the items that fit, oldest first.
+
+        ``read_newest(n)`` returns the n newest items, newest first; ``read_oldest(n)`` the n
+        oldest, oldest first; ``decode`` converts one of these. Raise ContextLengthExceeded if the
+        history is too long and may not be truncated.
+        """
+        most, is_whole, size = self.bound.items, False, 0
+        newest: list[IdentifiedItem] = []
+        for step in (*(step for step in _READ_STEPS if step < most), most):
+            found = read_newest(step + 1)
+            newest += map(decode, found[len(newest) : step])
+            is_whole = len(found) <= step
+            size = sum(size_of(item.data) for item in newest)
+            if is_whole or size > self.bound.size:
+                break
+        if is_whole and (self.may_truncate or size <= self.bound.size):
+            return newest[::-1]  # The prompt is truncated when it is rendered.
+        if not self.may_truncate:
+            raise self.bound.exceeded(size, len(newest) + (not is_whole), "input")
+        oldest = map(decode, read_oldest(_MAX_INSTRUCTIONS))
+        instructions = takewhile(lambda item: is_instruction(item.data), oldest)
+        return [*instructions, *_from_first_user_message(newest[::-1])]
+
+
+def _from_first_user_message(items: list[IdentifiedItem]) -> list[IdentifiedItem]:
+    """Return the items from the first user message on.
+
+    Without a user message, return all items but outputs of calls that are missing: those would be
+    an error.
+    """
+    for position, item in enumerate(items):
+        if item.data.get("role") == "user":
+            return items[position:]
+    calls = {item.data["call_id"] for item in items if item.data["type"].endswith("_call")}
+    output = "_call_output"
+    return [i for i in items if not i.data["type"].endswith(output) or i.data["call_id"] in calls]
 
 
 def resolve(
@@ -271,13 +192,13 @@ def resolve(
     given: Sequence[InputItem] | None,
     previous_response_id: str | None,
     conversation_id: str | None,
-    room: Room,
-    memory: Memory | None = None,
+    limit: HistoryLimit,
+    unstored: UnstoredHistories | None = None,
 ) -> Context:
-    """Return the context, of which no more is read than there is ``room`` for.
+    """Read the context of a request.
 
-    Raise InvalidRequestError or NotFoundError for what is not there, ContextLengthExceeded for what
-    does not fit.
+    Raise InvalidRequestError or NotFoundError for missing objects, ContextLengthExceeded if the
+    history or the input is too long.
     """
     if previous_response_id is not None and conversation_id is not None:
         raise InvalidRequestError(
@@ -285,8 +206,8 @@ def resolve(
             param="previous_response_id",
             code="mutually_exclusive_parameters",
         )
-    if len(given or ()) > room.bound.items and not room.may_cut:
-        raise room.bound.exceeded(0, len(given or ()), "input")
+    if len(given or ()) > limit.bound.items and not limit.may_truncate:
+        raise limit.bound.exceeded(0, len(given or ()), "input")
     new = new_items(project_id, given or ())
     if not new and previous_response_id is None and conversation_id is None:
         raise InvalidRequestError(
@@ -294,26 +215,25 @@ def resolve(
         )
     if conversation_id is not None:
         conversation = find_conversation(project_id, conversation_id, "conversation")
-        return Context(new, items_of(conversation, room), conversation=conversation)
+        return Context(new, conversation_items(conversation, limit), conversation=conversation)
     if previous_response_id is None:
         return Context(new)
-    if memory is not None and previous_response_id in memory:
-        before = _in_memory(memory[previous_response_id], room)
+    if unstored is not None and previous_response_id in unstored:
+        items = unstored[previous_response_id]
+        before = limit.read(lambda n: items[: -n - 1 : -1], lambda n: items[:n], lambda item: item)
         return Context(new, before, previous_response_id=previous_response_id)
     previous = _find_previous(project_id, previous_response_id)
-    before = history_of(previous, room)
+    before = history_of(previous, limit)
     return Context(new, before, previous, previous_response_id=previous_response_id)
-
-
-def _in_memory(items: Sequence[IdentifiedItem], room: Room) -> list[IdentifiedItem]:
-    return room.fill(lambda most: items[: -most - 1 : -1], lambda most: items[:most], lambda i: i)
 
 
 def find_conversation(
     project_id: int, public_id: str, param: str | None = None, *, lock: bool = False
 ) -> Conversation:
-    """Return a conversation of the project. Raise NotFoundError, or InvalidRequestError for an id
-    that can be none."""
+    """Return a conversation of the project. ``lock`` locks its row.
+
+    Raise NotFoundError, or InvalidRequestError if the id has another prefix.
+    """
     if not public_id.startswith("conv_"):
         raise InvalidRequestError(
             f"Invalid '{param or 'conversation_id'}': {public_id[:100]!r}. Expected an ID that "
@@ -331,12 +251,12 @@ def find_conversation(
 
 
 def conversation_not_found(public_id: str, param: str | None = None) -> NotFoundError:
-    """Return the error of a conversation that is not there, or not any more."""
+    """Return the error for a conversation that does not exist or was deleted."""
     return NotFoundError(f"Conversation with id '{public_id[:100]}' not found.", param=param)
 
 
 def previous_not_found(public_id: str) -> InvalidRequestError:
-    """Return the error of a response to build on that is not there, or not any more."""
+    """Return the error for a previous response that does not exist or was deleted."""
     return InvalidRequestError(
         f"Previous response with id '{public_id[:100]}' not found.",
         param="previous_response_id",
@@ -362,3 +282,80 @@ def _find_previous(project_id: int, public_id: str) -> StoredResponse:
             code="previous_response_in_progress",
         )
     return found
+
+
+def history_of(response: StoredResponse, limit: HistoryLimit) -> list[IdentifiedItem]:
+    """Return the items of a response and of all responses before it, oldest first.
+
+    Raise ContextLengthExceeded.
+    """
+
+    def read_oldest(most: int) -> Sequence[EncodedItem]:
+        root, conversation = execute_prepared(_ROOT, {"response": response.pk}).fetchone() or (0, 0)
+        if conversation:
+            rows, position = Item.objects.filter(conversation=conversation), "conversation_position"
+        else:
+            rows, position = Item.objects.filter(response=root), "position"
+        return _encoded(rows, position, most)
+
+    def read_newest(most: int) -> Sequence[EncodedItem]:
+        return _read_chain(response, with_output=True, most=most)
+
+    return limit.read(read_newest, read_oldest, decode_item)
+
+
+def input_of(response: StoredResponse) -> list[IdentifiedItem]:
+    """Return all items that a response was given, its history and its input, oldest first."""
+    return [decode_item(item) for item in reversed(newest_input_of(response))]
+
+
+def newest_input_of(response: StoredResponse, most: int | None = None) -> list[EncodedItem]:
+    """Return the items of ``input_of``, newest first; at most ``most`` of them are read."""
+    return _read_chain(response, with_output=False, most=most)
+
+
+def decode_item(item: EncodedItem) -> IdentifiedItem:
+    """Return an item with its data decoded."""
+    public_id, data = item
+    return IdentifiedItem(public_id, orjson.loads(data))
+
+
+def _read_chain(
+    response: StoredResponse, *, with_output: bool, most: int | None = None
+) -> list[EncodedItem]:
+    parameters = {"response": response.pk, "with_output": with_output, "most": most}
+    return execute_prepared(_NEWEST_FIRST, parameters).fetchall()
+
+
+def conversation_items(conversation: Conversation, limit: HistoryLimit) -> list[IdentifiedItem]:
+    """Return the items of a conversation, oldest first. Raise ContextLengthExceeded."""
+    return _read_conversation(Item.objects.filter(conversation=conversation), limit)
+
+
+def conversation_items_before(
+    response: StoredResponse, limit: HistoryLimit
+) -> list[IdentifiedItem]:
+    """Return the items that the conversation of a response had when it was accepted, oldest first.
+
+    Raise ContextLengthExceeded.
+    """
+    if response.conversation_id is None:
+        return []
+    rows = Item.objects.filter(
+        conversation=response.conversation_id,
+        conversation_position__lt=response.conversation_position,
+    )
+    return _read_conversation(rows, limit)
+
+
+def _read_conversation(rows: QuerySet[Item], limit: HistoryLimit) -> list[IdentifiedItem]:
+    return limit.read(
+        lambda most: _encoded(rows, "-conversation_position", most),
+        lambda most: _encoded(rows, "conversation_position", most),
+        decode_item,
+    )
+
+
+def _encoded(rows: QuerySet[Item], order: str, most: int) -> Sequence[EncodedItem]:
+    as_text = Cast("data", TextField())
+    return list(rows.order_by(order).values_list("public_id", as_text)[:most])

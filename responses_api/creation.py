@@ -1,4 +1,4 @@
-"""From a request to what is submitted: for the endpoint, the WebSocket and a second attempt."""
+"""Creates responses: from a request to the submission of its generation."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from inference_site.submission.submit import Submission
 from responses_api.assembler import RESPONSE, ResponseAssembly
 from responses_api.context import (
     Context,
-    Memory,
-    Room,
-    continued_by,
+    HistoryLimit,
+    UnstoredHistories,
+    continued_response_id,
+    conversation_items_before,
     history_of,
-    items_before,
     resolve,
 )
-from responses_api.events import accepted
+from responses_api.events import accepted_frames
 from responses_api.items import IdentifiedItem
 from responses_api.mapping import ENCRYPTED_REASONING, hosted_tools, to_generation_request
 from responses_api.models import StoredResponse
@@ -41,12 +41,12 @@ from responses_api.stored_responses import new_response, stored_response
 from responses_api.wire.requests import ResponseRequest
 
 _ECHOED = ("instructions", "tools", "text")
-"""Fields that every event of the response's states repeats, and that may be of any length."""
+"""Fields of any length that every state event repeats."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewResponse:
-    """A response that is stored: it and its input are written with the generation's row."""
+    """A response to be stored; implements ``inference_site.generations.queue.WithRow``."""
 
     project_id: int
     response: dict[str, Any]
@@ -54,13 +54,13 @@ class NewResponse:
     context: Context
 
     def write(self) -> None:
-        """Write them. Raise ConversationLocked (see ``generations.queue.WithRow``)."""
+        """Write the response and its input. Raise ConversationLocked."""
         accept(self.project_id, self.response, self.body, self.context)
 
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """A response that is about to be: its object, its context and what is submitted."""
+    """A new response: its object, its context and the submission of its generation."""
 
     response: dict[str, Any]
     context: Context
@@ -68,28 +68,32 @@ class Creation:
 
 
 def create(
-    caller: Caller, body: ResponseRequest, memory: Memory | None = None, *, grace_s: int = 0
+    caller: Caller,
+    body: ResponseRequest,
+    unstored: UnstoredHistories | None = None,
+    *,
+    grace_s: int = 0,
 ) -> Creation:
-    """Return what is to be submitted. Raise ApiError for what cannot be done.
+    """Return the new response, which is not submitted yet. Raise ApiError.
 
-    ``grace_s`` is by how much one that is stored may outlive its client.
+    ``grace_s`` is the disconnect grace of stored foreground responses.
     """
     _refuse_contradictions(body)
-    project_id = caller.project_id
+    project_id, is_background = caller.project_id, bool(body.background)
     model = served_model(
         caller,
         body.model,
         body,
-        background=bool(body.background),
-        continues=partial(continued_by, project_id, body),
+        background=is_background,
+        continues=partial(continued_response_id, project_id, body),
     )
     context = resolve(
         project_id,
         body.input,
         body.previous_response_id,
         body.conversation_id,
-        Room(ContextBound.of(model.spec), may_cut=body.truncation == "auto"),
-        memory,
+        HistoryLimit(ContextBound.of(model.spec), may_truncate=body.truncation == "auto"),
+        unstored,
     )
     if context.is_unstored and body.store is not False:
         raise InvalidRequestError(
@@ -106,23 +110,8 @@ def create(
         metadata=body.metadata or {},
     ).model_dump()
     document = to_document(project_id, body, context, model, response)
-    submission = _submission(caller, body, model, response, context, document, grace_s)
-    return Creation(response, context, submission)
-
-
-def _submission(
-    caller: Caller,
-    body: ResponseRequest,
-    model: ResolvedModel,
-    response: dict[str, Any],
-    context: Context,
-    document: Document[ResponseAssembly],
-    grace_s: int,
-) -> Submission:
-    is_background, is_stored = bool(body.background), response["store"]
-    is_late = is_background or body.service_tier == "flex"
-    service_class = ServiceClass.BACKGROUND if is_late else ServiceClass.FOREGROUND
-    return Submission(
+    is_stored, is_flex = response["store"], body.service_tier == "flex"
+    submission = Submission(
         RESPONSE,
         response["id"],
         caller,
@@ -130,35 +119,19 @@ def _submission(
         stream=bool(body.stream),
         subject="input",
         ignored_params=[*ignored_fields(model, body, document.request), *hosted_tools(body)],
-        service_class=service_class,
+        service_class=(
+            ServiceClass.BACKGROUND if is_background or is_flex else ServiceClass.FOREGROUND
+        ),
         end_user=body.safety_identifier or body.user or "",
-        frames=accepted(response) if document.assembly.emits else (),
+        frames=accepted_frames(response) if document.assembly.emits else (),
         texts=long_texts(to_json(response[field]) for field in _ECHOED),
         is_replayable=is_stored,
-        with_row=(NewResponse(caller.project_id, response, body, context) if is_stored else None),
+        with_row=NewResponse(project_id, response, body, context) if is_stored else None,
         background=is_background,
         grace_s=grace_s if is_stored and not is_background else 0,
         continues=context.continues,
     )
-
-
-def to_document(
-    project_id: int,
-    body: ResponseRequest,
-    context: Context,
-    model: ResolvedModel,
-    response: dict[str, Any],
-) -> Document[ResponseAssembly]:
-    """Return the request document. Raise InvalidRequestError for what the model cannot do."""
-    asked = to_generation_request(body, context.placed(), model, project_id)
-    asked = fitted(asked, "input")  # Before some megabytes become events.
-    assembly = ResponseAssembly(
-        response,
-        emits=bool(body.stream) or response["store"],
-        sends_done=settings.RESPONSES_SEND_DONE,
-        seal_for=project_id if ENCRYPTED_REASONING in (body.include or ()) else None,
-    )
-    return Document(asked, assembly)
+    return Creation(response, context, submission)
 
 
 def _refuse_contradictions(body: ResponseRequest) -> None:
@@ -174,9 +147,31 @@ def _refuse_contradictions(body: ResponseRequest) -> None:
     require_stream_for_options(body.stream_options, body.stream)
 
 
+def to_document(
+    project_id: int,
+    body: ResponseRequest,
+    context: Context,
+    model: ResolvedModel,
+    response: dict[str, Any],
+) -> Document[ResponseAssembly]:
+    """Return the request document. Raise InvalidRequestError for fields the model does not have."""
+    request = to_generation_request(body, context.items(), model, project_id)
+    request = fitted(request, "input")  # Before the response is encoded, which may take megabytes.
+    assembly = ResponseAssembly(
+        response,
+        emits=bool(body.stream) or response["store"],
+        sends_done=settings.RESPONSES_SEND_DONE,
+        seal_for=project_id if ENCRYPTED_REASONING in (body.include or ()) else None,
+    )
+    return Document(request, assembly)
+
+
 def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
-    """Return the request document of a stored response anew."""
-    stored = _find(generation_id)
+    """Return the request document of a stored response, rebuilt from the database.
+
+    Return None if the response is not stored, or its model is not in the catalogue any more.
+    """
+    stored = StoredResponse.objects.find(generation_id)
     spec = None if stored is None else catalogue().find(stored.model)
     if stored is None or spec is None:
         return None
@@ -185,14 +180,9 @@ def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
         for item in stored.items.filter(is_output=False).order_by("position")
     ]
     body = ResponseRequest.model_validate(stored.request)
-    room = Room(ContextBound.of(spec), may_cut=body.truncation == "auto")
+    limit = HistoryLimit(ContextBound.of(spec), may_truncate=body.truncation == "auto")
     previous = stored.previous
-    before = history_of(previous, room) if previous else items_before(stored, room)
+    before = history_of(previous, limit) if previous else conversation_items_before(stored, limit)
     context = Context(new, before, previous, stored.conversation)
     response = stored_response(stored, []).model_dump()
     return to_document(stored.project_id, body, context, resolved(spec), response)
-
-
-def _find(public_id: str) -> StoredResponse | None:
-    rows = StoredResponse.objects.select_related("previous", "conversation")
-    return rows.filter(public_id=public_id).first()

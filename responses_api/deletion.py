@@ -1,8 +1,9 @@
-"""Deleting responses and conversations, as far as nothing builds on them.
+"""Deletes responses and conversations: when a client asks, and after their retention.
 
-What others build on is hidden, and deleted with the last of them. A row is locked before it is
-asked whether it is needed: who builds on one holds it until that is committed, and the next
-statement sees it. A conversation is locked before those of its responses that have ended.
+A row that others build on is hidden (``deleted_at``), and deleted together with the last of these.
+A row is locked before the query for rows that build on it: a transaction that adds one holds a lock
+on the row until it commits, so the query sees the new row. A conversation is locked before those of
+its responses that have ended.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ from inference_site.storage.connections import end_if_still
 from inference_site.streams.request_documents import drop_document
 from responses_api.models import ENDED, Conversation, Item, StoredResponse
 
+_BATCH = 100
+Row = TypeVar("Row")
+
 
 def delete(stored: StoredResponse) -> None:
-    """Delete a response and its stream; while others build on it, it is hidden instead.
+    """Delete a response and its stream, or hide the response while others build on it.
 
-    Raise redis' errors when Redis is down; then nothing is deleted.
+    Raise redis.RedisError when Redis is down; then nothing is deleted.
     """
     drop_document(stored.public_id)
     with transaction.atomic():
@@ -37,7 +41,7 @@ def delete(stored: StoredResponse) -> None:
 
 
 def delete_conversation(conversation: Conversation) -> None:
-    """Delete a conversation; while one of its responses is there, it is hidden instead."""
+    """Delete a conversation, or hide it while it has a response that is not deleted."""
     with transaction.atomic():
         if _lock_conversation(conversation.pk) is not None:
             rows = Conversation.objects.filter(pk=conversation.pk)
@@ -59,7 +63,7 @@ def _lock_conversation(pk: int) -> Conversation | None:
 
 
 def _sweep(pk: int | None) -> None:
-    """Delete the hidden response and those before it that nothing builds on any more."""
+    """Delete a hidden response that nothing builds on, and so the responses before it."""
     while pk is not None and (found := _lock(pk)) is not None and found.deleted_at is not None:
         if found.conversation_id is not None:
             _sweep_conversation(found.conversation_id)
@@ -72,11 +76,12 @@ def _sweep(pk: int | None) -> None:
 
 
 def _sweep_conversation(pk: int) -> None:
-    """Delete a hidden conversation with its responses, once all are hidden and none is built on."""
+    """Delete a hidden conversation, if its responses are hidden and nothing builds on them."""
     conversation = _lock_conversation(pk)
     if conversation is None or conversation.deleted_at is None:
         return
-    # One that runs is not hidden. It is not locked here: its end locks it before its conversation.
+    # A running response is not hidden. So only ended ones are locked below; the end of a running
+    # one locks its row before the conversation, which would be the other order.
     if conversation.responses.filter(deleted_at=None).exists():
         return
     list(conversation.responses.select_for_update().order_by("pk"))
@@ -87,40 +92,40 @@ def _sweep_conversation(pk: int) -> None:
     conversation.delete()
 
 
-_BATCH = 100
-Row = TypeVar("Row")
-
-
 def prune(until: float) -> int:
-    """Delete some, oldest first, until the monotonic clock passes ``until``; return how many."""
+    """Delete rows that are older than their project keeps them, until ``until``; return how many.
+
+    ``until`` is a time of the monotonic clock. See ``inference_site.generations.kinds.Retention``.
+    """
     deleted = 0
     for project, since in kept_since("responses_days"):
-        while time.monotonic() < until and (found := _responses(project, since)):
-            for stored in _in_time(found, until):
+        while time.monotonic() < until and (found := _old_responses(project, since)):
+            for stored in _until(until, found):
                 delete(stored)
                 deleted += 1
     for project, since in kept_since("conversations_days"):
-        while time.monotonic() < until and (conversations := _conversations(project, since)):
-            for conversation in _in_time(conversations, until):
+        while time.monotonic() < until and (conversations := _old_conversations(project, since)):
+            for conversation in _until(until, conversations):
                 delete_conversation(conversation)
                 deleted += 1
     return deleted
 
 
-def _in_time(rows: Iterable[Row], until: float) -> Iterable[Row]:
+def _until(until: float, rows: Iterable[Row]) -> Iterable[Row]:
+    """Yield the rows, until the monotonic clock passes ``until``."""
     for row in rows:
         if time.monotonic() >= until:
             return
         yield row
 
 
-def _responses(project: int, since: dt.datetime) -> list[StoredResponse]:
+def _old_responses(project: int, since: dt.datetime) -> list[StoredResponse]:
     ended = StoredResponse.objects.filter(project=project, status__in=ENDED, deleted_at=None)
     return list(ended.filter(created_at__lt=since).order_by("created_at", "pk")[:_BATCH])
 
 
-def _conversations(project: int, since: dt.datetime) -> list[Conversation]:
-    """Return those without a response since then, none of which runs."""
+def _old_conversations(project: int, since: dt.datetime) -> list[Conversation]:
+    """Return conversations without a running or newer response."""
     later = StoredResponse.objects.filter(conversation=OuterRef("pk"), created_at__gte=since)
     running = StoredResponse.objects.filter(conversation=OuterRef("pk")).exclude(status__in=ENDED)
     rows = Conversation.objects.filter(project=project, created_at__lt=since, deleted_at=None)

@@ -1,7 +1,7 @@
-"""Frames of a response's events, and the events of the response itself: its states, its error.
+"""The events of a response's stream: their frames, and the events of the response and its items.
 
-The number of an event is the number of its frame in the event log, so that a reader who asks for
-what follows an event is served from the log as it is.
+The number of an event is the number of its frame in the event log. So a client that continues after
+an event (``starting_after``) is served from the log without decoding it.
 """
 
 from __future__ import annotations
@@ -37,12 +37,22 @@ from responses_api.wire.objects import (
 )
 
 DONE = b"data: [DONE]\n\n"
-ACCEPTED = 2
-"""So many events of the opening are true once a response is accepted."""
+ACCEPTED_EVENTS = 2
+"""The number of opening events that are sent when a response is accepted."""
 IN_PROGRESS: Final = "response.in_progress"
-"""An attempt begins: whatever the stream has before it is no part of the output."""
+"""Starts an attempt: items that the stream has before it are not part of the output."""
 _DATA = b"\ndata: "
 _EVENT: TypeAdapter[ResponseEvent] = TypeAdapter(ResponseEvent)
+_LAST_EVENTS: dict[str, StateEventType] = {
+    "completed": "response.completed",
+    "incomplete": "response.incomplete",
+}
+_EMPTY_PARTS: dict[str, OutputText | TextPart] = {
+    "message": OutputText(text="", annotations=[], logprobs=[]),
+    "reasoning": TextPart(type="reasoning_text", text=""),
+}
+
+Logprobs = Sequence[LogprobEntry]
 
 
 def encode(event: Event) -> bytes:
@@ -51,62 +61,56 @@ def encode(event: Event) -> bytes:
 
 
 def events_of(frames: Sequence[bytes]) -> Iterator[ResponseEvent]:
-    """Yield the events of the frames of a stream."""
+    """Yield the events of frames."""
     return (_EVENT.validate_json(payload(frame)) for frame in frames if frame != DONE)
 
 
 def decode(frame: bytes) -> dict[str, Any]:
-    """Return the JSON object of a frame; an empty one for the frame that ends a stream."""
+    """Return the JSON object of a frame; an empty one for ``[DONE]``."""
     event: dict[str, Any] = {} if frame == DONE else orjson.loads(payload(frame))
     return event
 
 
 def payload(frame: bytes) -> bytes:
-    """Return the JSON of a frame."""
+    """Return the JSON text of a frame."""
     return frame[frame.index(_DATA) + len(_DATA) :].rstrip()
 
 
 def state_event(
     type_: StateEventType, response: ResponseObject, numbers: Iterator[int]
 ) -> ResponseStateEvent:
-    """Return the event of a state of the response."""
+    """Return an event that contains the response object."""
     return ResponseStateEvent(type=type_, sequence_number=next(numbers), response=response)
 
 
-def opening(
-    response: ResponseObject, numbers: Iterator[int], sent: int = 0
+def opening_events(
+    response: ResponseObject, numbers: Iterator[int], skip: int = 0
 ) -> Iterator[ResponseStateEvent]:
-    """Yield the events that a stream begins with, but for so many that were sent already.
+    """Yield the first events of a stream but for the first ``skip``, which were sent before.
 
-    The response is in progress; one in the background is queued first.
+    ``response`` is in progress. The events of a background response show it as queued first.
     """
     states: list[tuple[StateEventType, ResponseObject]] = [("response.created", response)]
     if response.background:
         queued = changed(response, status="queued")
         states = [("response.created", queued), ("response.queued", queued)]
-    for type_, shown in [*states, (IN_PROGRESS, response)][sent:]:
+    for type_, shown in [*states, (IN_PROGRESS, response)][skip:]:
         yield state_event(type_, shown, numbers)
 
 
-def accepted(response: dict[str, Any]) -> Sequence[bytes]:
-    """Return the frames of those events that are true once a response is accepted."""
-    opened = opening(ResponseObject.model_validate(response), count())
-    return [encode(event) for event in islice(opened, ACCEPTED)]
+def accepted_frames(response: dict[str, Any]) -> Sequence[bytes]:
+    """Return the frames to send when a response is accepted."""
+    opening = opening_events(ResponseObject.model_validate(response), count())
+    return [encode(event) for event in islice(opening, ACCEPTED_EVENTS)]
 
 
-def terminal(response: ResponseObject, numbers: Iterator[int]) -> ResponseStateEvent:
-    """Return the last event of a response. One that was cancelled has that of a failure."""
-    match response.status:
-        case "completed":
-            return state_event("response.completed", response, numbers)
-        case "incomplete":
-            return state_event("response.incomplete", response, numbers)
-        case _:
-            return state_event("response.failed", response, numbers)
+def terminal_event(response: ResponseObject, numbers: Iterator[int]) -> ResponseStateEvent:
+    """Return the last event of a response; ``response.failed`` also for a cancelled one."""
+    return state_event(_LAST_EVENTS.get(response.status, "response.failed"), response, numbers)
 
 
 def error_event(error: dict[str, Any], numbers: Iterator[int]) -> ErrorEvent:
-    """Return the event of an error, which is given as the body of an answer has it."""
+    """Return the event of an error, given as in the body of an error response."""
     return ErrorEvent(
         sequence_number=next(numbers),
         code=error["code"] or error["type"],
@@ -116,15 +120,23 @@ def error_event(error: dict[str, Any], numbers: Iterator[int]) -> ErrorEvent:
     )
 
 
-Logprobs = Sequence[LogprobEntry]
-_EMPTY: dict[str, OutputText | TextPart] = {
-    "message": OutputText(text="", annotations=[], logprobs=[]),
-    "reasoning": TextPart(type="reasoning_text", text=""),
-}
+def with_text(item: OutputItem, text: str, logprobs: Logprobs, status: ItemStatus) -> OutputItem:
+    """Return the item with this text; a function call without arguments gets ``{}``."""
+    match item:
+        case Message():
+            part = OutputText(text=text, annotations=[], logprobs=list(logprobs))
+            return changed(item, status=status, content=[part])
+        case ReasoningItem():
+            reasoning = TextPart(type="reasoning_text", text=text)
+            return changed(item, status=status, content=[reasoning])
+        case FunctionCall():
+            return changed(item, status=status, arguments=text or "{}")
+        case CustomToolCall():
+            return changed(item, status=status, input=text)
 
 
-def emptied(item: OutputItem) -> OutputItem:
-    """Return the item as it is announced."""
+def _announced(item: OutputItem) -> OutputItem:
+    """Return the item without its text, as ``response.output_item.added`` shows it."""
     match item:
         case Message():
             return changed(item, status="in_progress", content=[])
@@ -136,21 +148,6 @@ def emptied(item: OutputItem) -> OutputItem:
             return changed(item, status="in_progress", input="")
 
 
-def filled(item: OutputItem, text: str, logprobs: Logprobs, status: ItemStatus) -> OutputItem:
-    """Return the item with this text. A function that is called without arguments gets ``{}``."""
-    match item:
-        case Message():
-            said = OutputText(text=text, annotations=[], logprobs=list(logprobs))
-            return changed(item, status=status, content=[said])
-        case ReasoningItem():
-            thought = TextPart(type="reasoning_text", text=text)
-            return changed(item, status=status, content=[thought])
-        case FunctionCall():
-            return changed(item, status=status, arguments=text or "{}")
-        case CustomToolCall():
-            return changed(item, status=status, input=text)
-
-
 def _text(item: OutputItem) -> tuple[str, Logprobs]:
     match item:
         case Message(content=[OutputText(text=text, logprobs=logprobs)]):
@@ -159,39 +156,47 @@ def _text(item: OutputItem) -> tuple[str, Logprobs]:
             return text, ()
         case FunctionCall(arguments=text) | CustomToolCall(input=text):
             return text, ()
-    raise ValueError(f"The item {item.id} has not the parts of one that a model made.")
+    raise ValueError(f"The item {item.id} has other parts than a model's output.")
 
 
 class ItemEvents:
-    """Makes the events of one item, at its place in the output, with the next of the numbers."""
+    """Makes the events of one output item.
+
+    item added → part added → deltas → text done → part done → item done
+
+    A call has no part, and always at least one delta, because clients expect one also of a call
+    without arguments. An interrupted item ends in the same way, with the status ``incomplete``.
+    """
 
     def __init__(self, item_id: str, output_index: int, numbers: Iterator[int]) -> None:
-        self._index, self._numbers = output_index, numbers
-        self._item_place = {"item_id": item_id, "output_index": output_index}
-        self._part_place = {**self._item_place, "content_index": 0}
+        self._numbers = numbers
+        self._item_fields: dict[str, Any] = {"item_id": item_id, "output_index": output_index}
+        self._part_fields = {**self._item_fields, "content_index": 0}
 
     def whole(
         self, item: OutputItem, sizes: Sequence[int] | None = None, counts: Sequence[int] = ()
-    ) -> Iterator[wire.Event]:
-        """Yield all events of an item that has ended, its text in deltas of these sizes.
+    ) -> Iterator[Event]:
+        """Yield all events of an ended item.
 
-        ``counts`` is how many log probabilities each has. Without sizes there is one delta.
+        ``sizes`` are the characters of each delta, ``counts`` its numbers of log probabilities.
+        Without ``sizes``, or if they do not add up to the text, there is one delta.
         """
-        yield from self.opening(emptied(item))
+        yield from self.opening(_announced(item))
         text, logprobs = _text(item)
         if sizes is None or (sum(sizes) != len(text) and sizes):
             sizes, counts = [len(text)] if text else [], [len(logprobs)]
-        at = entry = 0
+        start = first = 0
         for size, entries in zip_longest(sizes, counts[: len(sizes)], fillvalue=0):
-            yield self.delta(item, text[at : at + size], logprobs[entry : entry + entries])
-            at, entry = at + size, entry + entries
+            piece = text[start : start + size]
+            yield self.delta(item, piece, logprobs[first : first + entries])
+            start, first = start + size, first + entries
         yield from self.closing(item, has_delta=bool(sizes))
 
-    def opening(self, item: OutputItem) -> Iterator[wire.Event]:
-        """Yield the events that announce an item, which is empty."""
+    def opening(self, item: OutputItem) -> Iterator[Event]:
+        """Yield the events that announce an item, which has no text yet."""
         yield self._item_event("response.output_item.added", item)
         if not isinstance(item, Call):
-            yield self._part_event("response.content_part.added", _EMPTY[item.type])
+            yield self._part_event("response.content_part.added", _EMPTY_PARTS[item.type])
 
     def delta(self, item: OutputItem, text: str, logprobs: Logprobs = ()) -> wire.DeltaEvent:
         """Return the event of a piece of the item's text."""
@@ -206,7 +211,7 @@ class ItemEvents:
             case CustomToolCall():
                 return wire.CustomToolCallInputDelta(**self._in_item(), delta=text)
 
-    def closing(self, item: OutputItem, *, has_delta: bool) -> Iterator[wire.Event]:
+    def closing(self, item: OutputItem, *, has_delta: bool) -> Iterator[Event]:
         """Yield the events that end an item, which has all of its text."""
         text, logprobs = _text(item)
         if isinstance(item, Call) and not has_delta:
@@ -219,8 +224,8 @@ class ItemEvents:
                 yield wire.ReasoningTextDone(**self._in_part(), text=text)
                 yield self._part_event("response.content_part.done", part)
             case FunctionCall(name=name):
-                place = self._in_item()
-                yield wire.FunctionCallArgumentsDone(**place, arguments=text, name=name)
+                fields = self._in_item()
+                yield wire.FunctionCallArgumentsDone(**fields, arguments=text, name=name)
             case CustomToolCall():
                 yield wire.CustomToolCallInputDone(**self._in_item(), input=text)
         yield self._item_event("response.output_item.done", item)
@@ -229,8 +234,8 @@ class ItemEvents:
         self,
         type_: Literal["response.output_item.added", "response.output_item.done"],
         item: OutputItem,
-    ) -> wire.Event:
-        number, index = next(self._numbers), self._index
+    ) -> Event:
+        number, index = next(self._numbers), self._item_fields["output_index"]
         return wire.OutputItemEvent(
             type=type_, sequence_number=number, output_index=index, item=item
         )
@@ -239,11 +244,11 @@ class ItemEvents:
         self,
         type_: Literal["response.content_part.added", "response.content_part.done"],
         part: OutputText | TextPart,
-    ) -> wire.Event:
+    ) -> Event:
         return wire.ContentPartEvent(type=type_, **self._in_part(), part=part)
 
     def _in_item(self) -> dict[str, Any]:
-        return {"sequence_number": next(self._numbers), **self._item_place}
+        return {"sequence_number": next(self._numbers), **self._item_fields}
 
     def _in_part(self) -> dict[str, Any]:
-        return {"sequence_number": next(self._numbers), **self._part_place}
+        return {"sequence_number": next(self._numbers), **self._part_fields}

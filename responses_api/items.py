@@ -1,8 +1,8 @@
-"""Items: from those that are given to the form that is stored and shown, which is one."""
+"""Items in the form in which they are stored and shown: from the items of requests to that form."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ _PREFIXES = {
 
 TextType = Literal["input_text", "output_text"]
 ItemData = dict[str, Any]
-"""An item as the API shows it, but for its id."""
+"""An item as the API shows it, without its id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,88 +42,72 @@ class IdentifiedItem:
     data: ItemData
 
     def wire(self) -> dict[str, Any]:
-        """Return it as the API shows it."""
+        """Return the item as the API shows it."""
         return {"id": self.id, **self.data}
 
 
 def from_wire(item: Mapping[str, Any]) -> IdentifiedItem:
-    """Return the item that is shown as this."""
+    """Return the item that the API shows like this."""
     return IdentifiedItem(item["id"], {key: item[key] for key in item if key != "id"})
 
 
 def new_item(data: ItemData) -> IdentifiedItem:
-    """Give an item an id."""
+    """Give an item a new id."""
     return IdentifiedItem(new_id(_PREFIXES[data["type"]]), data)
 
 
-def to_data(item: given.InputItem) -> ItemData:
-    """Return the item with all that the API shows of it. References must be resolved before."""
-    return _shown(item, "").model_dump(exclude={"id"})
+def to_data(item: InputItem) -> ItemData:
+    """Return the stored form of an item. Raise TypeError for a reference."""
+    return _to_object(item).model_dump(exclude={"id"})
 
 
-def size_of(data: ItemData) -> int:
-    """Return how many bytes of text every template shows of an item.
-
-    Nothing of what the assistant thought, which most leave out, and of what is sealed.
-    """
-    return sum(map(text_bytes, _texts(data)))
-
-
-def _texts(data: ItemData) -> Iterator[str]:
-    for name in ("name", "arguments", "input"):
-        yield data.get(name) or ""
-    content = data.get("content" if data.get("type") == "message" else "output")
-    if isinstance(content, str):
-        yield content
-    else:
-        yield from (part.get("text") or part.get("refusal") or "" for part in content or ())
-
-
-def is_instruction(data: ItemData) -> bool:
-    """Whether it is a message of the system or of the developer."""
-    return data.get("type") == "message" and data.get("role") in ("system", "developer")
-
-
-def _shown(item: given.InputItem, id_: str) -> shown.AnyItem:
+def _to_object(item: InputItem) -> shown.AnyItem:
     match item:
         case given.MessageItem(role=role, content=content, phase=phase):
             kind: TextType = "output_text" if role == "assistant" else "input_text"
-            parts = [_text(kind, content)] if isinstance(content, str) else _parts(content, kind)
-            return shown.Message(id=id_, status="completed", role=role, content=parts, phase=phase)
+            parts = (
+                [_text(kind, content)]
+                if isinstance(content, str)
+                else [_part(part, kind) for part in content]
+            )
+            return shown.Message(id="", status="completed", role=role, content=parts, phase=phase)
         case given.FunctionCallItem(call_id=call_id, name=name, arguments=arguments):
+            status = _call_status(item)
             return shown.FunctionCall(
-                id=id_, status=_status(item), call_id=call_id, name=name, arguments=arguments
+                id="", status=status, call_id=call_id, name=name, arguments=arguments
             )
         case given.CustomToolCallItem(call_id=call_id, name=name, input=text):
+            status = _call_status(item)
             return shown.CustomToolCall(
-                id=id_, status=_status(item), call_id=call_id, name=name, input=text
+                id="", status=status, call_id=call_id, name=name, input=text
             )
         case given.FunctionCallOutputItem() | given.CustomToolCallOutputItem():
-            content = item.output
-            output = content if isinstance(content, str) else _parts(content, "input_text")
+            output = item.output
             return shown.CallOutput(
-                id=id_, type=item.type, status="completed", call_id=item.call_id, output=output
+                id="",
+                type=item.type,
+                status="completed",
+                call_id=item.call_id,
+                output=output
+                if isinstance(output, str)
+                else [_part(part, "input_text") for part in output],
             )
-        case given.ReasoningItem(summary=summary, content=thoughts, encrypted_content=sealed):
+        case given.ReasoningItem(summary=summary, content=content, encrypted_content=encrypted):
+            texts = [shown.TextPart(type="reasoning_text", text=t.text) for t in content or ()]
             return shown.ReasoningItem(
-                id=id_,
+                id="",
                 summary=[shown.TextPart(type="summary_text", text=s.text) for s in summary or ()],
-                content=[shown.TextPart(type="reasoning_text", text=t.text) for t in thoughts or ()]
-                or None,
-                encrypted_content=sealed,
+                content=texts or None,
+                encrypted_content=encrypted,
             )
-        case given.CompactionItem(encrypted_content=sealed):
-            return shown.Compaction(id=id_, encrypted_content=sealed)
+        case given.CompactionItem(encrypted_content=encrypted):
+            return shown.Compaction(id="", encrypted_content=encrypted)
         case given.ItemReference():
             raise TypeError("A reference has no data of its own.")
 
 
-def _status(call: given.FunctionCallItem | given.CustomToolCallItem) -> given.ItemStatus:
+def _call_status(call: given.FunctionCallItem | given.CustomToolCallItem) -> given.ItemStatus:
     return "incomplete" if call.status == "incomplete" else "completed"
-
-
-def _parts(parts: list[given.Part], text_type: TextType) -> list[shown.Part]:
-    return [_part(part, text_type) for part in parts]
 
 
 def _part(part: given.Part, text_type: TextType) -> shown.Part:
@@ -144,22 +128,25 @@ def _text(type_: TextType, text: str) -> shown.Part:
     return shown.TextPart(type=type_, text=text)
 
 
-def new_items(project_id: int, given: Sequence[InputItem]) -> list[IdentifiedItem]:
-    """Return the items of a request, each with an id of its own. Raise NotFoundError for a
-    reference to an item that is not there."""
-    referred = _referred(project_id, {i.id for i in given if isinstance(i, ItemReference)})
+def new_items(project_id: int, items: Sequence[InputItem]) -> list[IdentifiedItem]:
+    """Return the items of a request, each with a new id; a reference is replaced by a copy.
+
+    Raise NotFoundError for a reference to an item that is not stored, InvalidRequestError if the
+    copies have more than ``MAX_BODY_BYTES`` together.
+    """
+    stored = _read_references(project_id, {i.id for i in items if isinstance(i, ItemReference)})
     new, copied = list[IdentifiedItem](), 0
-    for item in given:
+    for item in items:
         if not isinstance(item, ItemReference):
             new.append(new_item(to_data(item)))
             continue
-        if item.id not in referred:
+        if item.id not in stored:
             raise NotFoundError(
                 f"Item with id '{item.id[:100]}' not found. Items are not persisted when `store` "
                 "is set to false.",
                 param="input",
             )
-        data, size = referred[item.id]
+        data, size = stored[item.id]
         copied += size
         if copied > settings.MAX_BODY_BYTES:
             raise InvalidRequestError(
@@ -171,16 +158,35 @@ def new_items(project_id: int, given: Sequence[InputItem]) -> list[IdentifiedIte
     return new
 
 
-def _referred(project_id: int, ids: set[str]) -> dict[str, tuple[ItemData, int]]:
+def _read_references(project_id: int, ids: set[str]) -> dict[str, tuple[ItemData, int]]:
     """Return the stored items with these ids, each with its size in bytes as JSON."""
     if not ids:
         return {}
-    hidden = Q(response__deleted_at__isnull=False, conversation__isnull=True)
-    rows = Item.objects.filter(~hidden, project_id=project_id, public_id__in=ids)
+    deleted = Q(response__deleted_at__isnull=False, conversation__isnull=True)
+    rows = Item.objects.filter(~deleted, project_id=project_id, public_id__in=ids)
     found, size = dict[str, tuple[ItemData, int]](), 0
     for public_id, text in rows.values_list("public_id", Cast("data", TextField())).iterator(100):
         size += len(text)
         found[public_id] = orjson.loads(text), len(text)
         if size > settings.MAX_BODY_BYTES:
-            break  # Each of them is copied at least once, which is refused.
+            break  # Too large already: each item is copied at least once.
     return found
+
+
+def size_of(data: ItemData) -> int:
+    """Return the bytes of an item's text that any chat template puts into the prompt.
+
+    Reasoning does not count, because most templates leave it out, nor does encrypted content.
+    """
+    texts = [data.get(name) or "" for name in ("name", "arguments", "input")]
+    content = data.get("content" if data.get("type") == "message" else "output")
+    if isinstance(content, str):
+        texts.append(content)
+    else:
+        texts += [part.get("text") or part.get("refusal") or "" for part in content or ()]
+    return sum(map(text_bytes, texts))
+
+
+def is_instruction(data: ItemData) -> bool:
+    """Whether the item is a message of the system or the developer."""
+    return data.get("type") == "message" and data.get("role") in ("system", "developer")

@@ -1,6 +1,7 @@
-"""Stored responses and their output, read by statements that PostgreSQL plans once.
+"""Stored responses as clients read them: the row, the response object, the stream.
 
-To make and to plan what Django says instead takes several times as long as to run it.
+The rows are read by prepared statements, which PostgreSQL plans once. Building and planning the
+queries of Django's ORM takes several times as long as running them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import orjson
 from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS
-from django.db.models import Func, JSONField, QuerySet, Sum, TextField
+from django.db.models import Func, JSONField, Sum, TextField
 from django.db.models.functions import Cast
 from pydantic_core import to_json
 
@@ -24,8 +25,9 @@ from inference_site.storage.prepared import execute_prepared
 from inference_site.streams.batches import Batch, Remake, Sent, sent_so_far
 from inference_site.streams.ending import Ending
 from inference_site.streams.event_log import read_log
+from responses_api import events
 from responses_api.assembler import Output, ResponseAssembler
-from responses_api.events import DONE, ItemEvents, decode, encode, error_event, opening, terminal
+from responses_api.events import ItemEvents, decode, encode
 from responses_api.models import ENDED, Conversation, StoredResponse
 from responses_api.wire.objects import (
     ConversationId,
@@ -44,41 +46,48 @@ from responses_api.wire.requests import (
     Tool,
 )
 
+# The ids are selected, because the planner does not see the length of a selected array. If it saw
+# it, it would plan the statement again for each length.
 _OUTPUT = """
 SELECT response_id, public_id, data FROM responses_api_item
 WHERE response_id = ANY((SELECT %(responses)s)::bigint[]) AND is_output
 ORDER BY response_id, position
 """
-# How short an array is that is selected, the planner does not see: else it would plan the statement
-# each time, for one of that length.
+_OMITTED_EVENT = b": left out\n\n"
+_OUTPUT_COPIES = 6
+"""How often a stream contains the output: as deltas, in the events that end items, as the body."""
+_REQUEST_COPIES = 5
+"""How often a stream contains the fields of the request: once in each state event."""
+_DELTA_BYTES = 250
+"""Bytes of a delta's event without its text."""
+
+
+def find_response(project_id: int, public_id: str) -> StoredResponse:
+    """Return a stored response of the project. Raise NotFoundError."""
+    found = row_of(project_id, public_id)
+    if found is None:
+        raise NotFoundError(
+            f"Response with id '{public_id[:100]}' not found.", code="response_not_found"
+        )
+    return found
 
 
 def row_of(project_id: int, public_id: str) -> StoredResponse | None:
-    """Return the response of a project with this id; None if there is none."""
+    """Return the response of a project with this id, or None."""
     return next(iter(rows_of(project_id, [public_id])), None)
 
 
 def rows_of(project_id: int, public_ids: Sequence[str]) -> list[StoredResponse]:
-    """Return the responses of a project with these ids, in any order; deleted ones are left out.
+    """Return the responses of a project with these ids, in any order, without deleted ones.
 
-    Of the response or conversation that one builds on only the ids are read.
+    Their ``previous`` and ``conversation`` have only ids; other fields are read on access.
     """
-    given = {"project": project_id, "ids": list(public_ids)}
-    return [_response(row) for row in execute_prepared(_reading(), given)]
-
-
-def output_of(responses: Sequence[StoredResponse]) -> dict[int, list[dict[str, Any]]]:
-    """Return the output items of responses, as the API shows them, by the response's key."""
-    found: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    keys = {"responses": [response.pk for response in responses]}
-    for key, public_id, data in execute_prepared(_OUTPUT, keys):
-        found[key].append({"id": public_id, **orjson.loads(data)})
-    return found
+    parameters = {"project": project_id, "ids": list(public_ids)}
+    return [_to_model(row) for row in execute_prepared(_rows_statement(), parameters)]
 
 
 @cache
-def _reading() -> str:
-    """Return the statement of ``rows_of``: all fields, then the ids of what each builds on."""
+def _rows_statement() -> str:
     columns = (f"response.{field.column}" for field in StoredResponse._meta.concrete_fields)
     return f"""
         SELECT {", ".join(columns)}, previous.public_id, conversation.public_id
@@ -88,27 +97,27 @@ def _reading() -> str:
              ON conversation.id = response.conversation_id
         WHERE response.public_id = ANY((SELECT %(ids)s)::text[])
               AND response.project_id = %(project)s AND response.deleted_at IS NULL
-    """  # noqa: S608  # Names of fields.
+    """  # noqa: S608  # Only names of columns are inserted.
 
 
-def _response(row: Sequence[Any]) -> StoredResponse:
-    *read, previous_id, conversation_id = row
+def _to_model(row: Sequence[Any]) -> StoredResponse:
+    *values, previous_id, conversation_id = row
     fields = StoredResponse._meta.concrete_fields
     response = StoredResponse.from_db(
         DEFAULT_DB_ALIAS,
         [field.attname for field in fields],
         [
             orjson.loads(value) if isinstance(field, JSONField) and value is not None else value
-            for field, value in zip(fields, read, strict=True)
+            for field, value in zip(fields, values, strict=True)
         ],
     )
-    known = ("id", "public_id")  # Of another row; to ask for more of it asks the database.
+    names = ("id", "public_id")
     if previous_id is not None:
-        its = (response.previous_id, previous_id)
-        response.previous = StoredResponse.from_db(DEFAULT_DB_ALIAS, known, its)
+        ids = (response.previous_id, previous_id)
+        response.previous = StoredResponse.from_db(DEFAULT_DB_ALIAS, names, ids)
     if conversation_id is not None:
-        its = (response.conversation_id, conversation_id)
-        response.conversation = Conversation.from_db(DEFAULT_DB_ALIAS, known, its)
+        ids = (response.conversation_id, conversation_id)
+        response.conversation = Conversation.from_db(DEFAULT_DB_ALIAS, names, ids)
     return response
 
 
@@ -122,8 +131,8 @@ def new_response(
     conversation_id: str | None,
     metadata: dict[str, str],
 ) -> ResponseObject:
-    """Return the object as it is before anything ran: in progress, without output."""
-    reasoning = body.reasoning
+    """Return the object of an accepted response: in progress, without output."""
+    reasoning, choice = body.reasoning, body.tool_choice or "auto"
     return ResponseObject(
         id=response_id,
         created_at=created_at,
@@ -151,8 +160,8 @@ def new_response(
         text=TextEcho(
             format=_text_format(body), verbosity=body.text.verbosity if body.text else None
         ),
-        tool_choice=_tool_choice(body),
-        tools=[shown_tool(tool) for tool in body.tools or ()],
+        tool_choice=choice if isinstance(choice, str) else choice.model_dump(mode="json"),
+        tools=[tool_object(tool) for tool in body.tools or ()],
         top_logprobs=body.top_logprobs or 0,
         top_p=1.0 if body.top_p is None else body.top_p,
         presence_penalty=body.presence_penalty or 0.0,
@@ -181,15 +190,8 @@ def _text_format(body: ResponseRequest) -> dict[str, Any]:
     return {"type": given.type}
 
 
-def _tool_choice(body: ResponseRequest) -> Any:
-    choice = body.tool_choice
-    if choice is None or isinstance(choice, str):
-        return choice or "auto"
-    return choice.model_dump(mode="json")
-
-
-def shown_tool(tool: Tool) -> dict[str, Any]:
-    """Return the tool as the response shows it: all fields of a function, null when unset."""
+def tool_object(tool: Tool) -> dict[str, Any]:
+    """Return the tool as the response shows it; a function has all fields, null when unset."""
     match tool:
         case FunctionTool():
             return {
@@ -208,23 +210,25 @@ def shown_tool(tool: Tool) -> dict[str, Any]:
 
 
 def current_response(stored: StoredResponse) -> ResponseObject:
-    """Return the object of a response, with what there is of its output."""
+    """Return the object of a response, with its output so far."""
     return current_responses([stored])[0]
 
 
 def current_responses(rows: Sequence[StoredResponse]) -> list[ResponseObject]:
-    """Return the objects of responses, in order; the output of all of them is one query."""
-    output = output_of(rows)
+    """Return the objects of responses, in order. One query reads the stored output of all."""
+    output: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for pk, public_id, data in execute_prepared(_OUTPUT, {"responses": [row.pk for row in rows]}):
+        output[pk].append({"id": public_id, **orjson.loads(data)})
     return [
-        stored_response(row, output[row.pk]) if row.status in ENDED else _running(row)
+        stored_response(row, output[row.pk]) if row.status in ENDED else _running_response(row)
         for row in rows
     ]
 
 
-def _running(stored: StoredResponse) -> ResponseObject:
+def _running_response(stored: StoredResponse) -> ResponseObject:
     waits = Generation.objects.filter(public_id=stored.public_id, status=Status.QUEUED)
     if stored.background and waits.exists():
-        return stored_response(stored, [], "queued")  # An earlier attempt's output is void.
+        return stored_response(stored, [], "queued")  # The output of an earlier attempt is void.
     output = Output(sent_so_far(read_log(stored.public_id)).frames)
     return stored_response(stored, output.so_far(), "in_progress")
 
@@ -232,11 +236,11 @@ def _running(stored: StoredResponse) -> ResponseObject:
 def stored_response(
     stored: StoredResponse, output: list[Any], status: str | None = None
 ) -> ResponseObject:
-    """Return the object of a stored response with this output, as items or as they are stored.
+    """Return the object of a stored response with this output, as models or as JSON objects.
 
-    ``status`` is given for one that has not ended, whose generation knows it better.
+    ``status`` replaces that of the row, which is not current while the response runs.
     """
-    begun = new_response(
+    accepted = new_response(
         ResponseRequest.model_validate(stored.request),
         response_id=stored.public_id,
         created_at=int(stored.created_at.timestamp()),
@@ -246,7 +250,7 @@ def stored_response(
         metadata=stored.metadata,
     )
     error, completed_at, reason = stored.error, stored.completed_at, stored.incomplete_reason
-    kept = {
+    result = {
         "status": status or stored.status,
         "output": output,
         "usage": stored.usage,
@@ -254,116 +258,91 @@ def stored_response(
         "completed_at": completed_at and int(completed_at.timestamp()),
         "incomplete_details": {"reason": reason} if reason else None,
     }
-    return ResponseObject.model_validate({**begun.__dict__, **kept})
+    return ResponseObject.model_validate({**accepted.__dict__, **result})
 
 
-_LEFT_OUT = b": left out\n\n"
-_TIMES = 6
-"""How often a stream has the output: as deltas, in the events that end its parts, and as body."""
-_STATES = 5
-"""How often it has the request."""
-_DELTA_BYTES = 250
-"""Bytes of the event of a delta beside the text."""
+def find_replay(public_id: str, *, is_begun: bool = False) -> Remake | None:
+    """Return the replay of an ended response (see ``inference_site.generations.kinds.Replay``).
+
+    Return None if it is not stored, or if the client ``is_begun`` and the numbers of the events are
+    unknown.
+    """
+    rows = StoredResponse.objects.filter(public_id=public_id, deleted_at=None, status__in=ENDED)
+    found = rows.select_related("previous", "conversation").first()
+    if found is None or (is_begun and found.deltas is None):
+        return None
+    return replay_of(found)
 
 
-def remake_of(stored: StoredResponse, after: int = -1) -> Remake:
-    """Return how the stream of a response that has ended is made anew (see ``replay``)."""
+def replay_of(stored: StoredResponse, after: int = -1) -> Remake:
+    """Return the replay of an ended response, and an estimate of its size."""
     output = stored.items.filter(is_output=True)
     text = Cast("data", TextField())
     size = output.aggregate(size=Sum(Func(text, function="octet_length")))["size"] or 0
     deltas = sum(len(item["sizes"]) for item in (stored.deltas or {}).get("items", ()) if item)
-    about = _TIMES * size + _STATES * len(str(stored.request)) + _DELTA_BYTES * deltas
-    return Remake(about, partial(replay, stored, after))
+    request_size = len(str(stored.request))
+    size_bytes = _OUTPUT_COPIES * size + _REQUEST_COPIES * request_size + _DELTA_BYTES * deltas
+    return Remake(size_bytes, partial(replay, stored, after))
 
 
 def replay(stored: StoredResponse, after: int = -1) -> list[Batch]:
-    """Return the stream of a response that has ended, made from what is stored.
+    """Return the stream of an ended response, rebuilt from the database.
 
-    The items come in the order they had, their texts in the deltas that they were sent in. If these
-    are unknown each text is one delta, and a reader who knows the events up to ``after`` may have
-    seen more than there are now: it gets the last under the number that it expects. What an attempt
-    has sent that was begun anew is left out, and comments stand for its events, so that each event
-    has its number.
+    The events have their original numbers. Comments stand for the events of earlier attempts, which
+    are not stored. If the sizes of the deltas are not stored (a compacted stream), each text is one
+    delta, and the numbers are lower than they were: a client that has all events up to ``after``
+    gets the last event with the number that it expects.
     """
     response = current_response(stored)
     first, frames = 0, list[bytes]()
-    for event in _events(stored, response):
-        frames += [_LEFT_OUT] * (event.sequence_number - len(frames))
+    for event in _replayed_events(stored, response):
+        frames += [_OMITTED_EVENT] * (event.sequence_number - len(frames))
         frames.append(encode(event))
     if stored.deltas is None and after >= len(frames) - 1:
-        first, frames = after + 1, [encode(terminal(response, count(after + 1)))]
+        last = events.terminal_event(response, count(after + 1))
+        first, frames = after + 1, [encode(last)]
     if settings.RESPONSES_SEND_DONE:
-        frames.append(DONE)
+        frames.append(events.DONE)
     return [Batch(first, frames, Ending((), 200, to_json(response)))]
 
 
-def replay_of(public_id: str, *, is_begun: bool = False) -> Remake | None:
-    """Return how, by the response's id; None when there is no such response.
-
-    Also None for one that ``is_begun``, and of which it is unknown in what deltas it was sent.
-    """
-    stored = _kept(public_id).filter(status__in=ENDED)
-    found = stored.select_related("previous", "conversation").first()
-    if found is None or (is_begun and found.deltas is None):
-        return None
-    return remake_of(found)
+def _replayed_events(stored: StoredResponse, response: ResponseObject) -> Iterator[Event]:
+    numbers = count()
+    deltas = stored.deltas or {"items": [], "end": None}
+    unset = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
+    accepted = changed(response, **unset, status="in_progress", output=[])
+    yield from events.opening_events(accepted, numbers)
+    for (index, item), sent in zip_longest(enumerate(response.output), deltas["items"]):
+        if sent is None:
+            yield from ItemEvents(item.id, index, numbers).whole(item)
+            continue
+        numbers = count(sent["first"])
+        sizes, counts = sent["sizes"], sent["logprob_counts"]
+        yield from ItemEvents(item.id, index, numbers).whole(item, sizes, counts)
+    if deltas["end"] is not None:
+        numbers = count(deltas["end"] - (stored.error is not None))
+    if stored.error is not None:
+        yield events.error_event(stored.error, numbers)
+    yield events.terminal_event(response, numbers)
 
 
 def is_deleted(public_id: str) -> bool:
     """Whether a response that was stored may not be read any more."""
-    return not _kept(public_id).exists()
-
-
-def _kept(public_id: str) -> QuerySet[StoredResponse]:
-    return StoredResponse.objects.filter(public_id=public_id, deleted_at=None)
-
-
-def _events(stored: StoredResponse, response: ResponseObject) -> Iterator[Event]:
-    numbers = count()
-    deltas = stored.deltas or {"items": [], "end": None}
-    unset = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
-    yield from opening(changed(response, **unset, status="in_progress", output=[]), numbers)
-    for (index, item), cut in zip_longest(enumerate(response.output), deltas["items"]):
-        if cut is None:
-            yield from ItemEvents(item.id, index, numbers).whole(item)
-            continue
-        numbers = count(cut["first"])
-        yield from ItemEvents(item.id, index, numbers).whole(
-            item, cut["sizes"], cut["logprob_counts"]
-        )
-    if deltas["end"] is not None:
-        numbers = count(deltas["end"] - (stored.error is not None))
-    if stored.error is not None:
-        yield error_event(stored.error, numbers)
-    yield terminal(response, numbers)
-
-
-def find_response(project_id: int, public_id: str) -> StoredResponse:
-    """Return a stored response of the project. Raise NotFoundError."""
-    found = row_of(project_id, public_id)
-    if found is None:
-        raise NotFoundError(
-            f"Response with id '{public_id[:100]}' not found.", code="response_not_found"
-        )
-    return found
+    return not StoredResponse.objects.filter(public_id=public_id, deleted_at=None).exists()
 
 
 def recover(generation_id: str, sent: Sent) -> ResponseAssembler | None:
-    """Return an assembler that ends a response after these frames (see ``generations.kinds.Kind``).
+    """Return an assembler that can end a response in place of its worker.
 
-    Its object is in the first of them; when they are lost it is made from what is stored.
+    It continues after the frames ``sent``; the first of them has the response object. If the frames
+    are lost, the object is read from the database. Return None if it is not stored either.
     """
     if sent.frames:
         response = decode(sent.frames[0])["response"]
-    elif stored := _find(generation_id):
+    elif stored := StoredResponse.objects.find(generation_id):
         response = stored_response(stored, []).model_dump()
     else:
         return None
     assembler = ResponseAssembler(response, sends_done=settings.RESPONSES_SEND_DONE)
     assembler.recover(sent)
     return assembler
-
-
-def _find(public_id: str) -> StoredResponse | None:
-    rows = StoredResponse.objects.select_related("previous", "conversation")
-    return rows.filter(public_id=public_id).first()

@@ -1,12 +1,12 @@
-"""Input items on the wire: what a request brings, and what a response's output comes back as.
+"""Input items as clients send them. Source: API reference, "Responses", ``input``.
 
-Source: API reference, "Responses", ``input``. Clients send items back as they got them, with nulls
-and fields of their own libraries; those are dropped.
+Clients also send back the output items of earlier responses, with nulls and with fields that their
+libraries add; those fields are dropped. Messages of chat completions are accepted too, and become
+items.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
@@ -16,16 +16,16 @@ from inference_site.request_fields.wire.shapes import response_part
 
 CallId = Annotated[str, Field(min_length=1, max_length=64)]
 ObjectId = Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")]
-"""An id that is looked up; PostgreSQL takes no NUL."""
+"""The id of a stored object. It has no NUL, which PostgreSQL refuses."""
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class Lenient(WireRequest):
-    """Base of items and their parts: what it does not declare is dropped without a word."""
+    """Base of items and their parts: unknown fields are dropped and not reported."""
 
     @property
     def ignored_params(self) -> list[str]:
-        """None: the client did not write these fields, its library did."""
+        """Always empty: the client's library added the unknown fields, not the client."""
         return []
 
     def _ignored(self) -> Any:
@@ -33,14 +33,14 @@ class Lenient(WireRequest):
 
 
 class InputText(Lenient):
-    """A part of type ``input_text``; ``text`` is another name of the type."""
+    """A part of type ``input_text``, which may also be called ``text``."""
 
     type: Literal["input_text", "text"]
     text: str
 
 
 class OutputText(Lenient):
-    """A part of type ``output_text``: what an assistant said."""
+    """A part of type ``output_text``, of an assistant's message."""
 
     type: Literal["output_text"]
     text: str
@@ -63,7 +63,7 @@ class InputImage(Lenient):
 
 
 class InputFile(Lenient):
-    """A part of type ``input_file``: base64 or a ``data:`` URL."""
+    """A part of type ``input_file``; ``file_data`` is base64 or a ``data:`` URL."""
 
     type: Literal["input_file"]
     file_data: str | None = None
@@ -90,7 +90,7 @@ Content = Annotated[
 
 
 class MessageItem(Lenient):
-    """A message; its ``type`` may be left out. ``phase`` is kept for the client."""
+    """A message; its ``type`` may be left out. ``phase`` is only stored and returned."""
 
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
@@ -99,7 +99,7 @@ class MessageItem(Lenient):
 
 
 class FunctionCallItem(Lenient):
-    """A call that the assistant made; one that is ``incomplete`` was cut."""
+    """A call of a function. It is ``incomplete`` if the token limit or a failure ended it."""
 
     type: Literal["function_call"]
     call_id: CallId
@@ -109,7 +109,7 @@ class FunctionCallItem(Lenient):
 
 
 class FunctionCallOutputItem(Lenient):
-    """The result of a call."""
+    """The result of a function call."""
 
     type: Literal["function_call_output"]
     call_id: CallId
@@ -117,7 +117,7 @@ class FunctionCallOutputItem(Lenient):
 
 
 class CustomToolCallItem(Lenient):
-    """A call of a custom tool, which takes one text."""
+    """A call of a custom tool, whose input is one text."""
 
     type: Literal["custom_tool_call"]
     call_id: CallId
@@ -142,7 +142,7 @@ class ReasoningText(Lenient):
 
 
 class ReasoningItem(Lenient):
-    """What the assistant thought; ``encrypted_content`` is what this server made of it."""
+    """Reasoning; ``encrypted_content`` is the same text, encrypted by this server."""
 
     type: Literal["reasoning"]
     summary: list[ReasoningText] | None = None
@@ -151,14 +151,14 @@ class ReasoningItem(Lenient):
 
 
 class CompactionItem(Lenient):
-    """What is left of a compacted conversation."""
+    """The summary of a compacted conversation, encrypted by this server."""
 
     type: Literal["compaction"]
     encrypted_content: str
 
 
 class ItemReference(Lenient):
-    """An item that is stored already; its ``type`` may be left out."""
+    """A reference to a stored item; its ``type`` may be left out."""
 
     type: Literal["item_reference"] | None = None
     id: ObjectId
@@ -227,7 +227,7 @@ ChatCall = Annotated[
 ]
 
 
-class CallingMessage(Lenient):
+class ChatCallMessage(Lenient):
     """A message of the role ``assistant`` with ``tool_calls``."""
 
     role: Literal["assistant"]
@@ -235,7 +235,7 @@ class CallingMessage(Lenient):
     tool_calls: Annotated[list[ChatCall], Field(min_length=1)]
 
 
-class ResultMessage(Lenient):
+class ChatToolMessage(Lenient):
     """A message of the role ``tool``."""
 
     role: Literal["tool"]
@@ -252,61 +252,57 @@ def _kind(value: object) -> str:
     return "item"
 
 
-def _expanded(given: list[Any]) -> list[InputItem]:
-    """Return the items that these items and messages come to."""
-    found: list[InputItem] = []
+def _to_items(given: list[Any]) -> list[InputItem]:
+    """Replace the messages of chat completions by items."""
+    items: list[InputItem] = []
     for entry in given:
         match entry:
-            case CallingMessage():
-                found += _calling(entry)
-            case ResultMessage(tool_call_id=call_id, content=content):
-                found.append(_result(call_id, content, found))
+            case ChatCallMessage(content=content, tool_calls=calls):
+                if content:
+                    items.append(MessageItem(role="assistant", content=content))
+                items += map(_to_call_item, calls)
+            case ChatToolMessage():
+                items.append(_to_output_item(entry, items))
             case item:
-                found.append(item)
-    return found
+                items.append(item)
+    return items
 
 
-def _calling(message: CallingMessage) -> Iterator[InputItem]:
-    if message.content:
-        yield MessageItem(role="assistant", content=message.content)
-    for call in message.tool_calls:
-        if isinstance(call, ChatCustomCall):
-            yield CustomToolCallItem(
-                type="custom_tool_call",
-                call_id=call.id,
-                name=call.custom.name,
-                input=call.custom.input,
-            )
-            continue
-        yield FunctionCallItem(
-            type="function_call",
-            call_id=call.id,
-            name=call.function.name,
-            arguments=call.function.arguments,
+def _to_call_item(call: ChatFunctionCall | ChatCustomCall) -> InputItem:
+    if isinstance(call, ChatCustomCall):
+        custom = call.custom
+        return CustomToolCallItem(
+            type="custom_tool_call", call_id=call.id, name=custom.name, input=custom.input
         )
+    function = call.function
+    return FunctionCallItem(
+        type="function_call", call_id=call.id, name=function.name, arguments=function.arguments
+    )
 
 
-def _result(call_id: str, content: Content, before: list[InputItem]) -> InputItem:
+def _to_output_item(message: ChatToolMessage, before: list[InputItem]) -> InputItem:
+    """Return the output; its type is that of the call before it, which the message does not say."""
+    call_id, output = message.tool_call_id, message.content
     custom = (item for item in before if isinstance(item, CustomToolCallItem))
     if any(call.call_id == call_id for call in custom):
         return CustomToolCallOutputItem(
-            type="custom_tool_call_output", call_id=call_id, output=content
+            type="custom_tool_call_output", call_id=call_id, output=output
         )
-    return FunctionCallOutputItem(type="function_call_output", call_id=call_id, output=content)
+    return FunctionCallOutputItem(type="function_call_output", call_id=call_id, output=output)
 
 
 if TYPE_CHECKING:
     InputItems = list[InputItem]
 else:
-    # What is given has more shapes than what the validation returns.
+    # Messages of chat completions are valid input, and validation replaces them.
     InputItems = Annotated[
         list[
             Annotated[
-                Annotated[CallingMessage, Tag("calling")]
-                | Annotated[ResultMessage, Tag("result")]
+                Annotated[ChatCallMessage, Tag("calling")]
+                | Annotated[ChatToolMessage, Tag("result")]
                 | Annotated[InputItem, Tag("item")],
                 Discriminator(_kind),
             ]
         ],
-        AfterValidator(_expanded),
+        AfterValidator(_to_items),
     ]

@@ -1,6 +1,7 @@
-"""Items and their parts as the server sends them. Source: API reference, "Responses", ``output``.
+"""Objects that the server sends: items, responses, stream events, conversations.
 
-What a response says, what a request brought (normalised), and what the database keeps of both.
+Source: API reference, "Responses", "Streaming" and "Conversations". The database stores items in
+the same form, those of the input too.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from responses_api.wire.input_items import ItemStatus
 T = TypeVar("T")
 WireT = TypeVar("WireT", bound=WireObject)
 Omittable = Annotated[T | None, Field(exclude_if=partial(is_, None))]
-"""A field that is left out when it has no value; the others are sent as null."""
+"""A field that is left out when it has no value. Other fields are sent as null then."""
 
 
 def changed(model: WireT, **fields: Any) -> WireT:
-    """Return the same with these fields, which are not validated. Raise TypeError for others."""
+    """Return a copy with these values, not validated. Raise TypeError for unknown fields."""
     if unknown := fields.keys() - type(model).__pydantic_fields__.keys():
         raise TypeError(f"{type(model).__name__} has no {', '.join(unknown)}.")
     return model.model_copy(update=fields)
 
 
 class TopLogprob(WireObject):
-    """A likely token and the natural logarithm of its probability, null if that is nought."""
+    """A likely token and the natural logarithm of its probability, null if that is zero."""
 
     token: str
     logprob: float | None
@@ -37,7 +38,7 @@ class TopLogprob(WireObject):
 
 
 class LogprobEntry(TopLogprob):
-    """The token that was chosen, and the likeliest in its place."""
+    """The chosen token, and the likeliest tokens in its position."""
 
     top_logprobs: list[TopLogprob]
 
@@ -59,7 +60,7 @@ class Refusal(WireObject):
 
 
 class TextPart(WireObject):
-    """A part of reasoning, or a text of an input."""
+    """A text of reasoning or of the input."""
 
     type: Literal["reasoning_text", "summary_text", "input_text"]
     text: str
@@ -112,7 +113,7 @@ class ReasoningItem(WireObject):
 
 
 class Call(WireObject):
-    """A call of a tool. ``call_id`` is what its output names it by."""
+    """A call of a tool; its output refers to it by ``call_id``."""
 
     id: str
     type: Literal["function_call", "custom_tool_call"]
@@ -146,7 +147,7 @@ class CallOutput(WireObject):
 
 
 class Compaction(WireObject):
-    """What is left of a compacted conversation."""
+    """An item of type ``compaction``: an encrypted summary."""
 
     id: str
     type: Literal["compaction"] = "compaction"
@@ -190,20 +191,20 @@ class ResponseError(WireObject):
 
 
 class IncompleteDetails(WireObject):
-    """``incomplete_details`` of a response that was cut."""
+    """``incomplete_details`` of an incomplete response."""
 
     reason: Literal["max_output_tokens", "content_filter"]
 
 
 class ReasoningEcho(WireObject):
-    """``reasoning`` as it was asked for."""
+    """``reasoning`` of the request."""
 
     effort: str | None
     summary: str | None
 
 
 class TextEcho(WireObject):
-    """``text`` as it was asked for."""
+    """``text`` of the request."""
 
     format: dict[str, Any]
     verbosity: Omittable[str] = None
@@ -216,7 +217,7 @@ class ConversationId(WireObject):
 
 
 class ResponseObject(WireObject):
-    """A response: the same fields in every state."""
+    """A response. It has the same fields in every status."""
 
     id: str
     object: Literal["response"] = "response"
@@ -254,7 +255,7 @@ class ResponseObject(WireObject):
 
 
 class DeletedResponse(WireObject):
-    """What is left of a deleted response."""
+    """The answer to the deletion of a response."""
 
     id: str
     object: Literal["response"] = "response"
@@ -262,14 +263,14 @@ class DeletedResponse(WireObject):
 
 
 class InputTokens(WireObject):
-    """How many tokens an input has."""
+    """The number of tokens of an input."""
 
     object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: int
 
 
 class CompactedResponse(WireObject):
-    """A compacted conversation: the user's messages, and the rest sealed."""
+    """A compacted conversation: the user's messages, and an encrypted summary of the rest."""
 
     id: str
     object: Literal["response.compaction"] = "response.compaction"
@@ -289,21 +290,21 @@ StateEventType = Literal[
 
 
 class Event(WireObject):
-    """What all events have. The first has the number 0, each the next."""
+    """Fields of all events. The events of a stream are numbered from 0."""
 
     type: str
     sequence_number: int
 
 
 class ResponseStateEvent(Event):
-    """The response has come into another state."""
+    """The status of the response, with the whole object."""
 
     type: StateEventType
     response: ResponseObject
 
 
 class OutputItemEvent(Event):
-    """An item begins, empty, or has ended."""
+    """An item has begun, without content, or has ended."""
 
     type: Literal["response.output_item.added", "response.output_item.done"]
     output_index: int
@@ -311,27 +312,27 @@ class OutputItemEvent(Event):
 
 
 class ItemEvent(Event):
-    """Something of an item."""
+    """Fields of events about an item."""
 
     item_id: str
     output_index: int
 
 
 class PartEvent(ItemEvent):
-    """Something of a content part."""
+    """Fields of events about a content part."""
 
     content_index: int
 
 
 class ContentPartEvent(PartEvent):
-    """A content part begins, empty, or has ended."""
+    """A content part has begun, without text, or has ended."""
 
     type: Literal["response.content_part.added", "response.content_part.done"]
     part: OutputText | TextPart = Field(discriminator="type")
 
 
 class OutputTextDelta(PartEvent):
-    """A piece of a message."""
+    """A piece of a message's text."""
 
     type: Literal["response.output_text.delta"] = "response.output_text.delta"
     delta: str
@@ -347,21 +348,21 @@ class OutputTextDone(PartEvent):
 
 
 class ReasoningTextDelta(PartEvent):
-    """A piece of what the model thinks."""
+    """A piece of the reasoning."""
 
     type: Literal["response.reasoning_text.delta"] = "response.reasoning_text.delta"
     delta: str
 
 
 class ReasoningTextDone(PartEvent):
-    """All that the model thought."""
+    """The whole reasoning."""
 
     type: Literal["response.reasoning_text.done"] = "response.reasoning_text.done"
     text: str
 
 
 class FunctionCallArgumentsDelta(ItemEvent):
-    """A piece of the arguments of a function."""
+    """A piece of the arguments of a function call."""
 
     type: Literal["response.function_call_arguments.delta"] = (
         "response.function_call_arguments.delta"
@@ -370,7 +371,7 @@ class FunctionCallArgumentsDelta(ItemEvent):
 
 
 class FunctionCallArgumentsDone(ItemEvent):
-    """The arguments of a function."""
+    """The arguments of a function call."""
 
     type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
     arguments: str
@@ -392,7 +393,7 @@ class CustomToolCallInputDone(ItemEvent):
 
 
 class ErrorEvent(Event):
-    """The response has failed: the error flat and nested, for readers want the one or the other."""
+    """The response has failed. Some clients read the error's fields here, others in ``error``."""
 
     type: Literal["error"] = "error"
     code: str
@@ -428,7 +429,7 @@ class Conversation(WireObject):
 
 
 class DeletedConversation(WireObject):
-    """What is left of a deleted conversation; its items are not deleted."""
+    """The answer to the deletion of a conversation; its items are not deleted."""
 
     id: str
     object: Literal["conversation.deleted"] = "conversation.deleted"

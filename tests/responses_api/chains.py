@@ -13,7 +13,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import new_id
 from inference_site.submission.context_bound import ContextBound
-from responses_api.context import Room, resolve
+from responses_api.context import HistoryLimit, resolve
 from responses_api.models import StoredResponse
 from responses_api.storage import accept, store_result
 from responses_api.stored_responses import current_response, new_response
@@ -22,7 +22,7 @@ from tests.generations.rows import create_generation
 from tests.responses_api.deltas import begun, new_assembler
 
 STOP = Finish("stop")
-ROOM = Room(ContextBound.of(ModelSpec("m", "scripted")))
+LIMIT = HistoryLimit(ContextBound.of(ModelSpec("m", "scripted")))
 
 
 class Chain:
@@ -35,7 +35,7 @@ class Chain:
         """A response that was accepted."""
         body = ResponseRequest.model_validate({"model": "m", "input": text, **fields})
         context = resolve(
-            self.project_id, body.input, body.previous_response_id, body.conversation_id, ROOM
+            self.project_id, body.input, body.previous_response_id, body.conversation_id, LIMIT
         )
         response = new_response(
             body,

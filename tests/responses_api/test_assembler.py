@@ -25,7 +25,7 @@ from inference_site.domain.deltas import (
 from inference_site.domain.errors import ContextLengthExceeded, GenerationFailed, WorkerLost
 from inference_site.streams.batches import Sent
 from responses_api.assembler import Output
-from responses_api.events import DONE, ItemEvents, accepted, decode, encode, events_of
+from responses_api.events import DONE, ItemEvents, accepted_frames, decode, encode, events_of
 from responses_api.sealing import unseal
 from responses_api.stored_responses import recover
 from responses_api.wire.objects import (
@@ -272,7 +272,7 @@ def test_impossible_token_does_not_keep_a_stream_from_being_ended() -> None:
 
 
 def test_one_that_was_only_accepted_is_ended_too() -> None:
-    frames = list(accepted(new_response(background=True)))
+    frames = list(accepted_frames(new_response(background=True)))
     recovered = recover(RESPONSE_ID, sent(frames))
     assert recovered is not None
     assert final([*frames, *recovered.cancel().frames])["status"] == "cancelled"
@@ -310,7 +310,7 @@ def test_attempt_of_what_was_only_accepted_opens_the_stream(
     background: bool, opening: list[str]
 ) -> None:
     response = new_response(background=background)
-    first = list(accepted(response))
+    first = list(accepted_frames(response))
     second = new_assembler(response)
     assert list(second.restart(sent(first))) == []
     assert [decode(frame)["type"] for frame in second.begin()] == opening

@@ -20,7 +20,7 @@ from inference_site.domain.deltas import Delta, Finish, ReasoningDelta, TextDelt
 from inference_site.domain.errors import GenerationFailed
 from inference_site.streams.ending import Ending
 from responses_api.assembler import ResponseAssembler
-from responses_api.events import DONE, accepted, decode
+from responses_api.events import DONE, accepted_frames, decode
 from tests.responses_api.deltas import begun, call, logprob, new_assembler, new_response
 from tests.responses_api.validation import StreamCheck
 
@@ -127,4 +127,4 @@ def test_no_transcript_is_left_over() -> None:
 @pytest.mark.parametrize("background", [False, True])
 def test_what_is_sent_on_acceptance_is_the_beginning_of_the_stream(background: bool) -> None:
     response = new_response(background=background)
-    assert list(new_assembler(response).begin())[:2] == accepted(response)
+    assert list(new_assembler(response).begin())[:2] == accepted_frames(response)

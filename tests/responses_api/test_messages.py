@@ -11,7 +11,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.capabilities import require_media
 from inference_site.submission.model_access import resolved
-from responses_api.context import PlacedItem
+from responses_api.context import ContextItem
 from responses_api.items import to_data
 from responses_api.mapping import to_messages
 from responses_api.sealing import seal
@@ -31,7 +31,7 @@ def messages(
 ) -> tuple[Message, ...]:
     """The turns that a request with these items has."""
     body = ResponseRequest.model_validate({"input": list(items)})
-    placed = [PlacedItem(to_data(item), f"input[{i}]") for i, item in enumerate(body.input or ())]
+    placed = [ContextItem(to_data(item), f"input[{i}]") for i, item in enumerate(body.input or ())]
     turns = to_messages(instructions, placed, PROJECT)
     require_media(resolved(spec), turns)
     return turns
