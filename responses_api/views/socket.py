@@ -89,9 +89,9 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
             logger.info("websocket refused: %s", exc)
             await self.close()
             return
-        self._room: MessageRoom = self.scope.get(ROOM_KEY) or MessageRoom()
+        self._message_room: MessageRoom = self.scope.get(ROOM_KEY) or MessageRoom()
         try:
-            self._room.count_for(caller.project_id)
+            self._message_room.count_for(caller.project_id)
         except RateLimitError as exc:
             self._is_refused = True
             await self.accept()
@@ -125,7 +125,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
             await self.send(text_data=_error_message(exc))
         finally:
             if not is_waiting:
-                self._room.give_back(len(given))
+                self._message_room.give_back(len(given))
 
     def _handle(self, message: dict[str, Any], size: int) -> bool:
         """Handle a message; return whether it waits in the queue."""
@@ -173,9 +173,14 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
 
     async def _respond(self, message: dict[str, Any], size: int, stream_id: object) -> None:
         try:
-            creation, follower = await self._start(await asyncio.to_thread(_to_request, message))
+            body = await asyncio.to_thread(_to_request, message)
+            # Tried again while another response runs on the conversation.
+            started = await answer_of(lambda: self._attempt(body), time.monotonic())
         finally:
-            self._room.give_back(size)
+            self._message_room.give_back(size)
+        if isinstance(started, ConversationLocked):
+            raise started
+        creation, follower = started
         sink = _SocketSink(self.send, creation, stream_id)
         self._running_id = follower.generation_id
         try:
@@ -189,13 +194,6 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
             self._unstored = sink.history
         if sink.failed_silently:
             raise InternalError
-
-    async def _start(self, body: ResponseRequest) -> Started:
-        """Enqueue a response; wait while its conversation is locked."""
-        started = await answer_of(lambda: self._attempt(body), time.monotonic())
-        if isinstance(started, ConversationLocked):
-            raise started
-        return started
 
     async def _attempt(self, body: ResponseRequest) -> Attempt[Started | ConversationLocked]:
         starting = asyncio.ensure_future(_in_thread(lambda: self._submit(body)))

@@ -227,7 +227,7 @@ ChatCall = Annotated[
 ]
 
 
-class ChatCallMessage(Lenient):
+class CallingMessage(Lenient):
     """A message of the role ``assistant`` with ``tool_calls``."""
 
     role: Literal["assistant"]
@@ -235,7 +235,7 @@ class ChatCallMessage(Lenient):
     tool_calls: Annotated[list[ChatCall], Field(min_length=1)]
 
 
-class ChatToolMessage(Lenient):
+class ResultMessage(Lenient):
     """A message of the role ``tool``."""
 
     role: Literal["tool"]
@@ -257,11 +257,11 @@ def _to_items(given: list[Any]) -> list[InputItem]:
     items: list[InputItem] = []
     for entry in given:
         match entry:
-            case ChatCallMessage(content=content, tool_calls=calls):
+            case CallingMessage(content=content, tool_calls=calls):
                 if content:
                     items.append(MessageItem(role="assistant", content=content))
                 items += map(_to_call_item, calls)
-            case ChatToolMessage():
+            case ResultMessage():
                 items.append(_to_output_item(entry, items))
             case item:
                 items.append(item)
@@ -280,7 +280,7 @@ def _to_call_item(call: ChatFunctionCall | ChatCustomCall) -> InputItem:
     )
 
 
-def _to_output_item(message: ChatToolMessage, before: list[InputItem]) -> InputItem:
+def _to_output_item(message: ResultMessage, before: list[InputItem]) -> InputItem:
     """Return the output; its type is that of the call before it, which the message does not say."""
     call_id, output = message.tool_call_id, message.content
     custom = (item for item in before if isinstance(item, CustomToolCallItem))
@@ -298,8 +298,8 @@ else:
     InputItems = Annotated[
         list[
             Annotated[
-                Annotated[ChatCallMessage, Tag("calling")]
-                | Annotated[ChatToolMessage, Tag("result")]
+                Annotated[CallingMessage, Tag("calling")]
+                | Annotated[ResultMessage, Tag("result")]
                 | Annotated[InputItem, Tag("item")],
                 Discriminator(_kind),
             ]
