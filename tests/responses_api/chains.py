@@ -1,4 +1,4 @@
-"""Stored responses as the API makes them, without a worker."""
+"""Creates stored responses like the API, without a worker."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ LIMIT = HistoryLimit(ContextBound.of(ModelSpec("m", "scripted")))
 
 
 class Chain:
-    """Makes the responses of one key."""
+    """Creates the responses of one key."""
 
     def __init__(self, api_key: ApiKey) -> None:
         self._api_key, self.project_id = api_key, api_key.project_id
 
     def accept(self, text: str | list[dict[str, str]], **fields: Any) -> StoredResponse:
-        """A response that was accepted."""
+        """An accepted response."""
         body = ResponseRequest.model_validate({"model": "m", "input": text, **fields})
         context = resolve(
             self.project_id, body.input, body.previous_response_id, body.conversation_id, LIMIT
@@ -58,7 +58,7 @@ class Chain:
     def settle(
         self, stored: StoredResponse, *deltas: Delta, end: str = "complete"
     ) -> tuple[StoredResponse, list[bytes]]:
-        """The same response when it has ended, and its stream."""
+        """The ended response, and its stream."""
         assembler = new_assembler(current_response(stored).model_dump())
         frames = begun(assembler, deltas)
         match end:
@@ -74,7 +74,7 @@ class Chain:
         return found.get(pk=stored.pk), [*frames, *ending.frames]
 
     def turn(self, text: str, answer: str = "ok", **fields: Any) -> StoredResponse:
-        """A response that has completed."""
+        """A completed response."""
         return self.settle(self.accept(text, **fields), TextDelta(answer), STOP)[0]
 
 

@@ -59,7 +59,7 @@ LIVELY: list[Delta] = [
 
 
 def texts(response: dict[str, Any]) -> list[str]:
-    """What each item of the output says."""
+    """The text of each output item."""
     return [
         item["content"][0]["text"]
         if "content" in item
@@ -75,7 +75,7 @@ def without_ids(response: dict[str, Any]) -> dict[str, Any]:
 
 @st.composite
 def cut(draw: st.DrawFn, text: str) -> list[str]:
-    """The text in pieces."""
+    """The text, divided at random positions."""
     places = draw(st.sets(st.integers(1, max(1, len(text) - 1)), max_size=6))
     bounds = [0, *sorted(place for place in places if place < len(text)), len(text)]
     return [text[a:b] for a, b in pairwise(bounds)]
@@ -84,7 +84,7 @@ def cut(draw: st.DrawFn, text: str) -> list[str]:
 @hypothesis_settings(deadline=None)  # The first draw compiles the validators.
 @given(st.data(), st.text(min_size=1, max_size=40), st.text(min_size=1, max_size=40))
 def test_pieces_do_not_matter(data: st.DataObject, thought: str, text: str) -> None:
-    """However the texts are cut, the object is the same and the deltas add up to it."""
+    """However the texts are divided, the object is the same, and the deltas add up to its texts."""
 
     def told() -> list[Delta]:
         arguments = data.draw(cut(text))
@@ -200,7 +200,7 @@ def test_reasoning_is_sealed_once_for_its_project() -> None:
 
 @pytest.mark.parametrize("length", range(len(LIVELY) + 1))
 def test_transcript_shows_what_the_frames_say(length: int) -> None:
-    """At any point it is what the stream would end with, but for the last item's status."""
+    """At any point it is the final output, but for the status of the last item."""
     assembler = new_assembler()
     frames = begun(assembler, LIVELY[:length])
     shown = [item.model_dump() for item in Output(frames).so_far()]
@@ -238,7 +238,7 @@ def test_stream_is_ended_in_place_of_its_worker(
 @pytest.mark.parametrize("length", range(len(LIVELY) + 1))
 @pytest.mark.parametrize("is_recovered", [False, True])
 def test_items_make_the_same_events_again(length: int, is_recovered: bool) -> None:
-    """Also those of which a part was known only from its frames."""
+    """Also an item whose first deltas were read from its frames."""
     assembler = new_assembler()
     frames = begun(assembler, LIVELY[:length])
     if is_recovered:
@@ -290,7 +290,7 @@ def test_second_attempt_after_a_log_that_was_lost_begins_anew_with_higher_number
 
 @pytest.mark.parametrize("length", range(len(LIVELY) + 1))
 def test_second_attempt_goes_on_after_the_first(length: int) -> None:
-    """What was sent stays, its item is closed, and the answer is that of the second."""
+    """The sent events stay, their item is closed, and the output is that of the second attempt."""
     response = new_response(background=True)
     first = begun(new_assembler(response), LIVELY[:length])
     second = new_assembler(response)
@@ -337,7 +337,7 @@ def test_output_of_the_first_attempt_is_not_shown_with_that_of_the_second(
 @hypothesis_settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
 def test_frames_of_deltas_are_their_events_encoded(text: str) -> None:
-    """They are formatted without the wire models, once for each token."""
+    """Deltas are formatted without the wire models, because there is one for each token."""
     frames = begun(
         new_assembler(),
         [

@@ -1,4 +1,4 @@
-"""From a request to what is enqueued."""
+"""From a request to the submission of its generation."""
 
 from __future__ import annotations
 

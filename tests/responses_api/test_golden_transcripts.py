@@ -38,7 +38,7 @@ def failed(assembler: ResponseAssembler) -> Ending:
 
 @dataclass
 class Script:
-    """What the engine yields, what was asked, and what ends it."""
+    """The deltas of the engine, the fields of the request, and the end."""
 
     deltas: Sequence[Delta]
     fields: dict[str, Any] = field(default_factory=dict)
@@ -90,7 +90,7 @@ _ID = re.compile(r"(msg|rs|fc|ctc)_[0-9a-f]{32}")
 
 
 def alike(text: str) -> str:
-    """The text with the ids numbered and the time of the end fixed."""
+    """The text with numbered ids and a fixed time of the end."""
     names: dict[str, str] = {}
 
     def named(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Search over the texts of items: by words, in either way, within the time there is."""
+"""Search by the words of items: both ways, and their time limits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def project() -> Project:
 
 @pytest.fixture(params=["index", "list", "list by statistics"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each of the two ways to search, and of the two reasons to take the second."""
+    """Each of the two ways to search, and each of the two reasons for the second way."""
     if request.param == "list":
         monkeypatch.setattr(search, "_MOST_HITS", -1)
     elif request.param == "list by statistics":
@@ -106,7 +106,7 @@ def test_whatever_is_searched_for_is_no_syntax(project: Project, text: str) -> N
 def test_text_of_every_sort_of_item_is_searched(project: Project, data: dict[str, Any]) -> None:
     made = store(project, data)
     assert found("needle", project) == {made}
-    assert found(data["type"], project) == set()  # What is no text is not.
+    assert found(data["type"], project) == set()  # Only texts are indexed.
 
 
 def test_projects_are_apart_unless_all_are_searched(project: Project, way: str) -> None:
@@ -116,7 +116,7 @@ def test_projects_are_apart_unless_all_are_searched(project: Project, way: str) 
     if way == "index":  # The list is always that of a project.
         assert found("brown", project) == {ours}
         assert found("brown", other) == {theirs}
-    assert found(str(project.pk), project) == set()  # The mark of the project is no word.
+    assert found(str(project.pk), project) == set()  # The project's word in the index is not found.
 
 
 def test_large_item_is_stored_and_found_by_its_beginning(project: Project) -> None:
@@ -182,7 +182,7 @@ def test_search_that_takes_too_long_is_told(
     with pytest.raises(SearchTooBroad), search_timeout(), connection.cursor() as cursor:
         cursor.execute("SELECT pg_sleep(5)")
     monkeypatch.setattr(search, "_HITS", "SELECT pg_sleep(5), %(text)s, %(project)s")
-    assert len(found("brown", project)) == 1  # The other way is still there.
+    assert len(found("brown", project)) == 1  # The other way still works.
 
 
 def test_other_errors_are_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

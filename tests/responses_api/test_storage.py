@@ -1,4 +1,4 @@
-"""Keeping responses: their history, their end, their conversations, and their deletion."""
+"""Stored responses: history, end, conversations, deletion."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_history_is_read_no_further_than_the_context_can_hold(project: Project
         texts(history_of(last, HistoryLimit(replace(SMALL, size=10**6), may_truncate=True)))
         == newest
     )
-    # Reading the root for instructions follows the thousand; nothing else does.
+    # Only the query for the root, for its instructions, follows the thousand responses.
     assert rows_fetched(StoredResponse._meta.db_table) - fetched < 2_500
 
 
@@ -396,7 +396,7 @@ def test_hold_ends_with_the_generation_whoever_ended_it(
 def test_context_that_is_out_of_date_is_not_accepted(
     chain: Chain, conversation: Conversation, project: Project
 ) -> None:
-    """What another added after it was read would be missing in it."""
+    """Items that another response added after the context was read would be missing in it."""
     stale = Conversation.objects.get(pk=conversation.pk)
     data = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]}
     row = Item.objects.create(public_id=new_id("msg_"), project=project, data=data)

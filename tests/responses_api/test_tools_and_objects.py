@@ -1,4 +1,4 @@
-"""Tools of a request, and the object that shows it."""
+"""The tools of a request, and the response object that echoes the request."""
 
 from __future__ import annotations
 
