@@ -1,7 +1,8 @@
-"""Ends responses and locks whose generation has ended (see ``generations.kinds.Mending``).
+"""Ends responses and locks whose generation has ended.
 
 A generation and its response end in one transaction, so there should be none. If there are (after
 an earlier release, or an end that the database refused), clients would wait for them for ever.
+See ``inference_site.generations.kinds.Mending``.
 """
 
 from __future__ import annotations
