@@ -39,7 +39,7 @@ FIELDS = {
 
 def assembler() -> Any:
     """Return what makes the events of one response, which is new."""
-    from responses_api.output.assembler import ResponseAssembler
+    from responses_api.assembler import ResponseAssembler
 
     return ResponseAssembler(FIELDS)
 

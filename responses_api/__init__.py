@@ -1,1 +1,1 @@
-"""Responses and conversations; only URLs, settings and the console name it."""
+"""The API of responses and conversations."""

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from responses_api.admin.streams import WatchView
+from responses_api.views.responses import WatchView
 
 urlpatterns = [
     path("responses/<str:response_id>/events", WatchView.as_view(), name="response-events"),

@@ -1,28 +1,27 @@
-"""How the generations of this API are assembled, kept and recovered."""
+"""The kinds of generations of this API (see ``inference_site.generations.kinds``)."""
 
 from __future__ import annotations
 
-from inference_site.generations.kinds import Assembler, Kind
-from inference_site.generations.whole_answer import failure
-from inference_site.streams.batches import Sent
+from inference_site.generations import whole_answer
+from inference_site.generations.kinds import Kind
 from inference_site.streams.request_documents import Assembly, Document
-from responses_api.output import assembler
-from responses_api.output.assembler import RESPONSE, ResponseAssembly
-from responses_api.request.compaction import COMPACTION, CompactionAssembler, CompactionAssembly
-from responses_api.request.counting import INPUT_TOKENS, CountAssembler
-from responses_api.state.replay import is_deleted, replay_of
-from responses_api.state.storage import store_result
-
-
-def _recover(generation_id: str, sent: Sent) -> Assembler | None:
-    # It imports all that makes a request, which workers have no other use for.
-    from responses_api.request.recovery import recover
-
-    return recover(generation_id, sent)
+from responses_api.assembler import (
+    COMPACTION,
+    INPUT_TOKENS,
+    RESPONSE,
+    CompactionAssembler,
+    CompactionAssembly,
+    InputTokensAssembler,
+    ResponseAssembly,
+    failure,
+)
+from responses_api.storage import store_result
+from responses_api.stored_responses import find_replay, is_deleted, recover
 
 
 def _rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
-    from responses_api.request.recovery import rebuild
+    # Imported here, because it imports the whole handling of requests, which workers do not use.
+    from responses_api.creation import rebuild
 
     return rebuild(generation_id)
 
@@ -31,13 +30,13 @@ KINDS = {
     RESPONSE: Kind(
         ResponseAssembly,
         ResponseAssembly.assembler,
-        assembler.failure,
+        failure,
         store_result,
-        _recover,
+        recover,
         _rebuild,
-        replay_of,
+        find_replay,
         is_deleted,
     ),
-    COMPACTION: Kind(CompactionAssembly, CompactionAssembler, failure),
-    INPUT_TOKENS: Kind(Assembly, CountAssembler, failure),
+    COMPACTION: Kind(CompactionAssembly, CompactionAssembler, whole_answer.failure),
+    INPUT_TOKENS: Kind(Assembly, InputTokensAssembler, whole_answer.failure),
 }

@@ -1,7 +1,7 @@
-"""Responses, their items and conversations, as PostgreSQL keeps them.
+"""Stored responses, items and conversations.
 
-An item is stored once, with the response or the conversation it came with. What a response builds
-on is found by following ``previous``; nothing is copied.
+An item is stored once, with the response or the conversation that it was added by. The history of a
+response is found by following ``previous``; nothing is copied.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from django.db import models
 from django.utils import timezone
 
 from inference_site.storage.content_field import ContentField
-from responses_api.search import is_mentioned, item_words
+from responses_api.search import contains_words, item_words
 
 
 class ResponseStatus(models.TextChoices):
-    """A response moves forward only. While it is queued, its generation says if it runs."""
+    """Status of a response. The row is not updated when the response starts to run."""
 
     QUEUED = "queued"  # In the background, waiting for a worker.
     IN_PROGRESS = "in_progress"  # In the foreground, waiting or running.
     COMPLETED = "completed"  # The model reached its end.
-    INCOMPLETE = "incomplete"  # The token limit cut it.
-    FAILED = "failed"  # An error ended it; what it had said until then is kept.
-    CANCELLED = "cancelled"  # The client or an operator stopped it; likewise.
+    INCOMPLETE = "incomplete"  # The token limit or a content filter ended it.
+    FAILED = "failed"  # An error ended it; its output so far is stored.
+    CANCELLED = "cancelled"  # The client or an operator stopped it; its output so far is stored.
 
 
 ENDED = frozenset(
@@ -36,9 +36,10 @@ ENDED = frozenset(
 
 
 class Conversation(models.Model):
-    """Items in order, to which responses add theirs.
+    """An ordered list of items, to which responses add theirs.
 
-    ``locked_by`` is the response that runs on it, which counts for as long as its generation does.
+    ``locked_by`` is the id of the response that runs on it. The lock holds as long as the
+    generation of that response has not ended.
     """
 
     public_id = models.CharField("ID", max_length=64, unique=True)
@@ -47,7 +48,7 @@ class Conversation(models.Model):
     next_position = models.PositiveIntegerField(default=0)
     locked_by = models.CharField(max_length=64, blank=True, default="")
     created_at = models.DateTimeField(default=timezone.now)
-    # A deleted conversation stays, hidden: responses build on its items.
+    # A deleted conversation stays, hidden, while responses use its items.
     deleted_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
@@ -63,25 +64,31 @@ class Conversation(models.Model):
 
 
 class StoredResponseQuerySet(models.QuerySet["StoredResponse"]):
-    """The way to look for responses."""
+    """Queries for responses."""
+
+    def find(self, public_id: str) -> StoredResponse | None:
+        """Return the response with this id, with its previous response and conversation."""
+        rows = self.select_related("previous", "conversation")
+        return rows.filter(public_id=public_id).first()
 
     def mentioning(self, text: str, project_id: int | None = None) -> StoredResponseQuerySet:
-        """Return those of which an item has these words (see ``search.is_mentioned``).
+        """Return the responses with an item that contains these words (see ``search``).
 
-        The project is that of all of them, if they are of one. To be called and evaluated within
-        ``search.search_time``.
+        ``project_id`` is set if the search is for one project. Call it, and evaluate the result,
+        within ``search.search_timeout``.
         """
-        return self.filter(is_mentioned(text, project_id))
+        return self.filter(contains_words(text, project_id))
 
 
 class StoredResponse(models.Model):
     """One response; its input and output are items.
 
-    ``request`` holds the fields of the request but for its input and metadata: enough to show them
-    again, and to run a response in the background once more. ``error`` is what a client is told,
-    with its type and parameter. ``deltas`` is how the output was sent, so that its stream can be
-    made again when its log has gone: ``end`` is the number of the last event, ``items`` has the
-    fields of ``sent_output.Cut`` for each item. It is null if nothing was sent.
+    ``request`` holds the fields of the request without its input and metadata. The response object
+    is built from it, and the request document when that was lost. ``error`` is the error that the
+    client gets, with type and parameter. ``deltas`` says how the output was divided into events, so
+    that the stream can be rebuilt after its event log has expired: ``end`` is the number of the
+    last event, ``items`` has an ``assembler.SentDeltas`` for each item. It is null if no event was
+    sent.
     """
 
     public_id = models.CharField("ID", max_length=64, unique=True)
@@ -95,7 +102,7 @@ class StoredResponse(models.Model):
     conversation = models.ForeignKey(
         Conversation, on_delete=models.PROTECT, null=True, blank=True, related_name="responses"
     )
-    # Its items below this position are the context.
+    # The response was given the items of the conversation below this position.
     conversation_position = models.PositiveIntegerField(null=True, blank=True)
     metadata = ContentField(default=dict)
     request = ContentField(default=dict)
@@ -105,7 +112,7 @@ class StoredResponse(models.Model):
     incomplete_reason = models.CharField(max_length=32, blank=True, default="")
     created_at = models.DateTimeField(default=timezone.now)
     completed_at = models.DateTimeField(null=True, blank=True)
-    # A deleted response stays, hidden, while others build on it.
+    # A deleted response stays, hidden, while other responses build on it.
     deleted_at = models.DateTimeField(null=True, blank=True)
 
     objects = StoredResponseQuerySet.as_manager()
@@ -142,10 +149,10 @@ class StoredResponse(models.Model):
 
 
 class Item(models.Model):
-    """One item. ``data`` is it as the API shows it, but for its id.
+    """One item. ``data`` is the item as the API shows it, without its id.
 
-    The input of a response comes before its output, in the order of ``position``. An item of a
-    conversation also has its place there.
+    ``position`` orders the items of a response, input before output; ``conversation_position``
+    orders those of a conversation.
     """
 
     public_id = models.CharField("ID", max_length=64, unique=True)

@@ -1,9 +1,9 @@
-"""Search: responses by the words of their items, in the time that a view has.
+"""Search of responses by the words of their items, within the time that a view has.
 
-Two ways, for neither serves all words. The index knows all items that have the words, in no order;
-that is right as long as there are not too many. Words that are more frequent than that are soon met
-by going through the list and looking into the items of each response. PostgreSQL's statistics tell
-which words are frequent beyond doubt; of all others the index is asked first.
+There are two ways (``docs/decisions/0014-two-ways-to-search.md``). For rare words, the full-text
+index returns all items that contain them, in no order. For frequent words that are too many rows;
+then PostgreSQL goes through the list and checks the items of each response, which finds a page
+soon. The index is asked first, unless the planner's estimate says that the words are frequent.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from django.db import OperationalError, connection, models, transaction
 from django.db.models.expressions import RawSQL
 
 _MOST_HITS = 20_000
-_SURELY_MORE = 2 * _MOST_HITS
-"""From this estimate on the index is not asked: statistics are seldom that far from the truth."""
+_MAX_ESTIMATE = 2 * _MOST_HITS
+"""Above this estimate the index is not asked. The planner is seldom wrong by a factor of two."""
 _HITS_MS, _LIST_MS = 800, 1200
-"""What the one and the other may take; with them a view comes back before it counts as stalled."""
+"""Time limits of the two ways. Together they are shorter than the time limit of a view."""
 
-# The index is the way here: what the planner thinks of frequent words would have it read the table.
+# For frequent words, the planner would read the whole table instead of the index.
 _SETTINGS = """
 SELECT set_config('enable_seqscan', 'off', true), set_config('work_mem', '64MB', true),
        set_config('jit', 'off', true), set_config('statement_timeout', %s, true)
 """
-# The project is a word of its items: so the index finds no others.
+# The index has the project of an item as a word, so it finds only items of the project.
 _HITS = """
 SELECT response_id FROM responses_api_item
 WHERE responses_api_item_words(project_id, data)
       @@ (websearch_to_tsquery('simple', %(text)s) && %(project)s::tsquery)
   AND numnode(websearch_to_tsquery('simple', %(text)s)) > 0 AND response_id IS NOT NULL
 """
-# Without OFFSET the planner would look for the words in the index again, once for each response.
+# Without OFFSET the planner would search the index again, once for each response.
 _HAS_WORDS = """
 EXISTS (
     SELECT FROM (
@@ -44,10 +44,8 @@ EXISTS (
     WHERE responses_api_item_words(project_id, data) @@ websearch_to_tsquery('simple', {})
 )
 """
-
-
-# The texts of the index, but for names: short, and seldom what was looked for.
-_FOUND_IN = """
+# The texts that the index has, but for names, which are seldom searched for.
+_HEADLINES = """
 SELECT DISTINCT ON (response_id) response_id,
     ts_headline('simple', left(texts.text, 20000),
                 websearch_to_tsquery('simple', %(text)s), %(form)s)
@@ -65,23 +63,25 @@ WHERE response_id = ANY(%(responses)s)
 ORDER BY response_id, position
 """
 HIT_STARTS, HIT_ENDS = "\ue000", "\ue001"
-"""What surrounds each word that was found: characters that no text has."""
-_HIT_FORM = f"StartSel={HIT_STARTS}, StopSel={HIT_ENDS}, MaxFragments=1, MaxWords=24, MinWords=10"
+"""Characters around each found word in ``headlines``; they are for private use in Unicode."""
+_HEADLINE_OPTIONS = (
+    f"StartSel={HIT_STARTS}, StopSel={HIT_ENDS}, MaxFragments=1, MaxWords=24, MinWords=10"
+)
 
 
 class SearchTooBroad(Exception):
-    """Too much was to be searched for the time that there is."""
+    """The search took too long."""
 
 
 def item_words() -> models.Func:
-    """Return what is indexed of an item: the words of its texts, and its project."""
+    """Return the expression of the index: the words of an item's texts, and its project."""
     return models.Func("project_id", "data", function="responses_api_item_words")
 
 
-def is_mentioned(text: str, project_id: int | None) -> models.Q:
-    """Return the condition for responses of which one item has these words.
+def contains_words(text: str, project_id: int | None) -> models.Q:
+    """Return the condition that an item of a response contains these words.
 
-    The text may have phrases in quotes, ``or``, and a minus before what must not be there.
+    The text may have phrases in quotes, ``or``, and a minus before excluded words.
     """
     found = _hits(text, project_id)
     if found is not None:
@@ -90,60 +90,60 @@ def is_mentioned(text: str, project_id: int | None) -> models.Q:
     return models.Q(has_words)
 
 
-def mentioned(text: str, project_id: int) -> tuple[str, dict[str, Any]]:
-    """Return the same condition as SQL about their table, with the values that it names."""
+def contains_words_sql(text: str, project_id: int) -> tuple[str, dict[str, Any]]:
+    """Return the same condition as SQL, with its parameters."""
     found = _hits(text, project_id)
     if found is not None:
         return "id = ANY(%(found)s::bigint[])", {"found": list(found)}
     return _HAS_WORDS.format("%(words)s"), {"words": text}
 
 
-def hits_in(responses: Sequence[int], text: str) -> dict[int, str]:
-    """Return where each of these responses has the words, in the text around them."""
-    wanted: dict[str, Any] = {"text": text, "responses": list(responses), "form": _HIT_FORM}
+def headlines(responses: Sequence[int], text: str) -> dict[int, str]:
+    """Return an excerpt of each response around the words, by the response's key."""
+    parameters: dict[str, Any] = {
+        "text": text,
+        "responses": list(responses),
+        "form": _HEADLINE_OPTIONS,
+    }
     with connection.cursor() as cursor:
-        cursor.execute(_FOUND_IN, wanted)
+        cursor.execute(_HEADLINES, parameters)
         return dict(cursor.fetchall())
 
 
 @contextmanager
-def search_time() -> Iterator[None]:
-    """Run a search, and what lists its responses. Raise SearchTooBroad when that takes too long."""
+def search_timeout() -> Iterator[None]:
+    """Limit the time of a search and of the query for its page. Raise SearchTooBroad."""
     try:
         with transaction.atomic():
             _limit(_LIST_MS)
             yield
     except OperationalError as exc:
-        raise _told(exc) from exc
+        if _is_timeout(exc):
+            raise SearchTooBroad from exc
+        raise
 
 
 def _hits(text: str, project_id: int | None) -> set[int] | None:
-    """Return the responses that have the words; None if there are too many for this way."""
-    wanted: dict[str, str | int] = {
+    """Return the keys of the responses with the words; None if the words are too frequent."""
+    parameters: dict[str, str | int] = {
         "text": text,
         "project": "" if project_id is None else f"' {project_id}'",
     }
     try:
         with transaction.atomic(), connection.cursor() as cursor:
             _limit(_HITS_MS)
-            cursor.execute(f"EXPLAIN (FORMAT JSON) {_HITS}", wanted)
-            is_frequent = _expected(cursor.fetchone()) > _SURELY_MORE
+            cursor.execute(f"EXPLAIN (FORMAT JSON) {_HITS}", parameters)
+            [[explained]] = cursor.fetchone()
+            is_frequent = explained["Plan"]["Plan Rows"] > _MAX_ESTIMATE
             if not is_frequent:
-                cursor.execute(f"{_HITS} LIMIT {_MOST_HITS + 1}", wanted)
+                cursor.execute(f"{_HITS} LIMIT {_MOST_HITS + 1}", parameters)
                 found = [pk for (pk,) in cursor]
             _limit(_LIST_MS)
     except OperationalError as exc:
-        if not isinstance(_told(exc), SearchTooBroad):
+        if not _is_timeout(exc):
             raise
         return None
     return None if is_frequent or len(found) > _MOST_HITS else set(found)
-
-
-def _expected(explained: Any) -> int:
-    """Return how many rows PostgreSQL expects."""
-    [[query]] = explained
-    rows: int = query["Plan"]["Plan Rows"]
-    return rows
 
 
 def _limit(timeout_ms: int) -> None:
@@ -151,7 +151,5 @@ def _limit(timeout_ms: int) -> None:
         cursor.execute(_SETTINGS, [str(timeout_ms)])
 
 
-def _told(error: OperationalError) -> Exception:
-    if isinstance(error.__cause__, psycopg.errors.QueryCanceled):
-        return SearchTooBroad()
-    return error
+def _is_timeout(error: OperationalError) -> bool:
+    return isinstance(error.__cause__, psycopg.errors.QueryCanceled)

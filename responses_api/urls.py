@@ -2,7 +2,6 @@
 
 from django.urls import path
 
-from responses_api.views.context import ResponseCompactView, ResponseInputTokensView
 from responses_api.views.conversations import (
     ConversationItemsView,
     ConversationItemView,
@@ -11,7 +10,9 @@ from responses_api.views.conversations import (
 )
 from responses_api.views.responses import (
     ResponseCancelView,
+    ResponseCompactView,
     ResponseInputItemsView,
+    ResponseInputTokensView,
     ResponsesView,
     ResponseView,
 )

@@ -1,4 +1,4 @@
-"""Admin of responses and conversations; only Django's autodiscovery imports it."""
+"""Admin of responses and conversations; Django's autodiscovery imports it."""
 
 from responses_api.admin.conversations import ConversationAdmin
 from responses_api.admin.responses import StoredResponseAdmin

@@ -1,4 +1,4 @@
-"""Admin of conversations: their items as bubbles, newest page first."""
+"""Admin of conversations: their items as bubbles, the newest page first."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from inference_site.admin_pages.bubbles import may_see_content
 from inference_site.admin_pages.keyset import SinceFilter
 from inference_site.admin_pages.labels import preview, time_label
 from inference_site.admin_pages.previews import PreviewAdmin
-from responses_api.admin.turns import MOST_ITEMS, Tools
+from responses_api.admin.thread import MAX_ITEMS, BubbleMaker
+from responses_api.annotations import with_last_message
 from responses_api.models import Conversation, Item
-from responses_api.previews import with_last_message
 
 
 @admin.register(Conversation)
 class ConversationAdmin(PreviewAdmin):
-    """Conversations, also those that are deleted and that responses build on."""
+    """Conversations, with deleted ones whose items responses use."""
 
     list_display = ("short_id", "time", "project", "shown_metadata", "items")
     previews = ("last_message",)
@@ -30,7 +30,7 @@ class ConversationAdmin(PreviewAdmin):
     fields = ("public_id", "project", "metadata", "created_at", "deleted_at")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Add the last message for those who may see content."""
+        """Add the last message, for users who may see content."""
         rows = super().get_queryset(request)
         return with_last_message(rows) if may_see_content(request) else rows
 
@@ -57,18 +57,18 @@ class ConversationAdmin(PreviewAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        """Show the items that begin below the position ``before``, the newest without one."""
+        """Show the items below the position ``before``, or the newest."""
         before = request.GET.get("before", "")
         rows = Item.objects.filter(conversation__pk=object_id) if object_id.isdecimal() else None
         found: list[Item] = []
         if rows is not None and may_see_content(request):
             if before.isdecimal():
                 rows = rows.filter(conversation_position__lt=before)
-            found = list(reversed(rows.order_by("-conversation_position")[:MOST_ITEMS]))
+            found = list(reversed(rows.order_by("-conversation_position")[:MAX_ITEMS]))
         first = found[0].conversation_position if found else 0
         context = {
             "may_see": may_see_content(request),
-            "bubbles": Tools(found).bubbles(found),
+            "bubbles": BubbleMaker(found).bubbles(found),
             "earlier": first or None,
             "is_newest": not before,
         }

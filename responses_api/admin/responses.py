@@ -1,50 +1,85 @@
-"""Admin of responses: find them, read them, watch, stop and repeat them."""
+"""Admin of responses: search, read, watch, stop, repeat and export them."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
 
+import orjson
 import redis.exceptions
+from asgiref.sync import sync_to_async
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ERROR_FLAG
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
-from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
+from django.db.models import Prefetch, QuerySet
+from django.http import (
+    HttpRequest,
+    HttpResponse,
+    HttpResponseRedirect,
+    QueryDict,
+    StreamingHttpResponse,
+)
 from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404
 from django.urls import URLPattern, path, reverse
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
+from inference_site.accounts.keys import caller_of_key
 from inference_site.admin_pages.bubbles import may_see_content, pretty
-from inference_site.admin_pages.keyset import KeyFilter, SinceFilter
+from inference_site.admin_pages.keyset import KeyFilter, SinceFilter, look_down
 from inference_site.admin_pages.labels import status_label, time_label
 from inference_site.admin_pages.previews import PreviewAdmin
 from inference_site.catalogue.model_labels import cost_label, model_link
+from inference_site.errors.api_errors import ConflictError
 from inference_site.errors.exceptions import api_error
 from inference_site.generations.admin import ModelFilter
 from inference_site.generations.models import Generation
 from inference_site.generations.operator_actions import stop
 from inference_site.generations.queue import new_id
-from responses_api.admin.export import export
-from responses_api.admin.listed import StatusFilter, status_of, with_run
-from responses_api.admin.requests import curl, run_again
-from responses_api.admin.tree import tree
-from responses_api.admin.turns import MOST_TURNS, turns
-from responses_api.models import ENDED, StoredResponse
-from responses_api.previews import with_previews
-from responses_api.search import SearchTooBroad, search_time
+from inference_site.storage.connections import lent_connection
+from inference_site.submission.submit import submit
+from responses_api.admin.thread import MAX_TURNS, tree, turns
+from responses_api.annotations import (
+    in_status,
+    status_of,
+    with_generation_status,
+    with_previews,
+)
+from responses_api.context import input_of
+from responses_api.creation import create
+from responses_api.models import ENDED, Item, ResponseStatus, StoredResponse
+from responses_api.search import SearchTooBroad, search_timeout
+from responses_api.stored_responses import current_responses
+from responses_api.wire.requests import ResponseRequest
 
+_NOT_REPEATED = ("background", "stream", "stream_options")
+"""Request fields that do not apply when an operator runs a response again."""
+_EXPORT_BATCH = 100
 _TOO_BROAD = "Too much would have to be searched: choose a project, or give more words."
 
 
+class StatusFilter(admin.SimpleListFilter):
+    """Filters by the status that the list shows."""
+
+    title = parameter_name = "status"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(status.value, status.replace("_", " ")) for status in ResponseStatus]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        chosen = self.value() or ""
+        return in_status(queryset, ResponseStatus(chosen)) if chosen in ResponseStatus else queryset
+
+
 class KeyOfResponseFilter(KeyFilter):
-    """The keys of the chosen project; which one a response was asked with, its generation knows."""
+    """Filters by a key of the chosen project; the generation of a response has its key."""
 
     keys_of = Generation
 
@@ -52,13 +87,13 @@ class KeyOfResponseFilter(KeyFilter):
         value = self.value() or ""
         if not value.isdecimal():
             return queryset
-        asked = Generation.objects.filter(api_key=int(value))
-        return queryset.filter(public_id__in=asked.values("public_id"))
+        generations = Generation.objects.filter(api_key=int(value))
+        return queryset.filter(public_id__in=generations.values("public_id"))
 
 
 @admin.register(StoredResponse)
 class StoredResponseAdmin(PreviewAdmin):
-    """Responses, also those that are deleted and that others build on."""
+    """Responses, with deleted ones that other responses build on."""
 
     list_display = (
         "short_id",
@@ -71,36 +106,36 @@ class StoredResponseAdmin(PreviewAdmin):
     )
     list_filter = (StatusFilter, ModelFilter, SinceFilter, "project", KeyOfResponseFilter)
     list_select_related = ("project",)
-    search_fields = ("public_id",)  # Shows the box; get_search_results does the search.
+    search_fields = ("public_id",)  # Shows the search box; get_search_results searches.
     search_help_text = "Search by exact ID, by key=value of the metadata, or by words"
     change_form_template = "responses_api/admin/response.html"
     change_list_template = "responses_api/admin/responses.html"
     fields = ("public_id",)
 
     def get_changelist_instance(self, request: HttpRequest) -> Any:
-        """Return the page; a search of words takes the time that a page has, and no more."""
+        """Return the list, which is empty if the search for words takes too long."""
         try:
-            return self._found(request)
+            return self._search(request)
         except SearchTooBroad:
             messages.warning(request, _TOO_BROAD)
             request.GET = QueryDict("q=resp_none")  # Finds nothing.
             return super().get_changelist_instance(request)
 
-    def _found(self, request: HttpRequest) -> Any:
+    def _search(self, request: HttpRequest) -> Any:
         if not request.GET.get("q"):
             return super().get_changelist_instance(request)
-        with search_time():
+        with search_timeout():
             return super().get_changelist_instance(request)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Add what the generations say, and previews for those who may see content."""
-        rows = with_run(super().get_queryset(request))
+        """Add the statuses of generations, and previews for users who may see content."""
+        rows = with_generation_status(super().get_queryset(request))
         return with_previews(rows) if may_see_content(request) else rows
 
     def get_search_results(
         self, request: HttpRequest, queryset: Any, search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Look for an id, for metadata, or, with the permission, for words of the items."""
+        """Search for an id, for metadata, or, with the permission, for words of the items."""
         term = search_term.strip().replace("\0", "")
         if not term:
             return queryset, False
@@ -118,7 +153,7 @@ class StoredResponseAdmin(PreviewAdmin):
         return queryset.mentioning(term, int(project) if project.isdecimal() else None), False
 
     def get_urls(self) -> list[URLPattern]:
-        """Add what is done with responses."""
+        """Add the export and the actions."""
         wrap, name = self.admin_site.admin_view, "responses_api_storedresponse_"
         own = [
             path("export/", wrap(self.export_view), name=f"{name}export"),
@@ -134,7 +169,7 @@ class StoredResponseAdmin(PreviewAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        """Show the response in its conversation."""
+        """Show the response in its thread."""
         context = dict(extra_context or {})
         stored = self.get_object(request, object_id)
         if stored is not None:
@@ -149,7 +184,7 @@ class StoredResponseAdmin(PreviewAdmin):
         )
         context: dict[str, Any] = {
             "stored": stored,
-            # A template would look for a name "items" among the metadata.
+            # In a template, "metadata.items" would look up the key "items".
             "metadata": list(stored.metadata.items()),
             "generation": generation,
             "model": model_link(stored.model),
@@ -161,12 +196,12 @@ class StoredResponseAdmin(PreviewAdmin):
             "may_change": self._may_act(request),
         }
         if context["may_see"]:
-            found = turns(stored)
+            shown = turns(stored)
             context |= {
-                "turns": found,
-                "earlier": found[0].response.previous_id if found[0].response else None,
-                "most_turns": MOST_TURNS,
-                "curl": curl(stored, f"{request.scheme}://{request.get_host()}"),
+                "turns": shown,
+                "earlier": shown[0].response.previous_id if shown[0].response else None,
+                "most_turns": MAX_TURNS,
+                "curl": curl_command(stored, f"{request.scheme}://{request.get_host()}"),
                 "request_json": pretty(stored.request),
                 "error": stored.error,
             }
@@ -176,8 +211,8 @@ class StoredResponseAdmin(PreviewAdmin):
         return bool(request.user.has_perm("responses_api.change_storedresponse"))
 
     def stop_view(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """Have a response stopped."""
-        stored = self._acted_on(request, pk)
+        """Stop a response."""
+        stored = self._get_to_act(request, pk)
         generation = get_object_or_404(Generation, public_id=stored.public_id)
         try:
             stopped = stop(generation)
@@ -189,43 +224,40 @@ class StoredResponseAdmin(PreviewAdmin):
                 messages.success(request, f"Stopping {stored.public_id}…")
             else:
                 messages.info(request, "The response had already ended.")
-        return self._back(pk)
+        return self._redirect(pk)
 
     def again_view(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """Have the same asked again, in the background."""
-        stored = self._acted_on(request, pk)
+        """Run a response again, in the background."""
+        stored = self._get_to_act(request, pk)
         try:
             new = run_again(stored, new_id("req_"))
         except Exception as exc:
             error = api_error(exc)
             if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-                raise  # A fault that nobody foresaw.
+                raise  # An unexpected error.
             messages.error(request, f"It could not be run again: {error.message}")
-            return self._back(pk)
+            return self._redirect(pk)
         self.log_change(request, stored, f"Run again as {new}.")
-        return self._back(StoredResponse.objects.get(public_id=new).pk)
+        return self._redirect(StoredResponse.objects.get(public_id=new).pk)
 
     def export_view(self, request: HttpRequest) -> HttpResponseBase:
-        """Download what the list shows, all pages of it."""
+        """Download the responses of the list, all pages."""
         if not (self.has_view_permission(request) and may_see_content(request)):
             raise PermissionDenied
         address = reverse("admin:responses_api_storedresponse_changelist")
         try:
-            found = self._found(request)
+            changelist = self._search(request)
         except SearchTooBroad:
             messages.warning(request, _TOO_BROAD)
-            kept = request.GET.copy()
-            kept.pop("q")
-            return HttpResponseRedirect(f"{address}?{kept.urlencode()}")
+            query = request.GET.copy()
+            query.pop("q")
+            return HttpResponseRedirect(f"{address}?{query.urlencode()}")
         except IncorrectLookupParameters:
             return HttpResponseRedirect(f"{address}?{ERROR_FLAG}=1")  # As the list itself does.
-        self._note_export(request, found.get_filters_params())
-        return export(found.queryset)
-
-    def _note_export(self, request: HttpRequest, filters: dict[str, Any]) -> None:
-        """Note who took what with them; not the words, which may be of what was said."""
+        filters = changelist.get_filters_params()
         chosen = [urlencode(filters, doseq=True)] if filters else []
-        chosen += ["a search"] if request.GET.get("q") else []
+        if request.GET.get("q"):
+            chosen.append("a search")  # Without its words, which may be content.
         LogEntry.objects.create(
             user_id=int(request.user.pk or 0),
             content_type=ContentType.objects.get_for_model(StoredResponse),
@@ -233,14 +265,15 @@ class StoredResponseAdmin(PreviewAdmin):
             action_flag=CHANGE,
             change_message=f"Exported: {', '.join(chosen) or 'all'}.",
         )
+        return export(changelist.queryset)
 
-    def _acted_on(self, request: HttpRequest, pk: int) -> StoredResponse:
+    def _get_to_act(self, request: HttpRequest, pk: int) -> StoredResponse:
         if not self._may_act(request):
             raise PermissionDenied
         rows = StoredResponse.objects.select_related("previous", "conversation")
         return get_object_or_404(rows, pk=pk)
 
-    def _back(self, pk: int) -> HttpResponse:
+    def _redirect(self, pk: int) -> HttpResponse:
         return HttpResponseRedirect(
             reverse("admin:responses_api_storedresponse_change", args=(pk,))
         )
@@ -255,9 +288,90 @@ class StoredResponseAdmin(PreviewAdmin):
 
     @admin.display(description="status")
     def shown_status(self, stored: StoredResponse) -> SafeString:
-        return status_label(status_of(stored, getattr(stored, "run", None)))
+        return status_label(status_of(stored, getattr(stored, "generation_status", None)))
 
     @admin.display(description="tokens in / out")
     def tokens(self, stored: StoredResponse) -> str:
         usage = stored.usage
         return f"{usage['input_tokens']:,} / {usage['output_tokens']:,}" if usage else "—"
+
+
+def request_body(stored: StoredResponse) -> dict[str, Any]:
+    """Return the request body of a response."""
+    items = stored.items.filter(is_output=False).order_by("position")
+    body = {**stored.request, "input": [item.data for item in items]}
+    if stored.previous is not None:
+        body["previous_response_id"] = stored.previous.public_id
+    if stored.conversation is not None:
+        body["conversation"] = stored.conversation.public_id
+    if stored.metadata:
+        body["metadata"] = stored.metadata
+    return body
+
+
+def curl_command(stored: StoredResponse, origin: str) -> str:
+    """Return the request as a shell command, with the key in ``$API_KEY``."""
+    return (
+        f"curl {origin}/v1/responses \\\n"
+        '  -H "Authorization: Bearer $API_KEY" \\\n'
+        "  -H 'Content-Type: application/json' \\\n"
+        f"  -d {shlex.quote(pretty(request_body(stored)))}"
+    )
+
+
+def run_again(stored: StoredResponse, request_id: str) -> str:
+    """Submit the request again, as a background response with the same key; return its id.
+
+    It has the same context, but is not added to a conversation. Raise ApiError.
+    """
+    generation = Generation.objects.filter(public_id=stored.public_id).first()
+    if generation is None:
+        raise ConflictError("The usage log, which knew its key, does not have it any more.")
+    caller = caller_of_key(generation.api_key_id)
+    if caller is None:
+        raise ConflictError("The key that it was asked with is not accepted any more.")
+    body = {k: value for k, value in request_body(stored).items() if k not in _NOT_REPEATED}
+    if body.pop("conversation", None) is not None:
+        body["input"] = [item.data for item in input_of(stored)]
+    body |= {"background": True, "store": True}
+    creation = create(caller, ResponseRequest.model_validate(body))
+    submit(creation.submission, request_id)
+    return str(creation.response["id"])
+
+
+def export(rows: QuerySet[StoredResponse]) -> StreamingHttpResponse:
+    """Return the responses as a JSONL download, newest first. They are read in batches."""
+    answer = StreamingHttpResponse(_export_lines(rows), content_type="application/x-ndjson")
+    answer["Content-Disposition"] = 'attachment; filename="responses.jsonl"'
+    return answer
+
+
+async def _export_lines(rows: QuerySet[StoredResponse]) -> AsyncIterator[bytes]:
+    before: int | None = None
+    read = sync_to_async(_read_batch, thread_sensitive=False)
+    while True:
+        lines, before = await read(rows, before)
+        yield lines
+        if before is None:
+            return
+
+
+def _read_batch(rows: QuerySet[StoredResponse], before: int | None) -> tuple[bytes, int | None]:
+    """Return the next lines, and the key below which the batch after them begins.
+
+    Raise SearchTooBroad.
+    """
+    inputs = Prefetch(
+        "items", Item.objects.filter(is_output=False).order_by("position"), to_attr="inputs"
+    )
+    rows = rows.select_related("previous", "conversation").prefetch_related(inputs)
+    with lent_connection():
+        with search_timeout():
+            found = look_down(rows, before, _EXPORT_BATCH)
+        responses = current_responses(found.rows)
+    lines = b""
+    for row, response in zip(found.rows, responses, strict=True):
+        items = [{"id": item.public_id, **item.data} for item in row.inputs]
+        entry = {**response.model_dump(), "input": items}
+        lines += orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE)
+    return lines, found.reached

@@ -1,1 +1,1 @@
-"""The endpoints of responses and conversations, and the WebSocket; only routes import it."""
+"""The HTTP and WebSocket endpoints of responses and conversations."""

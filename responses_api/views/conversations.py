@@ -1,4 +1,4 @@
-"""Views of conversations."""
+"""Views of conversations: ``/v1/conversations`` and what is below it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from inference_site.api.schema import ListObject, documented
 from inference_site.api.views import ApiView
 from inference_site.errors.api_errors import NotFoundError
 from inference_site.generations.queue import new_id
+from responses_api.context import find_conversation
+from responses_api.deletion import delete_conversation
+from responses_api.items import IdentifiedItem, new_items
+from responses_api.listing import page_of_conversation
 from responses_api.models import Conversation, Item
-from responses_api.state.context import find_conversation, new_items
-from responses_api.state.deletion import delete_conversation
-from responses_api.state.items import IdentifiedItem
-from responses_api.state.listing import page_of_rows
-from responses_api.state.storage import append
-from responses_api.wire import conversations as wire
-from responses_api.wire.items import InputItem
-from responses_api.wire.output import AnyItem
-from responses_api.wire.queries import NewestFirst
+from responses_api.storage import append
+from responses_api.wire import objects, requests
+from responses_api.wire.input_items import InputItem
+from responses_api.wire.objects import AnyItem
+from responses_api.wire.requests import NewestFirst
 
 
 class ConversationsView(ApiView):
@@ -32,17 +32,19 @@ class ConversationsView(ApiView):
 
     counts_writes = True
 
-    @documented(body=wire.ConversationRequest, answer=wire.Conversation, errors=(NotFoundError,))
+    @documented(
+        body=requests.ConversationRequest, answer=objects.Conversation, errors=(NotFoundError,)
+    )
     def post(self, request: Request) -> Response:
-        """Create a conversation, with items if there are some already."""
-        body = parse(wire.ConversationRequest, request.data or {})
+        """Create a conversation, which may have items from the start."""
+        body = parse(requests.ConversationRequest, request.data or {})
         project_id = caller_of(request).project_id
         with transaction.atomic():
             conversation = Conversation.objects.create(
                 public_id=new_id("conv_"), project_id=project_id, metadata=body.metadata or {}
             )
-            _add(conversation, body.items or ())
-        return Response(_wire(conversation))
+            _append(conversation, body.items or ())
+        return Response(_conversation_object(conversation))
 
 
 class ConversationView(ApiView):
@@ -50,26 +52,26 @@ class ConversationView(ApiView):
 
     counts_writes = True
 
-    @documented(answer=wire.Conversation)
+    @documented(answer=objects.Conversation)
     def get(self, request: Request, conversation_id: str) -> Response:
         """Get a conversation."""
-        return Response(_wire(_found(request, conversation_id)))
+        return Response(_conversation_object(_find(request, conversation_id)))
 
-    @documented(body=wire.ConversationUpdate, answer=wire.Conversation)
+    @documented(body=requests.ConversationUpdate, answer=objects.Conversation)
     def post(self, request: Request, conversation_id: str) -> Response:
         """Replace the metadata of a conversation."""
-        metadata = parse(wire.ConversationUpdate, request.data).metadata
+        metadata = parse(requests.ConversationUpdate, request.data).metadata
         with transaction.atomic():
-            conversation = _found(request, conversation_id, lock=True)
+            conversation = _find(request, conversation_id, lock=True)
             conversation.metadata = metadata
             conversation.save(update_fields=["metadata"])
-        return Response(_wire(conversation))
+        return Response(_conversation_object(conversation))
 
-    @documented(answer=wire.DeletedConversation)
+    @documented(answer=objects.DeletedConversation)
     def delete(self, request: Request, conversation_id: str) -> Response:
-        """Delete a conversation; its responses stay readable, and may be built on."""
-        delete_conversation(_found(request, conversation_id))
-        return Response(wire.DeletedConversation(id=conversation_id).model_dump())
+        """Delete a conversation; its responses are not deleted."""
+        delete_conversation(_find(request, conversation_id))
+        return Response(objects.DeletedConversation(id=conversation_id).model_dump())
 
 
 class ConversationItemsView(ApiView):
@@ -80,16 +82,16 @@ class ConversationItemsView(ApiView):
     @documented(query=NewestFirst, answer=ListObject[AnyItem])
     def get(self, request: Request, conversation_id: str) -> Response:
         """List the items of a conversation."""
-        conversation = _found(request, conversation_id)
-        return page_of_rows(request, Item.objects.filter(conversation=conversation))
+        conversation = _find(request, conversation_id)
+        return page_of_conversation(request, Item.objects.filter(conversation=conversation))
 
-    @documented(body=wire.ItemsRequest, answer=ListObject[AnyItem])
+    @documented(body=requests.ItemsRequest, answer=ListObject[AnyItem])
     def post(self, request: Request, conversation_id: str) -> Response:
-        """Add items to a conversation; those that were added are answered."""
-        body = parse(wire.ItemsRequest, request.data)
+        """Add items to a conversation; return the added items."""
+        body = parse(requests.ItemsRequest, request.data)
         with transaction.atomic():
-            conversation = _found(request, conversation_id, lock=True)
-            added = _add(conversation, body.items)
+            conversation = _find(request, conversation_id, lock=True)
+            added = _append(conversation, body.items)
         data = [item.wire() for item in added]
         listed = {"first_id": added[0].id, "last_id": added[-1].id, "has_more": False}
         return Response({"object": "list", "data": data, **listed})
@@ -103,36 +105,36 @@ class ConversationItemView(ApiView):
     @documented(answer=AnyItem)
     def get(self, request: Request, conversation_id: str, item_id: str) -> Response:
         """Get an item of a conversation."""
-        item = _found_item(_found(request, conversation_id), item_id)
-        return Response(IdentifiedItem(item.public_id, item.data).wire())
+        item = _find_item(_find(request, conversation_id), item_id)
+        return Response({"id": item.public_id, **item.data})
 
-    @documented(answer=wire.Conversation)
+    @documented(answer=objects.Conversation)
     def delete(self, request: Request, conversation_id: str, item_id: str) -> Response:
-        """Take an item out of the conversation; answer the conversation."""
-        conversation = _found(request, conversation_id)
-        item = _found_item(conversation, item_id)
+        """Remove an item from the conversation; return the conversation."""
+        conversation = _find(request, conversation_id)
+        item = _find_item(conversation, item_id)
         if item.response_id is None:
             item.delete()
-        else:  # Its response keeps it.
+        else:  # Its response still has it.
             rows = Item.objects.filter(pk=item.pk)
             rows.update(conversation=None, conversation_position=None)
-        return Response(_wire(conversation))
+        return Response(_conversation_object(conversation))
 
 
-def _found(request: Request, conversation_id: str, *, lock: bool = False) -> Conversation:
+def _find(request: Request, conversation_id: str, *, lock: bool = False) -> Conversation:
     project_id = caller_of(request).project_id
     return find_conversation(project_id, conversation_id, lock=lock)
 
 
-def _found_item(conversation: Conversation, item_id: str) -> Item:
+def _find_item(conversation: Conversation, item_id: str) -> Item:
     found = Item.objects.filter(conversation=conversation, public_id=item_id).first()
     if found is None:
         raise NotFoundError(f"Item with id '{item_id[:100]}' not found.")
     return found
 
 
-def _add(conversation: Conversation, given: Sequence[InputItem]) -> list[IdentifiedItem]:
-    """Store items at the end of a conversation."""
+def _append(conversation: Conversation, given: Sequence[InputItem]) -> list[IdentifiedItem]:
+    """Add items to a conversation, whose row is locked or new."""
     items = new_items(conversation.project_id, given)
     rows = Item.objects.bulk_create(
         Item(public_id=item.id, project_id=conversation.project_id, data=item.data)
@@ -143,8 +145,8 @@ def _add(conversation: Conversation, given: Sequence[InputItem]) -> list[Identif
     return items
 
 
-def _wire(conversation: Conversation) -> dict[str, Any]:
-    return wire.Conversation(
+def _conversation_object(conversation: Conversation) -> dict[str, Any]:
+    return objects.Conversation(
         id=conversation.public_id,
         created_at=int(conversation.created_at.timestamp()),
         metadata=conversation.metadata,

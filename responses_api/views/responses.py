@@ -1,6 +1,9 @@
-"""Views of responses."""
+"""Views of responses: ``/v1/responses`` and what is below it."""
 
 from __future__ import annotations
+
+import time
+from functools import partial
 
 from django.conf import settings
 from django.http import HttpResponse, QueryDict
@@ -8,40 +11,62 @@ from prometheus_client import Counter
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from inference_site.api.authentication import caller_of
+from inference_site.api.authentication import HasPermission, StaffSession, caller_of
 from inference_site.api.payload import parse
 from inference_site.api.schema import ListObject, documented
 from inference_site.api.views import ApiView
-from inference_site.errors.api_errors import ConflictError, InvalidRequestError, NotFoundError
+from inference_site.errors.api_errors import (
+    ConflictError,
+    ForbiddenError,
+    InvalidRequestError,
+    NotFoundError,
+)
 from inference_site.gateway.handoff import HandOff, Wait, call_again, hand_off
 from inference_site.gateway.hub import attach, hub
 from inference_site.generations.cancel import cancel
 from inference_site.generations.places import place_of_waiting
-from inference_site.submission.submit import disconnect_grace_s, respond
+from inference_site.generations.queue import new_id
+from inference_site.request_fields.capabilities import require_fields
+from inference_site.site_settings.current import site_settings
+from inference_site.streams.request_documents import Assembly, Document
+from inference_site.submission.context_bound import ContextBound
+from inference_site.submission.model_access import served_model
+from inference_site.submission.submit import Submission, disconnect_grace_s, respond
+from responses_api.assembler import COMPACTION, INPUT_TOKENS, CompactionAssembly
+from responses_api.context import HistoryLimit, continued_response_id, resolve
+from responses_api.creation import create
+from responses_api.deletion import delete
+from responses_api.events import DONE
+from responses_api.listing import list_responses, page_of_input
+from responses_api.mapping import to_counting_request, to_summary_request
 from responses_api.models import ENDED, StoredResponse
-from responses_api.output.events import DONE
-from responses_api.request.creation import create
-from responses_api.state.context import find_response
-from responses_api.state.deletion import delete
-from responses_api.state.listing import list_responses, page_of_input
-from responses_api.state.reading import current_response
-from responses_api.state.replay import remake_of
-from responses_api.state.storage import ConversationLocked
-from responses_api.wire.events import ResponseEvent
-from responses_api.wire.output import AnyItem
-from responses_api.wire.queries import InputItemsQuery, ResponsesQuery, StreamQuery
-from responses_api.wire.request import ResponseRequest
-from responses_api.wire.response import DeletedResponse, ResponseObject
+from responses_api.storage import ConversationLocked
+from responses_api.stored_responses import current_response, find_response, replay_of
+from responses_api.wire.objects import (
+    AnyItem,
+    CompactedResponse,
+    DeletedResponse,
+    InputTokens,
+    ResponseEvent,
+    ResponseObject,
+)
+from responses_api.wire.requests import (
+    CompactRequest,
+    InputItemsQuery,
+    InputTokensRequest,
+    ResponseRequest,
+    ResponsesQuery,
+    StreamQuery,
+)
 
 _CANCEL_WAIT_S = 10.0
-
-_REATTACHED = Counter(
+_ATTACHMENTS = Counter(
     "inference_reader_attachments",
     "Readers that came to the stream of a response after it was made.",
     ["source"],
 )
 for _source in ("log", "stored", "compacted"):
-    _REATTACHED.labels(_source)  # Shown at 0 from the start.
+    _ATTACHMENTS.labels(_source)  # Shown at 0 from the start.
 
 
 class ResponsesView(ApiView):
@@ -73,7 +98,7 @@ class ResponseView(ApiView):
 
     @documented(query=StreamQuery, answer=ResponseObject, event=ResponseEvent)
     def get(self, request: Request, response_id: str) -> HttpResponse:
-        """Get a response, or its events: from the beginning, or after one that is known."""
+        """Get a response, or its events from the beginning or after `starting_after`."""
         stored = find_response(caller_of(request).project_id, response_id)
         query = request.query_params
         if query.get("stream", "false").lower() in ("true", "1"):
@@ -86,7 +111,7 @@ class ResponseView(ApiView):
 
     @documented(answer=DeletedResponse, errors=(ConflictError,))
     def delete(self, request: Request, response_id: str) -> Response:
-        """Delete a response; one that has not ended is stopped first."""
+        """Delete a response; a running one is cancelled first."""
         stored = find_response(caller_of(request).project_id, response_id)
         if not _stop(request, stored):
             raise ConflictError("The response has not ended yet. Please try again.")
@@ -99,7 +124,7 @@ class ResponseCancelView(ApiView):
 
     @documented(answer=ResponseObject)
     def post(self, request: Request, response_id: str) -> Response:
-        """Stop a response in the background; one that has ended is answered as it is."""
+        """Cancel a background response; one that has ended is returned as it is."""
         stored = find_response(caller_of(request).project_id, response_id)
         if not stored.background:
             raise InvalidRequestError("Cannot cancel a synchronous response.")
@@ -109,37 +134,110 @@ class ResponseCancelView(ApiView):
 
 
 class ResponseInputItemsView(ApiView):
-    """``GET /v1/responses/{id}/input_items``: all that the response was given."""
+    """``GET /v1/responses/{id}/input_items``."""
 
     @documented(query=InputItemsQuery, answer=ListObject[AnyItem])
     def get(self, request: Request, response_id: str) -> Response:
-        """List all that a response was given."""
+        """List the input items of a response, with those of its history."""
         stored = find_response(caller_of(request).project_id, response_id)
         return page_of_input(request, stored)
 
 
-def stream(request: Request, stored: StoredResponse, after: int, grace_s: int = 0) -> HttpResponse:
-    """Hand the stream over from the event after this number on, live if it still runs.
+class ResponseInputTokensView(ApiView):
+    """``POST /v1/responses/input_tokens``. A worker of the model counts; nothing is stored."""
 
-    With ``grace_s`` the reader counts as one whom the response goes on for.
+    @documented(body=InputTokensRequest, answer=InputTokens, queued=True)
+    def post(self, request: Request) -> HttpResponse:
+        """Count the input tokens of a request."""
+        body = parse(InputTokensRequest, request.data)
+        caller = caller_of(request)
+        continues = partial(continued_response_id, caller.project_id, body)
+        model = served_model(caller, body.model, body, continues=continues)
+        context = resolve(
+            caller.project_id,
+            body.input,
+            body.previous_response_id,
+            body.conversation_id,
+            HistoryLimit(ContextBound.of(model.spec)),
+        )
+        counting = to_counting_request(body, context.items(), model, caller.project_id)
+        submission = Submission(
+            INPUT_TOKENS,
+            new_id("tok-"),
+            caller,
+            Document(counting, Assembly()),
+            ignored_params=body.ignored_params,
+            subject="input",
+        )
+        return respond(request, submission)
+
+
+class ResponseCompactView(ApiView):
+    """``POST /v1/responses/compact``. Its output can be the input of the next response."""
+
+    @documented(body=CompactRequest, answer=CompactedResponse, queued=True)
+    def post(self, request: Request) -> HttpResponse:
+        """Compact a conversation."""
+        body = parse(CompactRequest, request.data)
+        caller = caller_of(request)
+        continues = partial(continued_response_id, caller.project_id, body)
+        model = served_model(caller, body.model, body, continues=continues)
+        require_fields(model, "chat", body)
+        limit = HistoryLimit(ContextBound.of(model.spec))
+        context = resolve(caller.project_id, body.input, body.previous_response_id, None, limit)
+        items = [*context.before, *context.new]
+        kept = [item.wire() for item in items if item.data.get("role") == "user"]
+        assembly = CompactionAssembly(new_id("resp_"), int(time.time()), kept, caller.project_id)
+        submission = Submission(
+            COMPACTION,
+            assembly.response_id,
+            caller,
+            Document(to_summary_request(body.instructions, items, model), assembly),
+            ignored_params=body.ignored_params,
+            subject="input",
+        )
+        return respond(request, submission)
+
+
+class WatchView(ApiView):
+    """``GET /console/responses/{id}/events``: the stream, for the response's page in the admin."""
+
+    authentication_classes = (StaffSession,)
+    permission_classes = (HasPermission,)
+    permissions = ("responses_api.view_storedresponse", "responses_api.view_content")
+
+    def get(self, request: Request, response_id: str) -> HttpResponse:
+        """Send all events, live if it still runs. The response does not depend on this reader."""
+        if not site_settings().show_content:
+            raise ForbiddenError("Prompts and answers are shown to nobody.", code="content_hidden")
+        stored = StoredResponse.objects.find(response_id)
+        if stored is None:
+            raise NotFoundError
+        return stream(request, stored, after=-1, grace_s=0)
+
+
+def stream(request: Request, stored: StoredResponse, after: int, grace_s: int = 0) -> HttpResponse:
+    """Answer with the stream from the event after number ``after`` on, live if it still runs.
+
+    With a disconnect grace ``grace_s``, the response continues as long as this client reads.
     """
     has_ended = stored.status in ENDED
     is_compacted = has_ended and stored.deltas is None
     follower = hub.follow(stored.public_id, after, grace_s)
     try:
-        # Frames of one without deltas may have been lost while it ran: its log has a hole then.
+        # Without deltas in the row, frames were lost while it ran, so the log may have a gap.
         known = None if is_compacted else attach(follower, has_ended=has_ended)
-        remake = remake_of(stored, after) if known is None else None
+        replay = replay_of(stored, after) if known is None else None
     except BaseException:
         hub.leave(follower)
         raise
-    source = "log" if remake is None else "compacted" if is_compacted else "stored"
-    _REATTACHED.labels(source).inc()
+    source = "log" if replay is None else "compacted" if is_compacted else "stored"
+    _ATTACHMENTS.labels(source).inc()
     handoff = HandOff(
         follower,
         stream=True,
         known=known or (),
-        replay=remake,
+        replay=replay,
         cancels=False,
         closing=[DONE] if settings.RESPONSES_SEND_DONE else (),
     )
@@ -161,13 +259,11 @@ def _starting_after(query: QueryDict) -> int:
 
 
 def _stop(request: Request, stored: StoredResponse) -> bool:
-    """Have a response stopped; return whether it has ended.
+    """Cancel a response; return whether it has ended.
 
-    While its worker has not confirmed that, the view is called again after its ending.
+    If its worker has not confirmed that yet, the view is called again after its ending.
     """
-    if stored.status in ENDED:
-        return True
-    if cancel([stored.public_id]):
+    if stored.status in ENDED or cancel([stored.public_id]):
         return True
     call_again(request, Wait(stored.public_id, stored.public_id, _CANCEL_WAIT_S))
     return False

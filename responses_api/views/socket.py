@@ -1,7 +1,7 @@
-"""Responses over a WebSocket: the same events as over SSE, one to a message.
+"""Responses over a WebSocket: each message to the client is an event, as over SSE.
 
-Messages to the server: ``response.create`` with the fields of the endpoint, ``response.cancel``.
-One response runs at a time; more are taken in order. Closing the socket stops what runs.
+The client sends ``response.create``, with the fields of the endpoint, and ``response.cancel``. One
+response runs at a time; further ones wait in order. Closing the socket cancels the running one.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
+import orjson
 from asgiref.sync import sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
 from django.conf import settings
@@ -21,6 +22,8 @@ from django.conf import settings
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.models import Scope
 from inference_site.api.authentication import authenticate_headers, require_scope
+from inference_site.api.json_bodies import decode_json
+from inference_site.api.payload import parse
 from inference_site.errors.api_errors import (
     ApiError,
     InternalError,
@@ -37,21 +40,25 @@ from inference_site.gateway.hub import hub
 from inference_site.storage.connections import lent_connection
 from inference_site.streams.batches import Batch, Ending, frames_of
 from inference_site.submission.submit import follow, submit
-from responses_api.output.events import DONE, decode
-from responses_api.request.creation import Creation, create
-from responses_api.state.items import IdentifiedItem, from_wire
-from responses_api.state.storage import ConversationLocked
-from responses_api.views.socket_messages import decoded, error_message, event_message, to_request
-from responses_api.wire.request import ResponseRequest
+from responses_api.creation import Creation, create
+from responses_api.events import DONE, decode, payload
+from responses_api.items import IdentifiedItem, from_wire
+from responses_api.storage import ConversationLocked
+from responses_api.wire.requests import ResponseRequest
 
 logger = logging.getLogger(__name__)
 
-_MOST_WAITING = 16
-_LARGE = 64 * 1024
-"""Bytes of a message that is decoded on a thread."""
+_MAX_WAITING = 16
+_THREAD_BYTES = 64 * 1024
+"""Larger messages are decoded on a thread."""
 _LIFETIME_S = 3600.0
-_ENDS = ("response.completed", "response.incomplete", "response.failed")
-_END_PREFIXES = tuple(f"event: {name}\n".encode() for name in _ENDS)
+_NOT_IN_BODY = ("type", "stream", "stream_options", "stream_id")
+"""Fields of a message that are not fields of the request."""
+_TERMINAL_FRAMES = (
+    b"event: response.completed\n",
+    b"event: response.incomplete\n",
+    b"event: response.failed\n",
+)
 
 T = TypeVar("T")
 Started = tuple[Creation, Follower]
@@ -60,8 +67,9 @@ Started = tuple[Creation, Follower]
 class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels has no types.
     """``WS /v1/responses``. The key comes in the handshake's headers, never in the URL."""
 
-    _given: tuple[str, str]
-    # It needs no channel of its own, which would be a subscription in Redis for each socket.
+    _credentials: tuple[str, str]
+    # The consumer receives no messages of a channel layer. A channel would be a subscription in
+    # Redis for each socket.
     channel_layer_alias = "none"
     _tasks: tuple[asyncio.Task[None], ...] = ()
     _is_refused = False
@@ -69,58 +77,57 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
     async def connect(self) -> None:
         """Accept a client with a valid key; refuse the handshake of any other.
 
-        A project that has too many is told so over the socket, which is then closed.
+        If the project has too many sockets, the client gets an error, and the socket is closed.
         """
         hub.ensure_running()
         headers = {name: value.decode("latin-1") for name, value in self.scope["headers"]}
-        given = headers.get(b"authorization", ""), headers.get(b"x-api-key", "")
+        self._credentials = headers.get(b"authorization", ""), headers.get(b"x-api-key", "")
         try:
-            self._given = given
-            caller = await _in_thread(self._authenticated)
+            caller = await _in_thread(self._authenticate)
         except ApiError as exc:
             logger.info("websocket refused: %s", exc)
             await self.close()
             return
-        self._room: SocketMemory = self.scope.get(SOCKET_MEMORY_KEY) or SocketMemory()
+        self._message_room: SocketMemory = self.scope.get(SOCKET_MEMORY_KEY) or SocketMemory()
         try:
-            self._room.count_for(caller.project_id)
+            self._message_room.count_for(caller.project_id)
         except RateLimitError as exc:
             self._is_refused = True
             await self.accept()
-            await self.send(text_data=error_message(exc))
+            await self.send(text_data=_error_message(exc))
             await self.close()
             return
-        self._waiting: asyncio.Queue[tuple[dict[str, Any], int]] = asyncio.Queue(_MOST_WAITING)
+        self._waiting: asyncio.Queue[tuple[dict[str, Any], int]] = asyncio.Queue(_MAX_WAITING)
         self._waiting_bytes = 0
-        self._memory: dict[str, list[IdentifiedItem]] = {}
+        self._unstored: dict[str, list[IdentifiedItem]] = {}
         self._running_id = ""
         self._is_busy = self._cancels_next = False
         await self.accept()
         self._tasks = asyncio.create_task(self._work()), asyncio.create_task(self._expire())
 
     async def disconnect(self, code: int) -> None:
-        """Stop what runs."""
+        """Cancel the running response."""
         for task in self._tasks:
             task.cancel()
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
-        """Take one message, unless the socket is being refused."""
+        """Receive a message, unless the socket is being refused."""
         if self._is_refused:
             return
         given = bytes_data if text_data is None else text_data.encode()
         given, is_waiting = given or b"", False
         try:
-            is_large = len(given) > _LARGE
-            message = await asyncio.to_thread(decoded, given) if is_large else decoded(given)
-            is_waiting = self._take(message, len(given))
+            is_large = len(given) > _THREAD_BYTES
+            message = await asyncio.to_thread(_decode, given) if is_large else _decode(given)
+            is_waiting = self._handle(message, len(given))
         except ApiError as exc:
-            await self.send(text_data=error_message(exc))
+            await self.send(text_data=_error_message(exc))
         finally:
             if not is_waiting:
-                self._room.give_back(len(given))
+                self._message_room.give_back(len(given))
 
-    def _take(self, message: dict[str, Any], size: int) -> bool:
-        """Do what a message says; return whether it waits for its turn."""
+    def _handle(self, message: dict[str, Any], size: int) -> bool:
+        """Handle a message; return whether it waits in the queue."""
         match message.get("type"):
             case "response.create":
                 waiting = self._waiting_bytes + size
@@ -132,7 +139,10 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
                 self._waiting_bytes = waiting
                 return True
             case "response.cancel":
-                self._cancel()
+                if self._running_id:
+                    hub.cancel(self._running_id)
+                elif self._is_busy or not self._waiting.empty():
+                    self._cancels_next = True
                 return False
             case other:
                 raise InvalidRequestError(
@@ -142,15 +152,8 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
                     code="invalid_value",
                 )
 
-    def _cancel(self) -> None:
-        """Stop what runs, or else what is about to."""
-        if self._running_id:
-            hub.cancel(self._running_id)
-        elif self._is_busy or not self._waiting.empty():
-            self._cancels_next = True
-
     async def _work(self) -> None:
-        """Run what was asked for, one after the other."""
+        """Run the requests, one after the other."""
         while True:
             message, size = await self._waiting.get()
             self._waiting_bytes -= size
@@ -162,16 +165,21 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
                 error = api_error(exc)
                 if error.status >= 500 and not isinstance(exc, ApiError):
                     logger.exception("websocket: a response failed")
-                self._memory.pop(str(message.get("previous_response_id")), None)
-                await self.send(text_data=error_message(error, stream_id))
+                self._unstored.pop(str(message.get("previous_response_id")), None)
+                await self.send(text_data=_error_message(error, stream_id))
             finally:
                 self._is_busy = self._cancels_next = False
 
     async def _respond(self, message: dict[str, Any], size: int, stream_id: object) -> None:
         try:
-            creation, follower = await self._start(await asyncio.to_thread(to_request, message))
+            body = await asyncio.to_thread(_to_request, message)
+            # Tried again while another response runs on the conversation.
+            started = await call_until_done(lambda: self._attempt(body), time.monotonic())
         finally:
-            self._room.give_back(size)
+            self._message_room.give_back(size)
+        if isinstance(started, ConversationLocked):
+            raise started
+        creation, follower = started
         sink = _SocketSink(self.send, creation, stream_id)
         self._running_id = follower.generation_id
         try:
@@ -182,56 +190,49 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
         finally:
             self._running_id = ""
         if sink.history:
-            self._memory = sink.history
+            self._unstored = sink.history
         if sink.failed_silently:
             raise InternalError
 
-    async def _start(self, body: ResponseRequest) -> Started:
-        """Enqueue it; wait while its conversation is busy."""
-        started = await call_until_done(lambda: self._attempt(body), time.monotonic())
-        if isinstance(started, ConversationLocked):
-            raise started
-        return started
-
     async def _attempt(self, body: ResponseRequest) -> CallResult[Started | ConversationLocked]:
-        starting = asyncio.ensure_future(_in_thread(lambda: self._started(body)))
+        starting = asyncio.ensure_future(_in_thread(lambda: self._submit(body)))
         try:
             creation, follower = await asyncio.shield(starting)
         except asyncio.CancelledError:  # The socket was closed; the thread goes on.
-            starting.add_done_callback(_abandon)
+            starting.add_done_callback(_cancel_started)
             raise
         except ConversationLocked as locked:
             return CallResult(locked, locked.wait)
         return CallResult((creation, follower), None, follower.generation_id)
 
-    def _authenticated(self) -> Caller:
-        """Return the caller as its key is now: a socket lives longer than a key may."""
-        caller = authenticate_headers(*self._given)
+    def _authenticate(self) -> Caller:
+        """Return the caller, for each request: the key may expire before the socket."""
+        caller = authenticate_headers(*self._credentials)
         require_scope(caller, Scope.INFERENCE)
         return caller
 
-    def _started(self, body: ResponseRequest) -> Started:
-        caller = self._authenticated()
-        creation = create(caller, body, self._memory)
+    def _submit(self, body: ResponseRequest) -> Started:
+        caller = self._authenticate()
+        creation = create(caller, body, self._unstored)
         request_id = f"req_{secrets.token_hex(16)}"
         follower = follow(creation.submission)
         submit(creation.submission, request_id, follower)
         return creation, follower
 
     async def _expire(self) -> None:
-        """Close a socket that has been open for too long."""
+        """Close the socket after ``_LIFETIME_S``."""
         await asyncio.sleep(_LIFETIME_S)
         with contextlib.suppress(Exception):
             error = UnavailableError(
                 "The connection has been open for an hour.",
                 code="websocket_connection_limit_reached",
             )
-            await self.send(text_data=error_message(error))
+            await self.send(text_data=_error_message(error))
         await self.close()
 
 
 class _SocketSink(Sink):
-    """Sends the events of a response, one to a message, and keeps what builds its history."""
+    """Sends the events of a response, and keeps the history of one that is not stored."""
 
     def __init__(
         self, send: Callable[..., Awaitable[None]], creation: Creation, id_: object
@@ -249,14 +250,14 @@ class _SocketSink(Sink):
         opening, self._opening = self._opening, ()
         for frame in [*opening, *frames_of(batches)]:
             if frame != DONE:
-                await self._send(text_data=event_message(frame, self._stream_id))
-                self._remember(frame)
+                await self._send(text_data=_event_message(frame, self._stream_id))
+                self._keep_history(frame)
         if ending is not None:
             self.failed_silently = bool(ending.error_code) and not batches[-1].frames
 
-    def _remember(self, frame: bytes) -> None:
-        """Keep the history of the response if it is stored nowhere else."""
-        if self._creation.response["store"] or not frame.startswith(_END_PREFIXES):
+    def _keep_history(self, frame: bytes) -> None:
+        """Keep the items of a response that ends and is not stored."""
+        if self._creation.response["store"] or not frame.startswith(_TERMINAL_FRAMES):
             return
         final = decode(frame)["response"]
         output = [from_wire(item) for item in final["output"]]
@@ -264,8 +265,8 @@ class _SocketSink(Sink):
         self.history = {final["id"]: [*context.before, *context.new, *output]}
 
 
-def _abandon(starting: asyncio.Future[Started]) -> None:
-    """Stop what was started for a socket that is closed."""
+def _cancel_started(starting: asyncio.Future[Started]) -> None:
+    """Cancel a response that was submitted for a closed socket."""
     if not starting.cancelled() and starting.exception() is None:
         _, follower = starting.result()
         hub.cancel(follower.generation_id)
@@ -273,7 +274,7 @@ def _abandon(starting: asyncio.Future[Started]) -> None:
 
 
 async def _in_thread(call: Callable[[], T]) -> T:
-    """Run what uses the database on a thread."""
+    """Run a call that uses the database on a thread."""
 
     def run() -> T:
         with lent_connection():
@@ -281,3 +282,44 @@ async def _in_thread(call: Callable[[], T]) -> T:
 
     result: T = await sync_to_async(run, thread_sensitive=False)()
     return result
+
+
+def _decode(message: bytes) -> dict[str, Any]:
+    """Return the JSON object of a message. Raise InvalidRequestError if it is none.
+
+    The server refuses messages that are larger than ``MAX_BODY_BYTES``.
+    """
+    try:
+        decoded = decode_json(message)
+    except InvalidRequestError as exc:
+        raise InvalidRequestError(exc.message, code="invalid_json") from exc
+    if not isinstance(decoded, dict):
+        raise InvalidRequestError("The message must be a JSON object.", code="invalid_json")
+    return decoded
+
+
+def _to_request(message: dict[str, Any]) -> ResponseRequest:
+    """Return the request of ``response.create``; its response is always streamed."""
+    fields = {name: value for name, value in message.items() if name not in _NOT_IN_BODY}
+    if fields.pop("background", None):
+        raise InvalidRequestError(
+            "Invalid 'background': it cannot be used over a WebSocket.", param="background"
+        )
+    return parse(ResponseRequest, {**fields, "stream": True})
+
+
+def _event_message(frame: bytes, stream_id: object) -> str:
+    """Return the message of an event, with the ``stream_id`` of its request, if any."""
+    event = payload(frame)
+    if stream_id is not None:
+        event = event[:-1] + b',"stream_id":' + orjson.dumps(stream_id) + b"}"
+    return event.decode()
+
+
+def _error_message(error: ApiError, stream_id: object = None) -> str:
+    """Return the message of an error."""
+    detail = {**error.envelope["error"], "code": error.code or error.type}
+    event: dict[str, Any] = {"type": "error", "status": error.status, "error": detail}
+    if stream_id is not None:
+        event["stream_id"] = stream_id
+    return orjson.dumps(event).decode()

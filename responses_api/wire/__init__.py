@@ -1,1 +1,1 @@
-"""Wire models of responses; ``responses_api`` and the playground import them."""
+"""Wire models of responses and conversations."""

@@ -21,8 +21,7 @@ from completions.wire.tokens import DetokenizeRequest, EmbeddingRequest
 from inference_site.api import json_bodies
 from inference_site.api.payload import WireRequest, parse
 from inference_site.errors.api_errors import InvalidRequestError
-from responses_api.wire.conversations import ItemsRequest
-from responses_api.wire.request import ResponseRequest
+from responses_api.wire.requests import ItemsRequest, ResponseRequest
 
 _MOST_ERRORS = 30
 _ENTRIES = 5_000

@@ -19,8 +19,8 @@ from inference_site import environment
 from inference_site.accounts.models import Project
 from inference_site.site_settings import current
 from inference_site.site_settings.models import SiteSettings
+from responses_api.deletion import prune as prune_responses
 from responses_api.models import Conversation, ResponseStatus, StoredResponse
-from responses_api.state.retention import prune as prune_responses
 
 PAGE = "/admin/settings/"
 

@@ -29,8 +29,8 @@ from inference_site.storage.redis_clients import client_for, new_async_clients
 from inference_site.streams.batches import Batch, Ending, Sent
 from inference_site.streams.event_log import MESSAGE_TYPE, AsyncEventLog, Write, close_log
 from inference_site.streams.request_documents import Loaded, load_document, save_document
+from responses_api.events import DONE, decode
 from responses_api.models import StoredResponse
-from responses_api.output.events import DONE, decode
 from tests.generations.rows import chat_document, create_generation
 from tests.responses_api.chains import STOP, Chain
 from tests.responses_api.validation import check

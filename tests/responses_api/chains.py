@@ -1,4 +1,4 @@
-"""Stored responses as the API makes them, without a worker."""
+"""Creates stored responses like the API, without a worker."""
 
 from __future__ import annotations
 
@@ -13,31 +13,29 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import new_id
 from inference_site.submission.context_bound import ContextBound
+from responses_api.context import HistoryLimit, resolve
 from responses_api.models import StoredResponse
-from responses_api.output.objects import new_response
-from responses_api.state.context import resolve
-from responses_api.state.history import Room
-from responses_api.state.reading import current_response
-from responses_api.state.storage import accept, store_result
-from responses_api.wire.request import ResponseRequest
+from responses_api.storage import accept, store_result
+from responses_api.stored_responses import current_response, new_response
+from responses_api.wire.requests import ResponseRequest
 from tests.generations.rows import create_generation
 from tests.responses_api.deltas import begun, new_assembler
 
 STOP = Finish("stop")
-ROOM = Room(ContextBound.of(ModelSpec("m", "scripted")))
+LIMIT = HistoryLimit(ContextBound.of(ModelSpec("m", "scripted")))
 
 
 class Chain:
-    """Makes the responses of one key."""
+    """Creates the responses of one key."""
 
     def __init__(self, api_key: ApiKey) -> None:
         self._api_key, self.project_id = api_key, api_key.project_id
 
     def accept(self, text: str | list[dict[str, str]], **fields: Any) -> StoredResponse:
-        """A response that was accepted."""
+        """An accepted response."""
         body = ResponseRequest.model_validate({"model": "m", "input": text, **fields})
         context = resolve(
-            self.project_id, body.input, body.previous_response_id, body.conversation_id, ROOM
+            self.project_id, body.input, body.previous_response_id, body.conversation_id, LIMIT
         )
         response = new_response(
             body,
@@ -60,7 +58,7 @@ class Chain:
     def settle(
         self, stored: StoredResponse, *deltas: Delta, end: str = "complete"
     ) -> tuple[StoredResponse, list[bytes]]:
-        """The same response when it has ended, and its stream."""
+        """The ended response, and its stream."""
         assembler = new_assembler(current_response(stored).model_dump())
         frames = begun(assembler, deltas)
         match end:
@@ -76,7 +74,7 @@ class Chain:
         return found.get(pk=stored.pk), [*frames, *ending.frames]
 
     def turn(self, text: str, answer: str = "ok", **fields: Any) -> StoredResponse:
-        """A response that has completed."""
+        """A completed response."""
         return self.settle(self.accept(text, **fields), TextDelta(answer), STOP)[0]
 
 

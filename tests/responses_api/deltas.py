@@ -1,4 +1,4 @@
-"""Deltas of an engine, and the streams that they make."""
+"""Deltas of an engine, and their streams."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 from inference_site.domain.deltas import Delta, TokenLogprob, ToolCallDelta
 from inference_site.streams.batches import Ending, Sent
-from responses_api.output import objects
-from responses_api.output.assembler import ResponseAssembler
-from responses_api.output.events import DONE, decode
-from responses_api.wire.request import ResponseRequest
+from responses_api import stored_responses
+from responses_api.assembler import ResponseAssembler
+from responses_api.events import DONE, decode
+from responses_api.wire.requests import ResponseRequest
 from tests.responses_api.validation import StreamCheck
 
 RESPONSE_ID = "resp_" + "0" * 32
 
 
 def new_response(**fields: Any) -> dict[str, Any]:
-    """The object of a response before anything ran."""
+    """The object of an accepted response."""
     body = ResponseRequest.model_validate({"input": "x", **fields})
-    response = objects.new_response(
+    response = stored_responses.new_response(
         body,
         response_id=RESPONSE_ID,
         created_at=1_700_000_000,
@@ -36,7 +36,7 @@ def new_assembler(response: dict[str, Any] | None = None, **options: Any) -> Res
 
 
 def begun(assembler: ResponseAssembler, deltas: Iterable[Delta]) -> list[bytes]:
-    """The frames of a stream that has not ended."""
+    """The frames of a stream before its end."""
     frames = list(assembler.begin())
     for delta in deltas:
         frames += assembler.feed(delta)
@@ -49,7 +49,7 @@ def whole(
     response: dict[str, Any] | None = None,
     **options: Any,
 ) -> tuple[list[bytes], Ending]:
-    """The frames of a stream, and its ending; it fails with the error, if there is one."""
+    """The frames and the ending of a stream, which fails with ``error`` if given."""
     assembler = new_assembler(response, **options)
     frames = begun(assembler, deltas)
     ending = assembler.complete() if error is None else assembler.fail(error)
@@ -57,7 +57,7 @@ def whole(
 
 
 def read(frames: Sequence[bytes]) -> list[dict[str, Any]]:
-    """The events of a whole stream, held to the schemas."""
+    """The events of a whole stream, checked against the schemas."""
     check = StreamCheck()
     events = [decode(frame) for frame in frames if frame != DONE]
     for event in events:
@@ -67,7 +67,7 @@ def read(frames: Sequence[bytes]) -> list[dict[str, Any]]:
 
 
 def final(frames: Sequence[bytes]) -> dict[str, Any]:
-    """The object that a stream ends with."""
+    """The response object in the last event of a stream."""
     response: dict[str, Any] = read(frames)[-1]["response"]
     return response
 
@@ -86,5 +86,5 @@ def logprob(token: str, value: float = -0.5, *others: str) -> TokenLogprob:
 
 
 def sent(frames: Sequence[bytes]) -> Sent:
-    """What a stream has sent whose log has all of these frames."""
+    """What a stream has sent, if its log has these frames."""
     return Sent(frames, len(frames))

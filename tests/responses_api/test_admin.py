@@ -27,10 +27,9 @@ from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import new_id
 from inference_site.site_settings.current import forget
 from responses_api import search
-from responses_api.admin import export
-from responses_api.admin.requests import body_of
-from responses_api.admin.tree import tree
-from responses_api.admin.turns import turns
+from responses_api.admin import responses
+from responses_api.admin.responses import request_body
+from responses_api.admin.thread import tree, turns
 from responses_api.models import Conversation, StoredResponse
 from responses_api.search import SearchTooBroad
 from tests.responses_api.chains import STOP, Chain
@@ -226,7 +225,7 @@ def test_a_deep_chain_costs_no_more_queries_than_a_flat_one(
 
 def test_the_command_for_a_shell_asks_the_same(admin: Client, chain: Chain) -> None:
     stored = chain.turn("it's", temperature=0.5, metadata={"a": "b"})
-    body = body_of(stored)
+    body = request_body(stored)
     assert body["temperature"] == 0.5
     assert body["metadata"] == {"a": "b"}
     assert body["input"][0]["content"][0]["text"] == "it's"
@@ -294,11 +293,11 @@ def test_the_export_has_every_response_with_what_it_was_sent(
     chain: Chain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = [chain.turn(f"question {number}", f"answer {number}") for number in range(7)]
-    monkeypatch.setattr(export, "_AT_ONCE", 3)
+    monkeypatch.setattr(responses, "_EXPORT_BATCH", 3)
     lines: list[bytes] = []
     before: int | None = None
     while True:
-        some, before = export._some(StoredResponse.objects.all(), before)
+        some, before = responses._read_batch(StoredResponse.objects.all(), before)
         lines += some.splitlines()
         assert len(some.splitlines()) <= 3
         if before is None:
@@ -331,7 +330,7 @@ def test_the_audit_log_knows_of_an_export_but_not_the_words(admin: Client, chain
     entry = LogEntry.objects.get()
     assert entry.change_message == "Exported: status=completed, a search."
     assert entry.object_repr == "Responses"
-    lines, _ = export._some(StoredResponse.objects.filter(pk=wanted.pk), None)
+    lines, _ = responses._read_batch(StoredResponse.objects.filter(pk=wanted.pk), None)
     assert json.loads(lines)["id"] == wanted.public_id
     admin.get(f"{LIST}export/")
     assert LogEntry.objects.latest("pk").change_message == "Exported: all."
@@ -344,7 +343,7 @@ def test_a_search_that_is_slow_shows_a_part_and_goes_on(
     wanted = chain.turn("about penguins")
     for number in range(9):
         chain.turn(f"about cat {number}")
-    monkeypatch.setattr(search, "_SURELY_MORE", -1)
+    monkeypatch.setattr(search, "_MAX_ESTIMATE", -1)
     monkeypatch.setattr(keyset, "_FIRST_WINDOW", 2)
     monkeypatch.setattr(keyset, "_TIME_LIMIT_S", -1)
     text, pages = admin.get(LIST, {"q": "penguins"}).content.decode(), 1
@@ -368,7 +367,7 @@ def test_an_export_that_would_search_too_much_is_not_begun(
         yield
 
     chain.turn("about penguins")
-    monkeypatch.setattr("responses_api.admin.responses.search_time", no_time)
+    monkeypatch.setattr("responses_api.admin.responses.search_timeout", no_time)
     response = admin.get(f"{LIST}export/", {"q": "penguins", "status": "completed"})
     assert response.status_code == 302
     assert response["Location"] == f"{LIST}?status=completed"
@@ -383,7 +382,7 @@ def test_an_export_searches_no_longer_than_a_list(
     monkeypatch.setattr(search, "_LIST_MS", 50)
     slow = RawSQL("pg_sleep(30) IS NOT NULL", [], output_field=BooleanField())
     with pytest.raises(SearchTooBroad):
-        export._some(StoredResponse.objects.filter(slow), None)
+        responses._read_batch(StoredResponse.objects.filter(slow), None)
 
 
 def test_a_conversation_shows_its_items_a_page_at_a_time(

@@ -24,14 +24,17 @@ from inference_site.domain.deltas import (
 )
 from inference_site.domain.errors import ContextLengthExceeded, GenerationFailed, WorkerLost
 from inference_site.streams.batches import Sent
-from responses_api.output.events import DONE, accepted, decode, encode, events_of
-from responses_api.output.item_events import ItemEvents
-from responses_api.output.sealing import unseal
-from responses_api.output.sent_output import Output
-from responses_api.request.recovery import recover
-from responses_api.wire.events import ResponseStateEvent
-from responses_api.wire.output import Message, OutputText, changed
-from responses_api.wire.response import ResponseObject
+from responses_api.assembler import Output
+from responses_api.events import DONE, ItemEvents, accepted_frames, decode, encode, events_of
+from responses_api.sealing import unseal
+from responses_api.stored_responses import recover
+from responses_api.wire.objects import (
+    Message,
+    OutputText,
+    ResponseObject,
+    ResponseStateEvent,
+    changed,
+)
 from tests.responses_api.deltas import (
     RESPONSE_ID,
     begun,
@@ -56,7 +59,7 @@ LIVELY: list[Delta] = [
 
 
 def texts(response: dict[str, Any]) -> list[str]:
-    """What each item of the output says."""
+    """The text of each output item."""
     return [
         item["content"][0]["text"]
         if "content" in item
@@ -72,7 +75,7 @@ def without_ids(response: dict[str, Any]) -> dict[str, Any]:
 
 @st.composite
 def cut(draw: st.DrawFn, text: str) -> list[str]:
-    """The text in pieces."""
+    """The text, divided at random positions."""
     places = draw(st.sets(st.integers(1, max(1, len(text) - 1)), max_size=6))
     bounds = [0, *sorted(place for place in places if place < len(text)), len(text)]
     return [text[a:b] for a, b in pairwise(bounds)]
@@ -81,7 +84,7 @@ def cut(draw: st.DrawFn, text: str) -> list[str]:
 @hypothesis_settings(deadline=None)  # The first draw compiles the validators.
 @given(st.data(), st.text(min_size=1, max_size=40), st.text(min_size=1, max_size=40))
 def test_pieces_do_not_matter(data: st.DataObject, thought: str, text: str) -> None:
-    """However the texts are cut, the object is the same and the deltas add up to it."""
+    """However the texts are divided, the object is the same, and the deltas add up to its texts."""
 
     def told() -> list[Delta]:
         arguments = data.draw(cut(text))
@@ -197,7 +200,7 @@ def test_reasoning_is_sealed_once_for_its_project() -> None:
 
 @pytest.mark.parametrize("length", range(len(LIVELY) + 1))
 def test_transcript_shows_what_the_frames_say(length: int) -> None:
-    """At any point it is what the stream would end with, but for the last item's status."""
+    """At any point it is the final output, but for the status of the last item."""
     assembler = new_assembler()
     frames = begun(assembler, LIVELY[:length])
     shown = [item.model_dump() for item in Output(frames).so_far()]
@@ -235,7 +238,7 @@ def test_stream_is_ended_in_place_of_its_worker(
 @pytest.mark.parametrize("length", range(len(LIVELY) + 1))
 @pytest.mark.parametrize("is_recovered", [False, True])
 def test_items_make_the_same_events_again(length: int, is_recovered: bool) -> None:
-    """Also those of which a part was known only from its frames."""
+    """Also an item whose first deltas were read from its frames."""
     assembler = new_assembler()
     frames = begun(assembler, LIVELY[:length])
     if is_recovered:
@@ -269,7 +272,7 @@ def test_impossible_token_does_not_keep_a_stream_from_being_ended() -> None:
 
 
 def test_one_that_was_only_accepted_is_ended_too() -> None:
-    frames = list(accepted(new_response(background=True)))
+    frames = list(accepted_frames(new_response(background=True)))
     recovered = recover(RESPONSE_ID, sent(frames))
     assert recovered is not None
     assert final([*frames, *recovered.cancel().frames])["status"] == "cancelled"
@@ -287,7 +290,7 @@ def test_second_attempt_after_a_log_that_was_lost_begins_anew_with_higher_number
 
 @pytest.mark.parametrize("length", range(len(LIVELY) + 1))
 def test_second_attempt_goes_on_after_the_first(length: int) -> None:
-    """What was sent stays, its item is closed, and the answer is that of the second."""
+    """The sent events stay, their item is closed, and the output is that of the second attempt."""
     response = new_response(background=True)
     first = begun(new_assembler(response), LIVELY[:length])
     second = new_assembler(response)
@@ -307,7 +310,7 @@ def test_attempt_of_what_was_only_accepted_opens_the_stream(
     background: bool, opening: list[str]
 ) -> None:
     response = new_response(background=background)
-    first = list(accepted(response))
+    first = list(accepted_frames(response))
     second = new_assembler(response)
     assert list(second.restart(sent(first))) == []
     assert [decode(frame)["type"] for frame in second.begin()] == opening
@@ -334,7 +337,7 @@ def test_output_of_the_first_attempt_is_not_shown_with_that_of_the_second(
 @hypothesis_settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
 def test_frames_of_deltas_are_their_events_encoded(text: str) -> None:
-    """They are formatted without the wire models, once for each token."""
+    """Deltas are formatted without the wire models, because there is one for each token."""
     frames = begun(
         new_assembler(),
         [

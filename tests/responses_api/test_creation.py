@@ -1,4 +1,4 @@
-"""From a request to what is enqueued."""
+"""From a request to the submission of its generation."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from inference_site.generations.models import ServiceClass
 from inference_site.generations.queue import new_id
 from inference_site.storage.redis_clients import site_client
 from inference_site.submission import model_access
-from responses_api.output.events import decode
-from responses_api.request.creation import Creation, create
-from responses_api.wire.request import ResponseRequest
+from responses_api.creation import Creation, create
+from responses_api.events import decode
+from responses_api.wire.requests import ResponseRequest
 
 pytestmark = pytest.mark.django_db
 

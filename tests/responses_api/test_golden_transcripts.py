@@ -19,8 +19,8 @@ import pytest
 from inference_site.domain.deltas import Delta, Finish, ReasoningDelta, TextDelta, Usage
 from inference_site.domain.errors import GenerationFailed
 from inference_site.streams.batches import Ending
-from responses_api.output.assembler import ResponseAssembler
-from responses_api.output.events import DONE, accepted, decode
+from responses_api.assembler import ResponseAssembler
+from responses_api.events import DONE, accepted_frames, decode
 from tests.responses_api.deltas import begun, call, logprob, new_assembler, new_response
 from tests.responses_api.validation import StreamCheck
 
@@ -38,7 +38,7 @@ def failed(assembler: ResponseAssembler) -> Ending:
 
 @dataclass
 class Script:
-    """What the engine yields, what was asked, and what ends it."""
+    """The deltas of the engine, the fields of the request, and the end."""
 
     deltas: Sequence[Delta]
     fields: dict[str, Any] = field(default_factory=dict)
@@ -90,7 +90,7 @@ _ID = re.compile(r"(msg|rs|fc|ctc)_[0-9a-f]{32}")
 
 
 def alike(text: str) -> str:
-    """The text with the ids numbered and the time of the end fixed."""
+    """The text with numbered ids and a fixed time of the end."""
     names: dict[str, str] = {}
 
     def named(match: re.Match[str]) -> str:
@@ -127,4 +127,4 @@ def test_no_transcript_is_left_over() -> None:
 @pytest.mark.parametrize("background", [False, True])
 def test_what_is_sent_on_acceptance_is_the_beginning_of_the_stream(background: bool) -> None:
     response = new_response(background=background)
-    assert list(new_assembler(response).begin())[:2] == accepted(response)
+    assert list(new_assembler(response).begin())[:2] == accepted_frames(response)

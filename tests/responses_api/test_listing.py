@@ -1,4 +1,4 @@
-"""Lists of responses: every filter, and what PostgreSQL has to do for a page."""
+"""Lists of responses: every filter, and the cost of a page in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from django.test.utils import CaptureQueriesContext
 
 from inference_site.accounts.models import Project
 from inference_site.api.paging import Page
+from responses_api.listing import ids_on
 from responses_api.models import StoredResponse
-from responses_api.state.listing import ids_on
 from tests.statements import planned_each_time, prepared_runs, rows_fetched
 
 pytestmark = pytest.mark.django_db
 Order = Literal["asc", "desc"]
 _BEGAN = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 _AT_A_TIME = 3
-"""So many have the same time of creation."""
+"""The number of responses with the same time of creation."""
 
 
 @pytest.fixture
 def responses(project: Project) -> list[StoredResponse]:
-    """Responses of a project, oldest first; every other has metadata, and another model."""
+    """Responses of a project, oldest first; every second one has metadata and another model."""
     rows = [
         StoredResponse(
             public_id=f"resp_{number}",
@@ -69,7 +69,7 @@ def test_all_pages_together_are_the_list(
 
 
 def fits(row: StoredResponse, query: str) -> bool:
-    """Whether a response of these is in the list."""
+    """Whether the response belongs to the list."""
     if query.startswith("created_after"):
         return row.created_at.timestamp() > float(query.partition("=")[2])
     return "odd" not in query or row.model == "odd"

@@ -1,4 +1,4 @@
-"""From items to the turns of a conversation."""
+"""From items to messages."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.capabilities import require_media
 from inference_site.submission.model_access import with_capabilities
-from responses_api.output.sealing import seal
-from responses_api.request.messages import to_messages
-from responses_api.state.context import PlacedItem
-from responses_api.state.items import to_data
-from responses_api.wire.request import ResponseRequest
+from responses_api.context import ContextItem
+from responses_api.items import to_data
+from responses_api.mapping import to_messages
+from responses_api.sealing import seal
+from responses_api.wire.requests import ResponseRequest
 from tests.images import data_url, encoded
 
 # The catalogue asks Redis for the models of run time, and the database for their adapters.
@@ -29,10 +29,10 @@ PROJECT = 7
 def messages(
     *items: Any, instructions: str | None = None, spec: ModelSpec = SPEC
 ) -> tuple[Message, ...]:
-    """The turns that a request with these items has."""
+    """The messages of a request with these items."""
     body = ResponseRequest.model_validate({"input": list(items)})
-    placed = [PlacedItem(to_data(item), f"input[{i}]") for i, item in enumerate(body.input or ())]
-    turns = to_messages(instructions, placed, PROJECT)
+    context = [ContextItem(to_data(item), f"input[{i}]") for i, item in enumerate(body.input or ())]
+    turns = to_messages(instructions, context, PROJECT)
     require_media(with_capabilities(spec), turns)
     return turns
 
@@ -51,7 +51,7 @@ def result(call_id: str, output: Any = "ok") -> dict[str, Any]:
 
 
 def shape(turns: tuple[Message, ...]) -> list[str]:
-    """The turns in short: the role, and the ids of the calls or of the answered call."""
+    """Each message as its role, and the ids of its calls or of the answered call."""
     return [
         " ".join([turn.role, *(c.id for c in turn.tool_calls), *filter(None, [turn.tool_call_id])])
         for turn in turns
@@ -133,7 +133,7 @@ def test_results_follow_their_calls_wherever_they_come(items: list[Any]) -> None
 
 
 def test_call_after_a_result_is_a_turn_of_its_own() -> None:
-    """A chain of calls reads as it was made, and its beginning stays the same as it grows."""
+    """A chain of calls keeps its order, and its beginning stays the same as it grows."""
     rounds = [item for n in "123" for item in (call(n), result(n))]
     whole = messages(said("user", "u"), *rounds)
     assert shape(whole) == [

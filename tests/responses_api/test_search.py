@@ -1,4 +1,4 @@
-"""Search over the texts of items: by words, in either way, within the time there is."""
+"""Search by the words of items: both ways, and their time limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inference_site.accounts.models import Project
 from inference_site.generations.queue import new_id
 from responses_api import search
 from responses_api.models import Item, StoredResponse
-from responses_api.search import SearchTooBroad, search_time
+from responses_api.search import SearchTooBroad, search_timeout
 
 pytestmark = pytest.mark.django_db
 
@@ -26,11 +26,11 @@ def project() -> Project:
 
 @pytest.fixture(params=["index", "list", "list by statistics"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each of the two ways to search, and of the two reasons to take the second."""
+    """Each of the two ways to search, and each of the two reasons for the second way."""
     if request.param == "list":
         monkeypatch.setattr(search, "_MOST_HITS", -1)
     elif request.param == "list by statistics":
-        monkeypatch.setattr(search, "_SURELY_MORE", -1)
+        monkeypatch.setattr(search, "_MAX_ESTIMATE", -1)
     return str(request.param)
 
 
@@ -61,7 +61,7 @@ def store(project: Project, *items: dict[str, Any], minutes: int = 0) -> int:
 
 
 def found(text: str, project: Project | None = None) -> set[int]:
-    with search_time():
+    with search_timeout():
         rows = StoredResponse.objects.mentioning(text, None if project is None else project.pk)
         return set(rows.values_list("pk", flat=True))
 
@@ -106,7 +106,7 @@ def test_whatever_is_searched_for_is_no_syntax(project: Project, text: str) -> N
 def test_text_of_every_sort_of_item_is_searched(project: Project, data: dict[str, Any]) -> None:
     made = store(project, data)
     assert found("needle", project) == {made}
-    assert found(data["type"], project) == set()  # What is no text is not.
+    assert found(data["type"], project) == set()  # Only texts are indexed.
 
 
 def test_projects_are_apart_unless_all_are_searched(project: Project, way: str) -> None:
@@ -116,7 +116,7 @@ def test_projects_are_apart_unless_all_are_searched(project: Project, way: str) 
     if way == "index":  # The list is always that of a project.
         assert found("brown", project) == {ours}
         assert found("brown", other) == {theirs}
-    assert found(str(project.pk), project) == set()  # The mark of the project is no word.
+    assert found(str(project.pk), project) == set()  # The project's word in the index is not found.
 
 
 def test_large_item_is_stored_and_found_by_its_beginning(project: Project) -> None:
@@ -147,7 +147,7 @@ def test_frequent_words_are_looked_for_in_the_order_of_the_list(
 ) -> None:
     monkeypatch.setattr(search, "_MOST_HITS", 3)
     made = [store(project, message(f"brown {n}"), minutes=n) for n in range(6)]
-    with search_time():
+    with search_timeout():
         rows = StoredResponse.objects.filter(project=project).mentioning("brown", project.pk)
         page = rows.order_by("-created_at", "-pk")[:2]
         assert [row.pk for row in page] == [made[5], made[4]]
@@ -164,7 +164,7 @@ def test_many_items_of_few_responses_are_many_hits(
 def test_statistics_tell_what_is_frequent(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "_SURELY_MORE", 20)
+    monkeypatch.setattr(search, "_MAX_ESTIMATE", 20)
     for n in range(60):
         store(project, message(f"brown w{n}"))
     with connection.cursor() as cursor:
@@ -179,12 +179,12 @@ def test_search_that_takes_too_long_is_told(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store(project, message("brown"))
-    with pytest.raises(SearchTooBroad), search_time(), connection.cursor() as cursor:
+    with pytest.raises(SearchTooBroad), search_timeout(), connection.cursor() as cursor:
         cursor.execute("SELECT pg_sleep(5)")
     monkeypatch.setattr(search, "_HITS", "SELECT pg_sleep(5), %(text)s, %(project)s")
-    assert len(found("brown", project)) == 1  # The other way is still there.
+    assert len(found("brown", project)) == 1  # The other way still works.
 
 
 def test_other_errors_are_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(OperationalError), search_time():
+    with pytest.raises(OperationalError), search_timeout():
         raise OperationalError("the server is gone")

@@ -1,4 +1,4 @@
-"""Keeping responses: their history, their end, their conversations, and their deletion."""
+"""Stored responses: history, end, conversations, deletion."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from inference_site.generations.models import Status
 from inference_site.generations.queue import new_id
 from inference_site.storage import connections
 from inference_site.submission.context_bound import ContextBound
-from responses_api.models import Conversation, Item, StoredResponse
-from responses_api.output.events import DONE
-from responses_api.request.mending import contradictions, mend
-from responses_api.request.recovery import rebuild
-from responses_api.state.context import Context, find_conversation, find_response
-from responses_api.state.deletion import delete, delete_conversation
-from responses_api.state.history import (
-    Room,
-    before,
-    decoded,
+from responses_api.consistency import contradictions, mend
+from responses_api.context import (
+    Context,
+    HistoryLimit,
+    conversation_items,
+    decode_item,
+    find_conversation,
     history_of,
-    items_of,
-    newest_before,
+    input_of,
+    newest_input_of,
 )
-from responses_api.state.items import IdentifiedItem, new_item
-from responses_api.state.reading import current_response
-from responses_api.state.replay import replay
-from responses_api.state.storage import ConversationLocked, accept, append, store_result
-from responses_api.wire.request import ResponseRequest
-from tests.responses_api.chains import ROOM, STOP, Chain, end_generation
+from responses_api.creation import rebuild
+from responses_api.deletion import delete, delete_conversation
+from responses_api.events import DONE
+from responses_api.items import IdentifiedItem, new_item
+from responses_api.models import Conversation, Item, StoredResponse
+from responses_api.storage import ConversationLocked, accept, append, store_result
+from responses_api.stored_responses import current_response, find_response, replay
+from responses_api.wire.requests import ResponseRequest
+from tests.responses_api.chains import LIMIT, STOP, Chain, end_generation
 from tests.responses_api.deltas import call, new_assembler, read
 from tests.responses_api.validation import check
 from tests.statements import planned_each_time, prepared_runs, rows_fetched
@@ -71,18 +71,18 @@ def test_history_is_all_that_came_before_oldest_first(chain: Chain) -> None:
     first = chain.turn("a", "A")
     second = chain.turn("b", "B", previous_response_id=first.public_id)
     third = chain.accept("c", previous_response_id=second.public_id)
-    assert texts(history_of(third, ROOM)) == ["a", "A", "b", "B", "c"]
-    assert texts(before(second)) == ["a", "A", "b"]
+    assert texts(history_of(third, LIMIT)) == ["a", "A", "b", "B", "c"]
+    assert texts(input_of(second)) == ["a", "A", "b"]
 
 
 def test_forks_share_their_beginning_and_nothing_else(chain: Chain) -> None:
     root = chain.turn("a", "A")
     left = chain.turn("l", "L", previous_response_id=root.public_id)
     right = chain.turn("r", "R", previous_response_id=root.public_id)
-    assert texts(history_of(left, ROOM)) == ["a", "A", "l", "L"]
-    assert texts(history_of(right, ROOM)) == ["a", "A", "r", "R"]
-    shared = {item.id for item in history_of(left, ROOM)} & {
-        item.id for item in history_of(right, ROOM)
+    assert texts(history_of(left, LIMIT)) == ["a", "A", "l", "L"]
+    assert texts(history_of(right, LIMIT)) == ["a", "A", "r", "R"]
+    shared = {item.id for item in history_of(left, LIMIT)} & {
+        item.id for item in history_of(right, LIMIT)
     }
     assert len(shared) == 2
 
@@ -118,7 +118,7 @@ def thousand_turns(project: Project) -> list[StoredResponse]:
 def test_history_a_thousand_turns_deep_is_two_statements(project: Project) -> None:
     turns, runs = thousand_turns(project), prepared_runs()
     with CaptureQueriesContext(connection) as queries:
-        found = history_of(turns[-1], ROOM)
+        found = history_of(turns[-1], LIMIT)
     assert texts(found) == [str(number) for number in range(1000)]
     assert (len(queries), prepared_runs() - runs) == (0, 2)
 
@@ -130,10 +130,13 @@ def test_a_history_is_read_no_further_than_the_context_can_hold(project: Project
     last = thousand_turns(project)[-1]
     fetched = rows_fetched(StoredResponse._meta.db_table)
     with pytest.raises(ContextLengthExceeded, match="an estimated"):
-        history_of(last, Room(SMALL))
+        history_of(last, HistoryLimit(SMALL))
     newest = [str(number) for number in range(900, 1000)]
-    assert texts(history_of(last, Room(replace(SMALL, size=10**6), may_cut=True))) == newest
-    # Reading the root for instructions follows the thousand; nothing else does.
+    assert (
+        texts(history_of(last, HistoryLimit(replace(SMALL, size=10**6), may_truncate=True)))
+        == newest
+    )
+    # Only the query for the root, for its instructions, follows the thousand responses.
     assert rows_fetched(StoredResponse._meta.db_table) - fetched < 2_500
 
 
@@ -155,11 +158,11 @@ def test_a_conversation_that_is_cut_keeps_its_instructions_and_its_newest_turns(
 ) -> None:
     turns = [(role, str(n)) for n in range(100) for role in ("user", "assistant")]
     add_items(project, ("developer", "Be brief."), *turns, conversation=conversation)
-    room = Room(replace(SMALL, items=11), may_cut=True)
+    limit = HistoryLimit(replace(SMALL, items=11), may_truncate=True)
     kept = [str(n) for n in range(95, 100) for _ in range(2)]
-    assert texts(items_of(conversation, room)) == ["Be brief.", *kept]
+    assert texts(conversation_items(conversation, limit)) == ["Be brief.", *kept]
     with pytest.raises(ContextLengthExceeded):
-        items_of(conversation, replace(room, may_cut=False))
+        conversation_items(conversation, replace(limit, may_truncate=False))
 
 
 def test_a_few_long_items_are_enough_to_end_the_reading(
@@ -167,7 +170,7 @@ def test_a_few_long_items_are_enough_to_end_the_reading(
 ) -> None:
     add_items(project, *[("user", "x" * 100)] * 300, conversation=conversation)
     with CaptureQueriesContext(connection) as queries, pytest.raises(ContextLengthExceeded):
-        items_of(conversation, Room(replace(SMALL, items=65_536)))
+        conversation_items(conversation, HistoryLimit(replace(SMALL, items=65_536)))
     assert len(queries) == 1
     assert "LIMIT 65" in queries[0]["sql"]
 
@@ -188,7 +191,9 @@ def test_a_result_whose_call_was_cut_off_is_cut_off_too(
         )
         for n, data in enumerate([one, other, *results])
     )
-    found = items_of(conversation, Room(replace(SMALL, items=3), may_cut=True))
+    found = conversation_items(
+        conversation, HistoryLimit(replace(SMALL, items=3), may_truncate=True)
+    )
     assert [item.data.get("call_id") for item in found] == ["b", "b"]
 
 
@@ -217,7 +222,7 @@ def test_what_reads_a_response_is_not_planned_each_time(chain: Chain) -> None:
 
 
 def newest_texts(response: StoredResponse, most: int) -> list[str]:
-    return texts([decoded(item) for item in newest_before(response, most)])
+    return texts([decode_item(item) for item in newest_input_of(response, most)])
 
 
 def test_the_newest_of_a_thousand_turns_are_read_without_the_others(project: Project) -> None:
@@ -235,7 +240,7 @@ def test_the_newest_are_the_end_of_all_that_came_before(
     last = chain.turn("c", "C", conversation=conversation.public_id)
     for text in "de":
         last = chain.turn(text, text.upper(), previous_response_id=last.public_id)
-    everything = texts(before(last))
+    everything = texts(input_of(last))
     assert everything == list("aAbBcCdDe")
     for most in range(1, 12):
         assert newest_texts(last, most) == everything[::-1][:most]
@@ -246,8 +251,8 @@ def test_chain_may_begin_in_a_conversation(chain: Chain, conversation: Conversat
     second = chain.turn("b", "B", conversation=conversation.public_id)
     chain.turn("later", conversation=conversation.public_id)
     third = chain.accept("c", previous_response_id=second.public_id)
-    assert texts(history_of(third, ROOM)) == ["a", "A", "b", "B", "c"]
-    assert texts(before(second)) == ["a", "A", "b"]
+    assert texts(history_of(third, LIMIT)) == ["a", "A", "b", "B", "c"]
+    assert texts(input_of(second)) == ["a", "A", "b"]
 
 
 def test_end_is_kept_with_its_output(chain: Chain) -> None:
@@ -331,7 +336,7 @@ def test_request_is_rebuilt_with_its_history(chain: Chain, monkeypatch: pytest.M
         def find(self, name: str) -> ModelSpec:
             return ModelSpec("m", "scripted")
 
-    monkeypatch.setattr("responses_api.request.recovery.catalogue", Catalogue)
+    monkeypatch.setattr("responses_api.creation.catalogue", Catalogue)
     first = chain.turn("a", "A")
     stored = chain.accept(
         "b", previous_response_id=first.public_id, background=True, instructions="i",
@@ -362,9 +367,9 @@ def test_only_an_end_of_its_own_is_added_to_the_conversation(
     chain: Chain, conversation: Conversation, deltas: list[Delta], end: str, added: list[str]
 ) -> None:
     stored = chain.accept("a", conversation=conversation.public_id)
-    assert texts(items_of(conversation, ROOM)) == []
+    assert texts(conversation_items(conversation, LIMIT)) == []
     chain.settle(stored, *deltas, end=end)
-    assert texts(items_of(conversation, ROOM)) == added
+    assert texts(conversation_items(conversation, LIMIT)) == added
     conversation.refresh_from_db()
     assert conversation.locked_by == ""
     assert conversation.next_position == len(added)
@@ -375,7 +380,7 @@ def test_conversation_is_held_until_the_end(chain: Chain, conversation: Conversa
     with pytest.raises(ConversationLocked):
         chain.accept("b", conversation=conversation.public_id)
     chain.settle(first, TextDelta("A"), STOP)
-    assert texts(history_of(chain.accept("b", conversation=conversation.public_id), ROOM)) == [
+    assert texts(history_of(chain.accept("b", conversation=conversation.public_id), LIMIT)) == [
         *("a", "A", "b")
     ]
 
@@ -391,7 +396,7 @@ def test_hold_ends_with_the_generation_whoever_ended_it(
 def test_context_that_is_out_of_date_is_not_accepted(
     chain: Chain, conversation: Conversation, project: Project
 ) -> None:
-    """What another added after it was read would be missing in it."""
+    """Items that another response added after the context was read would be missing in it."""
     stale = Conversation.objects.get(pk=conversation.pk)
     data = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]}
     row = Item.objects.create(public_id=new_id("msg_"), project=project, data=data)
@@ -453,7 +458,7 @@ def test_deleted_response_stays_hidden_until_no_other_needs_it(chain: Chain) -> 
     delete(first)
     delete(second)
     assert kept() == {first.public_id, other.public_id}
-    assert texts(history_of(other, ROOM)) == ["a", "ok", "c", "ok"]
+    assert texts(history_of(other, LIMIT)) == ["a", "ok", "c", "ok"]
     delete(other)
     assert kept() == set()
 
@@ -469,7 +474,7 @@ def test_items_of_a_conversation_outlive_their_response(
     chain: Chain, conversation: Conversation
 ) -> None:
     delete(chain.turn("a", "A", conversation=conversation.public_id))
-    assert texts(items_of(conversation, ROOM)) == ["a", "A"]
+    assert texts(conversation_items(conversation, LIMIT)) == ["a", "A"]
 
 
 def test_deleted_conversation_goes_with_the_last_of_its_responses(
@@ -481,7 +486,7 @@ def test_deleted_conversation_goes_with_the_last_of_its_responses(
     delete_conversation(conversation)
     delete(first)
     delete(second)
-    assert texts(history_of(after, ROOM)) == ["a", "ok", "c", "ok"]
+    assert texts(history_of(after, LIMIT)) == ["a", "ok", "c", "ok"]
     delete(after)
     assert not kept()
     assert not Conversation.objects.exists()
@@ -605,7 +610,7 @@ def test_lock_of_a_response_that_runs_is_left_alone(
 def test_nul_is_kept_as_another_character(chain: Chain) -> None:
     stored = chain.turn("a\0", "b\0", metadata={"\0": "\0"}, instructions="\0")
     found = StoredResponse.objects.get(pk=stored.pk)
-    assert texts(history_of(found, ROOM)) == ["a\ufffd", "b\ufffd"]
+    assert texts(history_of(found, LIMIT)) == ["a\ufffd", "b\ufffd"]
     assert found.metadata == {"\ufffd": "\ufffd"}
     assert found.request["instructions"] == "\ufffd"
     assert StoredResponse.objects.filter(metadata__contains={"\0": "\0"}).exists()

@@ -1,4 +1,4 @@
-"""Tools of a request, and the object that shows it."""
+"""The tools of a request, and the response object that echoes the request."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from inference_site.api.payload import parse
 from inference_site.domain.custom_tools import custom_tool
 from inference_site.domain.request import Tool
 from inference_site.errors.api_errors import InvalidRequestError
-from responses_api.output.objects import shown_tool
-from responses_api.request.tools import hosted_tools, to_tool_plan
-from responses_api.wire.request import ResponseRequest
+from responses_api.mapping import hosted_tools, to_tool_plan
+from responses_api.stored_responses import tool_object
+from responses_api.wire.requests import ResponseRequest
 from tests.responses_api import schemas
 from tests.responses_api.deltas import new_response
 from tests.responses_api.validation import check
@@ -105,7 +105,7 @@ def test_hosted_tools_are_named_once_each() -> None:
 
 
 def test_tools_are_shown_with_all_their_fields() -> None:
-    shown = [shown_tool(tool) for tool in body(tools=[FUNCTION, CUSTOM, SEARCH]).tools or ()]
+    shown = [tool_object(tool) for tool in body(tools=[FUNCTION, CUSTOM, SEARCH]).tools or ()]
     assert shown == [
         {**FUNCTION, "description": None, "strict": True},
         {**CUSTOM, "format": {"type": "text"}},

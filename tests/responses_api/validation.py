@@ -1,4 +1,4 @@
-"""Holds all that the server sends under ``/v1/responses`` and ``/v1/conversations`` to its schemas.
+"""Checks what the server sends under ``/v1/responses`` and ``/v1/conversations`` against schemas.
 
 ``ClientCheck`` does it for every client of the tests, while they use it for something else.
 """
@@ -53,7 +53,7 @@ def _by_name() -> dict[str, schemas.Schema]:
 
 
 def check(name: str, value: object) -> None:
-    """Raise AssertionError when the value is not what the schema of this name says."""
+    """Raise AssertionError if the value violates the schema of this name."""
     error = next(_validator(name).iter_errors(value), None)
     assert error is None, f"{name} at {error.instance_path}: {error.message[:500]}"
 
@@ -175,7 +175,7 @@ class SseCheck:
 
 
 class ClientCheck:
-    """Notes in ``violations`` what is wrong with the answers that a client gets.
+    """Collects in ``violations`` the errors of the answers that a client gets.
 
     ``watch`` is an event hook for responses, of httpx and of the library the official client uses.
     """
@@ -184,7 +184,7 @@ class ClientCheck:
         self.violations: list[str] = []
 
     def watch(self, response: Any) -> None:
-        """Check the body of an answer while its reader takes it."""
+        """Check the body of an answer while the client reads it."""
         request = response.request
         if re.match(r"/v1/(responses|conversations)(/|$)", request.url.path):
             whole, name = response.iter_raw, f"{request.method} {request.url}"
@@ -217,7 +217,7 @@ class JsonCheck:
 
 
 class _Checker:
-    """Passes a body on, and notes what its check raises, once."""
+    """Passes a body on, and notes the first error of its check."""
 
     def __init__(self, what: SseCheck | JsonCheck, name: str, violations: list[str]) -> None:
         self._what, self._name, self._violations = what, name, violations

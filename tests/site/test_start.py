@@ -40,7 +40,7 @@ STARTS = {
         "from inference_site.generations.kinds import import_kinds\n"
         "import_kinds()\n"
         "app.loader.import_default_modules()",  # As Celery does when a worker starts.
-        ("limits", *_TRACES, *_WEB, "responses_api.request.creation", "numpy", "gguf", "xllamacpp"),
+        ("limits", *_TRACES, *_WEB, "responses_api.creation", "numpy", "gguf", "xllamacpp"),
     ),
     "web": (
         f"{_COMMAND}.web\nimport inference_site.asgi, inference_site.urls",
@@ -92,7 +92,7 @@ def test_web_has_all_that_its_first_requests_need(imported: dict[str, set[str]])
 
 
 def test_a_worker_has_all_that_its_first_generation_needs(imported: dict[str, set[str]]) -> None:
-    needed = {"completions.assemblers.chat", "responses_api.output.assembler", "worker.tasks"}
+    needed = {"completions.assemblers.chat", "responses_api.assembler", "worker.tasks"}
     assert needed - imported["worker"] == set()
 
 

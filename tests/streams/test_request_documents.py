@@ -21,7 +21,7 @@ from inference_site.generations.models import Generation, Status
 from inference_site.storage.redis_clients import client_for
 from inference_site.streams.event_log import document_key
 from inference_site.streams.request_documents import Document, decode, encode
-from responses_api.output.assembler import ResponseAssembly
+from responses_api.assembler import ResponseAssembly
 from tests.generations.rows import create_generation
 from tests.worker.runtime.test_run import LocalStream
 from worker.engines.base import Sink

@@ -14,10 +14,10 @@ from inference_site.api.authentication import StaffSession
 from inference_site.api.views import ApiView
 from inference_site.errors.api_errors import ForbiddenError, InvalidRequestError, NotFoundError
 from inference_site.site_settings.current import site_settings
+from responses_api.context import decode_item, newest_input_of
+from responses_api.items import ItemData, to_data
 from responses_api.models import Conversation, Item, StoredResponse
-from responses_api.state.history import decoded, newest_before
-from responses_api.state.items import ItemData, to_data
-from responses_api.wire.request import ResponseRequest
+from responses_api.wire.requests import ResponseRequest
 
 MOST_ITEMS = 500
 """How many items of a conversation are opened; the newest are."""
@@ -62,8 +62,8 @@ def _of_response(public_id: str) -> Opened:
         raise _not_found(public_id)
     output = stored.items.filter(is_output=True).order_by("position").values_list("data", flat=True)
     asked = {k: v for k, v in stored.request.items() if k not in _NOT_OPENED and v is not None}
-    newest = newest_before(stored, MOST_ITEMS + 1)
-    given = [decoded(item).data for item in reversed(newest)]
+    newest = newest_input_of(stored, MOST_ITEMS + 1)
+    given = [decode_item(item).data for item in reversed(newest)]
     return {"request": {**asked, "model": stored.model}, **_newest([*given, *output])}
 
 

@@ -24,11 +24,11 @@ from inference_site.domain.model_spec import Price
 from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
 from inference_site.generations.models import Generation
 from inference_site.generations.operator_actions import stop
-from responses_api.state.context import find_response, previous_not_found
-from responses_api.state.reading import current_response
+from responses_api.context import previous_not_found
+from responses_api.stored_responses import current_response, find_response
 from responses_api.views.responses import ResponsesView
-from responses_api.wire.items import ItemReference
-from responses_api.wire.request import ResponseRequest
+from responses_api.wire.input_items import ItemReference
+from responses_api.wire.requests import ResponseRequest
 
 
 class PlaygroundResponsesView(ResponsesView):

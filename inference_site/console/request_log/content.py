@@ -19,9 +19,9 @@ from inference_site.console.request_log.choice import Choice
 from inference_site.console.request_log.rows import PAGE, Listed
 from inference_site.generations.models import Generation
 from inference_site.kept_content.models import KeptContent
+from responses_api.annotations import with_previews
 from responses_api.models import StoredResponse
-from responses_api.previews import with_previews
-from responses_api.search import HIT_ENDS, HIT_STARTS, hits_in
+from responses_api.search import HIT_ENDS, HIT_STARTS, headlines
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def mentioning(choice: Choice) -> tuple[Listed, dict[str, SafeString]]:
     found = look_down(rows, choice.before[0] if choice.before else None, PAGE)
     ids = {row.public_id: row.pk for row in found.rows}
     shown = list(Generation.objects.filter(public_id__in=ids).order_by("-pk"))
-    hits = hits_in(list(ids.values()), choice.words)
+    hits = headlines(list(ids.values()), choice.words)
     older = None if found.reached is None else f"{found.reached}-0"
     marked = {public_id: _marked(hits[pk]) for public_id, pk in ids.items() if pk in hits}
     return Listed(shown, shown, older, older is not None and len(found.rows) < PAGE), marked

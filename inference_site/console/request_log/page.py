@@ -21,7 +21,7 @@ from inference_site.console.request_log.facets import facets
 from inference_site.console.request_log.rows import Entry, Listed, listed
 from inference_site.generations.models import Generation, Status
 from inference_site.request_log.models import SavedFilter
-from responses_api.search import SearchTooBroad, search_time
+from responses_api.search import SearchTooBroad, search_timeout
 
 VIEW = "generations.view_generation"
 _MOST_KEYS, _MOST_SAVED = 200, 30
@@ -99,7 +99,7 @@ def _found(
         messages.warning(request, "You do not have permission to search prompts and answers.")
         return _NOTHING, {}
     try:
-        with search_time():
+        with search_timeout():
             return mentioning(choice)
     except SearchTooBroad:
         messages.warning(request, _TOO_BROAD)

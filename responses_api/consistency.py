@@ -1,7 +1,8 @@
-"""What is stored of a response and contradicts its generation: found, counted and ended.
+"""Ends responses and locks whose generation has ended.
 
-Both end in one transaction, so there should be nothing to find. If there is after all (an earlier
-release, an end that the database refused), a client would wait for it for ever.
+A generation and its response end in one transaction, so there should be none. If there are (after
+an earlier release, or an end that the database refused), clients would wait for them for ever.
+See ``inference_site.generations.kinds.Mending``.
 """
 
 from __future__ import annotations
@@ -17,43 +18,39 @@ from inference_site.storage.repeated import repeated
 from inference_site.streams.batches import Sent
 from responses_api.models import ENDED, Conversation, ResponseStatus, StoredResponse
 
-_MOST_AT_ONCE = 100
-_OPEN = (ResponseStatus.QUEUED, ResponseStatus.IN_PROGRESS)
+_BATCH = 100
 
 
 def contradictions() -> Mapping[str, int]:
-    """Return how many responses and locks there are whose generation has ended."""
+    """Count the responses and locks whose generation has ended."""
     return {
-        "responses that have not ended, though their generation has": _torn().count(),
+        "responses that have not ended, though their generation has": _open_responses().count(),
         "conversations locked by a response that has ended": _stale_locks().count(),
     }
 
 
 def mend() -> None:
-    """End such responses like their generations, and such locks."""
-    for (public_id,) in _some_torn():
+    """End these responses like their generations, and remove these locks."""
+    for (public_id,) in _read_open_responses():
         _end(public_id)
-    for (pk,) in _some_stale_locks():
+    for (pk,) in _read_stale_locks():
         _unlock(pk)
 
 
 @repeated
-def _some_torn() -> QuerySet[Any, Any]:
-    return _torn().values_list("public_id")[:_MOST_AT_ONCE]
+def _read_open_responses() -> QuerySet[Any, Any]:
+    return _open_responses().values_list("public_id")[:_BATCH]
 
 
 @repeated
-def _some_stale_locks() -> QuerySet[Any, Any]:
-    return _stale_locks().values_list("pk")[:_MOST_AT_ONCE]
+def _read_stale_locks() -> QuerySet[Any, Any]:
+    return _stale_locks().values_list("pk")[:_BATCH]
 
 
-def _running(public_id: OuterRef) -> QuerySet[Generation]:
-    return Generation.objects.filter(public_id=public_id).exclude(status__in=TERMINAL)
-
-
-def _torn() -> QuerySet[StoredResponse]:
-    unended = StoredResponse.objects.filter(status__in=_OPEN)
-    return unended.exclude(Exists(_running(OuterRef("public_id")))).order_by("pk")
+def _open_responses() -> QuerySet[StoredResponse]:
+    open_ = (ResponseStatus.QUEUED, ResponseStatus.IN_PROGRESS)
+    rows = StoredResponse.objects.filter(status__in=open_)
+    return rows.exclude(Exists(_running(OuterRef("public_id")))).order_by("pk")
 
 
 def _stale_locks() -> QuerySet[Conversation]:
@@ -61,19 +58,22 @@ def _stale_locks() -> QuerySet[Conversation]:
     return locked.exclude(Exists(_running(OuterRef("locked_by")))).order_by("pk")
 
 
+def _running(public_id: OuterRef) -> QuerySet[Generation]:
+    return Generation.objects.filter(public_id=public_id).exclude(status__in=TERMINAL)
+
+
 @impatient_transaction()
 def _end(public_id: str) -> None:
-    """End a response whose output is lost, like its generation, or as failed."""
-    # All that makes requests and answers; there is hardly ever anything to end.
-    from responses_api.request.recovery import recover
-    from responses_api.state.storage import store_result
+    """End a response, whose output is lost, as cancelled or failed."""
+    # Imported here, because beat hardly ever needs these.
+    from responses_api.storage import store_result
+    from responses_api.stored_responses import recover
 
     stored = StoredResponse.objects.select_for_update().filter(public_id=public_id).first()
     assembler = recover(public_id, Sent())
     if stored is None or stored.status in ENDED or assembler is None:
         return
-    ended = Generation.objects.filter(public_id=public_id, status=Status.CANCELLED)
-    if ended.exists():
+    if Generation.objects.filter(public_id=public_id, status=Status.CANCELLED).exists():
         status = Status.CANCELLED
         assembler.cancel()
     else:
@@ -84,7 +84,7 @@ def _end(public_id: str) -> None:
 
 @impatient_transaction()
 def _unlock(pk: int) -> None:
-    """Take a stale lock away, unless another response has taken it meanwhile."""
+    """Remove a lock, unless another response has taken it meanwhile."""
     found = Conversation.objects.select_for_update().filter(pk=pk).first()
     if found is not None and _stale_locks().filter(pk=pk).exists():
         Conversation.objects.filter(pk=pk).update(locked_by="")

@@ -1,4 +1,4 @@
-"""The body of ``POST /v1/responses``. Source: API reference, "Responses", create."""
+"""Bodies and queries of requests. Source: API reference, "Responses" and "Conversations"."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
     Discriminator,
     Field,
     Tag,
     model_validator,
 )
+from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticKnownError
 
+from inference_site.api.paging import PageQuery
 from inference_site.api.payload import WireRequest
 from inference_site.request_fields.wire import (
     ConstraintFields,
@@ -32,8 +35,7 @@ from inference_site.request_fields.wire import (
     flat_tool,
 )
 from inference_site.request_fields.wire import JsonSchemaFormat as ChatSchemaFormat
-from responses_api.wire.chat_messages import InputItems
-from responses_api.wire.items import ObjectId
+from responses_api.wire.input_items import InputItems, ObjectId
 
 HOSTED_TOOLS = frozenset(
     {
@@ -43,7 +45,13 @@ HOSTED_TOOLS = frozenset(
         *("apply_patch", "tool_search"),
     }
 )
-"""Types of tools that run on OpenAI's servers: accepted, echoed and never run."""
+"""Types of tools that run on OpenAI's servers. They are accepted and echoed, and never run."""
+MAX_SEARCH_LENGTH = 500
+"""The most characters of a search."""
+_TRUNCATION = {None: None, True: "auto", False: "disabled"}
+
+_OptionalText = str | SkipJsonSchema[None]
+_OptionalTime = Annotated[int, Field(ge=0, lt=10**11)] | SkipJsonSchema[None]
 
 
 def _wrap_text(value: object) -> object:
@@ -80,7 +88,7 @@ def _known_tool(kind: str) -> str:
 
 
 class HostedTool(WireRequest):
-    """A tool of OpenAI's servers; its other fields are echoed."""
+    """A tool that runs on OpenAI's servers; its other fields are echoed."""
 
     type: Annotated[str, AfterValidator(_known_tool)]
 
@@ -89,7 +97,7 @@ class HostedTool(WireRequest):
 
 
 def _type_of(value: object) -> str | None:
-    """Return the ``type`` of an object, as it came or as it was parsed."""
+    """Return the ``type`` of a JSON object or of a parsed model."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return kind if isinstance(kind, str) else None
 
@@ -109,14 +117,14 @@ Tool = Annotated[
 
 
 class NamedTool(WireRequest):
-    """``tool_choice`` that names a tool, and an entry of ``allowed_tools``."""
+    """``tool_choice`` that names a tool; also an entry of ``allowed_tools``."""
 
     type: Literal["function", "custom"]
     name: str
 
 
 class HostedChoice(WireRequest):
-    """``tool_choice`` of a tool that does not run here, and an entry of ``allowed_tools``."""
+    """``tool_choice`` of a hosted tool; also an entry of ``allowed_tools``."""
 
     type: str
 
@@ -136,7 +144,7 @@ AllowedTool = Annotated[
 
 
 class AllowedTools(WireRequest):
-    """``tool_choice`` of type ``allowed_tools``: no other tool may be called."""
+    """``tool_choice`` of type ``allowed_tools``: the model may call no other tool."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -190,7 +198,7 @@ class Reasoning(WireRequest):
 
 
 class StreamOptions(WireRequest):
-    """``stream_options``. Deltas are not padded; asking for that is no error."""
+    """``stream_options``. Deltas are never padded; ``include_obfuscation`` is accepted."""
 
     include_obfuscation: bool | None = None
 
@@ -223,7 +231,7 @@ Include = Literal[
 
 
 class ChatNames(WireRequest):
-    """Names that fields of a context have in chats; they become the official ones."""
+    """Field names of chat completions; their values move to the fields of this API."""
 
     response_format: ResponseFormat | None = None
     reasoning_effort: ReasoningEffort | None = None
@@ -246,9 +254,6 @@ class ChatNames(WireRequest):
         }
 
 
-_TRUNCATION = {None: None, True: "auto", False: "disabled"}
-
-
 def _flat_format(given: ResponseFormat | None) -> Any:
     if not isinstance(given, ChatSchemaFormat):
         return given
@@ -260,7 +265,7 @@ def _flat_format(given: ResponseFormat | None) -> Any:
 
 
 class ContextFields(ChatNames):
-    """What a response is about: the fields that also count tokens and compact."""
+    """The fields of a response that decide its prompt; ``input_tokens`` has them too."""
 
     input: Input | None = None
     instructions: str | None = None
@@ -275,7 +280,7 @@ class ContextFields(ChatNames):
 
     @property
     def conversation_id(self) -> str | None:
-        """The id of ``conversation``, however it was given."""
+        """The id in ``conversation``, which is a text or an object."""
         given = self.conversation
         return given.id if isinstance(given, ConversationParam) else given
 
@@ -284,7 +289,8 @@ class ResponseRequest(ContextFields, ConstraintFields, SamplingFields):
     """The body of ``POST /v1/responses``.
 
     Extensions: those of ``SamplingFields`` and ``ConstraintFields``, ``stop``, ``enable_thinking``,
-    ``reasoning_budget``, ``chat_template_kwargs`` and ``template_vars``, and the names of chats.
+    ``reasoning_budget``, ``chat_template_kwargs`` and ``template_vars``, and the names of
+    ``ChatNames``.
     """
 
     model: str | None = None
@@ -317,7 +323,7 @@ class ResponseRequest(ContextFields, ConstraintFields, SamplingFields):
 
     @property
     def includes_logprobs(self) -> bool:
-        """Whether the answer has log probabilities, by either name."""
+        """Whether ``logprobs`` or ``include`` asks for log probabilities."""
         return bool(self.logprobs) or "message.output_text.logprobs" in (self.include or ())
 
     def _second_names(self) -> dict[str, tuple[str, Any]]:
@@ -343,3 +349,65 @@ class CompactRequest(WireRequest):
     instructions: str | None = None
     previous_response_id: ObjectId | None = None
     prompt_cache_key: str | None = None
+
+
+class NewestFirst(PageQuery):
+    """Paging of a list that begins with the newest entry."""
+
+    order: Literal["asc", "desc"] = "desc"
+
+
+class InputItemsQuery(NewestFirst):
+    """Query of ``GET /v1/responses/{id}/input_items``."""
+
+    before: _OptionalText = Field(None, description="The id of the first entry of the next page.")
+
+
+class ResponsesQuery(NewestFirst):
+    """Query of ``GET /v1/responses``, which also has any number of ``metadata[key]=value``."""
+
+    model: _OptionalText = None
+    status: (
+        Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+        | SkipJsonSchema[None]
+    ) = None
+    previous_response_id: _OptionalText = None
+    conversation: _OptionalText = None
+    q: _OptionalText = Field(
+        None,
+        max_length=MAX_SEARCH_LENGTH,
+        description=(
+            "Words that one item of the response contains, all of them. Phrases in quotes, `or`, "
+            "and a minus before words that the item must not contain."
+        ),
+    )
+    created_after: _OptionalTime = Field(None, description="Unix seconds.")
+    created_before: _OptionalTime = Field(None, description="Unix seconds.")
+
+
+class StreamQuery(BaseModel):
+    """Query of ``GET /v1/responses/{id}``."""
+
+    stream: bool = False
+    starting_after: Annotated[int, Field(ge=0, lt=10**9)] | SkipJsonSchema[None] = Field(
+        None, description="The number of the last event that the client has."
+    )
+
+
+class ConversationRequest(WireRequest):
+    """The body of ``POST /v1/conversations``, which may be empty."""
+
+    items: Annotated[InputItems, Field(max_length=20)] | None = None
+    metadata: Metadata | None = None
+
+
+class ConversationUpdate(WireRequest):
+    """The body of ``POST /v1/conversations/{id}``."""
+
+    metadata: Metadata
+
+
+class ItemsRequest(WireRequest):
+    """The body of ``POST /v1/conversations/{id}/items``."""
+
+    items: Annotated[InputItems, Field(min_length=1, max_length=20)]

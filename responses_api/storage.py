@@ -1,4 +1,4 @@
-"""Keeping responses: when they are accepted, and when they end."""
+"""Writes responses to the database, when they are accepted and when they end."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from inference_site.storage.connections import end_if_still
 from inference_site.storage.content_field import storable
 from inference_site.storage.prepared import execute_prepared
 from inference_site.streams.request_documents import ToStore
+from responses_api.assembler import ResponseAssembler
+from responses_api.context import Context, conversation_not_found, previous_not_found
+from responses_api.items import IdentifiedItem, from_wire
 from responses_api.models import Conversation, Item, ResponseStatus
-from responses_api.output.assembler import ResponseAssembler
-from responses_api.state.context import Context, conversation_not_found, previous_not_found
-from responses_api.state.items import IdentifiedItem, from_wire
-from responses_api.wire.request import ResponseRequest
+from responses_api.wire.requests import ResponseRequest
 
-_NOT_KEPT = {"input", "metadata", "previous_response_id", "conversation"}
-_OF_ITS_OWN = (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE)
-"""How a response ends that neither failed nor was cancelled."""
+_NOT_IN_REQUEST = {"input", "metadata", "previous_response_id", "conversation"}
+"""Fields that the column ``request`` does not hold, because items and other columns do."""
 _ACCEPT = """
 WITH previous AS (  -- Held, so that it is not deleted before this response is written.
     SELECT id FROM responses_api_storedresponse
@@ -68,9 +67,9 @@ SELECT id, conversation_id FROM ended
 
 
 class ConversationLocked(InvalidRequestError):
-    """Another response runs on the conversation, or has changed it meanwhile.
+    """Another response runs on the conversation, or has added items to it meanwhile.
 
-    ``holder_id`` is the one that runs; empty when none does any more.
+    ``holder_id`` is the id of the running response, or empty.
     """
 
     def __init__(self, conversation_id: str, holder_id: str) -> None:
@@ -84,7 +83,7 @@ class ConversationLocked(InvalidRequestError):
 
     @property
     def wait(self) -> Wait:
-        """What a request waits for before it is tried again."""
+        """What the request waits for before it is tried again."""
         at_most_s: float = settings.CONVERSATION_LOCK_WAIT_S
         return Wait(self.holder_id, self.conversation_id, at_most_s)
 
@@ -92,15 +91,15 @@ class ConversationLocked(InvalidRequestError):
 def accept(
     project_id: int, response: dict[str, Any], body: ResponseRequest, context: Context
 ) -> None:
-    """Write a response and its input. Raise ConversationLocked, and NotFoundError or
-    InvalidRequestError when what it builds on was deleted meanwhile.
+    """Write a response and its input, in the transaction that writes the generation's row.
 
-    Runs in the transaction of the generation's row.
+    Raise ConversationLocked; NotFoundError or InvalidRequestError if the conversation or the
+    previous response was deleted meanwhile.
     """
     conversation, previous = context.conversation, context.previous
     if conversation is not None:
         _lock(conversation, response["id"])
-    given = {
+    parameters = {
         "public_id": response["id"],
         "project": project_id,
         "model": response["model"],
@@ -108,26 +107,24 @@ def accept(
         "background": bool(body.background),
         "previous": previous and previous.pk,
         "conversation": conversation and conversation.pk,
-        # Holding it makes sure that no item was added since the others were read.
+        # The lock ensures that no item was added since the items of the context were read.
         "position": conversation and conversation.next_position,
         "metadata": _json(body.metadata or {}),
-        "request": _json(_kept(body)),
+        "request": _json(
+            body.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude=_NOT_IN_REQUEST)
+        ),
         "created_at": dt.datetime.fromtimestamp(response["created_at"], dt.UTC),
-        **_items(context.new),
+        **_item_parameters(context.new),
     }
-    if execute_prepared(_ACCEPT, given).fetchone() is None:
+    if execute_prepared(_ACCEPT, parameters).fetchone() is None:
         assert previous is not None
         raise previous_not_found(previous.public_id)
 
 
-def _kept(body: ResponseRequest) -> dict[str, Any]:
-    return body.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude=_NOT_KEPT)
-
-
 def _lock(conversation: Conversation, response_id: str) -> None:
-    """Hold the conversation while the response's generation has not ended."""
-    # The row first, then the questions: each statement sees what was committed before it began, and
-    # a statement that waits for a row asks all but that row as it was before the wait.
+    """Lock the conversation until the generation of the response has ended."""
+    # Two statements, because each sees what was committed before it began. One statement that waits
+    # for the row would read the generations as they were before the wait.
     rows = Conversation.objects.filter(pk=conversation.pk, deleted_at=None)
     end_if_still()
     found = rows.select_for_update().first()
@@ -135,29 +132,24 @@ def _lock(conversation: Conversation, response_id: str) -> None:
         raise conversation_not_found(conversation.public_id, "conversation")
     running = Generation.objects.filter(public_id=found.locked_by).exclude(status__in=TERMINAL)
     is_held = bool(found.locked_by) and running.exists()
-    # What another added after its items were read would be missing in this one's context.
+    # The context of this response lacks items that were added after it was read.
     if is_held or found.next_position != conversation.next_position:
         raise ConversationLocked(conversation.public_id, found.locked_by if is_held else "")
     rows.update(locked_by=response_id)
 
 
-def _items(items: Sequence[IdentifiedItem]) -> dict[str, list[str]]:
-    return {"ids": [item.id for item in items], "data": [_json(item.data) for item in items]}
-
-
-def _json(content: Any) -> str:
-    return orjson.dumps(storable(content)).decode()
-
-
 def store_result(
     generation_id: str, status: str, assembler: Assembler, store: ToStore | None
 ) -> None:
-    """Keep the end of a response, if it is stored (see ``generations.kinds.StoreResult``)."""
+    """Write the end of a response, if it is stored.
+
+    See ``inference_site.generations.kinds.StoreResult``.
+    """
     assert isinstance(assembler, ResponseAssembler)
     final, completed_at = assembler.response, None
     if final.completed_at is not None:
         completed_at = dt.datetime.fromtimestamp(final.completed_at, dt.UTC)
-    given = {
+    parameters = {
         "public_id": generation_id,
         "status": final.status,
         "usage": final.usage and _json(final.usage.model_dump()),
@@ -165,27 +157,32 @@ def store_result(
         "deltas": assembler.deltas and _json(assembler.deltas),
         "reason": final.incomplete_details.reason if final.incomplete_details else "",
         "completed_at": completed_at,
-        **_items([from_wire(item.model_dump()) for item in final.output]),
+        **_item_parameters([from_wire(item.model_dump()) for item in final.output]),
     }
-    for key, conversation in execute_prepared(_END, given):
-        if conversation is not None:
-            _release(key, conversation, generation_id, is_whole=final.status in _OF_ITS_OWN)
-
-
-def _release(key: int, conversation_key: int, public_id: str, *, is_whole: bool) -> None:
-    """Unlock the conversation of a response, and add this to it if it came to an end of its own."""
-    conversation = Conversation.objects.select_for_update().get(pk=conversation_key)
-    if is_whole:
-        append(conversation, list(Item.objects.filter(response=key).order_by("position")))
-    if conversation.locked_by == public_id:
-        conversation.locked_by = ""
-    conversation.save(update_fields=["locked_by", "next_position"])
+    for pk, conversation_pk in execute_prepared(_END, parameters):
+        if conversation_pk is None:
+            continue
+        conversation = Conversation.objects.select_for_update().get(pk=conversation_pk)
+        # A response that failed or was cancelled adds nothing to its conversation.
+        if final.status in (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE):
+            append(conversation, list(Item.objects.filter(response=pk).order_by("position")))
+        if conversation.locked_by == generation_id:
+            conversation.locked_by = ""
+        conversation.save(update_fields=["locked_by", "next_position"])
 
 
 def append(conversation: Conversation, items: Sequence[Item]) -> None:
-    """Give items their places at the end of a conversation, which the caller holds and saves."""
+    """Add items to a conversation. The caller has locked its row, and saves it."""
     for item in items:
         item.conversation = conversation
         item.conversation_position = conversation.next_position
         conversation.next_position += 1
     Item.objects.bulk_update(items, ["conversation", "conversation_position"])
+
+
+def _item_parameters(items: Sequence[IdentifiedItem]) -> dict[str, list[str]]:
+    return {"ids": [item.id for item in items], "data": [_json(item.data) for item in items]}
+
+
+def _json(content: Any) -> str:
+    return orjson.dumps(storable(content)).decode()

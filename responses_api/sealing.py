@@ -1,6 +1,6 @@
-"""Sealed content: what a client carries for this server, and neither reads nor changes.
+"""Sealed content: text that a client stores for this server, and can neither read nor change.
 
-Encrypted with a key derived from ``SECRET_KEY``, and bound to the project it was made for.
+It is compressed, and encrypted with a key derived from ``SECRET_KEY`` and the project's id.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from inference_site.storage.cipher import cipher_for
 
 
 def seal(text: str, project_id: int) -> str:
-    """Return the text, compressed and encrypted."""
+    """Return the text as sealed content for a project."""
     return _cipher(project_id).encrypt(zlib.compress(text.encode())).decode()
 
 
 def unseal(sealed: str, project_id: int, param: str) -> str:
-    """Return the text. Raise InvalidRequestError for what this server did not make."""
+    """Return the text. Raise InvalidRequestError unless this server sealed it for the project."""
     try:
         return zlib.decompress(_cipher(project_id).decrypt(sealed.encode())).decode()
     except (InvalidToken, zlib.error, UnicodeError) as exc:

@@ -1,0 +1,179 @@
+"""A response in its thread: the turns up to it as bubbles, and the tree around it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from inference_site.admin_pages.bubbles import Bubble, Piece, image_piece, text_piece
+from responses_api.annotations import status_of, with_generation_status
+from responses_api.items import ItemData
+from responses_api.models import Item, StoredResponse
+
+MAX_TURNS = 20
+"""The most turns of a thread on a page."""
+MAX_ITEMS = 50
+"""The most items of a conversation on a page."""
+_ANCESTORS, _BRANCHES, _CHILD_ROWS = 4, 20, 200
+"""Of a tree: the most ancestors, the most children of a node, and the most rows of a level."""
+_CALLS = ("function_call", "custom_tool_call")
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
+_CHAIN = """
+WITH RECURSIVE chain (id, previous_id, depth) AS (
+    SELECT id, previous_id, 0 FROM responses_api_storedresponse WHERE id = %s
+  UNION ALL
+    SELECT parent.id, parent.previous_id, chain.depth + 1
+    FROM responses_api_storedresponse parent JOIN chain ON parent.id = chain.previous_id
+    WHERE chain.depth < %s
+)
+SELECT stored.* FROM responses_api_storedresponse stored JOIN chain USING (id)
+ORDER BY chain.depth DESC
+"""
+
+
+def chain(response: StoredResponse, most: int) -> list[StoredResponse]:
+    """Return a response and up to ``most`` responses before it, oldest first."""
+    return list(StoredResponse.objects.raw(_CHAIN, [response.pk, most]))
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The input and output of a response; without a response, the conversation before it."""
+
+    response: StoredResponse | None
+    instructions: str
+    bubbles: Sequence[Bubble]
+
+
+def turns(response: StoredResponse) -> list[Turn]:
+    """Return the last turns of a thread up to this response, oldest first."""
+    responses = chain(response, MAX_TURNS - 1)
+    items: dict[int | None, list[Item]] = defaultdict(list)
+    for item in Item.objects.filter(response__in=responses).order_by("response", "position"):
+        items[item.response_id].append(item)
+    first, before = responses[0], list[Item]()
+    if first.conversation_id is not None:
+        rows = Item.objects.filter(
+            conversation=first.conversation_id,
+            conversation_position__lt=first.conversation_position or 0,
+        )
+        before = list(reversed(rows.order_by("-conversation_position")[:MAX_ITEMS]))
+    maker = BubbleMaker([*before, *(item for own in items.values() for item in own)])
+    shown = [Turn(None, "", maker.bubbles(before))] if before else []
+    for member in responses:
+        instructions = member.request.get("instructions")
+        text = instructions if isinstance(instructions, str) else ""
+        shown.append(Turn(member, text, maker.bubbles(items[member.pk])))
+    return shown
+
+
+class BubbleMaker:
+    """Makes bubbles of the items of a page; the output of a call is part of the call's bubble."""
+
+    def __init__(self, items: Iterable[Item]) -> None:
+        self._called: set[str] = set()
+        self._outputs: dict[str, list[Piece]] = {}
+        for item in items:
+            if item.data["type"] in _CALLS:
+                self._called.add(item.data["call_id"])
+            elif item.data["type"] in _OUTPUTS:
+                self._outputs[item.data["call_id"]] = _pieces(item.data["output"])
+
+    def bubbles(self, items: Iterable[Item]) -> list[Bubble]:
+        """Return the bubbles of items, without outputs whose call is on the page."""
+        return [
+            self._bubble(item.data)
+            for item in items
+            if item.data["type"] not in _OUTPUTS or item.data["call_id"] not in self._called
+        ]
+
+    def _bubble(self, data: ItemData) -> Bubble:
+        match data["type"]:
+            case "message":
+                return Bubble("message", data["role"], _pieces(data["content"]))
+            case "reasoning":
+                parts = [*data.get("summary", ()), *data.get("content", ())]
+                return Bubble("reasoning", "assistant", _pieces(parts))
+            case "function_call" | "custom_tool_call":
+                arguments: str = data.get("arguments") or data.get("input") or ""
+                output = self._outputs.get(data["call_id"])
+                return Bubble("call", "assistant", [text_piece(arguments)], data["name"], output)
+            case "function_call_output" | "custom_tool_call_output":
+                return Bubble("result", "tool", _pieces(data["output"]))
+            case other:
+                return Bubble("note", "", name=f"{other}: its content is sealed.")
+
+
+def _pieces(content: Any) -> list[Piece]:
+    """Return the pieces of a text, or of the parts of a message or an output."""
+    if isinstance(content, str):
+        return [text_piece(content)]
+    return [_piece(part) for part in content]
+
+
+def _piece(part: Mapping[str, Any]) -> Piece:
+    match part["type"]:
+        case "refusal":
+            return text_piece(part["refusal"])
+        case "input_image":
+            return image_piece(part.get("image_url") or f"file {part.get('file_id')}")
+        case "input_file":
+            name = part.get("filename") or part.get("file_id") or part.get("file_url") or "no name"
+            return Piece("note", f"File: {name}")
+        case _:
+            return text_piece(part.get("text", ""))
+
+
+@dataclass(slots=True)
+class Node:
+    """A response in a tree; ``more``: it has more children than the tree shows."""
+
+    response: StoredResponse
+    is_current: bool = False
+    children: list[Node] = field(default_factory=list)
+    more: bool = False
+    status: str = ""
+
+
+def tree(response: StoredResponse) -> Node:
+    """Return the tree around a response: four ancestors, its siblings, and two levels below it."""
+    ancestors = chain(response, _ANCESTORS)[:-1]
+    current = Node(response, is_current=True)
+    root = last = Node(ancestors[0]) if ancestors else current
+    for ancestor in ancestors[1:]:
+        last.children.append(node := Node(ancestor))
+        last = node
+    if last is not current:
+        _add_children([last], current)
+    _add_children([current])
+    _add_children(current.children)
+    nodes = list(_nodes(root))
+    rows = StoredResponse.objects.filter(pk__in=[node.response.pk for node in nodes])
+    statuses = dict(with_generation_status(rows).values_list("pk", "generation_status"))
+    for node in nodes:
+        node.status = status_of(node.response, statuses.get(node.response.pk))
+    return root
+
+
+def _nodes(root: Node) -> Iterator[Node]:
+    yield root
+    for child in root.children:
+        yield from _nodes(child)
+
+
+def _add_children(parents: list[Node], known: Node | None = None) -> None:
+    """Add the children of these nodes; ``known`` is the node of one of the children."""
+    by_pk = {parent.response.pk: parent for parent in parents}
+    rows = StoredResponse.objects.filter(previous__in=by_pk, deleted_at=None).order_by("pk")
+    if known is not None and known.response.previous_id is not None:
+        by_pk[known.response.previous_id].children.append(known)
+    for row in rows[:_CHILD_ROWS]:
+        parent = by_pk[row.previous_id or 0]
+        if known is not None and row.pk == known.response.pk:
+            continue
+        if len(parent.children) < _BRANCHES:
+            parent.children.append(Node(row))
+        else:
+            parent.more = True

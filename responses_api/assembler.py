@@ -1,0 +1,517 @@
+"""Assemblers of the three kinds of generations: responses, token counts and compactions.
+
+An assembler folds the deltas of an engine into the frames of the stream and the final object. The
+fold is pure: the same deltas give the same events.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from itertools import count
+from typing import Any, Literal
+
+import orjson
+from django.conf import settings
+from pydantic import TypeAdapter
+from pydantic_core import to_json
+
+from inference_site.domain.deltas import (
+    Delta,
+    Finish,
+    FinishReason,
+    PromptDelta,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    Usage,
+)
+from inference_site.errors.api_errors import ApiError
+from inference_site.errors.exceptions import api_error
+from inference_site.generations.kinds import Assembler
+from inference_site.generations.queue import new_id
+from inference_site.generations.whole_answer import WholeAnswerAssembler
+from inference_site.streams.batches import Ending, Sent
+from inference_site.streams.request_documents import Assembly
+from responses_api import events
+from responses_api.events import ItemEvents, encode, events_of, with_text
+from responses_api.items import new_item
+from responses_api.sealing import seal
+from responses_api.wire import objects as wire
+from responses_api.wire.input_items import ItemStatus
+from responses_api.wire.objects import (
+    CustomToolCall,
+    Event,
+    FunctionCall,
+    IncompleteDetails,
+    InputTokensDetails,
+    LogprobEntry,
+    Message,
+    OutputItem,
+    OutputTokensDetails,
+    ReasoningItem,
+    ResponseError,
+    ResponseObject,
+    ResponseUsage,
+    changed,
+)
+
+RESPONSE, INPUT_TOKENS, COMPACTION = "response", "response.input_tokens", "response.compaction"
+"""Names of the kinds of generations."""
+_INCOMPLETE_REASONS: dict[FinishReason, Literal["max_output_tokens", "content_filter"]] = {
+    "length": "max_output_tokens",
+    "content_filter": "content_filter",
+}
+"""``incomplete_details.reason`` by the finish reason of the model."""
+_SUMMARY_HEADING = "Summary of the conversation so far:\n"
+_LOGPROBS = TypeAdapter(list[LogprobEntry])
+_NOTHING_SENT = Sent()
+
+Frames = Sequence[bytes]
+
+
+@dataclass(frozen=True)
+class ResponseAssembly(Assembly):
+    """The arguments of ``ResponseAssembler``, as the request document holds them."""
+
+    response: dict[str, Any]
+    emits: bool = True
+    sends_done: bool = True
+    seal_for: int | None = None
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the response is stored."""
+        return self.response.get("store") is not False
+
+    def assembler(self) -> ResponseAssembler:
+        """Return the assembler with these arguments."""
+        return ResponseAssembler(self.response, self.emits, self.sends_done, self.seal_for)
+
+
+class ResponseAssembler(Assembler):
+    """Assembles one response.
+
+    ``response`` is the response object: at first as it was accepted, after the end the final one.
+    ``error`` is the error that the client gets. ``deltas`` is the value for
+    ``StoredResponse.deltas``. ``emits`` is false when no client can read the stream. ``seal_for``
+    is the project to encrypt the reasoning for, if the request includes encrypted reasoning.
+    """
+
+    def __init__(
+        self,
+        response: dict[str, Any],
+        emits: bool = True,
+        sends_done: bool = True,
+        seal_for: int | None = None,
+    ) -> None:
+        self.response = ResponseObject.model_validate({**response, "status": "in_progress"})
+        self.error: dict[str, Any] | None = None
+        self.deltas: dict[str, Any] | None = None
+        self._emits, self._sends_done, self._seal_for = emits, sends_done, seal_for
+        self._output = OutputWriter(emits, seal_for)
+        self._finish_reason: FinishReason = "stop"
+        self._usage = Usage()
+
+    def restart(self, sent: Sent) -> Sequence[bytes]:
+        """Continue the stream of an earlier attempt with a new answer.
+
+        The item that the earlier attempt left open is ended. Its items are not part of the output,
+        but keep their output indexes. One more ``response.in_progress`` marks the restart.
+        """
+        self.recover(sent)
+        closing = self._output.end_item("incomplete")
+        self._output.clear()
+        if sent.next <= events.ACCEPTED_EVENTS:  # The earlier attempt has sent nothing.
+            return closing
+        again = events.state_event(events.IN_PROGRESS, self.response, self._output.numbers)
+        return [*closing, *self._output.encode([again])]
+
+    def recover(self, sent: Sent) -> None:
+        """Continue with the output that the frames sent so far contain."""
+        self._output = OutputWriter(self._emits, self._seal_for, sent)
+        self.pieces = self._output.pieces
+
+    def begin(self) -> Sequence[bytes]:
+        """Return those opening events that were not sent at acceptance."""
+        output = self._output
+        return output.encode(
+            events.opening_events(self.response, output.numbers, output.first_number)
+        )
+
+    def feed(self, delta: Delta) -> Sequence[bytes]:
+        """Take the next delta; return its events, encoded."""
+        if isinstance(delta, Finish):
+            self._finish_reason = delta.reason
+        elif isinstance(delta, Usage):
+            self._usage = delta
+        return self._output.feed(delta)
+
+    def complete(self) -> Ending:
+        """End the response as completed, or as incomplete after the token limit or a filter."""
+        opened = self._output.begin_message() if self._output.is_empty else ()
+        reason = _INCOMPLETE_REASONS.get(self._finish_reason)
+        if reason is None:
+            frames = self._end("completed", "completed", completed_at=int(time.time()))
+        else:
+            details = IncompleteDetails(reason=reason)
+            frames = self._end("incomplete", "incomplete", incomplete_details=details)
+        body = to_json(self.response)
+        return Ending([*opened, *frames], 200, body, finish_reason=self._finish_reason)
+
+    def cancel(self) -> Ending:
+        """End the response as cancelled, with its output so far."""
+        return Ending(self._end("cancelled", "incomplete"), 200, to_json(self.response))
+
+    def fail(self, error: Exception) -> Ending:
+        """End the response as failed, with its output so far."""
+        client_error = _client_error(error)
+        is_early = self._output.is_empty
+        self.error = client_error.envelope["error"]
+        code = client_error.code or client_error.type
+        details = ResponseError(code=code, message=client_error.message)
+        frames = self._end("failed", "incomplete", error=details)
+        partial = {} if is_early else {"partial_response": self.response}
+        return _failed_ending(client_error, frames, is_early=is_early, **partial)
+
+    def _end(self, status: str, last_item: ItemStatus, **fields: Any) -> list[bytes]:
+        """End the open item and complete the object; return the last frames of the stream."""
+        output = self._output
+        frames = output.end_item(last_item)
+        if self.error is not None:
+            frames += output.encode([events.error_event(self.error, output.numbers)])
+        usage = response_usage(self._usage)
+        fields |= {"status": status, "output": output.items, "usage": usage}
+        self.response = changed(self.response, **fields)
+        last = events.terminal_event(self.response, output.numbers)
+        if self._emits and not output.has_lost_frames:
+            sent_deltas = [asdict(sent) for sent in output.sent_deltas]
+            self.deltas = {"end": last.sequence_number, "items": sent_deltas}
+        frames += output.encode([last])
+        return [*frames, events.DONE] if self._sends_done else frames
+
+
+def failure(error: Exception, *, first: int = 0) -> Ending:
+    """Fail a response without its object: the stream ends with an error event, numbered ``first``.
+
+    See ``inference_site.generations.kinds.Failure``.
+    """
+    client_error = _client_error(error)
+    frames = [encode(events.error_event(client_error.envelope["error"], count(first)))]
+    if settings.RESPONSES_SEND_DONE:
+        frames.append(events.DONE)
+    return _failed_ending(client_error, frames, is_early=True)
+
+
+def _failed_ending(
+    error: ApiError, frames: list[bytes], *, is_early: bool, **partial: Any
+) -> Ending:
+    return Ending(
+        frames,
+        error.status,
+        to_json({"error": {**error.envelope["error"], **partial}}),
+        error_code=error.code or error.type,
+        is_early=is_early,
+        retry_after_s=error.retry_after_s,
+    )
+
+
+def _client_error(error: Exception) -> ApiError:
+    """Return the API error; the field that engines know as ``messages`` is ``input`` here."""
+    client_error = api_error(error)
+    if client_error.param == "messages":
+        client_error.param = "input"
+    return client_error
+
+
+@dataclass(frozen=True, slots=True)
+class SentDeltas:
+    """How the text of an item was divided into delta events.
+
+    ``first`` is the number of the item's first event, ``sizes`` the characters of each delta, and
+    ``logprob_counts``, if there are log probabilities, the number of them in each delta.
+    ``StoredResponse.deltas`` holds these fields, so their names are a storage format.
+    """
+
+    first: int | None
+    sizes: list[int]
+    logprob_counts: list[int]
+
+
+@dataclass(slots=True)
+class OpenItem:
+    """An item that has begun and not ended.
+
+    ``announced`` is the item in its ``response.output_item.added`` event, ``index`` its output
+    index, ``first`` the number of its first event. ``pieces`` are the texts of its deltas;
+    ``logprob_counts`` says how many of ``logprobs`` came with each.
+    """
+
+    announced: OutputItem
+    index: int
+    seal_for: int | None = None
+    first: int | None = None
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    logprob_counts: list[int] = field(default_factory=list)
+
+    def append(self, text: str, logprobs: list[dict[str, Any]]) -> None:
+        """Add the text of a delta."""
+        self.pieces.append(text)
+        self.logprobs += logprobs
+        self.logprob_counts.append(len(logprobs))
+
+    def so_far(self, status: ItemStatus) -> OutputItem:
+        """Return the item with its text so far; reasoning is not encrypted yet."""
+        logprobs = _LOGPROBS.validate_python(self.logprobs) if self.logprobs else ()
+        return with_text(self.announced, "".join(self.pieces), logprobs, status)
+
+    def ended(self, status: ItemStatus) -> OutputItem:
+        """Return the item with all of its text."""
+        item = self.so_far(status)
+        if self.seal_for is None or not isinstance(item, ReasoningItem):
+            return item
+        return changed(item, encrypted_content=seal("".join(self.pieces), self.seal_for))
+
+
+class Output:
+    """The output items that the frames sent so far contain; the last item may be open."""
+
+    def __init__(self, frames: Sequence[bytes] = ()) -> None:
+        self.items: list[OutputItem] = []
+        self.sent_deltas: list[SentDeltas] = []
+        self.open_item: OpenItem | None = None
+        self._next_index = 0
+        for event in events_of(frames):
+            self._read(event)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no item has begun."""
+        return self.open_item is None and not self.items
+
+    @property
+    def pieces(self) -> int:
+        """The number of deltas of all items."""
+        ended = sum(len(sent.sizes) for sent in self.sent_deltas)
+        return ended + len(self.open_item.pieces if self.open_item else ())
+
+    def clear(self) -> None:
+        """Drop the ended items; later items get higher output indexes all the same."""
+        self.items, self.sent_deltas = [], []
+
+    def so_far(self) -> list[OutputItem]:
+        """Return the items; the open one with the status ``in_progress``."""
+        return [*self.items, *([self.open_item.so_far("in_progress")] if self.open_item else [])]
+
+    def _start(self, announced: OutputItem, seal_for: int | None = None) -> OpenItem:
+        self.open_item = OpenItem(announced, self._next_index, seal_for)
+        self._next_index += 1
+        return self.open_item
+
+    def _finish(self, item: OutputItem) -> None:
+        """Add the final form of the open item."""
+        self.items.append(item)
+        if (ended := self.open_item) is not None:
+            counts = ended.logprob_counts if ended.logprobs else []
+            sizes = [len(piece) for piece in ended.pieces]
+            self.sent_deltas.append(SentDeltas(ended.first, sizes, counts))
+        self.open_item = None
+
+    def _read(self, event: wire.ResponseEvent) -> None:
+        match event:
+            case wire.ResponseStateEvent(type="response.in_progress"):
+                self.clear()  # The items before it are of an earlier attempt.
+            case wire.OutputItemEvent(type="response.output_item.added"):
+                self._next_index = event.output_index
+                self._start(event.item).first = event.sequence_number
+            case wire.OutputItemEvent():
+                self._finish(event.item)
+            case (
+                wire.OutputTextDelta()
+                | wire.ReasoningTextDelta()
+                | wire.FunctionCallArgumentsDelta()
+                | wire.CustomToolCallInputDelta()
+            ) if self.open_item is not None:
+                logprobs = event.logprobs if isinstance(event, wire.OutputTextDelta) else []
+                self.open_item.append(event.delta, [entry.model_dump() for entry in logprobs])
+
+
+class OutputWriter(Output):
+    """Adds the deltas of an engine to the output, and encodes the events of that.
+
+    It continues after the frames ``sent`` by earlier attempts: ``first_number`` is the number of
+    its first event, ``numbers`` counts on from there. For ``emits`` and ``seal_for`` see
+    ``ResponseAssembler``.
+    """
+
+    def __init__(self, emits: bool, seal_for: int | None, sent: Sent = _NOTHING_SENT) -> None:
+        super().__init__(sent.frames)
+        self._emits, self._seal_for = emits, seal_for
+        self._open_type: type[OutputItem] | None = None
+        self._delta_frame = (b"", b"", b"")
+        self.first_number, self.numbers = sent.next, count(sent.next)
+        self.has_lost_frames = len(sent.frames) < sent.next
+
+    def encode(self, events: Iterable[Event]) -> list[bytes]:
+        """Return the frames of events; none if no client can read them."""
+        return [encode(event) for event in events] if self._emits else []
+
+    def feed(self, delta: Delta) -> Frames:
+        """Take the next delta; return its frames."""
+        opened: Frames = ()
+        if isinstance(delta, TextDelta):
+            if self._open_type is not Message:
+                opened = self.begin_message()
+            return self._append(opened, delta.text, delta.logprobs)
+        if isinstance(delta, ReasoningDelta):
+            if self._open_type is not ReasoningItem:
+                id_ = new_id("rs_")
+                item = ReasoningItem(id=id_, status="in_progress", summary=[], content=[])
+                opened = self._begin(item, self._seal_for)
+            return self._append(opened, delta.text)
+        if isinstance(delta, ToolCallDelta):
+            if delta.id is not None and delta.name is not None:
+                call = {"status": "in_progress", "call_id": delta.id, "name": delta.name}
+                if delta.is_custom:
+                    opened = self._begin(CustomToolCall(id=new_id("ctc_"), input="", **call))
+                else:
+                    opened = self._begin(FunctionCall(id=new_id("fc_"), arguments="", **call))
+            if delta.arguments and self._open_type in (FunctionCall, CustomToolCall):
+                return self._append(opened, delta.arguments)
+        return opened
+
+    def begin_message(self) -> Frames:
+        """Begin a message; return the frames that announce it."""
+        id_ = new_id("msg_")
+        return self._begin(Message(id=id_, status="in_progress", role="assistant", content=[]))
+
+    def end_item(self, status: ItemStatus) -> list[bytes]:
+        """End the open item, if there is one; return the frames of that."""
+        if (open_ := self.open_item) is None:
+            return []
+        ended = open_.ended(status)
+        self._finish(ended)
+        self._open_type = None
+        return self.encode(self._events(open_).closing(ended, has_delta=bool(open_.pieces)))
+
+    def _begin(self, announced: OutputItem, seal_for: int | None = None) -> Frames:
+        ended = self.end_item("completed")
+        item = self._start(announced, seal_for)
+        self._open_type = type(announced)
+        head, middle, tail = _delta_frame(self._open_type)
+        self._delta_frame = head, middle % (announced.id.encode(), item.index), tail
+        opening = list(self._events(item).opening(announced)) if self._emits else []
+        item.first = next((event.sequence_number for event in opening), None)
+        return [*ended, *self.encode(opening)]
+
+    def _events(self, item: OpenItem) -> ItemEvents:
+        return ItemEvents(item.announced.id, item.index, self.numbers)
+
+    def _append(self, opened: Frames, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Frames:
+        """Add text to the open item; return its frame after those that opened the item."""
+        item = self.open_item
+        assert item is not None
+        # Plain dicts in the shape of LogprobEntry: models would cost too much for each token.
+        entries = [
+            {**_token(entry), "top_logprobs": [_token(other) for other in entry.top]}
+            for entry in logprobs
+        ]
+        item.append(text, entries)
+        head, middle, tail = self._delta_frame
+        if entries:
+            tail = tail.replace(b"[]", orjson.dumps(entries))
+        if not self._emits:
+            return ()
+        number = next(self.numbers)
+        return (*opened, b"%b%d%b%b%b" % (head, number, middle, orjson.dumps(text), tail))
+
+
+def _token(entry: TokenLogprob) -> dict[str, Any]:
+    return {"token": entry.token, "logprob": entry.logprob, "bytes": list(entry.text_bytes)}
+
+
+@cache
+def _delta_frame(item_type: type[Any]) -> tuple[bytes, bytes, bytes]:
+    """Return the bytes of a delta's frame before its number, before its text, and after its text.
+
+    The second has placeholders for the item's id and output index. There is a delta for each token,
+    so the wire model is encoded once for each type of item.
+    """
+    event = ItemEvents("%b", 0, count()).delta(item_type.model_construct(), "")
+    head, rest = encode(event).split(b"0", 1)  # The number: no event type contains a digit.
+    middle, tail = rest.split(b'""', 1)
+    return head, middle.replace(b'"output_index":0', b'"output_index":%d'), tail
+
+
+class InputTokensAssembler(WholeAnswerAssembler):
+    """Assembles the answer of ``POST /v1/responses/input_tokens``."""
+
+    def __init__(self, _: Assembly) -> None:
+        self._count = 0
+
+    def feed(self, delta: Delta) -> Sequence[bytes]:
+        """Count the tokens of the prompt."""
+        if isinstance(delta, PromptDelta):
+            self._count = len(delta.tokens)
+        return ()
+
+    def answer(self) -> dict[str, Any]:
+        """Return the object ``response.input_tokens``."""
+        return {"object": INPUT_TOKENS, "input_tokens": self._count}
+
+
+@dataclass(frozen=True)
+class CompactionAssembly(Assembly):
+    """The arguments of a compaction; ``kept`` are the user's messages, as the API shows them."""
+
+    response_id: str
+    created_at: int
+    kept: list[dict[str, Any]]
+    project_id: int
+
+
+class CompactionAssembler(WholeAnswerAssembler):
+    """Assembles a compaction: the user's messages, and an encrypted summary of the rest."""
+
+    def __init__(self, assembly: CompactionAssembly) -> None:
+        self._assembly = assembly
+        self._text: list[str] = []
+        self._usage = Usage()
+
+    def feed(self, delta: Delta) -> Sequence[bytes]:
+        """Take the next delta."""
+        match delta:
+            case TextDelta(text):
+                self._text.append(text)
+            case Usage():
+                self._usage = delta
+        return ()
+
+    def answer(self) -> dict[str, Any]:
+        """Return the object ``response.compaction``."""
+        sealed = seal(_SUMMARY_HEADING + "".join(self._text), self._assembly.project_id)
+        compaction = new_item({"type": "compaction", "encrypted_content": sealed})
+        return {
+            "id": self._assembly.response_id,
+            "object": "response.compaction",
+            "created_at": self._assembly.created_at,
+            "output": [*self._assembly.kept, compaction.wire()],
+            "usage": response_usage(self._usage).model_dump(),
+        }
+
+
+def response_usage(usage: Usage) -> ResponseUsage:
+    """Return ``usage`` of the API: cached ⊂ input, reasoning ⊂ output."""
+    return ResponseUsage(
+        input_tokens=usage.input_tokens,
+        input_tokens_details=InputTokensDetails(
+            cached_tokens=usage.cached_tokens, cache_write_tokens=0
+        ),
+        output_tokens=usage.output_tokens,
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.reasoning_tokens),
+        total_tokens=usage.input_tokens + usage.output_tokens,
+    )

@@ -1,0 +1,190 @@
+"""Creates responses: from a request to the submission of its generation."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from django.conf import settings
+from pydantic_core import to_json
+
+from inference_site.accounts.keys import Caller
+from inference_site.catalogue.catalogue import catalogue
+from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.generations.models import ServiceClass
+from inference_site.generations.queue import new_id
+from inference_site.request_fields.capabilities import ignored_fields
+from inference_site.request_fields.mapping import require_stream_for_options
+from inference_site.streams.batches import long_texts
+from inference_site.streams.request_documents import Document
+from inference_site.submission.context_bound import ContextBound, fit_to_context
+from inference_site.submission.model_access import ResolvedModel, served_model, with_capabilities
+from inference_site.submission.submit import Submission
+from responses_api.assembler import RESPONSE, ResponseAssembly
+from responses_api.context import (
+    Context,
+    HistoryLimit,
+    UnstoredHistories,
+    continued_response_id,
+    conversation_items_before,
+    history_of,
+    resolve,
+)
+from responses_api.events import accepted_frames
+from responses_api.items import IdentifiedItem
+from responses_api.mapping import ENCRYPTED_REASONING, hosted_tools, to_generation_request
+from responses_api.models import StoredResponse
+from responses_api.storage import accept
+from responses_api.stored_responses import new_response, stored_response
+from responses_api.wire.requests import ResponseRequest
+
+_ECHOED = ("instructions", "tools", "text")
+"""Fields of any length that every state event repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewResponse:
+    """A response to be stored; implements ``inference_site.generations.queue.WithRow``."""
+
+    project_id: int
+    response: dict[str, Any]
+    body: ResponseRequest
+    context: Context
+
+    def write(self) -> None:
+        """Write the response and its input. Raise ConversationLocked."""
+        accept(self.project_id, self.response, self.body, self.context)
+
+
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """A new response: its object, its context and the submission of its generation."""
+
+    response: dict[str, Any]
+    context: Context
+    submission: Submission
+
+
+def create(
+    caller: Caller,
+    body: ResponseRequest,
+    unstored: UnstoredHistories | None = None,
+    *,
+    grace_s: int = 0,
+) -> Creation:
+    """Return the new response, which is not submitted yet. Raise ApiError.
+
+    ``grace_s`` is the disconnect grace of stored foreground responses.
+    """
+    _refuse_contradictions(body)
+    project_id, is_background = caller.project_id, bool(body.background)
+    model = served_model(
+        caller,
+        body.model,
+        body,
+        background=is_background,
+        continues=partial(continued_response_id, project_id, body),
+    )
+    context = resolve(
+        project_id,
+        body.input,
+        body.previous_response_id,
+        body.conversation_id,
+        HistoryLimit(ContextBound.of(model.spec), may_truncate=body.truncation == "auto"),
+        unstored,
+    )
+    if context.is_unstored and body.store is not False:
+        raise InvalidRequestError(
+            "Invalid 'store': what builds on a response that is not stored cannot be stored.",
+            param="store",
+        )
+    response = new_response(
+        body,
+        response_id=new_id("resp_"),
+        created_at=int(time.time()),
+        model=model.spec.id,
+        previous_response_id=context.previous_response_id,
+        conversation_id=context.conversation.public_id if context.conversation else None,
+        metadata=body.metadata or {},
+    ).model_dump()
+    document = to_document(project_id, body, context, model, response)
+    is_stored, is_flex = response["store"], body.service_tier == "flex"
+    submission = Submission(
+        RESPONSE,
+        response["id"],
+        caller,
+        document,
+        stream=bool(body.stream),
+        subject="input",
+        ignored_params=[*ignored_fields(model, body, document.request), *hosted_tools(body)],
+        service_class=(
+            ServiceClass.BACKGROUND if is_background or is_flex else ServiceClass.FOREGROUND
+        ),
+        end_user=body.safety_identifier or body.user or "",
+        frames=accepted_frames(response) if document.assembly.emits else (),
+        texts=long_texts(to_json(response[field]) for field in _ECHOED),
+        is_replayable=is_stored,
+        with_row=NewResponse(project_id, response, body, context) if is_stored else None,
+        background=is_background,
+        grace_s=grace_s if is_stored and not is_background else 0,
+        continues=context.continues,
+    )
+    return Creation(response, context, submission)
+
+
+def _refuse_contradictions(body: ResponseRequest) -> None:
+    if body.background and body.store is False:
+        raise InvalidRequestError(
+            "Invalid 'background': a response in the background must be stored.",
+            param="background",
+        )
+    if body.logprobs is False and body.includes_logprobs:
+        raise InvalidRequestError(
+            "Invalid 'logprobs': it differs from 'include', which names them.", param="logprobs"
+        )
+    require_stream_for_options(body.stream_options, body.stream)
+
+
+def to_document(
+    project_id: int,
+    body: ResponseRequest,
+    context: Context,
+    model: ResolvedModel,
+    response: dict[str, Any],
+) -> Document[ResponseAssembly]:
+    """Return the request document. Raise InvalidRequestError for fields the model does not have."""
+    request = to_generation_request(body, context.items(), model, project_id)
+    request = fit_to_context(
+        request, "input"
+    )  # Before the response is encoded, which may take megabytes.
+    assembly = ResponseAssembly(
+        response,
+        emits=bool(body.stream) or response["store"],
+        sends_done=settings.RESPONSES_SEND_DONE,
+        seal_for=project_id if ENCRYPTED_REASONING in (body.include or ()) else None,
+    )
+    return Document(request, assembly)
+
+
+def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
+    """Return the request document of a stored response, rebuilt from the database.
+
+    Return None if the response is not stored, or its model is not in the catalogue any more.
+    """
+    stored = StoredResponse.objects.find(generation_id)
+    spec = None if stored is None else catalogue().find(stored.model)
+    if stored is None or spec is None:
+        return None
+    new = [
+        IdentifiedItem(item.public_id, item.data)
+        for item in stored.items.filter(is_output=False).order_by("position")
+    ]
+    body = ResponseRequest.model_validate(stored.request)
+    limit = HistoryLimit(ContextBound.of(spec), may_truncate=body.truncation == "auto")
+    previous = stored.previous
+    before = history_of(previous, limit) if previous else conversation_items_before(stored, limit)
+    context = Context(new, before, previous, stored.conversation)
+    response = stored_response(stored, []).model_dump()
+    return to_document(stored.project_id, body, context, with_capabilities(spec), response)

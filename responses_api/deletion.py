@@ -1,0 +1,132 @@
+"""Deletes responses and conversations: when a client asks, and after their retention.
+
+A row that others build on is hidden (``deleted_at``), and deleted together with the last of these.
+A row is locked before the query for rows that build on it: a transaction that adds one holds a lock
+on the row until it commits, so the query sees the new row. A conversation is locked before those of
+its responses that have ended.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Iterable
+from typing import TypeVar
+
+from django.db import transaction
+from django.db.models import Exists, OuterRef
+from django.utils import timezone
+
+from inference_site.accounts.models import retention_cutoffs
+from inference_site.idempotency.models import forget_answer
+from inference_site.storage.connections import end_if_still
+from inference_site.streams.request_documents import drop_document
+from responses_api.models import ENDED, Conversation, Item, StoredResponse
+
+_BATCH = 100
+Row = TypeVar("Row")
+
+
+def delete(stored: StoredResponse) -> None:
+    """Delete a response and its stream, or hide the response while others build on it.
+
+    Raise redis.RedisError when Redis is down; then nothing is deleted.
+    """
+    drop_document(stored.public_id)
+    with transaction.atomic():
+        if _lock(stored.pk) is not None:
+            StoredResponse.objects.filter(pk=stored.pk).update(deleted_at=timezone.now())
+            forget_answer(stored.public_id)
+            _sweep(stored.pk)
+
+
+def delete_conversation(conversation: Conversation) -> None:
+    """Delete a conversation, or hide it while it has a response that is not deleted."""
+    with transaction.atomic():
+        if _lock_conversation(conversation.pk) is not None:
+            rows = Conversation.objects.filter(pk=conversation.pk)
+            rows.update(deleted_at=timezone.now())
+            _sweep_conversation(conversation.pk)
+
+
+def _lock(pk: int) -> StoredResponse | None:
+    rows = StoredResponse.objects.filter(pk=pk)
+    conversation_pk = rows.values_list("conversation_id", flat=True).first()
+    if conversation_pk is not None:
+        _lock_conversation(conversation_pk)
+    return rows.select_for_update().first()
+
+
+def _lock_conversation(pk: int) -> Conversation | None:
+    end_if_still()
+    return Conversation.objects.select_for_update().filter(pk=pk).first()
+
+
+def _sweep(pk: int | None) -> None:
+    """Delete a hidden response that nothing builds on, and so the responses before it."""
+    while pk is not None and (found := _lock(pk)) is not None and found.deleted_at is not None:
+        if found.conversation_id is not None:
+            _sweep_conversation(found.conversation_id)
+            if not StoredResponse.objects.filter(pk=pk).exists():
+                return
+        if found.children.exists() or found.items.filter(conversation__isnull=False).exists():
+            return
+        pk = found.previous_id
+        found.delete()
+
+
+def _sweep_conversation(pk: int) -> None:
+    """Delete a hidden conversation, if its responses are hidden and nothing builds on them."""
+    conversation = _lock_conversation(pk)
+    if conversation is None or conversation.deleted_at is None:
+        return
+    # A running response is not hidden. So only ended ones are locked below; the end of a running
+    # one locks its row before the conversation, which would be the other order.
+    if conversation.responses.filter(deleted_at=None).exists():
+        return
+    list(conversation.responses.select_for_update().order_by("pk"))
+    if StoredResponse.objects.filter(previous__conversation=pk).exists():
+        return
+    Item.objects.filter(conversation=pk).delete()
+    conversation.responses.all().delete()
+    conversation.delete()
+
+
+def prune(until: float) -> int:
+    """Delete rows that are older than their project keeps them, until ``until``; return how many.
+
+    ``until`` is a time of the monotonic clock. See ``inference_site.generations.kinds.Retention``.
+    """
+    deleted = 0
+    for project, since in retention_cutoffs("responses_days"):
+        while time.monotonic() < until and (found := _old_responses(project, since)):
+            for stored in _until(until, found):
+                delete(stored)
+                deleted += 1
+    for project, since in retention_cutoffs("conversations_days"):
+        while time.monotonic() < until and (conversations := _old_conversations(project, since)):
+            for conversation in _until(until, conversations):
+                delete_conversation(conversation)
+                deleted += 1
+    return deleted
+
+
+def _until(until: float, rows: Iterable[Row]) -> Iterable[Row]:
+    """Yield the rows, until the monotonic clock passes ``until``."""
+    for row in rows:
+        if time.monotonic() >= until:
+            return
+        yield row
+
+
+def _old_responses(project: int, since: dt.datetime) -> list[StoredResponse]:
+    ended = StoredResponse.objects.filter(project=project, status__in=ENDED, deleted_at=None)
+    return list(ended.filter(created_at__lt=since).order_by("created_at", "pk")[:_BATCH])
+
+
+def _old_conversations(project: int, since: dt.datetime) -> list[Conversation]:
+    """Return conversations without a running or newer response."""
+    later = StoredResponse.objects.filter(conversation=OuterRef("pk"), created_at__gte=since)
+    running = StoredResponse.objects.filter(conversation=OuterRef("pk")).exclude(status__in=ENDED)
+    rows = Conversation.objects.filter(project=project, created_at__lt=since, deleted_at=None)
+    return list(rows.exclude(Exists(later)).exclude(Exists(running)).order_by("pk")[:_BATCH])

@@ -1,0 +1,254 @@
+"""The events of a response's stream: their frames, and the events of the response and its items.
+
+The number of an event is the number of its frame in the event log. So a client that continues after
+an event (``starting_after``) is served from the log without decoding it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count, islice, zip_longest
+from typing import Any, Final, Literal
+
+import orjson
+from pydantic import TypeAdapter
+from pydantic_core import to_json
+
+from inference_site.api.schema import ErrorDetail, LostErrorDetail
+from responses_api.wire import objects as wire
+from responses_api.wire.input_items import ItemStatus
+from responses_api.wire.objects import (
+    Call,
+    CustomToolCall,
+    ErrorEvent,
+    Event,
+    FunctionCall,
+    LogprobEntry,
+    Message,
+    OutputItem,
+    OutputText,
+    ReasoningItem,
+    ResponseEvent,
+    ResponseObject,
+    ResponseStateEvent,
+    StateEventType,
+    TextPart,
+    changed,
+)
+
+DONE = b"data: [DONE]\n\n"
+ACCEPTED_EVENTS = 2
+"""The number of opening events that are sent when a response is accepted."""
+IN_PROGRESS: Final = "response.in_progress"
+"""Starts an attempt: items that the stream has before it are not part of the output."""
+_DATA = b"\ndata: "
+_EVENT: TypeAdapter[ResponseEvent] = TypeAdapter(ResponseEvent)
+_LAST_EVENTS: dict[str, StateEventType] = {
+    "completed": "response.completed",
+    "incomplete": "response.incomplete",
+}
+_EMPTY_PARTS: dict[str, OutputText | TextPart] = {
+    "message": OutputText(text="", annotations=[], logprobs=[]),
+    "reasoning": TextPart(type="reasoning_text", text=""),
+}
+
+Logprobs = Sequence[LogprobEntry]
+
+
+def encode(event: Event) -> bytes:
+    """Return the frame of an event."""
+    return b"event: %b\ndata: %b\n\n" % (event.type.encode(), to_json(event))
+
+
+def events_of(frames: Sequence[bytes]) -> Iterator[ResponseEvent]:
+    """Yield the events of frames."""
+    return (_EVENT.validate_json(payload(frame)) for frame in frames if frame != DONE)
+
+
+def decode(frame: bytes) -> dict[str, Any]:
+    """Return the JSON object of a frame; an empty one for ``[DONE]``."""
+    event: dict[str, Any] = {} if frame == DONE else orjson.loads(payload(frame))
+    return event
+
+
+def payload(frame: bytes) -> bytes:
+    """Return the JSON text of a frame."""
+    return frame[frame.index(_DATA) + len(_DATA) :].rstrip()
+
+
+def state_event(
+    type_: StateEventType, response: ResponseObject, numbers: Iterator[int]
+) -> ResponseStateEvent:
+    """Return an event that contains the response object."""
+    return ResponseStateEvent(type=type_, sequence_number=next(numbers), response=response)
+
+
+def opening_events(
+    response: ResponseObject, numbers: Iterator[int], skip: int = 0
+) -> Iterator[ResponseStateEvent]:
+    """Yield the first events of a stream but for the first ``skip``, which were sent before.
+
+    ``response`` is in progress. The events of a background response show it as queued first.
+    """
+    states: list[tuple[StateEventType, ResponseObject]] = [("response.created", response)]
+    if response.background:
+        queued = changed(response, status="queued")
+        states = [("response.created", queued), ("response.queued", queued)]
+    for type_, shown in [*states, (IN_PROGRESS, response)][skip:]:
+        yield state_event(type_, shown, numbers)
+
+
+def accepted_frames(response: dict[str, Any]) -> Sequence[bytes]:
+    """Return the frames to send when a response is accepted."""
+    opening = opening_events(ResponseObject.model_validate(response), count())
+    return [encode(event) for event in islice(opening, ACCEPTED_EVENTS)]
+
+
+def terminal_event(response: ResponseObject, numbers: Iterator[int]) -> ResponseStateEvent:
+    """Return the last event of a response; ``response.failed`` also for a cancelled one."""
+    return state_event(_LAST_EVENTS.get(response.status, "response.failed"), response, numbers)
+
+
+def error_event(error: dict[str, Any], numbers: Iterator[int]) -> ErrorEvent:
+    """Return the event of an error, given as in the body of an error response."""
+    return ErrorEvent(
+        sequence_number=next(numbers),
+        code=error["code"] or error["type"],
+        message=error["message"],
+        param=error["param"],
+        error=LostErrorDetail(**error) if "usage" in error else ErrorDetail(**error),
+    )
+
+
+def with_text(item: OutputItem, text: str, logprobs: Logprobs, status: ItemStatus) -> OutputItem:
+    """Return the item with this text; a function call without arguments gets ``{}``."""
+    match item:
+        case Message():
+            part = OutputText(text=text, annotations=[], logprobs=list(logprobs))
+            return changed(item, status=status, content=[part])
+        case ReasoningItem():
+            reasoning = TextPart(type="reasoning_text", text=text)
+            return changed(item, status=status, content=[reasoning])
+        case FunctionCall():
+            return changed(item, status=status, arguments=text or "{}")
+        case CustomToolCall():
+            return changed(item, status=status, input=text)
+
+
+def _announced(item: OutputItem) -> OutputItem:
+    """Return the item without its text, as ``response.output_item.added`` shows it."""
+    match item:
+        case Message():
+            return changed(item, status="in_progress", content=[])
+        case ReasoningItem():
+            return changed(item, status="in_progress", content=[], encrypted_content=None)
+        case FunctionCall():
+            return changed(item, status="in_progress", arguments="")
+        case CustomToolCall():
+            return changed(item, status="in_progress", input="")
+
+
+def _text(item: OutputItem) -> tuple[str, Logprobs]:
+    match item:
+        case Message(content=[OutputText(text=text, logprobs=logprobs)]):
+            return text, logprobs
+        case ReasoningItem(content=[TextPart(text=text)]):
+            return text, ()
+        case FunctionCall(arguments=text) | CustomToolCall(input=text):
+            return text, ()
+    raise ValueError(f"The item {item.id} has other parts than a model's output.")
+
+
+class ItemEvents:
+    """Makes the events of one output item.
+
+    item added → part added → deltas → text done → part done → item done
+
+    A call has no part, and always at least one delta, because clients expect one also of a call
+    without arguments. An interrupted item ends in the same way, with the status ``incomplete``.
+    """
+
+    def __init__(self, item_id: str, output_index: int, numbers: Iterator[int]) -> None:
+        self._numbers = numbers
+        self._item_fields: dict[str, Any] = {"item_id": item_id, "output_index": output_index}
+        self._part_fields = {**self._item_fields, "content_index": 0}
+
+    def whole(
+        self, item: OutputItem, sizes: Sequence[int] | None = None, counts: Sequence[int] = ()
+    ) -> Iterator[Event]:
+        """Yield all events of an ended item.
+
+        ``sizes`` are the characters of each delta, ``counts`` its numbers of log probabilities.
+        Without ``sizes``, or if they do not add up to the text, there is one delta.
+        """
+        yield from self.opening(_announced(item))
+        text, logprobs = _text(item)
+        if sizes is None or (sum(sizes) != len(text) and sizes):
+            sizes, counts = [len(text)] if text else [], [len(logprobs)]
+        start = first = 0
+        for size, entries in zip_longest(sizes, counts[: len(sizes)], fillvalue=0):
+            piece = text[start : start + size]
+            yield self.delta(item, piece, logprobs[first : first + entries])
+            start, first = start + size, first + entries
+        yield from self.closing(item, has_delta=bool(sizes))
+
+    def opening(self, item: OutputItem) -> Iterator[Event]:
+        """Yield the events that announce an item, which has no text yet."""
+        yield self._item_event("response.output_item.added", item)
+        if not isinstance(item, Call):
+            yield self._part_event("response.content_part.added", _EMPTY_PARTS[item.type])
+
+    def delta(self, item: OutputItem, text: str, logprobs: Logprobs = ()) -> wire.DeltaEvent:
+        """Return the event of a piece of the item's text."""
+        match item:
+            case Message():
+                entries = list(logprobs)
+                return wire.OutputTextDelta(**self._in_part(), delta=text, logprobs=entries)
+            case ReasoningItem():
+                return wire.ReasoningTextDelta(**self._in_part(), delta=text)
+            case FunctionCall():
+                return wire.FunctionCallArgumentsDelta(**self._in_item(), delta=text)
+            case CustomToolCall():
+                return wire.CustomToolCallInputDelta(**self._in_item(), delta=text)
+
+    def closing(self, item: OutputItem, *, has_delta: bool) -> Iterator[Event]:
+        """Yield the events that end an item, which has all of its text."""
+        text, logprobs = _text(item)
+        if isinstance(item, Call) and not has_delta:
+            yield self.delta(item, text)
+        match item:
+            case Message(content=[OutputText() as part]):
+                yield wire.OutputTextDone(**self._in_part(), text=text, logprobs=list(logprobs))
+                yield self._part_event("response.content_part.done", part)
+            case ReasoningItem(content=[TextPart() as part]):
+                yield wire.ReasoningTextDone(**self._in_part(), text=text)
+                yield self._part_event("response.content_part.done", part)
+            case FunctionCall(name=name):
+                fields = self._in_item()
+                yield wire.FunctionCallArgumentsDone(**fields, arguments=text, name=name)
+            case CustomToolCall():
+                yield wire.CustomToolCallInputDone(**self._in_item(), input=text)
+        yield self._item_event("response.output_item.done", item)
+
+    def _item_event(
+        self,
+        type_: Literal["response.output_item.added", "response.output_item.done"],
+        item: OutputItem,
+    ) -> Event:
+        number, index = next(self._numbers), self._item_fields["output_index"]
+        return wire.OutputItemEvent(
+            type=type_, sequence_number=number, output_index=index, item=item
+        )
+
+    def _part_event(
+        self,
+        type_: Literal["response.content_part.added", "response.content_part.done"],
+        part: OutputText | TextPart,
+    ) -> Event:
+        return wire.ContentPartEvent(type=type_, **self._in_part(), part=part)
+
+    def _in_item(self) -> dict[str, Any]:
+        return {"sequence_number": next(self._numbers), **self._item_fields}
+
+    def _in_part(self) -> dict[str, Any]:
+        return {"sequence_number": next(self._numbers), **self._part_fields}

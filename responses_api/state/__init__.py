@@ -1,1 +1,0 @@
-"""What is stored of responses and conversations; requests, views and the admin import it."""

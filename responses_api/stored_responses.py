@@ -1,0 +1,347 @@
+"""Stored responses as clients read them: the row, the response object, the stream.
+
+The rows are read by prepared statements, which PostgreSQL plans once. Building and planning the
+queries of Django's ORM takes several times as long as running them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import cache, partial
+from itertools import count, zip_longest
+from typing import Any
+
+import orjson
+from django.conf import settings
+from django.db import DEFAULT_DB_ALIAS
+from django.db.models import Func, JSONField, Sum, TextField
+from django.db.models.functions import Cast
+from pydantic_core import to_json
+
+from inference_site.errors.api_errors import NotFoundError
+from inference_site.generations.models import Generation, Status
+from inference_site.storage.prepared import execute_prepared
+from inference_site.streams.batches import Batch, Ending, Sent, StoredStream, sent_so_far
+from inference_site.streams.event_log import read_log
+from responses_api import events
+from responses_api.assembler import Output, ResponseAssembler
+from responses_api.events import ItemEvents, decode, encode
+from responses_api.models import ENDED, Conversation, StoredResponse
+from responses_api.wire.objects import (
+    ConversationId,
+    Event,
+    ReasoningEcho,
+    ResponseObject,
+    TextEcho,
+    changed,
+)
+from responses_api.wire.requests import (
+    CustomTool,
+    FunctionTool,
+    HostedTool,
+    JsonSchemaFormat,
+    ResponseRequest,
+    Tool,
+)
+
+# The ids are selected, because the planner does not see the length of a selected array. If it saw
+# it, it would plan the statement again for each length.
+_OUTPUT = """
+SELECT response_id, public_id, data FROM responses_api_item
+WHERE response_id = ANY((SELECT %(responses)s)::bigint[]) AND is_output
+ORDER BY response_id, position
+"""
+_OMITTED_EVENT = b": left out\n\n"
+_OUTPUT_COPIES = 6
+"""How often a stream contains the output: as deltas, in the events that end items, as the body."""
+_REQUEST_COPIES = 5
+"""How often a stream contains the fields of the request: once in each state event."""
+_DELTA_BYTES = 250
+"""Bytes of a delta's event without its text."""
+
+
+def find_response(project_id: int, public_id: str) -> StoredResponse:
+    """Return a stored response of the project. Raise NotFoundError."""
+    found = row_of(project_id, public_id)
+    if found is None:
+        raise NotFoundError(
+            f"Response with id '{public_id[:100]}' not found.", code="response_not_found"
+        )
+    return found
+
+
+def row_of(project_id: int, public_id: str) -> StoredResponse | None:
+    """Return the response of a project with this id, or None."""
+    return next(iter(rows_of(project_id, [public_id])), None)
+
+
+def rows_of(project_id: int, public_ids: Sequence[str]) -> list[StoredResponse]:
+    """Return the responses of a project with these ids, in any order, without deleted ones.
+
+    Their ``previous`` and ``conversation`` have only ids; other fields are read on access.
+    """
+    parameters = {"project": project_id, "ids": list(public_ids)}
+    return [_to_model(row) for row in execute_prepared(_rows_statement(), parameters)]
+
+
+@cache
+def _rows_statement() -> str:
+    columns = (f"response.{field.column}" for field in StoredResponse._meta.concrete_fields)
+    return f"""
+        SELECT {", ".join(columns)}, previous.public_id, conversation.public_id
+        FROM responses_api_storedresponse response
+        LEFT JOIN responses_api_storedresponse previous ON previous.id = response.previous_id
+        LEFT JOIN responses_api_conversation conversation
+             ON conversation.id = response.conversation_id
+        WHERE response.public_id = ANY((SELECT %(ids)s)::text[])
+              AND response.project_id = %(project)s AND response.deleted_at IS NULL
+    """  # noqa: S608  # Only names of columns are inserted.
+
+
+def _to_model(row: Sequence[Any]) -> StoredResponse:
+    *values, previous_id, conversation_id = row
+    fields = StoredResponse._meta.concrete_fields
+    response = StoredResponse.from_db(
+        DEFAULT_DB_ALIAS,
+        [field.attname for field in fields],
+        [
+            orjson.loads(value) if isinstance(field, JSONField) and value is not None else value
+            for field, value in zip(fields, values, strict=True)
+        ],
+    )
+    names = ("id", "public_id")
+    if previous_id is not None:
+        ids = (response.previous_id, previous_id)
+        response.previous = StoredResponse.from_db(DEFAULT_DB_ALIAS, names, ids)
+    if conversation_id is not None:
+        ids = (response.conversation_id, conversation_id)
+        response.conversation = Conversation.from_db(DEFAULT_DB_ALIAS, names, ids)
+    return response
+
+
+def new_response(
+    body: ResponseRequest,
+    *,
+    response_id: str,
+    created_at: int,
+    model: str,
+    previous_response_id: str | None,
+    conversation_id: str | None,
+    metadata: dict[str, str],
+) -> ResponseObject:
+    """Return the object of an accepted response: in progress, without output."""
+    reasoning, choice = body.reasoning, body.tool_choice or "auto"
+    return ResponseObject(
+        id=response_id,
+        created_at=created_at,
+        completed_at=None,
+        status="in_progress",
+        background=bool(body.background),
+        error=None,
+        incomplete_details=None,
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        model=model,
+        output=[],
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning=ReasoningEcho(
+            effort=reasoning.effort if reasoning else None,
+            summary=reasoning.summary if reasoning else None,
+        ),
+        safety_identifier=body.safety_identifier,
+        service_tier="flex" if body.service_tier == "flex" else "default",
+        store=body.store is not False,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        text=TextEcho(
+            format=_text_format(body), verbosity=body.text.verbosity if body.text else None
+        ),
+        tool_choice=choice if isinstance(choice, str) else choice.model_dump(mode="json"),
+        tools=[tool_object(tool) for tool in body.tools or ()],
+        top_logprobs=body.top_logprobs or 0,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        truncation=body.truncation or "disabled",
+        usage=None,
+        metadata=metadata,
+        conversation=None if conversation_id is None else ConversationId(id=conversation_id),
+        user=body.user,
+    )
+
+
+def _text_format(body: ResponseRequest) -> dict[str, Any]:
+    given = body.text.format if body.text else None
+    if given is None:
+        return {"type": "text"}
+    if isinstance(given, JsonSchemaFormat):
+        return {
+            "type": "json_schema",
+            "name": given.name,
+            # Open Responses demands the field, and OpenAI's document allows no null.
+            "description": given.description or "",
+            "schema": given.json_schema,
+            "strict": bool(given.strict),
+        }
+    return {"type": given.type}
+
+
+def tool_object(tool: Tool) -> dict[str, Any]:
+    """Return the tool as the response shows it; a function has all fields, null when unset."""
+    match tool:
+        case FunctionTool():
+            return {
+                "type": "function",
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.parameters,
+                "strict": tool.strict is not False,
+            }
+        case CustomTool():
+            described = {} if tool.description is None else {"description": tool.description}
+            form = {"type": "text"} if tool.format is None else tool.format.model_dump(mode="json")
+            return {"type": "custom", "name": tool.name, **described, "format": form}
+        case HostedTool():
+            return tool.model_dump(mode="json")
+
+
+def current_response(stored: StoredResponse) -> ResponseObject:
+    """Return the object of a response, with its output so far."""
+    return current_responses([stored])[0]
+
+
+def current_responses(rows: Sequence[StoredResponse]) -> list[ResponseObject]:
+    """Return the objects of responses, in order. One query reads the stored output of all."""
+    output: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for pk, public_id, data in execute_prepared(_OUTPUT, {"responses": [row.pk for row in rows]}):
+        output[pk].append({"id": public_id, **orjson.loads(data)})
+    return [
+        stored_response(row, output[row.pk]) if row.status in ENDED else _running_response(row)
+        for row in rows
+    ]
+
+
+def _running_response(stored: StoredResponse) -> ResponseObject:
+    waits = Generation.objects.filter(public_id=stored.public_id, status=Status.QUEUED)
+    if stored.background and waits.exists():
+        return stored_response(stored, [], "queued")  # The output of an earlier attempt is void.
+    output = Output(sent_so_far(read_log(stored.public_id)).frames)
+    return stored_response(stored, output.so_far(), "in_progress")
+
+
+def stored_response(
+    stored: StoredResponse, output: list[Any], status: str | None = None
+) -> ResponseObject:
+    """Return the object of a stored response with this output, as models or as JSON objects.
+
+    ``status`` replaces that of the row, which is not current while the response runs.
+    """
+    accepted = new_response(
+        ResponseRequest.model_validate(stored.request),
+        response_id=stored.public_id,
+        created_at=int(stored.created_at.timestamp()),
+        model=stored.model,
+        previous_response_id=stored.previous.public_id if stored.previous else None,
+        conversation_id=stored.conversation.public_id if stored.conversation else None,
+        metadata=stored.metadata,
+    )
+    error, completed_at, reason = stored.error, stored.completed_at, stored.incomplete_reason
+    result = {
+        "status": status or stored.status,
+        "output": output,
+        "usage": stored.usage,
+        "error": error and {"code": error["code"] or error["type"], "message": error["message"]},
+        "completed_at": completed_at and int(completed_at.timestamp()),
+        "incomplete_details": {"reason": reason} if reason else None,
+    }
+    return ResponseObject.model_validate({**accepted.__dict__, **result})
+
+
+def find_replay(public_id: str, *, is_begun: bool = False) -> StoredStream | None:
+    """Return the replay of an ended response (see ``inference_site.generations.kinds.Replay``).
+
+    Return None if it is not stored, or if the client ``is_begun`` and the numbers of the events are
+    unknown.
+    """
+    rows = StoredResponse.objects.filter(public_id=public_id, deleted_at=None, status__in=ENDED)
+    found = rows.select_related("previous", "conversation").first()
+    if found is None or (is_begun and found.deltas is None):
+        return None
+    return replay_of(found)
+
+
+def replay_of(stored: StoredResponse, after: int = -1) -> StoredStream:
+    """Return the replay of an ended response, and an estimate of its size."""
+    output = stored.items.filter(is_output=True)
+    text = Cast("data", TextField())
+    size = output.aggregate(size=Sum(Func(text, function="octet_length")))["size"] or 0
+    deltas = sum(len(item["sizes"]) for item in (stored.deltas or {}).get("items", ()) if item)
+    request_size = len(str(stored.request))
+    size_bytes = _OUTPUT_COPIES * size + _REQUEST_COPIES * request_size + _DELTA_BYTES * deltas
+    return StoredStream(size_bytes, partial(replay, stored, after))
+
+
+def replay(stored: StoredResponse, after: int = -1) -> list[Batch]:
+    """Return the stream of an ended response, rebuilt from the database.
+
+    The events have their original numbers. Comments stand for the events of earlier attempts, which
+    are not stored. If the sizes of the deltas are not stored (a compacted stream), each text is one
+    delta, and the numbers are lower than they were: a client that has all events up to ``after``
+    gets the last event with the number that it expects.
+    """
+    response = current_response(stored)
+    first, frames = 0, list[bytes]()
+    for event in _replayed_events(stored, response):
+        frames += [_OMITTED_EVENT] * (event.sequence_number - len(frames))
+        frames.append(encode(event))
+    if stored.deltas is None and after >= len(frames) - 1:
+        last = events.terminal_event(response, count(after + 1))
+        first, frames = after + 1, [encode(last)]
+    if settings.RESPONSES_SEND_DONE:
+        frames.append(events.DONE)
+    return [Batch(first, frames, Ending((), 200, to_json(response)))]
+
+
+def _replayed_events(stored: StoredResponse, response: ResponseObject) -> Iterator[Event]:
+    numbers = count()
+    deltas = stored.deltas or {"items": [], "end": None}
+    unset = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
+    accepted = changed(response, **unset, status="in_progress", output=[])
+    yield from events.opening_events(accepted, numbers)
+    for (index, item), sent in zip_longest(enumerate(response.output), deltas["items"]):
+        if sent is None:
+            yield from ItemEvents(item.id, index, numbers).whole(item)
+            continue
+        numbers = count(sent["first"])
+        sizes, counts = sent["sizes"], sent["logprob_counts"]
+        yield from ItemEvents(item.id, index, numbers).whole(item, sizes, counts)
+    if deltas["end"] is not None:
+        numbers = count(deltas["end"] - (stored.error is not None))
+    if stored.error is not None:
+        yield events.error_event(stored.error, numbers)
+    yield events.terminal_event(response, numbers)
+
+
+def is_deleted(public_id: str) -> bool:
+    """Whether a response that was stored may not be read any more."""
+    return not StoredResponse.objects.filter(public_id=public_id, deleted_at=None).exists()
+
+
+def recover(generation_id: str, sent: Sent) -> ResponseAssembler | None:
+    """Return an assembler that can end a response in place of its worker.
+
+    It continues after the frames ``sent``; the first of them has the response object. If the frames
+    are lost, the object is read from the database. Return None if it is not stored either.
+    """
+    if sent.frames:
+        response = decode(sent.frames[0])["response"]
+    elif stored := StoredResponse.objects.find(generation_id):
+        response = stored_response(stored, []).model_dump()
+    else:
+        return None
+    assembler = ResponseAssembler(response, sends_done=settings.RESPONSES_SEND_DONE)
+    assembler.recover(sent)
+    return assembler

@@ -1,0 +1,308 @@
+"""Input items as clients send them. Source: API reference, "Responses", ``input``.
+
+Clients also send back the output items of earlier responses, with nulls and with fields that their
+libraries add; those fields are dropped. Messages of chat completions are accepted too, and become
+items.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+
+from inference_site.api.payload import WireRequest
+from inference_site.request_fields.wire import response_part
+
+CallId = Annotated[str, Field(min_length=1, max_length=64)]
+ObjectId = Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")]
+"""The id of a stored object. It has no NUL, which PostgreSQL refuses."""
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class Lenient(WireRequest):
+    """Base of items and their parts: unknown fields are dropped and not reported."""
+
+    @property
+    def ignored_params(self) -> list[str]:
+        """Always empty: the client's library added the unknown fields, not the client."""
+        return []
+
+    def _ignored(self) -> Any:
+        return iter(())
+
+
+class InputText(Lenient):
+    """A part of type ``input_text``, which may also be called ``text``."""
+
+    type: Literal["input_text", "text"]
+    text: str
+
+
+class OutputText(Lenient):
+    """A part of type ``output_text``, of an assistant's message."""
+
+    type: Literal["output_text"]
+    text: str
+
+
+class Refusal(Lenient):
+    """A part of type ``refusal``."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+class InputImage(Lenient):
+    """A part of type ``input_image``."""
+
+    type: Literal["input_image"]
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
+class InputFile(Lenient):
+    """A part of type ``input_file``; ``file_data`` is base64 or a ``data:`` URL."""
+
+    type: Literal["input_file"]
+    file_data: str | None = None
+    file_id: str | None = None
+    file_url: str | None = None
+    filename: str | None = None
+
+
+Part = Annotated[
+    InputText | OutputText | Refusal | InputImage | InputFile,
+    Field(discriminator="type"),
+    BeforeValidator(response_part),
+]
+
+
+def _content_kind(value: object) -> str:
+    return "parts" if isinstance(value, list) else "text"
+
+
+Content = Annotated[
+    Annotated[str, Tag("text")] | Annotated[list[Part], Tag("parts")],
+    Discriminator(_content_kind),
+]
+
+
+class MessageItem(Lenient):
+    """A message; its ``type`` may be left out. ``phase`` is only stored and returned."""
+
+    type: Literal["message"] | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class FunctionCallItem(Lenient):
+    """A call of a function. It is ``incomplete`` if the token limit or a failure ended it."""
+
+    type: Literal["function_call"]
+    call_id: CallId
+    name: str
+    arguments: str
+    status: ItemStatus | None = None
+
+
+class FunctionCallOutputItem(Lenient):
+    """The result of a function call."""
+
+    type: Literal["function_call_output"]
+    call_id: CallId
+    output: Content
+
+
+class CustomToolCallItem(Lenient):
+    """A call of a custom tool, whose input is one text."""
+
+    type: Literal["custom_tool_call"]
+    call_id: CallId
+    name: str
+    input: str
+    status: ItemStatus | None = None
+
+
+class CustomToolCallOutputItem(Lenient):
+    """The result of a call of a custom tool."""
+
+    type: Literal["custom_tool_call_output"]
+    call_id: CallId
+    output: Content
+
+
+class ReasoningText(Lenient):
+    """A part of a reasoning item, of its ``content`` or of its ``summary``."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class ReasoningItem(Lenient):
+    """Reasoning; ``encrypted_content`` is the same text, encrypted by this server."""
+
+    type: Literal["reasoning"]
+    summary: list[ReasoningText] | None = None
+    content: list[ReasoningText] | None = None
+    encrypted_content: str | None = None
+
+
+class CompactionItem(Lenient):
+    """The summary of a compacted conversation, encrypted by this server."""
+
+    type: Literal["compaction"]
+    encrypted_content: str
+
+
+class ItemReference(Lenient):
+    """A reference to a stored item; its ``type`` may be left out."""
+
+    type: Literal["item_reference"] | None = None
+    id: ObjectId
+
+
+def _item_kind(value: object) -> str | None:
+    if not isinstance(value, dict):
+        return "message"
+    kind = value.get("type")
+    if kind is None:
+        return "item_reference" if "id" in value and "role" not in value else "message"
+    return kind if isinstance(kind, str) else ""
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
+    | Annotated[CustomToolCallItem, Tag("custom_tool_call")]
+    | Annotated[CustomToolCallOutputItem, Tag("custom_tool_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[CompactionItem, Tag("compaction")]
+    | Annotated[ItemReference, Tag("item_reference")],
+    Discriminator(_item_kind),
+]
+
+
+class ChatFunction(Lenient):
+    """``tool_calls[].function``."""
+
+    name: str
+    arguments: str
+
+
+class ChatFunctionCall(Lenient):
+    """``tool_calls[]`` of a function."""
+
+    id: CallId
+    type: Literal["function"] = "function"
+    function: ChatFunction
+
+
+class ChatCustom(Lenient):
+    """``tool_calls[].custom``."""
+
+    name: str
+    input: str
+
+
+class ChatCustomCall(Lenient):
+    """``tool_calls[]`` of a custom tool."""
+
+    id: CallId
+    type: Literal["custom"]
+    custom: ChatCustom
+
+
+def _call_kind(value: object) -> str:
+    kind = value.get("type", "function") if isinstance(value, dict) else ""
+    return kind if isinstance(kind, str) else ""
+
+
+ChatCall = Annotated[
+    Annotated[ChatFunctionCall, Tag("function")] | Annotated[ChatCustomCall, Tag("custom")],
+    Discriminator(_call_kind),
+]
+
+
+class CallingMessage(Lenient):
+    """A message of the role ``assistant`` with ``tool_calls``."""
+
+    role: Literal["assistant"]
+    content: Content | None = None
+    tool_calls: Annotated[list[ChatCall], Field(min_length=1)]
+
+
+class ResultMessage(Lenient):
+    """A message of the role ``tool``."""
+
+    role: Literal["tool"]
+    tool_call_id: CallId
+    content: Content
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, dict) and value.get("type") in (None, "message"):
+        if value.get("role") == "tool":
+            return "result"
+        if value.get("role") == "assistant" and value.get("tool_calls"):
+            return "calling"
+    return "item"
+
+
+def _to_items(given: list[Any]) -> list[InputItem]:
+    """Replace the messages of chat completions by items."""
+    items: list[InputItem] = []
+    for entry in given:
+        match entry:
+            case CallingMessage(content=content, tool_calls=calls):
+                if content:
+                    items.append(MessageItem(role="assistant", content=content))
+                items += map(_to_call_item, calls)
+            case ResultMessage():
+                items.append(_to_output_item(entry, items))
+            case item:
+                items.append(item)
+    return items
+
+
+def _to_call_item(call: ChatFunctionCall | ChatCustomCall) -> InputItem:
+    if isinstance(call, ChatCustomCall):
+        custom = call.custom
+        return CustomToolCallItem(
+            type="custom_tool_call", call_id=call.id, name=custom.name, input=custom.input
+        )
+    function = call.function
+    return FunctionCallItem(
+        type="function_call", call_id=call.id, name=function.name, arguments=function.arguments
+    )
+
+
+def _to_output_item(message: ResultMessage, before: list[InputItem]) -> InputItem:
+    """Return the output; its type is that of the call before it, which the message does not say."""
+    call_id, output = message.tool_call_id, message.content
+    custom = (item for item in before if isinstance(item, CustomToolCallItem))
+    if any(call.call_id == call_id for call in custom):
+        return CustomToolCallOutputItem(
+            type="custom_tool_call_output", call_id=call_id, output=output
+        )
+    return FunctionCallOutputItem(type="function_call_output", call_id=call_id, output=output)
+
+
+if TYPE_CHECKING:
+    InputItems = list[InputItem]
+else:
+    # Messages of chat completions are valid input, and validation replaces them.
+    InputItems = Annotated[
+        list[
+            Annotated[
+                Annotated[CallingMessage, Tag("calling")]
+                | Annotated[ResultMessage, Tag("result")]
+                | Annotated[InputItem, Tag("item")],
+                Discriminator(_kind),
+            ]
+        ],
+        AfterValidator(_to_items),
+    ]

@@ -1,0 +1,436 @@
+"""Objects that the server sends: items, responses, stream events, conversations.
+
+Source: API reference, "Responses", "Streaming" and "Conversations". The database stores items in
+the same form, those of the input too.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from operator import is_
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field
+
+from inference_site.api.payload import WireObject
+from inference_site.api.schema import ErrorDetail, LostErrorDetail
+from responses_api.wire.input_items import ItemStatus
+
+T = TypeVar("T")
+WireT = TypeVar("WireT", bound=WireObject)
+Omittable = Annotated[T | None, Field(exclude_if=partial(is_, None))]
+"""A field that is left out when it has no value. Other fields are sent as null then."""
+
+
+def changed(model: WireT, **fields: Any) -> WireT:
+    """Return a copy with these values, not validated. Raise TypeError for unknown fields."""
+    if unknown := fields.keys() - type(model).__pydantic_fields__.keys():
+        raise TypeError(f"{type(model).__name__} has no {', '.join(unknown)}.")
+    return model.model_copy(update=fields)
+
+
+class TopLogprob(WireObject):
+    """A likely token and the natural logarithm of its probability, null if that is zero."""
+
+    token: str
+    logprob: float | None
+    bytes: list[int]
+
+
+class LogprobEntry(TopLogprob):
+    """The chosen token, and the likeliest tokens in its position."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class OutputText(WireObject):
+    """A part of type ``output_text``."""
+
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: list[None]
+    logprobs: list[LogprobEntry]
+
+
+class Refusal(WireObject):
+    """A part of type ``refusal``."""
+
+    type: Literal["refusal"] = "refusal"
+    refusal: str
+
+
+class TextPart(WireObject):
+    """A text of reasoning or of the input."""
+
+    type: Literal["reasoning_text", "summary_text", "input_text"]
+    text: str
+
+
+class InputImage(WireObject):
+    """A part of type ``input_image``."""
+
+    type: Literal["input_image"] = "input_image"
+    detail: str
+    image_url: str | None
+    file_id: Omittable[str] = None
+
+
+class InputFile(WireObject):
+    """A part of type ``input_file``."""
+
+    type: Literal["input_file"] = "input_file"
+    filename: Omittable[str] = None
+    file_data: Omittable[str] = None
+    file_id: Omittable[str] = None
+    file_url: Omittable[str] = None
+
+
+Part = Annotated[
+    OutputText | Refusal | TextPart | InputImage | InputFile, Field(discriminator="type")
+]
+
+
+class Message(WireObject):
+    """An item of type ``message``."""
+
+    id: str
+    type: Literal["message"] = "message"
+    status: ItemStatus
+    role: Literal["assistant", "user", "system", "developer"]
+    content: list[Part]
+    phase: Omittable[str] = None
+
+
+class ReasoningItem(WireObject):
+    """An item of type ``reasoning``."""
+
+    id: str
+    type: Literal["reasoning"] = "reasoning"
+    status: Omittable[ItemStatus] = None
+    summary: list[TextPart]
+    content: Omittable[list[TextPart]] = None
+    encrypted_content: Omittable[str] = None
+
+
+class Call(WireObject):
+    """A call of a tool; its output refers to it by ``call_id``."""
+
+    id: str
+    type: Literal["function_call", "custom_tool_call"]
+    status: ItemStatus
+    call_id: str
+    name: str
+
+
+class FunctionCall(Call):
+    """An item of type ``function_call``; ``arguments`` is JSON text."""
+
+    type: Literal["function_call"] = "function_call"
+    arguments: str
+
+
+class CustomToolCall(Call):
+    """An item of type ``custom_tool_call``; ``input`` is plain text."""
+
+    type: Literal["custom_tool_call"] = "custom_tool_call"
+    input: str
+
+
+class CallOutput(WireObject):
+    """The result of a call."""
+
+    id: str
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    status: ItemStatus
+    call_id: str
+    output: str | list[Part]
+
+
+class Compaction(WireObject):
+    """An item of type ``compaction``: an encrypted summary."""
+
+    id: str
+    type: Literal["compaction"] = "compaction"
+    encrypted_content: str
+
+
+OutputItem = Annotated[
+    Message | ReasoningItem | FunctionCall | CustomToolCall, Field(discriminator="type")
+]
+AnyItem = OutputItem | CallOutput | Compaction
+
+
+class InputTokensDetails(WireObject):
+    """``usage.input_tokens_details``."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(WireObject):
+    """``usage.output_tokens_details``."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(WireObject):
+    """``usage``: cached ⊂ input, reasoning ⊂ output."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseError(WireObject):
+    """``error`` of a response that failed."""
+
+    code: str
+    message: str
+
+
+class IncompleteDetails(WireObject):
+    """``incomplete_details`` of an incomplete response."""
+
+    reason: Literal["max_output_tokens", "content_filter"]
+
+
+class ReasoningEcho(WireObject):
+    """``reasoning`` of the request."""
+
+    effort: str | None
+    summary: str | None
+
+
+class TextEcho(WireObject):
+    """``text`` of the request."""
+
+    format: dict[str, Any]
+    verbosity: Omittable[str] = None
+
+
+class ConversationId(WireObject):
+    """``conversation``."""
+
+    id: str
+
+
+class ResponseObject(WireObject):
+    """A response. It has the same fields in every status."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = Field(description="Set only when the status is `completed`.")
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    background: bool
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    model: str
+    output: list[OutputItem]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: ReasoningEcho
+    safety_identifier: str | None
+    service_tier: Literal["default", "flex"]
+    store: bool
+    temperature: float
+    text: TextEcho
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    truncation: Literal["auto", "disabled"]
+    usage: ResponseUsage | None
+    metadata: dict[str, str]
+    conversation: Omittable[ConversationId] = None
+    user: Omittable[str] = None
+
+
+class DeletedResponse(WireObject):
+    """The answer to the deletion of a response."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class InputTokens(WireObject):
+    """The number of tokens of an input."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
+class CompactedResponse(WireObject):
+    """A compacted conversation: the user's messages, and an encrypted summary of the rest."""
+
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    output: list[AnyItem]
+    usage: ResponseUsage
+
+
+StateEventType = Literal[
+    "response.created",
+    "response.queued",
+    "response.in_progress",
+    "response.completed",
+    "response.incomplete",
+    "response.failed",
+]
+
+
+class Event(WireObject):
+    """Fields of all events. The events of a stream are numbered from 0."""
+
+    type: str
+    sequence_number: int
+
+
+class ResponseStateEvent(Event):
+    """The status of the response, with the whole object."""
+
+    type: StateEventType
+    response: ResponseObject
+
+
+class OutputItemEvent(Event):
+    """An item has begun, without content, or has ended."""
+
+    type: Literal["response.output_item.added", "response.output_item.done"]
+    output_index: int
+    item: OutputItem
+
+
+class ItemEvent(Event):
+    """Fields of events about an item."""
+
+    item_id: str
+    output_index: int
+
+
+class PartEvent(ItemEvent):
+    """Fields of events about a content part."""
+
+    content_index: int
+
+
+class ContentPartEvent(PartEvent):
+    """A content part has begun, without text, or has ended."""
+
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    part: OutputText | TextPart = Field(discriminator="type")
+
+
+class OutputTextDelta(PartEvent):
+    """A piece of a message's text."""
+
+    type: Literal["response.output_text.delta"] = "response.output_text.delta"
+    delta: str
+    logprobs: list[LogprobEntry]
+
+
+class OutputTextDone(PartEvent):
+    """The whole text of a message."""
+
+    type: Literal["response.output_text.done"] = "response.output_text.done"
+    text: str
+    logprobs: list[LogprobEntry]
+
+
+class ReasoningTextDelta(PartEvent):
+    """A piece of the reasoning."""
+
+    type: Literal["response.reasoning_text.delta"] = "response.reasoning_text.delta"
+    delta: str
+
+
+class ReasoningTextDone(PartEvent):
+    """The whole reasoning."""
+
+    type: Literal["response.reasoning_text.done"] = "response.reasoning_text.done"
+    text: str
+
+
+class FunctionCallArgumentsDelta(ItemEvent):
+    """A piece of the arguments of a function call."""
+
+    type: Literal["response.function_call_arguments.delta"] = (
+        "response.function_call_arguments.delta"
+    )
+    delta: str
+
+
+class FunctionCallArgumentsDone(ItemEvent):
+    """The arguments of a function call."""
+
+    type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
+    arguments: str
+    name: str
+
+
+class CustomToolCallInputDelta(ItemEvent):
+    """A piece of the input of a custom tool."""
+
+    type: Literal["response.custom_tool_call_input.delta"] = "response.custom_tool_call_input.delta"
+    delta: str
+
+
+class CustomToolCallInputDone(ItemEvent):
+    """The input of a custom tool."""
+
+    type: Literal["response.custom_tool_call_input.done"] = "response.custom_tool_call_input.done"
+    input: str
+
+
+class ErrorEvent(Event):
+    """The response has failed. Some clients read the error's fields here, others in ``error``."""
+
+    type: Literal["error"] = "error"
+    code: str
+    message: str
+    param: str | None
+    error: LostErrorDetail | ErrorDetail
+
+
+DeltaEvent = (
+    OutputTextDelta | ReasoningTextDelta | FunctionCallArgumentsDelta | CustomToolCallInputDelta
+)
+ResponseEvent = Annotated[
+    ResponseStateEvent
+    | OutputItemEvent
+    | ContentPartEvent
+    | DeltaEvent
+    | OutputTextDone
+    | ReasoningTextDone
+    | FunctionCallArgumentsDone
+    | CustomToolCallInputDone
+    | ErrorEvent,
+    Field(discriminator="type"),
+]
+
+
+class Conversation(WireObject):
+    """A conversation, without its items."""
+
+    id: str
+    object: Literal["conversation"] = "conversation"
+    created_at: int
+    metadata: dict[str, str]
+
+
+class DeletedConversation(WireObject):
+    """The answer to the deletion of a conversation; its items are not deleted."""
+
+    id: str
+    object: Literal["conversation.deleted"] = "conversation.deleted"
+    deleted: Literal[True] = True
