@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from django.http import HttpResponse
@@ -15,6 +16,8 @@ from completions.wire.models import (
     AdapterCommanded,
     AdapterRemoved,
     AdaptersScaled,
+    AnthropicModel,
+    AnthropicModelList,
     ListedAdapter,
     Model,
     ModelCommand,
@@ -49,13 +52,15 @@ from inference_site.model_store.adapter_files import adapter_file
 from inference_site.model_store.adapters import added_view
 from inference_site.submission.model_access import load_progress, may_use
 
+ANTHROPIC_VERSION = "anthropic-version"
+"""The header that every request of Anthropic's clients has."""
 _BEST_FIRST = ("loaded", "loading", "failed", "unloaded")
 
 
 class ModelsView(ApiView):
-    """``GET /v1/models``."""
+    """``GET /v1/models``, in Anthropic's form for requests with its header of a version."""
 
-    @documented(answer=ModelList)
+    @documented(answer=ModelList | AnthropicModelList)
     def get(self, request: Request) -> Response:
         """List the models."""
         caller = caller_of(request)
@@ -63,22 +68,44 @@ class ModelsView(ApiView):
         models = wire_models([spec for spec in listed if may_use(caller, spec)])
         routes = catalogue().listed_routes(caller.project_name)
         models += [wire_route(one, caller) for one in routes if may_use(caller, one)]
+        if ANTHROPIC_VERSION in request.headers:
+            return Response(_anthropic_list(models).model_dump())
         return Response(ModelList(data=models).model_dump())
 
 
 class ModelView(ApiView):
     """``GET /v1/models/{id}``; the id may contain slashes."""
 
-    @documented(answer=Model)
+    @documented(answer=Model | AnthropicModel)
     def get(self, request: Request, model_id: str) -> Response:
         """Get a model; its id may contain slashes."""
         caller = caller_of(request)
         found = catalogue().named(model_id, caller.project_name)
         if found is None or not may_use(caller, found):
             raise unknown_model(model_id)
-        if isinstance(found, Route):
-            return Response(wire_route(found, caller).model_dump())
-        return Response(wire_models([found])[0].model_dump())
+        model = wire_route(found, caller) if isinstance(found, Route) else wire_models([found])[0]
+        if ANTHROPIC_VERSION in request.headers:
+            return Response(_anthropic_model(model).model_dump())
+        return Response(model.model_dump())
+
+
+def _anthropic_list(models: Sequence[Model]) -> AnthropicModelList:
+    data = [_anthropic_model(model) for model in models]
+    ids = [model.id for model in data]
+    return AnthropicModelList(
+        data=data, first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None
+    )
+
+
+def _anthropic_model(model: Model) -> AnthropicModel:
+    created = datetime.fromtimestamp(model.created, UTC)
+    return AnthropicModel(
+        id=model.id,
+        display_name=model.id,
+        created_at=created.isoformat().replace("+00:00", "Z"),
+        max_input_tokens=model.context_length,
+        max_tokens=model.context_length,
+    )
 
 
 class ModelLoadView(ApiView):

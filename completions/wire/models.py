@@ -74,6 +74,26 @@ class ModelList(WireObject):
     data: list[Model]
 
 
+class AnthropicModel(WireObject):
+    """An entry of the same list for clients of Anthropic's API."""
+
+    type: Literal["model"] = "model"
+    id: str
+    display_name: str
+    created_at: str
+    max_input_tokens: int
+    max_tokens: int
+
+
+class AnthropicModelList(WireObject):
+    """The answer of ``GET /v1/models`` to requests with the header ``anthropic-version``."""
+
+    data: list[AnthropicModel]
+    has_more: Literal[False] = False
+    first_id: str | None
+    last_id: str | None
+
+
 class ModelCommand(WireRequest):
     """The body of ``POST /v1/models/load`` and ``/unload``.
 

@@ -138,7 +138,7 @@ def error_response(error: ApiError, path: str = "") -> HttpResponse:
 def _with_common_headers(
     response: HttpResponseBase, request_id: str, started: float
 ) -> HttpResponseBase:
-    response["x-request-id"] = request_id
+    response["x-request-id"] = response["request-id"] = request_id  # The second is Anthropic's.
     response["openai-processing-ms"] = str(round((time.monotonic() - started) * 1000))
     response["openai-version"] = "2020-10-01"
     return response

@@ -379,3 +379,16 @@ def test_limits_are_told_in_anthropics_headers(stack: ServedStack) -> None:
         answer = http.post("/v1/messages", json={**GREEDY, "messages": HELLO})
     assert answer.headers["anthropic-ratelimit-requests-limit"] == "50"
     assert answer.headers["anthropic-ratelimit-requests-remaining"] == "49"
+
+
+def test_the_models_are_listed_in_anthropics_form(claude: anthropic.Anthropic) -> None:
+    listed = {model.id: model for model in claude.models.list()}
+    assert listed["demo"].type == "model"
+    assert listed["demo"].display_name == "demo"
+    assert claude.models.retrieve("demo").created_at == listed["demo"].created_at
+
+
+def test_answers_and_errors_have_an_id(claude: anthropic.Anthropic, http: httpx.Client) -> None:
+    raw = claude.messages.with_raw_response.create(**DEMO, messages=HELLO)
+    assert raw.headers["request-id"] == raw.headers["x-request-id"]
+    assert http.post("/v1/messages", json={}).headers["request-id"].startswith("req_")
