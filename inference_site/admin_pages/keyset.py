@@ -11,20 +11,11 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from django.contrib import admin
-from django.core.paginator import Paginator
 from django.db.models import Max, Min, Model, QuerySet
-from django.http import HttpRequest
-from django.utils import timezone
-from unfold.views import ChangeList
 
-from inference_site.admin_pages.site_admin import SiteAdmin
-
-BEFORE, AFTER = "before", "after"
 _SMALLEST_WINDOW, _FIRST_WINDOW, _LARGEST_WINDOW = 100, 250, 100_000
 _TIME_LIMIT_S = 0.08
 _DISORDER = dt.timedelta(minutes=1)
@@ -118,123 +109,3 @@ def first_since(model: type[Model], field: str, moment: dt.datetime) -> int:
         else:
             low = row[0] + 1
     return low
-
-
-class KeysetPaginator(Paginator[Any]):
-    """Names the template of the page links; the change list finds the rows itself."""
-
-    template_name = "console/keyset_pages.html"
-
-
-class KeysetChangeList(ChangeList):
-    """One page of a keyset list."""
-
-    older: str | None = None
-    newer: str | None = None
-    is_cut_short = False
-
-    def get_filters_params(self, params: Any = None) -> dict[str, Any]:
-        found: dict[str, Any] = super().get_filters_params(params)
-        return {key: value for key, value in found.items() if key not in (BEFORE, AFTER)}
-
-    def get_results(self, request: HttpRequest) -> None:
-        """Find the rows of the page, and where the next and previous pages begin."""
-        self.paginator = KeysetPaginator([], self.list_per_page)
-        self.result_list = self._find(_number(request, BEFORE), _number(request, AFTER))
-        self.result_count = self.full_result_count = len(self.result_list)
-        self.show_full_result_count = self.show_admin_actions = False
-        self.can_show_all = self.multi_page = False
-
-    def _find(self, before: int | None, after: int | None) -> Sequence[Model]:
-        rows = self.queryset.order_by()
-        if after is not None:
-            found = look_up(rows, after, self.list_per_page)
-            self.newer = self._link(AFTER, found.reached)
-            self.older = self._link(BEFORE, after + 1)
-            found.rows.reverse()
-        else:
-            found = look_down(rows, before, self.list_per_page)
-            self.older = self._link(BEFORE, found.reached)
-            self.newer = self._link(AFTER, None if before is None else before - 1)
-        self.is_cut_short = found.reached is not None and len(found.rows) < self.list_per_page
-        return found.rows
-
-    def _link(self, side: str, place: int | None) -> str | None:
-        if place is None:
-            return None
-        other = AFTER if side == BEFORE else BEFORE
-        return str(self.get_query_string({side: place, other: None}))
-
-
-def _number(request: HttpRequest, name: str) -> int | None:
-    given = request.GET.get(name, "")
-    return int(given) if given.isdecimal() and len(given) <= 18 else None
-
-
-class KeysetAdmin(SiteAdmin):
-    """Read-only admin of rows that only programs write."""
-
-    list_per_page = 50
-    list_fullwidth = True
-    ordering = ("-pk",)
-    sortable_by = ()
-    search_fields: ClassVar[list[str] | tuple[str, ...]] = ("public_id__exact",)
-    search_help_text = "Search by exact ID"
-    show_full_result_count = False
-    show_facets = admin.ShowFacets.NEVER  # Facets count.
-
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
-        return KeysetChangeList
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-
-class SinceFilter(admin.SimpleListFilter):
-    """Filter by age: how far back the list goes."""
-
-    title, parameter_name = "time", "since"
-    field = "created_at"
-    _SPANS = {"1h": dt.timedelta(hours=1), "24h": dt.timedelta(days=1)}
-    _SPANS |= {"7d": dt.timedelta(days=7), "30d": dt.timedelta(days=30)}
-    _NAMES = {"1h": "Last hour", "24h": "Last 24 hours", "7d": "Last 7 days", "30d": "Last 30 days"}
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return list(self._NAMES.items())
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        span = self._SPANS.get(self.value() or "")
-        if span is None:
-            return queryset
-        moment = timezone.now() - span
-        first = first_since(queryset.model, self.field, moment)
-        return queryset.filter(pk__gte=first, **{f"{self.field}__gte": moment})
-
-
-class KeyFilter(admin.SimpleListFilter):
-    """Filter by key, among the keys of the chosen project; all projects have too many."""
-
-    title, parameter_name = "API key", "api_key"
-    keys_of: type[Model] | None = None
-    """The model with the field ``api_key``, if it is not the listed model."""
-    _MOST = 100
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        project, chosen = request.GET.get("project__id__exact", ""), self.value() or ""
-        field: Any = (self.keys_of or model_admin.model)._meta.get_field("api_key")
-        keys = field.related_model._default_manager
-        if project.isdecimal():
-            keys = keys.filter(project=project)
-        else:
-            keys = keys.filter(pk=chosen if chosen.isdecimal() else None)
-        return [(str(key.pk), key.name) for key in keys[: self._MOST]]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        value = self.value() or ""
-        return queryset.filter(api_key=value) if value.isdecimal() else queryset

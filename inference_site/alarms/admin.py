@@ -8,9 +8,8 @@ from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from inference_site.admin_pages.keyset import KeysetAdmin
+from inference_site.admin_pages.base_admin import KeysetAdmin, SiteAdmin
 from inference_site.admin_pages.labels import status_label, time_label
-from inference_site.admin_pages.site_admin import SiteAdmin
 from inference_site.alarms.models import Alarm, Notice, Recipient, Rule
 
 

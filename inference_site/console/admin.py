@@ -12,9 +12,9 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from inference_site.admin_pages.keyset import KeysetAdmin
+from inference_site.admin_pages.base_admin import KeysetAdmin
 from inference_site.admin_pages.labels import time_label
-from inference_site.console.model_pages import admin as model_pages
+from inference_site.console import stored_models as model_pages
 from inference_site.people import login_log
 
 REGISTERED_HERE = (model_pages,)

@@ -15,13 +15,13 @@ from django.urls import URLPattern, path
 from django.views.decorators.http import require_POST
 from unfold.sites import UnfoldAdminSite
 
-from inference_site.console.fleet import fleet_context, request_action, stop_pull
-from inference_site.console.model_pages.page import model_context
-from inference_site.console.playground.page import playground_context
-from inference_site.console.queue import queue_context, run_action
-from inference_site.console.request_log.page import requests_context, save_filter
-from inference_site.console.settings_page.page import settings_page
-from inference_site.console.usage_page.page import firing, home_context, usage_csv
+from inference_site.console.fleet_page import fleet_context, request_action, stop_pull
+from inference_site.console.model_page import model_context
+from inference_site.console.playground.views import playground_context
+from inference_site.console.queue_page import queue_context, run_action
+from inference_site.console.request_log_page import requests_context, save_filter
+from inference_site.console.settings_page import settings_page
+from inference_site.console.usage_page import firing, home_context, usage_csv
 from inference_site.people.login import mark_locked
 from inference_site.people.login_log import write
 from inference_site.people.tries import remember_browser

@@ -11,10 +11,11 @@ import django.db
 from inference_site.domain.deltas import Delta, TextDelta, ToolCallDelta
 from inference_site.domain.messages import Message, TextPart
 from inference_site.domain.request import GenerationRequest
-from inference_site.kept_content.models import KeptContent
+from inference_site.kept_content.models import KeptContent, kept_since
 from inference_site.site_settings.current import site_settings
 from inference_site.storage.connections import impatient_transaction, lent_connection
 from inference_site.storage.content_field import storable
+from inference_site.storage.old_rows import delete_older
 
 logger = logging.getLogger(__name__)
 
@@ -101,3 +102,11 @@ def _clean(text: str) -> str:
     """Return a text that PostgreSQL takes: without NUL and lone surrogates."""
     cleaned: str = storable(text)
     return cleaned.encode("utf-8", "replace").decode()
+
+
+_BATCH = 500
+
+
+def prune(until: float) -> int:
+    """Delete some, oldest first, until the monotonic clock passes ``until``; return how many."""
+    return delete_older(KeptContent.objects.all(), kept_since(), until, _BATCH)

@@ -21,10 +21,9 @@ from django.urls import URLPattern, path, reverse
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
+from inference_site.admin_pages.base_admin import KeyFilter, PreviewAdmin, SinceFilter
 from inference_site.admin_pages.bubbles import may_see_content, pretty
-from inference_site.admin_pages.keyset import KeyFilter, SinceFilter
 from inference_site.admin_pages.labels import status_label, time_label
-from inference_site.admin_pages.previews import PreviewAdmin
 from inference_site.catalogue.model_labels import cost_label, model_link
 from inference_site.errors.exceptions import api_error
 from inference_site.generations.admin import ModelFilter

@@ -12,8 +12,7 @@ from django.utils import timezone
 
 from inference_site.alarms import outbox
 from inference_site.alarms.models import Alarm, Kind, Notice, Recipient, Rule
-from inference_site.alarms.outbox import deliver
-from inference_site.alarms.webhooks import signed
+from inference_site.alarms.outbox import deliver, signed
 from tests.certificates import write_certificate
 from tests.notice_receivers import Hook, Mailbox, mail_server, receiver, signature
 from tests.ports import free_port

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend
-from inference_site.alarms import conditions, evaluation
+from inference_site.alarms import evaluation
 from inference_site.alarms.evaluation import evaluate
 from inference_site.alarms.models import Alarm, Kind, Notice, Recipient, Rule
 from inference_site.usage.histograms import bucket_of
@@ -27,8 +27,8 @@ Key = tuple[ApiKey, str]
 
 @pytest.fixture(autouse=True)
 def _nothing_is_remembered() -> None:
-    conditions._usual_usage.cache_clear()
-    conditions._usual_ttft.cache_clear()
+    evaluation._usual_usage.cache_clear()
+    evaluation._usual_ttft.cache_clear()
 
 
 def only(kind: Kind, bound: float, factor: float = 0) -> Rule:
@@ -96,7 +96,7 @@ def test_a_rule_that_cannot_be_evaluated_leaves_its_alarm_and_stops_no_other(
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_sleep(9)")  # The statement timeout ends it.
 
-    monkeypatch.setitem(conditions._CONDITIONS, Kind.QUEUE_WAIT, away)
+    monkeypatch.setitem(evaluation._CONDITIONS, Kind.QUEUE_WAIT, away)
     monkeypatch.setattr(evaluation, "_TIMEOUT_MS", 50)
     monkeypatch.setattr(evaluation, "RESOLVED_AFTER_S", -1)
     assert "m" in firing()

@@ -12,9 +12,8 @@ from django.utils import timezone
 
 from completions.models import StoredCompletion
 from inference_site.accounts.models import ApiKey
-from inference_site.console.request_log import rows
-from inference_site.console.request_log.choice import Choice
-from inference_site.console.request_log.rows import listed
+from inference_site.console import request_log_page
+from inference_site.console.request_log_page import Choice, listed
 from inference_site.generations.models import Generation, Status
 from inference_site.request_log.models import Refusal, SavedFilter
 from responses_api.models import Item, StoredResponse
@@ -62,8 +61,8 @@ def _fields(choice: Choice) -> dict[str, Any]:
 def test_both_tables_are_one_list_by_time_and_no_page_skips_or_repeats(
     api_key: Key, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(rows, "PAGE", 3)
-    monkeypatch.setattr(rows, "LOOKED_AT", 4)
+    monkeypatch.setattr(request_log_page, "PAGE", 3)
+    monkeypatch.setattr(request_log_page, "LOOKED_AT", 4)
     expected: list[Any] = []
     for seconds in range(40, 0, -1):
         # Runs of one kind that are longer than what a page looks at.

@@ -15,9 +15,8 @@ from inference_site.domain.deltas import TextDelta, ToolCallDelta
 from inference_site.domain.messages import Message
 from inference_site.domain.request import GenerationRequest
 from inference_site.kept_content import keeping
-from inference_site.kept_content.keeping import Keeper, keeper_for
+from inference_site.kept_content.keeping import Keeper, keeper_for, prune
 from inference_site.kept_content.models import KeptContent
-from inference_site.kept_content.retention import prune
 from inference_site.site_settings.current import forget
 from inference_site.site_settings.models import SiteSettings
 from tests.generations.rows import create_generation

@@ -22,13 +22,7 @@ from inference_site.catalogue.engines.registry import ENGINES
 from inference_site.catalogue.entry import Entry
 from inference_site.catalogue.models_file import read_models_file
 from inference_site.catalogue.operator_settings import BadKey
-from inference_site.console.model_pages.entry_fields import (
-    HIDDEN,
-    changes,
-    entry_of,
-    form_values,
-    hidden,
-)
+from inference_site.console.stored_models import HIDDEN, changes, entry_of, form_values, hidden
 from inference_site.doctor.finding import Level
 from inference_site.doctor.fleet import check_models
 from inference_site.domain.addresses import AllowedAddresses

@@ -17,8 +17,7 @@ from inference_site.accounts.models import ApiKey
 from inference_site.gateway import access
 from inference_site.gateway.access import Access
 from inference_site.request_log.models import Refusal
-from inference_site.request_log.refusals import Refusals, Refused, refusals
-from inference_site.request_log.writer import Writer, log_counted
+from inference_site.request_log.refusals import Refusals, Refused, Writer, log_counted, refusals
 from inference_site.usage.pruning import prune
 
 Key = tuple[ApiKey, str]

@@ -2,12 +2,13 @@
 
 from django.urls import path
 
-from inference_site.console.playground.opening import OpenView
-from inference_site.console.playground.presets import PresetsView, PresetView
-from inference_site.console.playground.responses import (
+from inference_site.console.playground.views import (
+    OpenView,
     PlaygroundResponsesView,
     PlaygroundResponseView,
     PlaygroundStopView,
+    PresetsView,
+    PresetView,
 )
 
 requests = [

@@ -15,7 +15,7 @@ from inference_site.gateway.server.daphne import run_server
 from inference_site.model_store.watching import watch_models
 from inference_site.open_files import raise_open_file_limit
 from inference_site.process_lifecycle import end_within
-from inference_site.request_log.writer import writer
+from inference_site.request_log.refusals import writer
 from inference_site.status import metrics
 from inference_site.storage.migrated import add_wait, wait_if_asked
 from inference_site.storage.pooled_connection import limit_statements

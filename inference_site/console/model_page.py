@@ -20,7 +20,7 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.catalogue.file_facts import FileFacts, file_facts
 from inference_site.catalogue.model_labels import NO_PRICE, is_priced
-from inference_site.console.usage_page.tiles import LATEST, Tile, latest_errors, tiles_over
+from inference_site.console.tiles import LATEST, Tile, latest_errors, tiles_over
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import fleet
 from inference_site.fleet.leases import LiveWorker, ModelReport

@@ -1,4 +1,4 @@
-"""What the page of a key or a project shows above its form: usage, budgets, limits, errors."""
+"""The link to a model's page, as a filter."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from django.utils import timezone
 from inference_site.accounts import rate_limits
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
-from inference_site.console.usage_page.tiles import LATEST, Tile, latest_errors, tiles_over
+from inference_site.catalogue.model_labels import model_link
+from inference_site.console.tiles import LATEST, Tile, latest_errors, tiles_over
 from inference_site.generations.models import Generation
 from inference_site.usage.models import Period
 from inference_site.usage.queries import LENGTH, Span, floor
 
 register = template.Library()
+register.filter("model_link", model_link)
+
 
 _MONTH = dt.timedelta(days=30)
 _NEARLY = 80

@@ -1,13 +1,30 @@
-"""Exceptions to the content security policy of the settings, by path."""
+"""Middleware: pages have more time for a statement than requests of the API."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from csp.constants import UNSAFE_EVAL, UNSAFE_INLINE
 from csp.middleware import CSPMiddleware, PolicyParts
+from django.conf import settings
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
+
+from inference_site.storage.pooled_connection import statements_within
+
+GetResponse = Callable[[HttpRequest], HttpResponseBase]
+
+
+def long_statements(get_response: GetResponse) -> GetResponse:
+    """Give the statements of a page ``DATABASE_LONG_TIMEOUT_S``."""
+
+    def respond(request: HttpRequest) -> HttpResponseBase:
+        with statements_within(settings.DATABASE_LONG_TIMEOUT_S):
+            return get_response(request)
+
+    return respond
+
 
 _LOOSER: dict[str, dict[str, list[str]]] = {
     # The theme uses Alpine, which evaluates expressions in attributes; htmx and the theme write
