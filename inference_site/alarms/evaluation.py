@@ -1,4 +1,7 @@
-"""What each kind of rule looks at. Each looks at a bounded number of rows and subjects."""
+"""Evaluates the rules: checks their conditions, raises and resolves alarms, and queues notices.
+
+Each condition reads a bounded number of rows and yields a bounded number of subjects.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from redis.exceptions import RedisError
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import Budget, BudgetSpend
 from inference_site.admin_pages.labels import duration, milliseconds
-from inference_site.alarms.models import Alarm, Kind, Notice, Recipient, Rule
+from inference_site.alarms.models import Alarm, Notice, Recipient, Rule, RuleKind
 from inference_site.fleet.leases import ModelState, live_workers
 from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import new_id
@@ -33,194 +36,42 @@ from inference_site.usage.histograms import percentile
 from inference_site.usage.models import Measure, Period
 from inference_site.usage.queries import Span, Usage, floor, histograms, reading, total_by
 
-MOST_FOUND = 50
-"""Subjects of one rule that fire at one time."""
+logger = logging.getLogger(__name__)
+
+RESOLVED_AFTER_S = 30.0
+"""How long a condition must be false before its alarm is resolved, so that a condition which
+changes quickly raises one alarm."""
+_TIMEOUT_MS = 2_000
+_LOCK = "SELECT pg_try_advisory_xact_lock(0x1F5A0004)"
+_MAX_FINDINGS = 50
+"""Subjects of one rule that can fire at the same time."""
 _RECENT = dt.timedelta(minutes=5)
-_USUAL = dt.timedelta(days=7)
-_LEAST_REQUESTS = 20
-"""Fewer requests say nothing of a rate."""
+_WEEK = dt.timedelta(days=7)
+_MIN_REQUESTS = 20
+"""Models with fewer recent requests have no meaningful error rate or percentile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A subject of which a condition is true, and what an operator is told of it."""
+    """A subject for which a condition is true, and the text for the operator."""
 
     subject: str
     text: str
 
 
-def found(rule: Rule) -> list[Finding]:
-    """Return of what the rule is true now. Raise the errors of Redis and PostgreSQL."""
-    return list(islice(_CONDITIONS[Kind(rule.kind)](rule), MOST_FOUND))
-
-
-def _no_worker(rule: Rule) -> Iterator[Finding]:
-    workers = live_workers()
-    having = {
-        model.id
-        for worker in workers
-        for model in worker.models
-        if model.state != ModelState.FAILED
-    }
-    for model, count, waited_s in _waiting(rule.bound):
-        if model not in having:
-            text = f"{_told(model, count, waited_s)}, and no worker has the model."
-            yield Finding(model, text)
-
-
-def _queue_wait(rule: Rule) -> Iterator[Finding]:
-    for model, count, waited_s in _waiting(rule.bound):
-        yield Finding(model, f"{_told(model, count, waited_s)}.")
-
-
-def _told(model: str, count: int, waited_s: float) -> str:
-    if count == 1:
-        return f"1 request for {model} has waited for {duration(waited_s)}"
-    return f"{count} requests for {model} wait, the oldest for {duration(waited_s)}"
-
-
-def _waiting(longer_than_s: float) -> Iterator[tuple[str, int, float]]:
-    """Yield models with how many wait for them, and for how long the oldest has."""
-    for model, count, oldest in _queued():
-        waited_s = (timezone.now() - oldest).total_seconds()
-        if waited_s > longer_than_s:
-            yield model, count, waited_s
-
-
-@repeated
-def _queued() -> QuerySet[Any, Any]:
-    rows = Generation.objects.filter(status=Status.QUEUED).values_list("model").order_by()
-    return rows.annotate(Count("pk"), Min("created_at"))
-
-
-def _errors(rule: Rule) -> Iterator[Finding]:
-    for model, usage in _recent().items():
-        share = _failed(usage)
-        usual = _failed(_usual_usage(_today()).get((model,), Usage()))
-        if share > rule.bound and share > rule.factor * usual:
-            text = f"{share:.1f} % of the requests for {model} fail; usual are {usual:.1f} %."
-            yield Finding(model, text)
-
-
-def _failed(usage: Usage) -> float:
-    return 100 * usage.failed / usage.requests if usage.requests else 0.0
-
-
-def _ttft(rule: Rule) -> Iterator[Finding]:
-    now = timezone.now()
-    for model in _recent():
-        ms = _p95(Span(Period.MINUTE, now - _RECENT, now, models=[model]))
-        usual = _usual_ttft(model, _today()) or 0.0
-        if ms is not None and ms > rule.bound and ms > rule.factor * usual:
-            told = f"takes {milliseconds(ms)} (p95); usual are {milliseconds(usual)}"
-            yield Finding(model, f"{model}: the first token {told}.")
-
-
-def _recent() -> dict[str, Usage]:
-    now = timezone.now()
-    with reading():
-        totals = total_by(Span(Period.MINUTE, now - _RECENT, now), "model")
-    busy = {model: usage for (model,), usage in totals.items() if usage.requests >= _LEAST_REQUESTS}
-    return dict(islice(busy.items(), MOST_FOUND))
-
-
-def _today() -> dt.datetime:
-    return floor(timezone.now(), Period.DAY)
-
-
-# Whole days before this one: they do not change any more.
-@lru_cache(maxsize=2)
-def _usual_usage(today: dt.datetime) -> dict[Any, Usage]:
-    with reading():
-        return total_by(Span(Period.DAY, today - _USUAL, today), "model")
-
-
-@lru_cache(maxsize=200)
-def _usual_ttft(model: str, today: dt.datetime) -> float | None:
-    return _p95(Span(Period.DAY, today - _USUAL, today, models=[model]))
-
-
-def _p95(span: Span) -> float | None:
-    with reading():
-        counts = histograms(span)[Measure.TTFT]
-    together: Counter[int] = sum(counts.values(), Counter())
-    return percentile(together, 0.95)
-
-
-def _budget(rule: Rule) -> Iterator[Finding]:
-    now = timezone.now()
-    starts = tuple((every, period_start(every, now)) for every in Budget.Every.values)
-    if shares := dict(_spent(rule.bound, starts)):
-        rows = BudgetSpend.objects.filter(pk__in=shares)
-        for spend in rows.select_related("budget__project", "budget__api_key"):
-            budget, share = spend.budget, shares[spend.pk]
-            owner = f"{budget.project}" + (f", key {budget.api_key.name}" if budget.api_key else "")
-            text = f"{owner}: {share:.0f} % of {budget} is spent."
-            yield Finding(f"budget {budget.pk} from {spend.start}", text)
-
-
-@repeated
-def _spent(bound: float, starts: tuple[tuple[str, dt.date], ...]) -> QuerySet[Any, Any]:
-    current = Q(*(Q(budget__every=every, start=start) for every, start in starts), _connector=Q.OR)
-    spends = BudgetSpend.objects.filter(current, budget__amount__gt=0)
-    share = Cast(F("spent"), FloatField()) * 100 / Cast(F("budget__amount"), FloatField())
-    spent = spends.annotate(share=share).filter(share__gte=bound)
-    return spent.order_by("-share").values_list("pk", "share")[:MOST_FOUND]
-
-
-def _disk(rule: Rule) -> Iterator[Finding]:
-    for name in ("DATA_DIR", "MODELS_DIR"):
-        path = Path(getattr(settings, name))
-        there = next(folder for folder in (path, *path.parents) if folder.exists())
-        usage = shutil.disk_usage(there)
-        share = 100 * (1 - usage.free / usage.total)
-        if share >= rule.bound:
-            free = f"{usage.free / 2**30:,.1f} GiB are free"
-            yield Finding(name, f"The disk of {path} is {share:.0f} % full; {free}.")
-
-
-def _redis_memory(rule: Rule) -> Iterator[Finding]:
-    for number, client in enumerate(all_clients()):
-        used, limit = memory_of(client)
-        share = 100 * used / limit if limit else 0.0
-        if limit and share >= rule.bound:
-            yield Finding(
-                f"server {number}", f"The memory of Redis {number} is {share:.0f} % full."
-            )
-
-
-_CONDITIONS: dict[Kind, Callable[[Rule], Iterator[Finding]]] = {
-    Kind.NO_WORKER: _no_worker,
-    Kind.QUEUE_WAIT: _queue_wait,
-    Kind.ERRORS: _errors,
-    Kind.TTFT: _ttft,
-    Kind.BUDGET: _budget,
-    Kind.DISK: _disk,
-    Kind.REDIS_MEMORY: _redis_memory,
-}
-
-
-logger = logging.getLogger(__name__)
-
-RESOLVED_AFTER_S = 30.0
-"""For how long a condition has to be false: one that comes and goes is one alarm."""
-_TIMEOUT_MS = 2_000
-_LOCK = "SELECT pg_try_advisory_xact_lock(0x1F5A0004)"
-
-
 def evaluate() -> None:
-    """Evaluate all rules once. A rule that cannot be evaluated keeps its alarms as they are."""
+    """Evaluate all rules once. A rule whose condition cannot be read keeps its alarms."""
     rules = list(Rule.objects.all())
-    looked = {rule: findings for rule in rules if (findings := _look(rule)) is not None}
-    if not (any(looked.values()) or _is_any_firing()):
+    results = {rule: findings for rule in rules if (findings := _findings(rule)) is not None}
+    if not (any(results.values()) or _is_any_firing()):
         return
     now = timezone.now()
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(_LOCK)
         if not cursor.fetchone()[0]:
-            return  # Another beat does it.
-        for rule, findings in looked.items():
-            _apply(rule, findings, now)
+            return  # Another beat process is evaluating.
+        for rule, findings in results.items():
+            _raise_and_resolve(rule, findings, now)
 
 
 @repeated
@@ -228,19 +79,19 @@ def _is_any_firing() -> QuerySet[Any, Any]:
     return Alarm.objects.filter(resolved_at=None).values_list("pk").order_by()[:1]
 
 
-def _look(rule: Rule) -> list[Finding] | None:
+def _findings(rule: Rule) -> list[Finding] | None:
     if not rule.is_enabled:
         return []
     try:
         with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute(f"SET LOCAL statement_timeout = {_TIMEOUT_MS}")
-            return found(rule)
+            return list(islice(_CONDITIONS[RuleKind(rule.kind)](rule), _MAX_FINDINGS))
     except (Error, RedisError, OSError) as exc:
         logger.warning("the alarm rule %s could not be evaluated: %s", rule, exc)
         return None
 
 
-def _apply(rule: Rule, findings: Sequence[Finding], now: dt.datetime) -> None:
+def _raise_and_resolve(rule: Rule, findings: Sequence[Finding], now: dt.datetime) -> None:
     firing = {alarm.subject: alarm for alarm in rule.alarms.filter(resolved_at=None)}
     for finding in findings:
         subject, text = finding.subject[:200], finding.text[:400]
@@ -248,17 +99,17 @@ def _apply(rule: Rule, findings: Sequence[Finding], now: dt.datetime) -> None:
         if alarm is None:
             raised = rule.alarms.create(subject=subject, text=text, started_at=now, seen_at=now)
             logger.warning("alarm: %s", text)
-            _notify([raised], is_resolved=False)
+            _queue_notices([raised], is_resolved=False)
         else:
             alarm.text, alarm.seen_at = text, now
             alarm.save(update_fields=["text", "seen_at"])
     limit = now - dt.timedelta(seconds=RESOLVED_AFTER_S)
-    over = [alarm for alarm in firing.values() if alarm.seen_at < limit or not rule.is_enabled]
-    Alarm.objects.filter(pk__in=[alarm.pk for alarm in over]).update(resolved_at=now)
-    _notify(over, is_resolved=True)
+    resolved = [alarm for alarm in firing.values() if alarm.seen_at < limit or not rule.is_enabled]
+    Alarm.objects.filter(pk__in=[alarm.pk for alarm in resolved]).update(resolved_at=now)
+    _queue_notices(resolved, is_resolved=True)
 
 
-def _notify(alarms: Iterable[Alarm], *, is_resolved: bool) -> None:
+def _queue_notices(alarms: Iterable[Alarm], *, is_resolved: bool) -> None:
     recipients = Recipient.objects.filter(is_enabled=True)
     Notice.objects.bulk_create(
         Notice(
@@ -271,3 +122,149 @@ def _notify(alarms: Iterable[Alarm], *, is_resolved: bool) -> None:
         for alarm in alarms
         for recipient in recipients
     )
+
+
+def _no_worker(rule: Rule) -> Iterator[Finding]:
+    served = {
+        model.id
+        for worker in live_workers()
+        for model in worker.models
+        if model.state != ModelState.FAILED
+    }
+    for model, text in _long_queues(rule.bound):
+        if model not in served:
+            yield Finding(model, f"{text}, and no worker has the model.")
+
+
+def _queue_wait(rule: Rule) -> Iterator[Finding]:
+    for model, text in _long_queues(rule.bound):
+        yield Finding(model, f"{text}.")
+
+
+def _long_queues(min_wait_s: float) -> Iterator[tuple[str, str]]:
+    """Yield models whose oldest queued request waits for longer than this, with a text."""
+    for model, count, oldest in _queued():
+        waited_s = (timezone.now() - oldest).total_seconds()
+        if waited_s <= min_wait_s:
+            continue
+        if count == 1:
+            yield model, f"1 request for {model} has waited for {duration(waited_s)}"
+        else:
+            yield model, f"{count} requests for {model} wait, the oldest for {duration(waited_s)}"
+
+
+@repeated
+def _queued() -> QuerySet[Any, Any]:
+    rows = Generation.objects.filter(status=Status.QUEUED).values_list("model").order_by()
+    return rows.annotate(Count("pk"), Min("created_at"))
+
+
+def _error_rate(rule: Rule) -> Iterator[Finding]:
+    for model, usage in _recent_usage().items():
+        rate = _failed_percent(usage)
+        usual = _failed_percent(_usage_of_week_before(_today()).get((model,), Usage()))
+        if rate > rule.bound and rate > rule.factor * usual:
+            text = f"{rate:.1f} % of the requests for {model} fail; usual are {usual:.1f} %."
+            yield Finding(model, text)
+
+
+def _failed_percent(usage: Usage) -> float:
+    return 100 * usage.failed / usage.requests if usage.requests else 0.0
+
+
+def _time_to_first_token(rule: Rule) -> Iterator[Finding]:
+    now = timezone.now()
+    for model in _recent_usage():
+        ms = _ttft_p95(Span(Period.MINUTE, now - _RECENT, now, models=[model]))
+        usual = _ttft_p95_of_week_before(model, _today()) or 0.0
+        if ms is not None and ms > rule.bound and ms > rule.factor * usual:
+            times = f"takes {milliseconds(ms)} (p95); usual are {milliseconds(usual)}"
+            yield Finding(model, f"{model}: the first token {times}.")
+
+
+def _recent_usage() -> dict[str, Usage]:
+    """Return the usage of the last minutes, of models with enough requests."""
+    now = timezone.now()
+    with reading():
+        totals = total_by(Span(Period.MINUTE, now - _RECENT, now), "model")
+    busy = {model: usage for (model,), usage in totals.items() if usage.requests >= _MIN_REQUESTS}
+    return dict(islice(busy.items(), _MAX_FINDINGS))
+
+
+def _today() -> dt.datetime:
+    return floor(timezone.now(), Period.DAY)
+
+
+# Cached by day: the days before today no longer change.
+@lru_cache(maxsize=2)
+def _usage_of_week_before(today: dt.datetime) -> dict[Any, Usage]:
+    with reading():
+        return total_by(Span(Period.DAY, today - _WEEK, today), "model")
+
+
+@lru_cache(maxsize=200)
+def _ttft_p95_of_week_before(model: str, today: dt.datetime) -> float | None:
+    return _ttft_p95(Span(Period.DAY, today - _WEEK, today, models=[model]))
+
+
+def _ttft_p95(span: Span) -> float | None:
+    """Return the 95th percentile of the time to first token in milliseconds."""
+    with reading():
+        counts = histograms(span)[Measure.TTFT]
+    total: Counter[int] = sum(counts.values(), Counter())
+    return percentile(total, 0.95)
+
+
+def _budget_spent(rule: Rule) -> Iterator[Finding]:
+    now = timezone.now()
+    starts = tuple((every, period_start(every, now)) for every in Budget.Every.values)
+    if percents := dict(_spends_above(rule.bound, starts)):
+        rows = BudgetSpend.objects.filter(pk__in=percents)
+        for spend in rows.select_related("budget__project", "budget__api_key"):
+            budget, percent = spend.budget, percents[spend.pk]
+            owner = f"{budget.project}" + (f", key {budget.api_key.name}" if budget.api_key else "")
+            text = f"{owner}: {percent:.0f} % of {budget} is spent."
+            yield Finding(f"budget {budget.pk} from {spend.start}", text)
+
+
+@repeated
+def _spends_above(
+    min_percent: float, starts: tuple[tuple[str, dt.date], ...]
+) -> QuerySet[Any, Any]:
+    """Return ids and percentages of the spends in current periods, highest first."""
+    current = Q(*(Q(budget__every=every, start=start) for every, start in starts), _connector=Q.OR)
+    spends = BudgetSpend.objects.filter(current, budget__amount__gt=0)
+    percent = Cast(F("spent"), FloatField()) * 100 / Cast(F("budget__amount"), FloatField())
+    spent = spends.annotate(share=percent).filter(share__gte=min_percent)
+    return spent.order_by("-share").values_list("pk", "share")[:_MAX_FINDINGS]
+
+
+def _disk_full(rule: Rule) -> Iterator[Finding]:
+    for name in ("DATA_DIR", "MODELS_DIR"):
+        path = Path(getattr(settings, name))
+        existing = next(folder for folder in (path, *path.parents) if folder.exists())
+        usage = shutil.disk_usage(existing)
+        percent = 100 * (1 - usage.free / usage.total)
+        if percent >= rule.bound:
+            free = f"{usage.free / 2**30:,.1f} GiB are free"
+            yield Finding(name, f"The disk of {path} is {percent:.0f} % full; {free}.")
+
+
+def _redis_full(rule: Rule) -> Iterator[Finding]:
+    for number, client in enumerate(all_clients()):
+        used, limit = memory_of(client)
+        percent = 100 * used / limit if limit else 0.0
+        if limit and percent >= rule.bound:
+            text = f"The memory of Redis {number} is {percent:.0f} % full."
+            yield Finding(f"server {number}", text)
+
+
+_CONDITIONS: dict[RuleKind, Callable[[Rule], Iterator[Finding]]] = {
+    RuleKind.NO_WORKER: _no_worker,
+    RuleKind.QUEUE_WAIT: _queue_wait,
+    RuleKind.ERRORS: _error_rate,
+    RuleKind.TTFT: _time_to_first_token,
+    RuleKind.BUDGET: _budget_spent,
+    RuleKind.DISK: _disk_full,
+    RuleKind.REDIS_MEMORY: _redis_full,
+}

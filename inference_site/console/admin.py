@@ -1,4 +1,4 @@
-"""Admin of the audit log and of failed logins."""
+"""Admin of the audit log and of failed logins; Django imports this module to register admins."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from django.utils.safestring import SafeString
 
 from inference_site.admin_pages.base_admin import KeysetAdmin
 from inference_site.admin_pages.labels import time_label
-from inference_site.console import stored_models as model_pages
+from inference_site.console import stored_models
 from inference_site.people import login_log
 
-REGISTERED_HERE = (model_pages,)
+REGISTERED_HERE = (stored_models,)
 """Modules that register more admins when they are imported."""
 
 
 @admin.register(AccessFailureLog)
 class LoginFailureAdmin(KeysetAdmin):
-    """Logins that failed, read-only; those of locked users too, up to the one that locked them."""
+    """Failed logins, read-only: each up to the one that locked the user."""
 
     list_display = ("time", "username", "ip_address", "locked_out", "user_agent")
-    list_display_links = None  # A page of one would show no more.
+    list_display_links = None  # The page of a row would show the same columns.
     list_filter = ("locked_out",)
     search_fields = ("username__exact", "ip_address")
     search_help_text = "Search by the user name or the address"
@@ -37,13 +37,13 @@ class LoginFailureAdmin(KeysetAdmin):
 
 
 class ActionFilter(admin.SimpleListFilter):
-    """Filter by what was done: Django's actions, and logins."""
+    """Filter by action: those of Django, and logins."""
 
     title, parameter_name = "action", "done"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        of_django = {ADDITION: "Addition", CHANGE: "Change", DELETION: "Deletion"}
-        return [(str(flag), label) for flag, label in {**of_django, **login_log.LABELS}.items()]
+        labels = {ADDITION: "Addition", CHANGE: "Change", DELETION: "Deletion", **login_log.LABELS}
+        return [(str(flag), label) for flag, label in labels.items()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         chosen = self.value() or ""
@@ -56,7 +56,7 @@ class AuditAdmin(KeysetAdmin):
     """The audit log, read-only: every action in the admin, with its user."""
 
     list_display = ("time", "user", "action", "kind", "target", "change")
-    list_display_links = None  # The list shows all of it, and links to what was changed.
+    list_display_links = None  # The list shows all columns, and links to the changed object.
     list_filter = (ActionFilter, "user")
     list_select_related = ("user", "content_type")
     search_fields = ("object_id__exact",)
@@ -77,11 +77,9 @@ class AuditAdmin(KeysetAdmin):
     @admin.display(description="object")
     def target(self, entry: LogEntry) -> SafeString | str:
         address = None if entry.is_deletion() else entry.get_admin_url()
-        return (
-            format_html('<a href="{}">{}</a>', address, entry.object_repr)
-            if address
-            else (entry.object_repr)
-        )
+        if not address:
+            return entry.object_repr
+        return format_html('<a href="{}">{}</a>', address, entry.object_repr)
 
     @admin.display(description="change")
     def change(self, entry: LogEntry) -> SafeString:

@@ -1,9 +1,8 @@
-"""Middleware: pages have more time for a statement than requests of the API."""
+"""Middleware of the pages: time for long statements, and the content security policy by path."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from csp.constants import UNSAFE_EVAL, UNSAFE_INLINE
 from csp.middleware import CSPMiddleware, PolicyParts
@@ -15,9 +14,16 @@ from inference_site.storage.pooled_connection import statements_within
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase]
 
+_POLICY_ADDITIONS: dict[str, dict[str, list[str]]] = {
+    # The theme uses Alpine, which evaluates expressions in attributes; htmx and the theme write
+    # inline styles. Inline scripts stay forbidden.
+    "/admin/": {"script-src": [UNSAFE_EVAL], "style-src": [UNSAFE_INLINE]},
+    "/docs": {"style-src": [UNSAFE_INLINE]},
+}
+
 
 def long_statements(get_response: GetResponse) -> GetResponse:
-    """Give the statements of a page ``DATABASE_LONG_TIMEOUT_S``."""
+    """Give the SQL statements of a page ``DATABASE_LONG_TIMEOUT_S``."""
 
     def respond(request: HttpRequest) -> HttpResponseBase:
         with statements_within(settings.DATABASE_LONG_TIMEOUT_S):
@@ -26,26 +32,15 @@ def long_statements(get_response: GetResponse) -> GetResponse:
     return respond
 
 
-_LOOSER: dict[str, dict[str, list[str]]] = {
-    # The theme uses Alpine, which evaluates expressions in attributes; htmx and the theme write
-    # inline styles. Inline scripts stay forbidden.
-    "/admin/": {"script-src": [UNSAFE_EVAL], "style-src": [UNSAFE_INLINE]},
-    "/docs": {"style-src": [UNSAFE_INLINE]},
-}
-
-
 class ContentPolicy(CSPMiddleware):
-    """Sends the policy of the settings, loosened where a part of the site needs it."""
+    """Sends the policy of the settings, with the additions for the path of the request."""
 
     def get_policy_parts(
         self, request: HttpRequest, response: HttpResponseBase, report_only: bool = False
     ) -> PolicyParts:
         """Return the parts of the policy header."""
         parts = super().get_policy_parts(request, response, report_only)
-        parts.update = {**(parts.update or {}), **_added(request.path)}
+        for prefix, additions in _POLICY_ADDITIONS.items():
+            if request.path.startswith(prefix):
+                parts.update = {**(parts.update or {}), **additions}
         return parts
-
-
-def _added(path: str) -> dict[str, Any]:
-    found = (added for prefix, added in _LOOSER.items() if path.startswith(prefix))
-    return next(found, {})

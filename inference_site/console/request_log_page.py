@@ -1,4 +1,9 @@
-"""What a user has chosen to see of the request log."""
+"""The request log: accepted and refused requests in one list, with search, facets and filters.
+
+A page merges two tables by time, generations and refusals, each paged by its own ids; the cursor of
+a page is a pair of ids. So no row is copied, shown twice or left out, and no index on the time is
+needed.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import datetime as dt
 import heapq
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -26,336 +31,27 @@ from completions.models import StoredCompletion
 from completions.previews import with_previews as with_completion_previews
 from inference_site.accounts.models import ApiKey, Project
 from inference_site.admin_pages.bubbles import may_see_content
-from inference_site.admin_pages.keyset import Found, first_since, look_down
+from inference_site.admin_pages.keyset import KeysetPage, first_id_since, rows_before
 from inference_site.admin_pages.labels import PREVIEW_LENGTH, preview
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.generations.models import Generation, Status
 from inference_site.kept_content.models import KeptContent
 from inference_site.request_log.models import Refusal, SavedFilter
 from responses_api.models import StoredResponse
-from responses_api.previews import with_previews
+from responses_api.previews import with_previews as with_response_previews
 from responses_api.search import HIT_ENDS, HIT_STARTS, SearchTooBroad, hits_in, search_time
 
+VIEW = "generations.view_generation"
+PAGE_SIZE = 50
+MAX_ROWS_READ = 500
+"""Rows read of each table: the page shows the newest of them, the facets count all."""
 REFUSED = "refused"
 SPANS = {"1h": dt.timedelta(hours=1), "24h": dt.timedelta(days=1), "7d": dt.timedelta(days=7)}
-FIELDS = ("q", "project", "key", "model", "status", "error", "since")
-"""The parameters of a choice; what a saved filter keeps."""
-_OWN_IDS = ("chatcmpl-", "cmpl-", "resp_", "embd-", "tok-")
+FILTER_NAMES = ("q", "project", "key", "model", "status", "error", "since")
+"""Query parameters of the filters; a saved filter keeps these."""
+_ID_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "embd-", "tok-", "req_")
 _CURSOR = re.compile(r"([0-9]{1,18})-([0-9]{1,18})", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Filters, words, and the ids of generations and refusals below which the page begins."""
-
-    q: str = ""
-    project: int | None = None
-    key: int | None = None
-    model: str = ""
-    status: str = ""
-    error: str = ""
-    since: str = ""
-    before: tuple[int, int] | None = None
-
-    @property
-    def id(self) -> str:
-        """The id that is looked for, if ``q`` is one."""
-        return self.q if self.q.startswith((*_OWN_IDS, "req_")) else ""
-
-    @property
-    def words(self) -> str:
-        """The words that are looked for in prompts and answers."""
-        return "" if self.id else self.q
-
-    def generations(self) -> QuerySet[Generation] | None:
-        """Return the accepted requests; None if the choice is of refused ones."""
-        rows = self._shared(Generation)
-        if self.status == REFUSED or self.status.isdecimal():
-            return None
-        if self.status:
-            rows = rows.filter(status=self.status)
-        elif self.error:
-            # Only these have an error, and the index of the status finds them.
-            rows = rows.filter(status__in=[Status.FAILED, Status.CANCELLED])
-        if self.id:
-            column = "request_id" if self.id.startswith("req_") else "public_id"
-            rows = rows.filter(**{column: self.id})
-        return rows
-
-    def refusals(self) -> QuerySet[Refusal] | None:
-        """Return the refused requests; None if the choice is of accepted ones."""
-        rows = self._shared(Refusal)
-        if self.words or (self.id and not self.id.startswith("req_")):
-            return None
-        if self.status.isdecimal():
-            rows = rows.filter(status=self.status)
-        elif self.status and self.status != REFUSED:
-            return None
-        return rows.filter(request_id=self.id) if self.id else rows
-
-    def _shared(self, table: type[Model]) -> QuerySet[Any]:
-        """Return the rows of a table by what both tables have."""
-        given = {
-            "project": self.project,
-            "api_key": self.key,
-            "model": self.model or None,
-            "error_code": self.error or None,
-        }
-        rows = table._default_manager.filter(
-            **{name: value for name, value in given.items() if value is not None}
-        )
-        if self.since:
-            moment = timezone.now() - SPANS[self.since]
-            first = first_since(table, "created_at", moment)
-            rows = rows.filter(pk__gte=first, created_at__gte=moment)
-        return rows
-
-
-def chosen(query: QueryDict) -> Choice:
-    """Return the choice in a query string; missing and invalid values become the defaults."""
-    text = {name: query.get(name, "").replace("\0", "").strip()[:200] for name in FIELDS}
-    status, since = text["status"], text["since"]
-    is_known = status in (REFUSED, *Status.values) or (status.isascii() and len(status) == 3)
-    cursor = _CURSOR.fullmatch(query.get("before", ""))
-    return Choice(
-        q=text["q"],
-        project=_number(text["project"]),
-        key=_number(text["key"]),
-        model=text["model"],
-        status=status if is_known and (status.isdecimal() or status.isalpha()) else "",
-        error=text["error"],
-        since=since if since in SPANS else "",
-        before=(int(cursor[1]), int(cursor[2])) if cursor else None,
-    )
-
-
-def _number(given: str) -> int | None:
-    return int(given) if given.isdecimal() and len(given) <= 18 else None
-
-
-PAGE = 50
-LOOKED_AT = 500
-"""Rows of each table that are looked at: the page is the newest of them, facets count them all."""
-
-Entry = Generation | Refusal
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """The rows of a page, newest first, and those that facets count.
-
-    ``older`` is the cursor of the next page; None at the end of the log.
-    """
-
-    shown: Sequence[Entry]
-    counted: Sequence[Entry]
-    older: str | None
-    is_cut_short: bool
-
-
-class _Side:
-    """One of the two tables, below an id."""
-
-    def __init__(self, model: type[Model], rows: QuerySet[Any] | None, before: int | None) -> None:
-        if before is None:
-            before = (model._default_manager.aggregate(top=Max("pk"))["top"] or 0) + 1
-        self.before = before
-        found = Found([], None) if rows is None else look_down(rows, before, LOOKED_AT)
-        self.rows: list[Any] = found.rows
-        self.is_cut_short = found.reached is not None and len(found.rows) < LOOKED_AT
-        self.has_more = found.reached is not None
-        self._reached = found.reached
-        self._model = model
-
-    def floor(self) -> dt.datetime | None:
-        """Return the time down to which it was searched; None: as far as its rows go."""
-        if not self.is_cut_short:
-            return None
-        at = self._model._default_manager.filter(pk__gte=self._reached).order_by("pk")
-        row = at.values_list("created_at", flat=True).first()
-        return row if isinstance(row, dt.datetime) else None
-
-    def below(self, shown: Sequence[Any]) -> int:
-        """Return the id below which it goes on after these rows."""
-        own = [row for row in shown if isinstance(row, self._model)]
-        if self.is_cut_short and len(own) == len(self.rows) and self._reached is not None:
-            return self._reached
-        return own[-1].pk if own else self.before
-
-
-def listed(choice: Choice) -> Listed:
-    """Return the page of a choice that is not one of words."""
-    generations, refusals = choice.before or (None, None)
-    sides = (
-        _Side(Generation, choice.generations(), generations),
-        _Side(Refusal, choice.refusals(), refusals),
-    )
-    # What is older than a table was searched for may not come before what it still has.
-    floors = [floor for side in sides if (floor := side.floor()) is not None]
-    floor = max(floors, default=dt.datetime.min.replace(tzinfo=dt.UTC))
-    merged: list[Any] = list(
-        takewhile(
-            lambda row: row.created_at >= floor,
-            heapq.merge(*(side.rows for side in sides), key=_time, reverse=True),
-        )
-    )
-    shown = merged[:PAGE]
-    has_older = len(merged) > PAGE or any(side.has_more for side in sides)
-    cursor = "-".join(str(side.below(shown)) for side in sides)
-    is_cut_short = len(shown) < PAGE and any(side.is_cut_short for side in sides)
-    return Listed(shown, merged, cursor if has_older else None, is_cut_short)
-
-
-def _time(row: Any) -> dt.datetime:
-    at: dt.datetime = row.created_at
-    return at
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """How a prompt and its answer begin, and the page that has all of it, if it is stored."""
-
-    asked: str
-    answered: str
-    page: str
-
-
-def contents(public_ids: Sequence[str]) -> dict[str, Content]:
-    """Return what is stored of these generations."""
-    responses = StoredResponse.objects.filter(public_id__in=public_ids)
-    completions = StoredCompletion.objects.filter(public_id__in=public_ids)
-    columns = ("public_id", "pk", "asked", "answered")
-    found = {
-        "responses_api_storedresponse": with_previews(responses).values_list(*columns),
-        "completions_storedcompletion": with_completion_previews(completions).values_list(*columns),
-    }
-    stored = {
-        public_id: Content(
-            preview(asked), preview(answered), reverse(f"admin:{table}_change", args=(pk,))
-        )
-        for table, rows in found.items()
-        for public_id, pk, asked, answered in rows
-    }
-    return {**_kept(public_ids), **stored}
-
-
-def _kept(public_ids: Sequence[str]) -> dict[str, Content]:
-    """Return what is kept for debugging; the page of the generation has more of it."""
-    length = PREVIEW_LENGTH + 1
-    asked, answered = Left(KT("prompt__-1__content"), length), Left("answer", length)
-    rows = KeptContent.objects.shown().filter(public_id__in=public_ids)
-    texts = rows.values_list("public_id", asked, answered)
-    return {id_: Content(preview(asked), preview(answered), "") for id_, asked, answered in texts}
-
-
-def mentioning(choice: Choice) -> tuple[Listed, dict[str, SafeString]]:
-    """Return the requests whose prompts or answers have the words, and where they have them.
-
-    Only stored responses are indexed. To be called within ``search.search_time``.
-    """
-    rows = StoredResponse.objects.mentioning(choice.words, choice.project)
-    of_choice = choice.generations()
-    if of_choice is None:
-        return Listed([], [], None, False), {}
-    if choice.project is not None:
-        rows = rows.filter(project=choice.project)
-    if choice.key or choice.model or choice.status or choice.error or choice.since:
-        rows = rows.filter(public_id__in=of_choice.values("public_id"))
-    found = look_down(rows, choice.before[0] if choice.before else None, PAGE)
-    ids = {row.public_id: row.pk for row in found.rows}
-    shown = list(Generation.objects.filter(public_id__in=ids).order_by("-pk"))
-    hits = hits_in(list(ids.values()), choice.words)
-    older = None if found.reached is None else f"{found.reached}-0"
-    marked = {public_id: _marked(hits[pk]) for public_id, pk in ids.items() if pk in hits}
-    return Listed(shown, shown, older, older is not None and len(found.rows) < PAGE), marked
-
-
-def _marked(hit: str) -> SafeString:
-    """Return the text with what was found in ``mark`` elements."""
-    text = str(escape(hit)).replace(HIT_STARTS, "<mark>").replace(HIT_ENDS, "</mark>")
-    return mark_safe(text)  # noqa: S308  # Escaped above; the marks are ours.
-
-
-_MOST = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """One value of a facet: its text, how many have it, and the query that chooses it, or not."""
-
-    label: str
-    count: int
-    query: str
-    is_chosen: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Facet:
-    """One property of requests, with its most frequent values."""
-
-    title: str
-    values: Sequence[Value]
-
-
-def facets(
-    choice: Choice, entries: Sequence[Entry], keys: Mapping[int, ApiKey], query: Any
-) -> list[Facet]:
-    """Return the facets of these entries; ``query`` is the query of the page."""
-    labels = {pk: f"{key.name} ({key.prefix}…)" for pk, key in keys.items()}
-    properties: list[tuple[str, str, Iterable[tuple[Any, int]], str]] = [
-        ("Status", "status", ((_status(e), _weight(e)) for e in entries), choice.status),
-        ("Error", "error", ((e.error_code, _weight(e)) for e in entries), choice.error),
-        ("Key", "key", ((e.api_key_id, _weight(e)) for e in entries), str(choice.key or "")),
-        ("Model", "model", ((e.model, _weight(e)) for e in entries), choice.model),
-    ]
-    return [
-        Facet(title, _values(name, found, chosen, query, labels if name == "key" else {}))
-        for title, name, found, chosen in properties
-    ]
-
-
-def _values(
-    name: str,
-    found: Iterable[tuple[Any, int]],
-    chosen: str,
-    query: Any,
-    labels: Mapping[Any, str],
-) -> list[Value]:
-    counts: Counter[Any] = Counter()
-    for value, weight in found:
-        if value:
-            counts[value] += weight
-    return [
-        Value(
-            labels.get(value, str(value)),
-            count,
-            _with(query, name, "" if str(value) == chosen else str(value)),
-            str(value) == chosen,
-        )
-        for value, count in counts.most_common(_MOST)
-    ]
-
-
-def _with(query: Any, name: str, value: str) -> str:
-    changed = query.copy()
-    changed.pop("before", None)
-    changed.pop(name, None)
-    if value:
-        changed[name] = value
-    return str(changed.urlencode())
-
-
-def _status(entry: Entry) -> str:
-    return str(entry.status)
-
-
-def _weight(entry: Entry) -> int:
-    return 1 if isinstance(entry, Generation) else entry.count
-
-
-VIEW = "generations.view_generation"
-_MOST_KEYS, _MOST_SAVED = 200, 30
-_NOTHING = Listed([], [], None, False)
+_MAX_KEYS, _MAX_SAVED, _MAX_FACET_VALUES = 200, 30, 12
 _TOO_BROAD = "Too much would have to be searched: choose a project, or give more words."
 _ENDPOINTS = {
     "chat.completion": "/v1/chat/completions",
@@ -369,141 +65,398 @@ _ENDPOINTS = {
     "ollama.embedding": "/api/embed",
 }
 
+LoggedRequest = Generation | Refusal
+
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One request as the page shows it; times in milliseconds, None while they are unknown."""
+class LogFilters:
+    """The filters of a page; ``before`` has the ids of generations and refusals below which it
+    begins."""
 
-    entry: Entry
-    is_refused: bool
-    page: str
-    endpoint: str
-    project: Project | None
-    key: ApiKey | None
-    content: Content | None
-    hit: SafeString | str
-    ttft_ms: float | None
-    duration_ms: float | None
+    q: str = ""
+    project: int | None = None
+    key: int | None = None
+    model: str = ""
+    status: str = ""
+    error: str = ""
+    since: str = ""
+    before: tuple[int, int] | None = None
 
+    @property
+    def id(self) -> str:
+        """``q``, if it is an id."""
+        return self.q if self.q.startswith(_ID_PREFIXES) else ""
 
-def requests_context(request: HttpRequest) -> dict[str, Any]:
-    """Return the template context of the page. Raise PermissionDenied without the permission."""
-    if not request.user.has_perm(VIEW):
-        raise PermissionDenied
-    choice = chosen(request.GET)
-    may_see = may_see_content(request)
-    found, hits = _found(request, choice, may_see)
-    keys = ApiKey.objects.in_bulk({e.api_key_id for e in found.counted if e.api_key_id})
-    projects = Project.objects.in_bulk({e.project_id for e in found.shown if e.project_id})
-    ids = [e.public_id for e in found.shown if isinstance(e, Generation)]
-    known = contents(ids) if may_see else {}
-    older = request.GET.copy()
-    older["before"] = found.older or ""
-    return {
-        "choice": choice,
-        "may_see": may_see,
-        "lines": [_line(e, projects, keys, known, hits) for e in found.shown],
-        "facets": facets(choice, found.counted, keys, request.GET),
-        "counted": len(found.counted),
-        "older": older.urlencode() if found.older else "",
-        "is_cut_short": found.is_cut_short,
-        "is_live": choice.before is None,
-        "projects": Project.objects.values_list("pk", "name"),
-        "keys": ApiKey.objects.filter(project=choice.project)[:_MOST_KEYS],
-        "models": list(catalogue().models),
-        "statuses": [*Status.values, REFUSED],
-        "spans": {"1h": "Last hour", "24h": "Last 24 hours", "7d": "Last 7 days"}.items(),
-        "query": _kept_page(request.GET),
-        "saved": SavedFilter.objects.filter(user=_user(request)),
-    }
+    @property
+    def words(self) -> str:
+        """``q``, if it is words to search in prompts and answers."""
+        return "" if self.id else self.q
 
+    def generations(self) -> QuerySet[Generation] | None:
+        """Return the accepted requests; None if the filters exclude all of them."""
+        if self.status == REFUSED or self.status.isdecimal():
+            return None
+        rows = self._filter_common(Generation)
+        if self.status:
+            rows = rows.filter(status=self.status)
+        elif self.error:
+            # Only these have an error; the index on the status finds them.
+            rows = rows.filter(status__in=[Status.FAILED, Status.CANCELLED])
+        if self.id:
+            column = "request_id" if self.id.startswith("req_") else "public_id"
+            rows = rows.filter(**{column: self.id})
+        return rows
 
-def _found(
-    request: HttpRequest, choice: Choice, may_see: bool
-) -> tuple[Listed, dict[str, SafeString]]:
-    if not choice.words:
-        return listed(choice), {}
-    if not may_see:
-        messages.warning(request, "You do not have permission to search prompts and answers.")
-        return _NOTHING, {}
-    try:
-        with search_time():
-            return mentioning(choice)
-    except SearchTooBroad:
-        messages.warning(request, _TOO_BROAD)
-        return _NOTHING, {}
+    def refusals(self) -> QuerySet[Refusal] | None:
+        """Return the refused requests; None if the filters exclude all of them."""
+        if self.words or (self.id and not self.id.startswith("req_")):
+            return None
+        rows = self._filter_common(Refusal)
+        if self.status.isdecimal():
+            rows = rows.filter(status=self.status)
+        elif self.status and self.status != REFUSED:
+            return None
+        return rows.filter(request_id=self.id) if self.id else rows
 
-
-def _line(
-    entry: Entry,
-    projects: dict[int, Project],
-    keys: dict[int, ApiKey],
-    known: dict[str, Content],
-    hits: dict[str, SafeString],
-) -> Line:
-    shared: dict[str, Any] = {
-        "entry": entry,
-        "project": projects.get(entry.project_id or 0),
-        "key": keys.get(entry.api_key_id or 0),
-    }
-    if not isinstance(entry, Generation):
-        # Nearly all are POST.
-        endpoint = entry.path if entry.method == "POST" else f"{entry.method} {entry.path}".strip()
-        return Line(
-            **shared,
-            is_refused=True,
-            page="",
-            endpoint=endpoint,
-            content=None,
-            hit="",
-            ttft_ms=None,
-            duration_ms=entry.duration_ms,
+    def _filter_common(self, table: type[Model]) -> QuerySet[Any]:
+        """Return the rows of a table, filtered by the columns that both tables have."""
+        columns = {
+            "project": self.project,
+            "api_key": self.key,
+            "model": self.model or None,
+            "error_code": self.error or None,
+        }
+        rows = table._default_manager.filter(
+            **{name: value for name, value in columns.items() if value is not None}
         )
-    page = reverse("admin:generations_generation_change", args=(entry.pk,))
-    content = known.get(entry.public_id)
-    return Line(
-        **shared,
-        is_refused=False,
-        page=(content and content.page) or page,
-        endpoint=_ENDPOINTS.get(entry.kind, entry.kind),
-        content=content,
-        hit=hits.get(entry.public_id, ""),
-        ttft_ms=entry.ttft_ms,
-        duration_ms=_duration_ms(entry.created_at, entry.finished_at),
+        if self.since:
+            moment = timezone.now() - SPANS[self.since]
+            first = first_id_since(table, "created_at", moment)
+            rows = rows.filter(pk__gte=first, created_at__gte=moment)
+        return rows
+
+
+def filters_of(query: QueryDict) -> LogFilters:
+    """Return the filters in a query string; missing and invalid values become the defaults."""
+    text = {name: query.get(name, "").replace("\0", "").strip()[:200] for name in FILTER_NAMES}
+    status, since = text["status"], text["since"]
+    is_known = status in (REFUSED, *Status.values) or (status.isascii() and len(status) == 3)
+    numbers = {
+        name: int(text[name]) if text[name].isdecimal() and len(text[name]) <= 18 else None
+        for name in ("project", "key")
+    }
+    cursor = _CURSOR.fullmatch(query.get("before", ""))
+    return LogFilters(
+        q=text["q"],
+        project=numbers["project"],
+        key=numbers["key"],
+        model=text["model"],
+        status=status if is_known and (status.isdecimal() or status.isalpha()) else "",
+        error=text["error"],
+        since=since if since in SPANS else "",
+        before=(int(cursor[1]), int(cursor[2])) if cursor else None,
     )
 
 
-def _duration_ms(start: dt.datetime, end: dt.datetime | None) -> float | None:
-    return None if end is None else (end - start).total_seconds() * 1000
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    """The requests of a page, newest first, and those that the facets count.
+
+    ``older`` is the cursor of the next page, None at the end of the log. ``is_cut_short`` says that
+    the search ran out of time before the page was full.
+    """
+
+    shown: Sequence[LoggedRequest] = ()
+    counted: Sequence[LoggedRequest] = ()
+    older: str | None = None
+    is_cut_short: bool = False
 
 
-def _kept_page(query: QueryDict) -> str:
+class _TablePage:
+    """The rows of one of the two tables, below an id."""
+
+    def __init__(self, model: type[Model], rows: QuerySet[Any] | None, before: int | None) -> None:
+        if before is None:
+            before = (model._default_manager.aggregate(top=Max("pk"))["top"] or 0) + 1
+        found = KeysetPage([], None) if rows is None else rows_before(rows, before, MAX_ROWS_READ)
+        self._model, self._before, self._reached = model, before, found.reached
+        self.rows: list[Any] = found.rows
+        self.has_more = found.reached is not None
+        self.is_cut_short = self.has_more and len(found.rows) < MAX_ROWS_READ
+
+    def searched_to(self) -> dt.datetime | None:
+        """Return the time of the oldest row that a search without enough time has read; else None.
+
+        The table may still have matching rows that are older.
+        """
+        if not self.is_cut_short:
+            return None
+        following = self._model._default_manager.filter(pk__gte=self._reached).order_by("pk")
+        at = following.values_list("created_at", flat=True).first()
+        return at if isinstance(at, dt.datetime) else None
+
+    def cursor_after(self, shown: Sequence[Any]) -> int:
+        """Return the id below which this table continues after a page with these rows."""
+        own = [row for row in shown if isinstance(row, self._model)]
+        if self.is_cut_short and len(own) == len(self.rows) and self._reached is not None:
+            return self._reached
+        return own[-1].pk if own else self._before
+
+
+def log_page(filters: LogFilters) -> LogPage:
+    """Return the page of filters without words."""
+    generations_before, refusals_before = filters.before or (None, None)
+    tables = (
+        _TablePage(Generation, filters.generations(), generations_before),
+        _TablePage(Refusal, filters.refusals(), refusals_before),
+    )
+    # Rows of one table must not be shown before newer rows of the other that were not read yet.
+    limits = [limit for table in tables if (limit := table.searched_to()) is not None]
+    oldest = max(limits, default=dt.datetime.min.replace(tzinfo=dt.UTC))
+    rows = heapq.merge(
+        *(table.rows for table in tables), key=lambda row: row.created_at, reverse=True
+    )
+    merged: list[Any] = list(takewhile(lambda row: row.created_at >= oldest, rows))
+    shown = merged[:PAGE_SIZE]
+    has_older = len(merged) > PAGE_SIZE or any(table.has_more for table in tables)
+    cursor = "-".join(str(table.cursor_after(shown)) for table in tables)
+    is_cut_short = len(shown) < PAGE_SIZE and any(table.is_cut_short for table in tables)
+    return LogPage(shown, merged, cursor if has_older else None, is_cut_short)
+
+
+def page_with_words(filters: LogFilters) -> tuple[LogPage, dict[str, SafeString]]:
+    """Return the requests whose prompts or answers have the words, and the matching texts by id.
+
+    Only stored responses are indexed. Call it within ``search.search_time``.
+    """
+    rows = StoredResponse.objects.mentioning(filters.words, filters.project)
+    generations = filters.generations()
+    if generations is None:
+        return LogPage(), {}
+    if filters.project is not None:
+        rows = rows.filter(project=filters.project)
+    if filters.key or filters.model or filters.status or filters.error or filters.since:
+        rows = rows.filter(public_id__in=generations.values("public_id"))
+    found = rows_before(rows, filters.before[0] if filters.before else None, PAGE_SIZE)
+    ids = {row.public_id: row.pk for row in found.rows}
+    shown = list(Generation.objects.filter(public_id__in=ids).order_by("-pk"))
+    hits = hits_in(list(ids.values()), filters.words)
+    older = None if found.reached is None else f"{found.reached}-0"
+    marked = {public_id: _mark_hits(hits[pk]) for public_id, pk in ids.items() if pk in hits}
+    is_cut_short = older is not None and len(found.rows) < PAGE_SIZE
+    return LogPage(shown, shown, older, is_cut_short), marked
+
+
+def _mark_hits(text: str) -> SafeString:
+    """Return a text as HTML, with the words that were found in ``mark`` elements."""
+    marked = str(escape(text)).replace(HIT_STARTS, "<mark>").replace(HIT_ENDS, "</mark>")
+    return mark_safe(marked)  # noqa: S308  # Escaped above; only the marks are HTML.
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Previews of a prompt and its answer, and the page with the full texts, if they are stored."""
+
+    asked: str
+    answered: str
+    page: str
+
+
+def _contents(public_ids: Sequence[str]) -> dict[str, Content]:
+    """Return the previews of generations whose content is stored, or kept for debugging."""
+    length = PREVIEW_LENGTH + 1
+    asked_last, answer = Left(KT("prompt__-1__content"), length), Left("answer", length)
+    kept = KeptContent.objects.shown().filter(public_id__in=public_ids)
+    contents = {
+        public_id: Content(preview(asked), preview(answered), "")
+        for public_id, asked, answered in kept.values_list("public_id", asked_last, answer)
+    }
+    responses = StoredResponse.objects.filter(public_id__in=public_ids)
+    completions = StoredCompletion.objects.filter(public_id__in=public_ids)
+    columns = ("public_id", "pk", "asked", "answered")
+    stored = {
+        "responses_api_storedresponse": with_response_previews(responses).values_list(*columns),
+        "completions_storedcompletion": with_completion_previews(completions).values_list(*columns),
+    }
+    for table, rows in stored.items():
+        for public_id, pk, asked, answered in rows:
+            page = reverse(f"admin:{table}_change", args=(pk,))
+            contents[public_id] = Content(preview(asked), preview(answered), page)
+    return contents
+
+
+@dataclass(frozen=True, slots=True)
+class FacetValue:
+    """A value of a property: how many requests have it, and the query that chooses it.
+
+    The query of a chosen value removes the choice.
+    """
+
+    label: str
+    count: int
+    query: str
+    is_chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Facet:
+    """A property of requests, with its most frequent values."""
+
+    title: str
+    values: Sequence[FacetValue]
+
+
+def _facets(
+    filters: LogFilters,
+    counted: Sequence[LoggedRequest],
+    keys: Mapping[int, ApiKey],
+    query: QueryDict,
+) -> list[Facet]:
+    """Return the facets of requests; ``query`` is the query of the page."""
+    key_labels = {pk: f"{key.name} ({key.prefix}…)" for pk, key in keys.items()}
+    properties: list[tuple[str, str, Callable[[Any], Any], str]] = [
+        ("Status", "status", lambda one: str(one.status), filters.status),
+        ("Error", "error", lambda one: one.error_code, filters.error),
+        ("Key", "key", lambda one: one.api_key_id, str(filters.key or "")),
+        ("Model", "model", lambda one: one.model, filters.model),
+    ]
+    facets = []
+    for title, name, property_of, chosen in properties:
+        counts: Counter[Any] = Counter()
+        for one in counted:
+            if value := property_of(one):
+                counts[value] += 1 if isinstance(one, Generation) else one.count
+        values = []
+        for value, count in counts.most_common(_MAX_FACET_VALUES):
+            is_chosen = str(value) == chosen
+            changed = query.copy()
+            changed.pop("before", None)
+            changed.pop(name, None)
+            if not is_chosen:
+                changed[name] = str(value)
+            label = key_labels.get(value, str(value)) if name == "key" else str(value)
+            values.append(FacetValue(label, count, changed.urlencode(), is_chosen))
+        facets.append(Facet(title, values))
+    return facets
+
+
+@dataclass(frozen=True, slots=True)
+class LogRow:
+    """One request as the page shows it; times in milliseconds, None while they are unknown."""
+
+    request: LoggedRequest
+    project: Project | None
+    key: ApiKey | None
+    is_refused: bool
+    endpoint: str
+    duration_ms: float | None
+    page: str = ""
+    content: Content | None = None
+    hit: SafeString | str = ""
+    ttft_ms: float | None = None
+
+
+def _row(
+    one: LoggedRequest,
+    projects: Mapping[int, Project],
+    keys: Mapping[int, ApiKey],
+    contents: Mapping[str, Content],
+    hits: Mapping[str, SafeString],
+) -> LogRow:
+    project, key = projects.get(one.project_id or 0), keys.get(one.api_key_id or 0)
+    if not isinstance(one, Generation):
+        # The method is shown only if it is not POST, as of nearly all requests.
+        endpoint = one.path if one.method == "POST" else f"{one.method} {one.path}".strip()
+        return LogRow(
+            one, project, key, is_refused=True, endpoint=endpoint, duration_ms=one.duration_ms
+        )
+    duration_ms = None
+    if one.finished_at is not None:
+        duration_ms = (one.finished_at - one.created_at).total_seconds() * 1000
+    content = contents.get(one.public_id)
+    page = reverse("admin:generations_generation_change", args=(one.pk,))
+    return LogRow(
+        one,
+        project,
+        key,
+        is_refused=False,
+        endpoint=_ENDPOINTS.get(one.kind, one.kind),
+        duration_ms=duration_ms,
+        page=(content and content.page) or page,
+        content=content,
+        hit=hits.get(one.public_id, ""),
+        ttft_ms=one.ttft_ms,
+    )
+
+
+def requests_context(request: HttpRequest) -> dict[str, Any]:
+    """Return the template context of the page.
+
+    Raise PermissionDenied if the user may not view it.
+    """
+    if not request.user.has_perm(VIEW):
+        raise PermissionDenied
+    filters, may_see = filters_of(request.GET), may_see_content(request)
+    page, hits = LogPage(), dict[str, SafeString]()
+    if not filters.words:
+        page = log_page(filters)
+    elif not may_see:
+        messages.warning(request, "You do not have permission to search prompts and answers.")
+    else:
+        try:
+            with search_time():
+                page, hits = page_with_words(filters)
+        except SearchTooBroad:
+            messages.warning(request, _TOO_BROAD)
+    keys = ApiKey.objects.in_bulk({one.api_key_id for one in page.counted if one.api_key_id})
+    projects = Project.objects.in_bulk({one.project_id for one in page.shown if one.project_id})
+    ids = [one.public_id for one in page.shown if isinstance(one, Generation)]
+    contents = _contents(ids) if may_see else {}
+    older = request.GET.copy()
+    older["before"] = page.older or ""
+    return {
+        "filters": filters,
+        "may_see": may_see,
+        "rows": [_row(one, projects, keys, contents, hits) for one in page.shown],
+        "facets": _facets(filters, page.counted, keys, request.GET),
+        "counted": len(page.counted),
+        "older": older.urlencode() if page.older else "",
+        "is_cut_short": page.is_cut_short,
+        "is_live": filters.before is None,
+        "projects": Project.objects.values_list("pk", "name"),
+        "keys": ApiKey.objects.filter(project=filters.project)[:_MAX_KEYS],
+        "models": list(catalogue().models),
+        "statuses": [*Status.values, REFUSED],
+        "spans": {"1h": "Last hour", "24h": "Last 24 hours", "7d": "Last 7 days"}.items(),
+        "query": _saved_query(request.GET),
+        "saved": SavedFilter.objects.filter(user=int(request.user.pk or 0)),
+    }
+
+
+def _saved_query(query: QueryDict) -> str:
     """Return the part of a query string that a saved filter keeps."""
     kept = QueryDict(mutable=True)
-    for name in FIELDS:
+    for name in FILTER_NAMES:
         if value := query.get(name, "").replace("\0", "")[:200]:
             kept[name] = value
     return kept.urlencode()
 
 
 def save_filter(request: HttpRequest) -> HttpResponse:
-    """Keep or delete a filter of this user, and go back to the page."""
+    """Save or delete a filter of this user, and redirect to the page."""
     if not request.user.has_perm(VIEW):
         raise PermissionDenied
-    query = _kept_page(QueryDict(request.POST.get("query", "")[:1000]))[:1000]
-    own = SavedFilter.objects.filter(user=_user(request))
+    query = _saved_query(QueryDict(request.POST.get("query", "")[:1000]))[:1000]
+    user_id = int(request.user.pk or 0)
+    own = SavedFilter.objects.filter(user=user_id)
     if request.POST.get("delete", "").isdecimal():
         own.filter(pk=request.POST["delete"][:18]).delete()
     elif name := request.POST.get("name", "").replace("\0", "").strip()[:60]:
-        if own.exclude(name=name).count() >= _MOST_SAVED:
-            messages.error(request, f"You have {_MOST_SAVED} saved filters: delete one first.")
+        if own.exclude(name=name).count() >= _MAX_SAVED:
+            messages.error(request, f"You have {_MAX_SAVED} saved filters: delete one first.")
         else:
             SavedFilter.objects.update_or_create(
-                user_id=_user(request), name=name, defaults={"query": query}
+                user_id=user_id, name=name, defaults={"query": query}
             )
             messages.success(request, f"Saved {name}.")
     return HttpResponseRedirect(f"{reverse('admin:requests')}?{query}")
-
-
-def _user(request: HttpRequest) -> int:
-    return int(request.user.pk or 0)

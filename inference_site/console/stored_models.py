@@ -1,4 +1,8 @@
-"""Between the fields of the model form and an entry as the models file has it."""
+"""Admin of the models in the database and of pulls from the hub, with their forms.
+
+The form of a model has a field for each common setting; "More settings" has the others as YAML. An
+entry is a mapping as in the models file.
+"""
 
 from __future__ import annotations
 
@@ -39,51 +43,52 @@ from inference_site.model_store.models import Pull, StoredModel
 from inference_site.model_store.sealed_entries import sealed
 
 HIDDEN = "(hidden)"
-"""Stands for a secret in what is shown; written back, it means the secret that is kept."""
-_SECRETS = ("api_key", "headers")
-_ADDRESSES = ("base_url", "base_urls")
-_PRICE = {"price_input": "input", "price_cached": "cached", "price_output": "output"}
+"""Shown in place of a secret; a form that is sent with it keeps the stored secret."""
 PLAIN = ("engine", "file", "slots", "context_length", "gpu_layers", "keep_alive")
 LISTS = ("aliases", "projects")
-_MOST_YAML = 20_000
-_DEEPEST_YAML = 20
+_PRICE = {"price_input": "input", "price_cached": "cached", "price_output": "output"}
+_SECRETS = ("api_key", "headers")
+_ADDRESSES = ("base_url", "base_urls")
+_FIELD_OF = {"listed": "is_listed", "price": "price_input"}
+_MAX_YAML_CHARACTERS = 20_000
+_MAX_YAML_DEPTH = 20
 
 
 def form_values(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the form's fields for an entry, without its secrets."""
-    shown = hidden(entry)
-    price = shown.pop("price", {})
-    values = {name: shown.pop(name) for name in PLAIN if name in shown}
-    values |= {name: ", ".join(shown.pop(name, ())) for name in LISTS}
+    rest = hide_secrets(entry)
+    price = rest.pop("price", {})
+    values = {name: rest.pop(name) for name in PLAIN if name in rest}
+    values |= {name: ", ".join(rest.pop(name, ())) for name in LISTS}
     values |= {name: price.get(key) for name, key in _PRICE.items()}
-    values["is_listed"] = shown.pop("listed", True)
-    values["more"] = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True) if shown else ""
+    values["is_listed"] = rest.pop("listed", True)
+    values["more"] = yaml.safe_dump(rest, sort_keys=False, allow_unicode=True) if rest else ""
     return values
 
 
 def entry_of(values: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entry that the form's values describe; ``before`` has the secrets they hide.
+    """Return the entry for the form's values, with the secrets of the entry ``before``.
 
-    Raise BadKey.
+    Raise BadKey if the YAML is not acceptable, or a secret is missing.
     """
     entry = {name: values[name] for name in PLAIN if values.get(name) not in (None, "")}
     for name in LISTS:
-        given = [part.strip() for part in (values.get(name) or "").split(",")]
-        if names := [part for part in given if part]:
+        parts = [part.strip() for part in (values.get(name) or "").split(",")]
+        if names := [part for part in parts if part]:
             entry[name] = names
     price = {key: values[name] for name, key in _PRICE.items() if values.get(name) is not None}
     if price:
         entry["price"] = price
     if not values.get("is_listed"):
         entry["listed"] = False
-    more = _mapping(values.get("more") or "")
+    more = _parse_yaml(values.get("more") or "")
     if twice := more.keys() & {*PLAIN, *LISTS, "price", "listed"}:
         raise BadKey((min(twice),), "it has a field of its own above")
-    return _with_secrets({**entry, **more}, before)
+    return _restore_secrets({**entry, **more}, before)
 
 
-def hidden(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entry with its secrets hidden."""
+def hide_secrets(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of the entry with ``HIDDEN`` in place of its secrets."""
     shown = dict(entry)
     if "api_key" in shown:
         shown["api_key"] = HIDDEN
@@ -92,25 +97,36 @@ def hidden(entry: Mapping[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Return what has changed, for the audit log; secrets are named only."""
-    old, new = hidden(before), hidden(after)
-    told = []
+def entry_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Return the changes for the audit log; of secrets only the names."""
+    changes = []
     for name in sorted({*before, *after}):
-        if before.get(name) == after.get(name):
+        old, new = before.get(name), after.get(name)
+        if old == new:
             continue
         if name in _SECRETS:
-            told.append(f"{name} changed")
+            changes.append(f"{name} changed")
         else:
-            told.append(f"{name}: {old.get(name, '—')} → {new.get(name, '—')}")
-    return "; ".join(told) or "No changes."
+            changes.append(f"{name}: {before.get(name, '—')} → {after.get(name, '—')}")
+    return "; ".join(changes) or "No changes."
 
 
-def _mapping(text: str) -> dict[str, Any]:
-    if len(text) > _MOST_YAML:
-        raise BadKey(("more",), f"it has more than {_MOST_YAML:,} characters")
+def _parse_yaml(text: str) -> dict[str, Any]:
+    """Return the mapping in a YAML text. Raise BadKey if it is none.
+
+    Aliases and deep nesting are refused: a short text could take minutes to load.
+    """
+    if len(text) > _MAX_YAML_CHARACTERS:
+        raise BadKey(("more",), f"it has more than {_MAX_YAML_CHARACTERS:,} characters")
     try:
-        _bounded(text)
+        depth = 0
+        for event in yaml.parse(text, yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                raise BadKey(("more",), "aliases of YAML (*name) are not taken")
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MAX_YAML_DEPTH:
+                raise BadKey(("more",), f"it is nested more than {_MAX_YAML_DEPTH} deep")
         found = yaml.safe_load(text)
     except BadKey:
         raise
@@ -122,41 +138,28 @@ def _mapping(text: str) -> dict[str, Any]:
     return {str(name): value for name, value in (found or {}).items()}
 
 
-def _bounded(text: str) -> None:
-    """Refuse what YAML reads into more than was written, and what it takes minutes to read."""
-    depth = 0
-    for event in yaml.parse(text, yaml.SafeLoader):
-        if isinstance(event, yaml.AliasEvent):
-            raise BadKey(("more",), "aliases of YAML (*name) are not taken")
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > _DEEPEST_YAML:
-            raise BadKey(("more",), f"it is nested more than {_DEEPEST_YAML} deep")
+def _restore_secrets(entry: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace ``HIDDEN`` by the stored secrets.
 
+    Raise BadKey if the server's address has changed: the stored secrets are of another server.
+    """
+    has_moved = any(entry.get(name) != before.get(name) for name in _ADDRESSES)
+    stored = {} if has_moved else before
 
-def _with_secrets(entry: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Put kept secrets back; not for another address, whose server must not learn them."""
-    is_moved = any(entry.get(name) != before.get(name) for name in _ADDRESSES)
-    kept = {} if is_moved else before
+    def secret(value: Any, key: str) -> Any:
+        if value is None:
+            raise BadKey((key,), "write it again: the server's address has changed")
+        return value
+
     if entry.get("api_key") == HIDDEN:
-        entry["api_key"] = _kept(kept.get("api_key"), "api_key")
+        entry["api_key"] = secret(stored.get("api_key"), "api_key")
     if isinstance(headers := entry.get("headers"), dict):
-        old = kept.get("headers") or {}
+        old = stored.get("headers") or {}
         entry["headers"] = {
-            name: _kept(old.get(name), "headers") if value == HIDDEN else value
+            name: secret(old.get(name), "headers") if value == HIDDEN else value
             for name, value in headers.items()
         }
     return entry
-
-
-def _kept(secret: Any, key: str) -> Any:
-    if secret is None:
-        raise BadKey((key,), "write it again: the server's address has changed")
-    return secret
-
-
-_PRICES = ("price_input", "price_cached", "price_output")
-_FIELD_OF = {"listed": "is_listed", "price": "price_input"}
 
 
 def _text(label: str, help_text: str = "") -> forms.CharField:
@@ -165,7 +168,7 @@ def _text(label: str, help_text: str = "") -> forms.CharField:
     )
 
 
-def _whole(label: str, help_text: str, minimum: int = 1) -> forms.IntegerField:
+def _integer(label: str, help_text: str, minimum: int = 1) -> forms.IntegerField:
     return forms.IntegerField(
         label=label,
         required=False,
@@ -176,7 +179,7 @@ def _whole(label: str, help_text: str, minimum: int = 1) -> forms.IntegerField:
     )
 
 
-def _number(label: str, help_text: str = "") -> forms.FloatField:
+def _decimal(label: str, help_text: str = "") -> forms.FloatField:
     return forms.FloatField(
         label=label,
         required=False,
@@ -187,7 +190,7 @@ def _number(label: str, help_text: str = "") -> forms.FloatField:
 
 
 class StoredModelForm(forms.ModelForm[StoredModel]):
-    """The fields of an entry; the models that check the models file check what comes of them."""
+    """The form of an entry, validated in the same way as an entry of the models file."""
 
     engine = forms.ChoiceField(
         choices=[(name, name) for name in ENGINES if name in ALLOWED_OPTIONS],
@@ -198,13 +201,13 @@ class StoredModelForm(forms.ModelForm[StoredModel]):
         "File",
         "Below MODELS_DIR: owner/name/file.gguf, .ggml or .bin. Not for openai_upstream.",
     )
-    slots = _whole("Slots", "How many requests run at the same time.")
-    context_length = _whole(
+    slots = _integer("Slots", "How many requests run at the same time.")
+    context_length = _integer(
         "Context length",
         "Tokens for each slot. Empty: as the file says, at most 8,192 and what fits.",
     )
-    gpu_layers = _whole("GPU layers", "Empty or -1: all that fit.", -1)
-    keep_alive = _number(
+    gpu_layers = _integer("GPU layers", "Empty or -1: all that fit.", -1)
+    keep_alive = _decimal(
         "Keep alive (s)", "How long it stays without requests when it was loaded on demand."
     )
     aliases = _text("Aliases", "Other names, separated by commas.")
@@ -216,9 +219,9 @@ class StoredModelForm(forms.ModelForm[StoredModel]):
         help_text="Whether the list of models shows it.",
         widget=UnfoldBooleanSwitchWidget,
     )
-    price_input = _number("Input price", "For a million tokens.")
-    price_cached = _number("Cached input price", "Empty: as other input.")
-    price_output = _number("Output price")
+    price_input = _decimal("Input price", "For a million tokens.")
+    price_cached = _decimal("Cached input price", "Empty: as other input.")
+    price_output = _decimal("Output price")
     more = forms.CharField(
         label="More settings",
         required=False,
@@ -232,35 +235,36 @@ class StoredModelForm(forms.ModelForm[StoredModel]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._before = dict(self.instance.entry)
+        self.entry_before = dict(self.instance.entry)
         if self.instance.pk:
-            self.initial = {**self.initial, **form_values(self._before)}
+            self.initial = {**self.initial, **form_values(self.entry_before)}
 
     def clean(self) -> dict[str, Any]:
-        """Check the entry as the models file is checked."""
+        """Validate the entry that the values describe, and set it on the instance."""
         values = super().clean() or {}
         id_ = values.get("model_id") or self.instance.model_id
         if self.errors or not id_:
             return values
         try:
-            entry = entry_of(values, self._before)
+            entry = entry_of(values, self.entry_before)
             spec = read_stored_entry(id_, entry)
             check_names_of_servers(spec)
         except (BadKey, ValueError, TypeError) as exc:
-            self._blame(exc)
+            self._add_error_of_entry(exc)
             return values
         self._check_names(spec.id, spec.aliases)
         self.instance.entry, self.instance.any_address = sealed(entry), False
         return values
 
-    def _blame(self, exc: Exception) -> None:
+    def _add_error_of_entry(self, exc: Exception) -> None:
+        """Show an error at the field of its key, or at "More settings" with the key's path."""
         path: tuple[str, ...] = getattr(exc, "path", ())
-        top = path[0] if path else "more"
-        if top == "price" and path[1:]:
-            top = f"price_{path[1]}"
-        field = _FIELD_OF.get(top, top)
-        name = "" if top in self.fields else f"{'.'.join(path)}: "
-        self.add_error(field if field in self.fields else "more", f"{name}{exc}.")
+        key = path[0] if path else "more"
+        if key == "price" and path[1:]:
+            key = f"price_{path[1]}"
+        field = _FIELD_OF.get(key, key)
+        prefix = "" if key in self.fields else f"{'.'.join(path)}: "
+        self.add_error(field if field in self.fields else "more", f"{prefix}{exc}.")
 
     def _check_names(self, id_: str, aliases: tuple[str, ...]) -> None:
         known = catalogue()
@@ -275,7 +279,7 @@ class StoredModelForm(forms.ModelForm[StoredModel]):
 
 
 class PullForm(forms.ModelForm[Pull]):
-    """What to fetch, and where."""
+    """The form of a pull: the model on the hub, and the host that fetches it."""
 
     host = forms.ChoiceField(
         required=False,
@@ -294,12 +298,17 @@ class PullForm(forms.ModelForm[Pull]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if "host" in self.fields:
-            names = [("", "any"), *((host, host) for host in _hosts())]
-            self.fields["host"].choices = names  # type: ignore[attr-defined]  # A ChoiceField.
+        if "host" not in self.fields:  # The page of a pull that exists has no fields.
+            return
+        try:
+            hosts = sorted({worker.host for worker in fleet.workers() if worker.host})
+        except redis.exceptions.RedisError:
+            hosts = []
+        choices = [("", "any"), *((host, host) for host in hosts)]
+        self.fields["host"].choices = choices  # type: ignore[attr-defined]  # A ChoiceField.
 
     def clean_reference(self) -> str:
-        """Refuse what is no reference to a model of a hub."""
+        """Return the reference. Raise ValidationError if it is not one of a model on the hub."""
         reference = str(self.cleaned_data["reference"]).strip()
         try:
             Reference.read(reference)
@@ -308,21 +317,11 @@ class PullForm(forms.ModelForm[Pull]):
         return reference
 
     def clean_model_id(self) -> str:
-        """Refuse the ID of a model that is there already."""
+        """Return the ID. Raise ValidationError if a model has it."""
         id_ = str(self.cleaned_data["model_id"]).strip()
         if id_ and catalogue().named(id_) is not None:
             raise ValidationError("There is a model of this name.")
         return id_
-
-
-def _hosts() -> list[str]:
-    try:
-        return sorted({worker.host for worker in fleet.workers() if worker.host})
-    except redis.exceptions.RedisError:
-        return []
-
-
-_SOON = "Workers and the API take it up within seconds."
 
 
 @admin.register(StoredModel)
@@ -353,11 +352,11 @@ class StoredModelAdmin(SiteAdmin):
         return time_label(stored.updated_at)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Keep the ID: requests and usage refer to it."""
+        """Make the ID of a stored model read-only: requests and usage refer to it."""
         return ("model_id",) if obj else ()
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        # Without the form there is nothing to show: its fields are no columns.
+        # A page without the form would be empty: the form's fields are no columns.
         return self.has_change_permission(request, obj)
 
     def render_change_form(
@@ -369,7 +368,7 @@ class StoredModelAdmin(SiteAdmin):
         form_url: str = "",
         obj: Any = None,
     ) -> HttpResponse:
-        """Say of an entry that is not served why that is so."""
+        """Warn with the reason if the model is not served."""
         if request.method == "GET" and obj is not None and (fault := fault_of_entry(obj)):
             messages.warning(request, f"This model is not served: {fault}.")
         return super().render_change_form(request, context, add, change, form_url, obj)
@@ -377,18 +376,18 @@ class StoredModelAdmin(SiteAdmin):
     def construct_change_message(
         self, request: HttpRequest, form: Any, formsets: Any, add: bool = False
     ) -> Any:
-        """Return what the audit log says: old and new values, without secrets."""
-        return changes({} if add else form._before, form.instance.entry)
+        """Return the text for the audit log: old and new values, without secrets."""
+        return entry_changes({} if add else form.entry_before, form.instance.entry)
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Save it, and say when that is heeded."""
+        """Save the entry, and say when it takes effect."""
         super().save_model(request, obj, form, change)
-        messages.info(request, _SOON)
+        messages.info(request, "Workers and the API take it up within seconds.")
 
     def response_add(self, request: HttpRequest, obj: Any, post_url_continue: Any = None) -> Any:
-        """Show the models and workers, where it appears."""
+        """Redirect to the page of models and workers."""
         messages.success(request, f"Added the model {obj.model_id}.")
-        return _to_fleet()
+        return HttpResponseRedirect(reverse("admin:fleet"))
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
         """Delete the entry; say that the file stays."""
@@ -399,7 +398,7 @@ class StoredModelAdmin(SiteAdmin):
 
 @admin.register(Pull)
 class PullAdmin(SiteAdmin):
-    """Pulls of models from the hub: what was asked for, how far it is, and what became of it."""
+    """Pulls of models from the hub, with their progress and result."""
 
     form = PullForm
     list_display = ("reference", "status", "progress", "error", "requested_by", "created")
@@ -414,19 +413,19 @@ class PullAdmin(SiteAdmin):
         return False
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Show also what became of it, once it was asked for."""
-        told = ("state", "error", "worker", "progress", "requested_by")
-        return (*self.fields, *told) if obj else self.fields
+        """Add progress and result for a pull that exists."""
+        results = ("state", "error", "worker", "progress", "requested_by")
+        return (*self.fields, *results) if obj else self.fields
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Note who asks for it."""
+        """Save the pull with the user who requests it."""
         obj.requested_by = request.user
         super().save_model(request, obj, form, change)
 
     def response_add(self, request: HttpRequest, obj: Any, post_url_continue: Any = None) -> Any:
-        """Show the models and workers, where its progress is."""
+        """Redirect to the page of models and workers, which shows the progress."""
         messages.success(request, f"Pulling {obj.reference}…")
-        return _to_fleet()
+        return HttpResponseRedirect(reverse("admin:fleet"))
 
     @admin.display(description="state", ordering="state")
     def status(self, pull: Pull) -> Any:
@@ -439,7 +438,3 @@ class PullAdmin(SiteAdmin):
     @admin.display(description="asked for (UTC)", ordering="created_at")
     def created(self, pull: Pull) -> Any:
         return time_label(pull.created_at)
-
-
-def _to_fleet() -> HttpResponse:
-    return HttpResponseRedirect(reverse("admin:fleet"))

@@ -1,4 +1,4 @@
-"""Tiles: numbers of a usage, of its times, and of the queue and the workers as they are now."""
+"""Tiles: usage, latencies, the queue and the workers, each as a number with a note."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from inference_site.usage.models import Measure
 from inference_site.usage.queries import Histograms, Span, Usage, histograms, reading, total_by
 
 LATEST = 5_000
-"""Generations among which pages look for those that failed."""
-_MOST_ERRORS = 10
-SLOWEST, LEAST = {"p50": 0.5, "p95": 0.95}, {"p50": 0.5, "p5": 0.05}
-"""Of times, the long ones matter; of speeds, the low ones."""
+"""The newest generations, among which pages search for failures."""
+_MAX_ERRORS = 10
+SLOWEST, LOWEST = {"p50": 0.5, "p95": 0.95}, {"p50": 0.5, "p5": 0.05}
+"""Percentiles to show: of times the long ones matter, of speeds the low ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,13 @@ class Tile:
 
 def short(value: float) -> str:
     """Format a number in a few characters, such as ``12.3 k``."""
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
-        if value >= size:
-            divided = value / (1e3 if unit == "k" else size)
-            return f"{divided:.3g} {unit}"
+    for unit, least, divisor in (("G", 1e9, 1e9), ("M", 1e6, 1e6), ("k", 1e4, 1e3)):
+        if value >= least:
+            return f"{value / divisor:.3g} {unit}"
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
 
 
-def summed(usages: Iterable[Usage]) -> Usage:
+def sum_of(usages: Iterable[Usage]) -> Usage:
     """Return the sum of usages."""
     listed = list(usages)
     names = [field.name for field in fields(Usage)]
@@ -53,61 +52,58 @@ def summed(usages: Iterable[Usage]) -> Usage:
 
 
 def tiles_over(span: Span) -> list[Tile]:
-    """Return tiles of the usage in a span."""
+    """Return tiles of the usage in a span, read from the database."""
     with reading():
         by_model = {model: usage for (model,), usage in total_by(span, "model").items()}
         models = span.models or by_model
-        return tiles_of(summed(by_model.values()), histograms(span), models)
+        return usage_tiles(sum_of(by_model.values()), histograms(span), models)
 
 
 def latest_errors(generations: QuerySet[Generation]) -> list[Generation]:
-    """Return what failed last among the latest; looking through all would take seconds."""
+    """Return the newest failures among the ``LATEST``; a search of all rows would take seconds."""
     latest = generations.order_by("-id").values("pk")[:LATEST]
     failed = Generation.objects.filter(pk__in=latest, status=Status.FAILED)
-    return list(failed.select_related("project", "api_key").order_by("-id")[:_MOST_ERRORS])
+    return list(failed.select_related("project", "api_key").order_by("-id")[:_MAX_ERRORS])
 
 
-def tiles_of(total: Usage, latencies: Histograms, models: Iterable[str] = ()) -> list[Tile]:
-    """Return tiles of a usage of these models (without any, of all) and its times."""
+def usage_tiles(total: Usage, latencies: Histograms, models: Iterable[str] = ()) -> list[Tile]:
+    """Return tiles of a usage and its latencies.
+
+    The cost shows a dash if none of ``models`` (of all models, if empty) has a price.
+    """
     failed = f"{100 * total.failed / total.requests:.1f} %" if total.requests else "—"
     cached = 100 * total.cached_tokens / total.input_tokens if total.input_tokens else 0
+    has_cost = total.cost or any(map(is_priced, list(models) or catalogue().models))
+    cost = Tile("Cost", money(total.cost)) if has_cost else Tile("Cost", "—", NO_PRICE)
+    reasoning = f"{short(total.reasoning_tokens)} reasoning"
     return [
         Tile("Requests", short(total.requests), f"{short(total.cancelled)} cancelled"),
         Tile("Errors", short(total.failed), failed, is_bad=total.failed > 0),
         Tile("Input tokens", short(total.input_tokens), f"{cached:.0f} % cached"),
-        Tile(
-            "Output tokens",
-            short(total.output_tokens),
-            f"{short(total.reasoning_tokens)} reasoning",
-        ),
-        _pair("First token", latencies[Measure.TTFT], milliseconds),
-        _pair("Tokens/s", latencies[Measure.SPEED], short, LEAST),
-        _pair("Queue wait", latencies[Measure.QUEUE], milliseconds),
-        _cost(total, models),
+        Tile("Output tokens", short(total.output_tokens), reasoning),
+        _percentiles("First token", latencies[Measure.TTFT], milliseconds),
+        _percentiles("Tokens/s", latencies[Measure.SPEED], short, LOWEST),
+        _percentiles("Queue wait", latencies[Measure.QUEUE], milliseconds),
+        cost,
     ]
 
 
-def _cost(total: Usage, models: Iterable[str]) -> Tile:
-    if total.cost or any(map(is_priced, list(models) or catalogue().models)):
-        return Tile("Cost", money(total.cost))
-    return Tile("Cost", "—", NO_PRICE)
-
-
-def _pair(
+def _percentiles(
     name: str,
     counts: Mapping[dt.datetime, Counter[int]],
     text: Callable[[float], str],
-    shares: Mapping[str, float] = SLOWEST,
+    fractions: Mapping[str, float] = SLOWEST,
 ) -> Tile:
-    together: Counter[int] = sum(counts.values(), Counter())
-    (_, middle), (label, worst) = ((n, percentile(together, s)) for n, s in shares.items())
-    if middle is None or worst is None:
+    """Return a tile with the median, and with the second of ``fractions`` as its note."""
+    total: Counter[int] = sum(counts.values(), Counter())
+    (_, median), (label, extreme) = ((n, percentile(total, f)) for n, f in fractions.items())
+    if median is None or extreme is None:
         return Tile(name, "—")
-    return Tile(name, text(middle), f"{label} {text(worst)}")
+    return Tile(name, text(median), f"{label} {text(extreme)}")
 
 
 def tiles_now() -> list[Tile]:
-    """Return tiles of the queue and the workers; counting is cheap, the queue is bounded."""
+    """Return tiles of the queue and the workers at this time."""
     queued = Generation.objects.filter(status=Status.QUEUED)
     waiting = queued.aggregate(count=Count("pk"), oldest=Min("created_at"))
     note = f"longest {time_since(waiting['oldest'])}" if waiting["oldest"] else ""
@@ -116,9 +112,7 @@ def tiles_now() -> list[Tile]:
         workers = live_workers()
     except redis.exceptions.RedisError:
         return [queue, Tile("Workers", "—", "Redis is not reachable", is_bad=True)]
-    slots = sum(model.slots for worker in workers for model in worker.models)
-    busy = sum(model.busy for worker in workers for model in worker.models)
-    return [
-        queue,
-        Tile("Workers", str(len(workers)), f"{busy} of {slots} slots busy", is_bad=not workers),
-    ]
+    models = [model for worker in workers for model in worker.models]
+    busy, slots = sum(model.busy for model in models), sum(model.slots for model in models)
+    note = f"{busy} of {slots} slots busy"
+    return [queue, Tile("Workers", str(len(workers)), note, is_bad=not workers)]

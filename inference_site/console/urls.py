@@ -1,4 +1,4 @@
-"""Routes of what pages send and read beside themselves, and a short address of the playground."""
+"""Routes of the playground, of the playground's short address, and of responses in the console."""
 
 from django.urls import include, path
 from django.views.generic import RedirectView

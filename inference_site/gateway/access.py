@@ -23,7 +23,7 @@ from inference_site.observability.log_context import Facts, logged_with
 from inference_site.observability.redaction import redacted
 from inference_site.observability.tracing import Span, begin, is_tracing, trace_id
 from inference_site.request_log.models import LONGEST_MODEL, LONGEST_PATH
-from inference_site.request_log.refusals import Refused, refusals
+from inference_site.request_log.refusals import RefusedRequest, refusals
 
 logger = logging.getLogger("inference_site.access")
 
@@ -140,9 +140,9 @@ def _route(path: str) -> str:
     return str(match.route)
 
 
-def _refused(scope: Scope, status: int, facts: Facts, duration_s: float) -> Refused:
+def _refused(scope: Scope, status: int, facts: Facts, duration_s: float) -> RefusedRequest:
     """Return what the request log keeps of a request that no generation stands for."""
-    return Refused(
+    return RefusedRequest(
         status,
         facts["error_code"],
         scope["method"][:16],

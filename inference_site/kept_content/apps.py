@@ -2,7 +2,7 @@ from django.apps import AppConfig
 
 
 class KeptContentConfig(AppConfig):
-    """Prompts and answers that are kept for debugging, for some hours."""
+    """Prompts and answers that are kept some hours for debugging."""
 
     name = "inference_site.kept_content"
     label = "kept_content"

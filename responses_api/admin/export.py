@@ -10,7 +10,7 @@ from asgiref.sync import sync_to_async
 from django.db.models import Prefetch, QuerySet
 from django.http import StreamingHttpResponse
 
-from inference_site.admin_pages.keyset import look_down
+from inference_site.admin_pages.keyset import rows_before
 from inference_site.storage.connections import lent_connection
 from responses_api.models import Item, StoredResponse
 from responses_api.search import search_time
@@ -45,7 +45,7 @@ def _some(rows: QuerySet[StoredResponse], before: int | None) -> tuple[bytes, in
     rows = rows.select_related("previous", "conversation").prefetch_related(given)
     with lent_connection():
         with search_time():
-            found = look_down(rows, before, _AT_ONCE)
+            found = rows_before(rows, before, _AT_ONCE)
         responses = current_responses(found.rows)
     lines = [_line(row, response) for row, response in zip(found.rows, responses, strict=True)]
     return b"".join(lines), found.reached

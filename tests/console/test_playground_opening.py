@@ -87,7 +87,7 @@ def test_a_chat_completion_is_opened_as_items(
 def test_of_a_long_conversation_the_newest_items_are_opened(
     staff: Callable[..., Client], other_key: ApiKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(views, "MOST_ITEMS", 2)
+    monkeypatch.setattr(views, "MAX_ITEMS", 2)
     project = other_key.project
     conversation = Conversation.objects.create(public_id="conv_1", project=project)
     for place, text in enumerate("abc"):

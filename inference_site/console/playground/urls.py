@@ -2,25 +2,18 @@
 
 from django.urls import path
 
-from inference_site.console.playground.views import (
-    OpenView,
-    PlaygroundResponsesView,
-    PlaygroundResponseView,
-    PlaygroundStopView,
-    PresetsView,
-    PresetView,
-)
+from inference_site.console.playground import views
 
 requests = [
-    path("responses", PlaygroundResponsesView.as_view()),
-    path("responses/<str:response_id>/stop", PlaygroundStopView.as_view()),
+    path("responses", views.PlaygroundResponsesView.as_view()),
+    path("responses/<str:response_id>/stop", views.PlaygroundStopView.as_view()),
 ]
-"""Under ``/console/playground/``, which the relay serves: what generates, and what ends that."""
+"""Under ``/console/playground/``, which the relay serves: requests that start and stop runs."""
 
 pages = [
-    path("responses/<str:response_id>", PlaygroundResponseView.as_view()),
-    path("presets", PresetsView.as_view()),
-    path("presets/<int:pk>", PresetView.as_view()),
-    path("open/<str:public_id>", OpenView.as_view()),
+    path("responses/<str:response_id>", views.PlaygroundResponseView.as_view()),
+    path("presets", views.PresetsView.as_view()),
+    path("presets/<int:pk>", views.PresetView.as_view()),
+    path("open/<str:public_id>", views.OpenView.as_view()),
 ]
-"""Under ``/admin/playground/``, like the page: what is stored. No load of the API refuses it."""
+"""Under ``/admin/playground/``, like the page: reads of stored data, never refused for load."""

@@ -1,8 +1,9 @@
-"""Who asks on the playground: a member of the staff, as their own key in its project.
+"""The playground: its page, and the requests that the page sends.
 
-The page calls the API's own views with the admin's session. No key reaches the browser, and CSRF
+The page calls the API's own views with the admin's session. So no key reaches the browser, and CSRF
 tokens protect its requests. Requests are accounted to the playground's project and to the user's
-own key in it. That key has no secret; operators can revoke and limit it.
+own key in it; this key has no secret, and operators can revoke and limit it. All users share the
+project, but a user can continue, read and stop only responses made with their own key.
 """
 
 from __future__ import annotations
@@ -50,7 +51,36 @@ from responses_api.views.responses import ResponsesView
 from responses_api.wire.items import ItemReference
 from responses_api.wire.request import ResponseRequest
 
-_NAME = "playground"
+_PROJECT_NAME = "playground"
+# Name, label, step, lowest and highest value of each field.
+SAMPLERS = (
+    ("temperature", "Temperature", "0.1", "0", "2"),
+    ("top_p", "Top p", "0.05", "0", "1"),
+    ("top_k", "Top k", "1", "-1", ""),
+    ("min_p", "Min p", "0.01", "0", "1"),
+    ("presence_penalty", "Presence penalty", "0.1", "-2", "2"),
+    ("frequency_penalty", "Frequency penalty", "0.1", "-2", "2"),
+    ("seed", "Seed", "1", "", ""),
+    ("max_output_tokens", "Max output tokens", "1", "1", ""),
+)
+EFFORTS = ("none", "low", "medium", "high")
+_IMAGE_FRACTION = 0.7
+"""The part of the largest body that image files may take: base64 makes them a third larger."""
+MAX_ITEMS = 500
+"""Items of a stored request that are opened: the newest."""
+_FIELDS_NOT_OPENED = frozenset(
+    {
+        *("input", "previous_response_id", "conversation", "metadata", "user", "safety_identifier"),
+        *("background", "store", "stream", "stream_options"),
+    }
+)
+"""Fields of a stored request about its client, its transport and its place in a conversation."""
+MAX_PRESETS = 200
+"""Presets that one user may have."""
+_MAX_PRESETS_LISTED = 1_000
+_DELETE_PRESET = "playground.delete_preset"
+_NO_PRESET = "There is no such preset for you."
+_NO_NUL = r"^[^\x00]*$"  # PostgreSQL stores no NUL.
 
 
 class PlaygroundSession(StaffSession):
@@ -70,70 +100,52 @@ class PlaygroundSession(StaffSession):
 
 def playground_caller(user: Any) -> Caller | None:
     """Return the caller for this user's playground key, None if an operator revoked it."""
-    fields = {"project": _project, "name": user.get_username()[:100]}
+    fields = {"project": _playground_project, "name": user.get_username()[:100]}
     key, _ = ApiKey.objects.get_or_create(user=user, defaults=fields)
     return caller_of_key(key.pk)
 
 
-def _project() -> Project:
+def _playground_project() -> Project:
+    def free_name() -> str:
+        names = chain([_PROJECT_NAME], (f"{_PROJECT_NAME}-{number}" for number in count(2)))
+        return next(name for name in names if not Project.objects.filter(name=name).exists())
+
     # No grace: an answer ends at once when its user stops it or leaves the page.
-    fields = {"name": _free_name, "disconnect_grace_s": 0}
+    fields = {"name": free_name, "disconnect_grace_s": 0}
     return Project.objects.get_or_create(is_playground=True, defaults=fields)[0]
-
-
-def _free_name() -> str:
-    """Return a project name that is not taken."""
-    names = chain([_NAME], (f"{_NAME}-{number}" for number in count(2)))
-    return next(name for name in names if not Project.objects.filter(name=name).exists())
-
-
-# Name, label, step, least and greatest value of each field.
-SAMPLERS = (
-    ("temperature", "Temperature", "0.1", "0", "2"),
-    ("top_p", "Top p", "0.05", "0", "1"),
-    ("top_k", "Top k", "1", "-1", ""),
-    ("min_p", "Min p", "0.01", "0", "1"),
-    ("presence_penalty", "Presence penalty", "0.1", "-2", "2"),
-    ("frequency_penalty", "Frequency penalty", "0.1", "-2", "2"),
-    ("seed", "Seed", "1", "", ""),
-    ("max_output_tokens", "Max output tokens", "1", "1", ""),
-)
-EFFORTS = ("none", "low", "medium", "high")
-_OF_A_BODY = 0.7
-"""The part of the largest body that images may take, as files: base64 makes them a third larger."""
 
 
 def playground_context(request: HttpRequest) -> dict[str, Any]:
     """Return the template context of the page."""
     caller = playground_caller(request.user)
+    largest_image = min(settings.MEDIA_MAX_BYTES, settings.MAX_BODY_BYTES * _IMAGE_FRACTION)
     context: dict[str, Any] = {
         "caller": caller,
         "samplers": SAMPLERS,
         "efforts": EFFORTS,
         "longest_name": LONGEST_NAME,
-        "most_image_bytes": int(
-            min(settings.MEDIA_MAX_BYTES, settings.MAX_BODY_BYTES * _OF_A_BODY)
-        ),
+        "most_image_bytes": int(largest_image),
         "origin": f"{request.scheme}://{request.get_host()}",
     }
     try:
-        context["models"] = [] if caller is None else _models(caller)
+        context["models"] = [] if caller is None else _chat_models(caller)
     except redis.exceptions.RedisError:
         context["is_unreachable"] = True
     return context
 
 
-def _models(caller: Caller) -> list[dict[str, str]]:
-    """Return what this caller can chat with: loaded models first, the demo's last, then routes."""
+def _chat_models(caller: Caller) -> list[dict[str, str]]:
+    """Return the chat models of a caller: loaded ones first, demo models last, then routes."""
     usable = [spec for spec in catalogue().listed(caller.project_name) if may_use(caller, spec)]
     chats = [spec.id for spec in usable if "chat" in capabilities_of(spec)]
     statuses = statuses_among(workers(), chats)
     shipped = catalogue().is_shipped
     chats.sort(key=lambda id_: (statuses[id_] != ModelStatus.LOADED, shipped(id_)))
-    found = [{"id": id_, "status": statuses[id_].value} for id_ in chats]
-    routes = [one for one in catalogue().listed_routes(caller.project_name) if may_use(caller, one)]
-    leading = [one for one in routes if {spec.id for spec in one.specs} & set(chats)]
-    return found + [{"id": one.id, "status": "route"} for one in leading]
+    models = [{"id": id_, "status": statuses[id_].value} for id_ in chats]
+    for route in catalogue().listed_routes(caller.project_name):
+        if may_use(caller, route) and {spec.id for spec in route.specs} & set(chats):
+            models.append({"id": route.id, "status": "route"})
+    return models
 
 
 class PlaygroundResponsesView(ResponsesView):
@@ -143,24 +155,39 @@ class PlaygroundResponsesView(ResponsesView):
     http_method_names = ["post"]
 
     def post(self, request: Request) -> HttpResponse:
-        """Create a response. Raise InvalidRequestError if it uses another user's responses."""
-        _require_own(caller_of(request), parse(ResponseRequest, request.data))
+        """Create a response. Raise InvalidRequestError if it reads data of other users."""
+        body = parse(ResponseRequest, request.data)
+        if body.conversation_id is not None:
+            raise InvalidRequestError("The playground has no conversations.", param="conversation")
+        if any(isinstance(item, ItemReference) for item in body.input or ()):
+            raise InvalidRequestError("The playground takes no references to items.", param="input")
+        previous = body.previous_response_id
+        if previous is not None:
+            own = Generation.objects.filter(api_key_id=caller_of(request).api_key_id)
+            if not own.filter(public_id=previous).exists():
+                raise previous_not_found(previous)
         return super().post(request)
 
 
 class PlaygroundResponseView(ApiView):
-    """``GET /admin/playground/responses/{id}``: the response, and what its run took."""
+    """``GET /admin/playground/responses/{id}``: the response, and the facts of its generation."""
 
     authentication_classes = (PlaygroundSession,)
 
     def get(self, request: Request, response_id: str) -> Response:
-        """Get a response of this user, in any state."""
+        """Get a response of this user, with times in ms, tokens per second and the cost."""
         caller = caller_of(request)
-        generation = _own(caller, response_id)
+        generation = _own_generation(caller, response_id)
         stored = find_response(caller.project_id, response_id)
-        return Response(
-            {"response": current_response(stored).model_dump(), "run": _run(generation)}
-        )
+        spec = catalogue().find(generation.model)
+        is_free = not generation.cost and (spec is None or spec.price == Price())
+        run = {
+            "queue_ms": generation.queue_ms,
+            "ttft_ms": generation.ttft_ms,
+            "tokens_per_s": generation.tokens_per_s,
+            "cost": "no price set" if is_free else money(generation.cost),
+        }
+        return Response({"response": current_response(stored).model_dump(), "run": run})
 
 
 class PlaygroundStopView(ApiView):
@@ -170,24 +197,13 @@ class PlaygroundStopView(ApiView):
 
     def post(self, request: Request, response_id: str) -> Response:
         """Stop a waiting or running response of this user."""
-        return Response({"stopped": stop(_own(caller_of(request), response_id))})
+        return Response({"stopped": stop(_own_generation(caller_of(request), response_id))})
 
 
-def _run(generation: Generation) -> dict[str, Any]:
-    """Return times in milliseconds, the speed in tokens per second and the cost as a text."""
-    spec = catalogue().find(generation.model)
-    is_free = not generation.cost and (spec is None or spec.price == Price())
-    return {
-        "queue_ms": generation.queue_ms,
-        "ttft_ms": generation.ttft_ms,
-        "tokens_per_s": generation.tokens_per_s,
-        "cost": "no price set" if is_free else money(generation.cost),
-    }
-
-
-def _own(caller: Caller, response_id: str) -> Generation:
-    """Return the generation of a response. Raise NotFoundError for one of another user."""
-    found = _generations_of(caller).filter(public_id=response_id.replace("\0", "")).first()
+def _own_generation(caller: Caller, response_id: str) -> Generation:
+    """Return the generation of a response. Raise NotFoundError if another key made it."""
+    own = Generation.objects.filter(api_key_id=caller.api_key_id)
+    found = own.filter(public_id=response_id.replace("\0", "")).first()
     if found is None:
         raise NotFoundError(
             f"Response with id '{response_id[:100]}' not found.", code="response_not_found"
@@ -195,105 +211,88 @@ def _own(caller: Caller, response_id: str) -> Generation:
     return found
 
 
-def _generations_of(caller: Caller) -> QuerySet[Generation]:
-    return Generation.objects.filter(api_key_id=caller.api_key_id)
-
-
-def _require_own(caller: Caller, body: ResponseRequest) -> None:
-    """Raise InvalidRequestError if the request reads data of other users of the playground."""
-    if body.conversation_id is not None:
-        raise InvalidRequestError("The playground has no conversations.", param="conversation")
-    if any(isinstance(item, ItemReference) for item in body.input or ()):
-        raise InvalidRequestError("The playground takes no references to items.", param="input")
-    previous = body.previous_response_id
-    if previous is not None and not _generations_of(caller).filter(public_id=previous).exists():
-        raise previous_not_found(previous)
-
-
-MOST_ITEMS = 500
-"""How many items of a conversation are opened; the newest are."""
-_CONTENT = "responses_api.view_content"
-_NOT_OPENED = frozenset(
-    {
-        *("input", "previous_response_id", "conversation", "metadata", "user", "safety_identifier"),
-        *("background", "store", "stream", "stream_options"),
-    }
-)
-"""Fields of a request that are of its client, or of where it stood."""
-
-_OF_A_MESSAGE = ("role", "content", "tool_calls", "tool_call_id")
-
-Opened = dict[str, Any]
-
-
 class OpenView(ApiView):
-    """``GET /admin/playground/open/{id}``: of a response, chat completion or conversation."""
+    """``GET /admin/playground/open/{id}``: a stored response, chat completion or conversation,
+    in the form in which the page continues it."""
 
     authentication_classes = (StaffSession,)
-    permission_classes = ()  # No key calls, so there is no scope to check.
+    permission_classes = ()  # No API key calls, so there is no key permission to check.
 
     def get(self, request: Request, public_id: str) -> Response:
-        """Return what was asked and answered, to those who may see it."""
-        for prefix, (permission, opened) in _KINDS.items():
+        """Return the settings of the request and its items, to users who may see content."""
+        for prefix, (permission, open_stored) in _STORED.items():
             if public_id.startswith(prefix) and "\0" not in public_id:
-                if not request.user.has_perms((permission, _CONTENT)):
+                if not request.user.has_perms((permission, "responses_api.view_content")):
                     raise ForbiddenError("Your user may not do this.", code="permission_denied")
                 if not site_settings().show_content:
                     raise ForbiddenError(
                         "Prompts and answers are shown to nobody.", code="content_hidden"
                     )
-                return Response({"id": public_id, **opened(public_id)})
-        raise _not_found(public_id)
+                if (opened := open_stored(public_id)) is not None:
+                    settings_, items = opened
+                    newest, is_cut = items[-MAX_ITEMS:], len(items) > MAX_ITEMS
+                    return Response(
+                        {"id": public_id, "request": settings_, "items": newest, "is_cut": is_cut}
+                    )
+        raise NotFoundError(f"Nothing is stored with the id '{public_id[:100]}'.")
 
 
-def _of_response(public_id: str) -> Opened:
+Opened = tuple[dict[str, Any], list[ItemData]]
+"""The settings of a request, and its newest items in order; possibly more than ``MAX_ITEMS``."""
+
+
+def _open_response(public_id: str) -> Opened | None:
     rows = StoredResponse.objects.select_related("previous", "conversation")
     stored = rows.filter(public_id=public_id).first()
     if stored is None:
-        raise _not_found(public_id)
+        return None
     output = stored.items.filter(is_output=True).order_by("position").values_list("data", flat=True)
-    asked = {k: v for k, v in stored.request.items() if k not in _NOT_OPENED and v is not None}
-    newest = newest_before(stored, MOST_ITEMS + 1)
+    kept = stored.request.items()
+    request = {k: v for k, v in kept if k not in _FIELDS_NOT_OPENED and v is not None}
+    newest = newest_before(stored, MAX_ITEMS + 1)
     given = [decoded(item).data for item in reversed(newest)]
-    return {"request": {**asked, "model": stored.model}, **_newest([*given, *output])}
+    return {**request, "model": stored.model}, [*given, *output]
 
 
-def _of_completion(public_id: str) -> Opened:
+def _open_completion(public_id: str) -> Opened | None:
     stored = StoredCompletion.objects.filter(public_id=public_id).first()
     if stored is None:
-        raise _not_found(public_id)
+        return None
     answers = [choice["message"] for choice in stored.completion["choices"][:1]]
-    items = items_of_messages([*stored.messages, *answers])
-    return {"request": {"model": stored.model}, **_newest(items)}
+    return {"model": stored.model}, _items_of_messages([*stored.messages, *answers])
 
 
-def _of_conversation(public_id: str) -> Opened:
+def _open_conversation(public_id: str) -> Opened | None:
     found = Conversation.objects.filter(public_id=public_id).first()
     if found is None:
-        raise _not_found(public_id)
+        return None
     rows = Item.objects.filter(conversation=found).order_by("-conversation_position")
-    newest = rows.values_list("data", flat=True)[: MOST_ITEMS + 1]
+    newest = rows.values_list("data", flat=True)[: MAX_ITEMS + 1]
     last = found.responses.order_by("-id").values_list("model", flat=True).first()
-    return {"request": {"model": last} if last else {}, **_newest(list(newest)[::-1])}
+    return {"model": last} if last else {}, list(newest)[::-1]
 
 
-_KINDS: dict[str, tuple[str, Callable[[str], Opened]]] = {
-    "resp_": ("responses_api.view_storedresponse", _of_response),
-    "chatcmpl-": ("completions.view_storedcompletion", _of_completion),
-    "conv_": ("responses_api.view_conversation", _of_conversation),
+_STORED: dict[str, tuple[str, Callable[[str], Opened | None]]] = {
+    "resp_": ("responses_api.view_storedresponse", _open_response),
+    "chatcmpl-": ("completions.view_storedcompletion", _open_completion),
+    "conv_": ("responses_api.view_conversation", _open_conversation),
 }
+"""By prefix of the id: the permission to view such an object, and the function that opens it."""
 
 
-def items_of_messages(messages: Iterable[dict[str, Any]]) -> list[ItemData]:
-    """Return the messages of a chat as items. Raise InvalidRequestError if they cannot be any."""
+def _items_of_messages(messages: Iterable[dict[str, Any]]) -> list[ItemData]:
+    """Return the messages of a chat as items.
+
+    Raise InvalidRequestError if a message has parts that items do not have.
+    """
     given: list[dict[str, Any]] = []
     for message in messages:
-        if thought := message.get("reasoning_content"):
-            part = {"type": "reasoning_text", "text": thought}
+        if reasoning := message.get("reasoning_content"):
+            part = {"type": "reasoning_text", "text": reasoning}
             given.append({"type": "reasoning", "content": [part]})
         if message.get("content") or message.get("tool_calls") or message["role"] == "tool":
-            kept = {key: message.get(key) for key in _OF_A_MESSAGE}
-            given.append({key: value for key, value in kept.items() if value is not None})
+            names = ("role", "content", "tool_calls", "tool_call_id")
+            given.append({name: message[name] for name in names if message.get(name) is not None})
     try:
         parsed = ResponseRequest.model_validate({"input": given}).input or []
     except ValidationError as exc:
@@ -301,28 +300,12 @@ def items_of_messages(messages: Iterable[dict[str, Any]]) -> list[ItemData]:
     return [to_data(item) for item in parsed]
 
 
-def _newest(items: list[ItemData]) -> Opened:
-    return {"items": items[-MOST_ITEMS:], "is_cut": len(items) > MOST_ITEMS}
-
-
-def _not_found(public_id: str) -> NotFoundError:
-    return NotFoundError(f"Nothing is stored with the id '{public_id[:100]}'.")
-
-
-MOST = 200
-"""The most presets that one user may have."""
-_MOST_SHOWN = 1_000
-_DELETE = "playground.delete_preset"
-_NONE = "There is no such preset for you."
-_TEXT = r"^[^\x00]*$"  # PostgreSQL takes no NUL.
-
-
 class PresetRequest(WireRequest):
     """The body of ``POST /admin/playground/presets``."""
 
     kind: Literal["instructions", "tools", "schema"]
-    name: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, pattern=_TEXT)]
-    content: Annotated[str, Field(min_length=1, max_length=LONGEST_CONTENT, pattern=_TEXT)]
+    name: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, pattern=_NO_NUL)]
+    content: Annotated[str, Field(min_length=1, max_length=LONGEST_CONTENT, pattern=_NO_NUL)]
     is_shared: bool = False
 
 
@@ -330,61 +313,58 @@ class PresetsView(ApiView):
     """``/admin/playground/presets``."""
 
     authentication_classes = (StaffSession,)
-    permission_classes = ()  # No key calls, so there is no scope to check.
+    permission_classes = ()  # No API key calls, so there is no key permission to check.
 
     def get(self, request: Request) -> Response:
-        """List the user's own presets and those that are shared, without their content."""
-        user = request.user
-        found = _seen(user).select_related("user").defer("content")
-        return Response({"data": [_listed(preset, user) for preset in found[:_MOST_SHOWN]]})
+        """List the user's own presets and shared ones, without their content."""
+        presets = _visible_presets(request.user).defer("content")[:_MAX_PRESETS_LISTED]
+        return Response({"data": [_preset_data(preset, request.user) for preset in presets]})
 
     def post(self, request: Request) -> Response:
-        """Save a preset; one of the same kind and name is replaced."""
+        """Save a preset; replace one of the same kind and name."""
         body = parse(PresetRequest, request.data)
-        user: Any = request.user  # Of the staff: ``StaffSession`` lets nobody else in.
+        user: Any = request.user  # A staff user: ``StaffSession`` rejects others.
         own = Preset.objects.filter(user_id=user.pk)
-        if own.exclude(kind=body.kind, name=body.name).count() >= MOST:
-            raise ConflictError(f"You have {MOST} presets: delete one first.")
+        if own.exclude(kind=body.kind, name=body.name).count() >= MAX_PRESETS:
+            raise ConflictError(f"You have {MAX_PRESETS} presets: delete one first.")
         preset, _ = Preset.objects.update_or_create(
             user_id=user.pk,
             kind=body.kind,
             name=body.name,
             defaults={"content": body.content, "is_shared": body.is_shared},
         )
-        return Response({**_listed(preset, user), "content": preset.content})
+        return Response({**_preset_data(preset, user), "content": preset.content})
 
 
 class PresetView(ApiView):
     """``/admin/playground/presets/{id}``."""
 
     authentication_classes = (StaffSession,)
-    permission_classes = ()  # No key calls, so there is no scope to check.
+    permission_classes = ()  # No API key calls, so there is no key permission to check.
 
     def get(self, request: Request, pk: int) -> Response:
         """Get a preset with its content."""
-        preset = _seen(request.user).select_related("user").filter(pk=pk).first()
+        preset = _visible_presets(request.user).filter(pk=pk).first()
         if preset is None:
-            raise NotFoundError(_NONE)
-        return Response({**_listed(preset, request.user), "content": preset.content})
+            raise NotFoundError(_NO_PRESET)
+        return Response({**_preset_data(preset, request.user), "content": preset.content})
 
     def delete(self, request: Request, pk: int) -> Response:
-        """Delete an own preset; with the permission, also one that another user shares."""
-        deleted, _ = _deletable(request.user).filter(pk=pk).delete()
+        """Delete an own preset, or with the permission a shared one of another user."""
+        deletable = Q(user_id=request.user.pk)
+        if request.user.has_perm(_DELETE_PRESET):
+            deletable |= Q(is_shared=True)
+        deleted, _ = Preset.objects.filter(deletable, pk=pk).delete()
         if not deleted:
-            raise NotFoundError(_NONE)
+            raise NotFoundError(_NO_PRESET)
         return Response({"id": pk, "deleted": True})
 
 
-def _seen(user: Any) -> QuerySet[Preset]:
-    return Preset.objects.filter(Q(user_id=user.pk) | Q(is_shared=True))
+def _visible_presets(user: Any) -> QuerySet[Preset]:
+    return Preset.objects.filter(Q(user_id=user.pk) | Q(is_shared=True)).select_related("user")
 
 
-def _deletable(user: Any) -> QuerySet[Preset]:
-    own = Q(user_id=user.pk)
-    return Preset.objects.filter(own | Q(is_shared=True) if user.has_perm(_DELETE) else own)
-
-
-def _listed(preset: Preset, user: Any) -> dict[str, Any]:
+def _preset_data(preset: Preset, user: Any) -> dict[str, Any]:
     is_own = preset.user_id == user.pk
     return {
         "id": preset.pk,
@@ -392,5 +372,5 @@ def _listed(preset: Preset, user: Any) -> dict[str, Any]:
         "name": preset.name,
         "is_shared": preset.is_shared,
         "owner": "" if is_own else preset.user.get_username(),
-        "may_delete": is_own or user.has_perm(_DELETE),
+        "may_delete": is_own or user.has_perm(_DELETE_PRESET),
     }

@@ -1,4 +1,4 @@
-"""The link to a model's page, as a filter."""
+"""Template tags: the link to a model's page, and the overview on the page of a key or project."""
 
 from __future__ import annotations
 
@@ -25,14 +25,12 @@ from inference_site.usage.queries import LENGTH, Span, floor
 register = template.Library()
 register.filter("model_link", model_link)
 
-
 _MONTH = dt.timedelta(days=30)
-_NEARLY = 80
-"""Percent of a budget from which its bar is a warning."""
+_WARNING_PERCENT = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class ProgressBar:
     """How much of a budget or a limit is used; ``percent`` is at most 100."""
 
     name: str
@@ -43,72 +41,74 @@ class Bar:
     @property
     def is_bad(self) -> bool:
         """Whether little or nothing is left."""
-        return self.percent >= _NEARLY
+        return self.percent >= _WARNING_PERCENT
 
 
 @register.inclusion_tag("console/tenant_overview.html", takes_context=True)
 def tenant_overview(context: dict[str, Any], tenant: ApiKey | Project) -> dict[str, Any]:
-    """Return what is shown of a key or a project to this user."""
+    """Show usage, budgets, limits and errors of a key or a project, as far as the user may."""
     user = context["request"].user
     is_key = isinstance(tenant, ApiKey)
-    column, chosen = ("api_key", "key") if is_key else ("project", "project")
+    column, parameter = ("api_key", "key") if is_key else ("project", "project")
     generations = Generation.objects.filter(**{column: tenant.pk})
     return {
-        "tiles": _tiles(tenant) if user.has_perm("usage.view_usagerollup") else [],
-        "bars": [*_budgets(tenant), *_a_minute(tenant), *_running(tenant, generations)],
+        "tiles": _tiles_of_a_month(tenant) if user.has_perm("usage.view_usagerollup") else [],
+        "bars": [*_budgets(tenant), *_rate_limits(tenant), *_concurrent_runs(tenant, generations)],
         "may_see_errors": user.has_perm("generations.view_generation"),
         "errors": latest_errors(generations),
         "latest": f"{LATEST:,}",
-        "refused": f"{reverse('admin:requests')}?status=refused&{chosen}={tenant.pk}",
+        "refused": f"{reverse('admin:requests')}?status=refused&{parameter}={tenant.pk}",
     }
 
 
-def _tiles(tenant: ApiKey | Project) -> list[Tile]:
-    """Return the usage of the last 30 days."""
+def _tiles_of_a_month(tenant: ApiKey | Project) -> list[Tile]:
     end = floor(timezone.now(), Period.DAY) + LENGTH[Period.DAY]
     keys, projects = ([tenant.pk], None) if isinstance(tenant, ApiKey) else (None, [tenant.pk])
-    span = Span(Period.DAY, end - _MONTH, end, projects=projects, api_keys=keys)
-    return tiles_over(span)
+    return tiles_over(Span(Period.DAY, end - _MONTH, end, projects=projects, api_keys=keys))
 
 
-def _budgets(tenant: ApiKey | Project) -> list[Bar]:
-    """Return the budgets that bound it: of a key, also those of its whole project."""
+def _budgets(tenant: ApiKey | Project) -> list[ProgressBar]:
+    """Return the budgets of a project, or of a key and its project as a whole."""
     budgets = Budget.objects.filter(project=tenant.pk)
     if isinstance(tenant, ApiKey):
         of_project = Budget.objects.filter(project=tenant.project_id, api_key=None)
         budgets = Budget.objects.filter(api_key=tenant.pk) | of_project
-    return [_bar(budget) for budget in budgets.select_related("api_key").order_by("pk")]
-
-
-def _bar(budget: Budget) -> Bar:
-    start = period_start(Budget.Every(budget.every), timezone.now())
-    spends = BudgetSpend.objects.filter(budget=budget, start=start)
-    spent: Decimal = spends.aggregate(total=Sum("spent"))["total"] or Decimal(0)
-    percent = int(100 * spent / budget.amount) if budget.amount else 100
-    whose = "whole project" if budget.api_key is None else f"key {budget.api_key.name}"
-    name = f"Budget of a {budget.every}, {whose}"
-    return Bar(name, budget.shown(spent), budget.shown(budget.amount), min(100, percent))
-
-
-def _a_minute(tenant: ApiKey | Project) -> list[Bar]:
-    try:
-        windows = rate_limits.used(tenant)
-    except redis.exceptions.RedisError:  # The page is there without them.
-        return []
     bars = []
-    for window in windows:
-        now = max(0, window.amount - window.remaining)
-        percent = min(100, 100 * now // window.amount)
-        name = f"{window.unit.capitalize()} in this minute"
-        bars.append(Bar(name, f"{now:,}", f"{window.amount:,}", percent))
+    for budget in budgets.select_related("api_key").order_by("pk"):
+        start = period_start(Budget.Every(budget.every), timezone.now())
+        spends = BudgetSpend.objects.filter(budget=budget, start=start)
+        spent: Decimal = spends.aggregate(total=Sum("spent"))["total"] or Decimal(0)
+        percent = int(100 * spent / budget.amount) if budget.amount else 100
+        whose = "whole project" if budget.api_key is None else f"key {budget.api_key.name}"
+        name = f"Budget of a {budget.every}, {whose}"
+        used, of = budget.shown(spent), budget.shown(budget.amount)
+        bars.append(ProgressBar(name, used, of, min(100, percent)))
     return bars
 
 
-def _running(tenant: ApiKey | Project, generations: QuerySet[Generation]) -> list[Bar]:
-    if tenant.concurrent_runs is None:
+def _rate_limits(tenant: ApiKey | Project) -> list[ProgressBar]:
+    """Return the use of the limits per minute; nothing while Redis is not reachable."""
+    try:
+        windows = rate_limits.used(tenant)
+    except redis.exceptions.RedisError:
         return []
-    # The project leads the index of what has not ended.
+    bars = []
+    for window in windows:
+        used = max(0, window.amount - window.remaining)
+        percent = min(100, 100 * used // window.amount)
+        name = f"{window.unit.capitalize()} in this minute"
+        bars.append(ProgressBar(name, f"{used:,}", f"{window.amount:,}", percent))
+    return bars
+
+
+def _concurrent_runs(
+    tenant: ApiKey | Project, generations: QuerySet[Generation]
+) -> list[ProgressBar]:
+    limit = tenant.concurrent_runs
+    if limit is None:
+        return []
+    # The project is the first column of the index of generations that have not ended.
     project = tenant.project_id if isinstance(tenant, ApiKey) else tenant.pk
-    now = generations.filter(project=project, finished_at=None).count()
-    percent = min(100, 100 * now // tenant.concurrent_runs)
-    return [Bar("Waiting and running now", str(now), str(tenant.concurrent_runs), percent)]
+    runs = generations.filter(project=project, finished_at=None).count()
+    percent = min(100, 100 * runs // limit)
+    return [ProgressBar("Waiting and running now", str(runs), str(limit), percent)]
