@@ -14,7 +14,8 @@ from django.db.models import Model, QuerySet
 from django.http import HttpRequest
 
 _SECRET = re.compile(r"secret|password|token(?!s)|api_key$|headers", re.IGNORECASE)
-_MAX_VALUE_LENGTH = 200
+_MAX_LENGTH = 200
+"""Characters of a value."""
 
 
 def log_action(request: HttpRequest, target: Model | str, message: str) -> None:
@@ -37,7 +38,18 @@ def log_entry(user_id: int, target: Model | str, message: str, flag: int = CHANG
 
 def form_changes(form: Any) -> list[str]:
     """Return ``label: old → new`` for each changed field of a valid form; of a secret its label."""
-    return [_field_change(form, name) for name in form.changed_data]
+    changes = []
+    for name in form.changed_data:
+        field = form.fields.get(name)
+        label = name if field is None or not field.label else str(field.label)
+        if field is None or _is_secret(name, field):
+            changes.append(f"{label} changed")
+            continue
+        values = form.get_initial_for_field(field, name), form.cleaned_data.get(name)
+        texts = [_value_text(value, field) for value in values]
+        old, new = (t if len(t) <= _MAX_LENGTH else f"{t[:_MAX_LENGTH]}…" for t in texts)
+        changes.append(f"{label}: {old} → {new}")
+    return changes
 
 
 def formset_changes(formset: Any) -> Iterator[str]:
@@ -51,21 +63,11 @@ def formset_changes(formset: Any) -> Iterator[str]:
             yield f"added {what}" if is_new else f"{what}: {'; '.join(form_changes(form))}"
 
 
-def _field_change(form: Any, name: str) -> str:
-    field = form.fields.get(name)
-    label = name if field is None or not field.label else str(field.label)
+def _is_secret(name: str, field: forms.Field) -> bool:
     # A field that refers to an API key holds no secret, whatever its name.
     is_reference = isinstance(field, forms.ModelChoiceField)
-    if (
-        field is None
-        or isinstance(field.widget, forms.PasswordInput)
-        or (not is_reference and _SECRET.search(name))
-    ):
-        return f"{label} changed"
-    old = _value_text(form.get_initial_for_field(field, name), field)
-    new = _value_text(form.cleaned_data.get(name), field)
-    texts = [t if len(t) <= _MAX_VALUE_LENGTH else f"{t[:_MAX_VALUE_LENGTH]}…" for t in (old, new)]
-    return f"{label}: {' → '.join(texts)}"
+    is_password = isinstance(field.widget, forms.PasswordInput)
+    return is_password or (not is_reference and bool(_SECRET.search(name)))
 
 
 def _value_text(value: Any, field: forms.Field) -> str:

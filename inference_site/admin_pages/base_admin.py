@@ -35,7 +35,7 @@ class SiteAdmin(ModelAdmin):
         could guess a field letter by letter that no page shows to them, with
         ``json__key__startswith`` a part of a JSON field.
         """
-        filters = self.list_filter if request is None else self.get_list_filter(request)
+        filters: Any = self.list_filter if request is None else self.get_list_filter(request)
         allowed: set[str] = set()
         for one in filters:
             if hasattr(one, "parameter_name"):  # A SimpleListFilter.

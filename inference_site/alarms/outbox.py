@@ -51,7 +51,18 @@ def deliver() -> None:
     """Send the notices that are due; start no other after ``_TIME_LIMIT_S``."""
     deadline = time.monotonic() + _TIME_LIMIT_S
     while (notice := _claim()) is not None:
-        _send(notice)
+        recipient = notice.recipient
+        send = send_mail if recipient.way == Recipient.Way.EMAIL else post_webhook
+        try:
+            send(notice)
+        except Exception as exc:  # noqa: BLE001  # No failure may keep the next notice back.
+            notice.error = f"{type(exc).__name__}: {exc}".replace("\0", "")[:300]
+            if notice.attempts >= _MAX_ATTEMPTS:
+                notice.next_at = None
+            logger.warning("a notice to %s was not delivered: %s", recipient, notice.error)
+        else:
+            notice.delivered_at, notice.next_at, notice.error = timezone.now(), None, ""
+        notice.save(update_fields=["delivered_at", "next_at", "error"])
         if time.monotonic() > deadline:
             break
 
@@ -79,21 +90,6 @@ def _claim() -> Notice | None:
 @repeated
 def _is_any_due() -> QuerySet[Any, Any]:
     return Notice.objects.filter(next_at__lte=Now()).values_list("pk").order_by()[:1]
-
-
-def _send(notice: Notice) -> None:
-    recipient = notice.recipient
-    send = send_mail if recipient.way == Recipient.Way.EMAIL else post_webhook
-    try:
-        send(notice)
-    except Exception as exc:  # noqa: BLE001  # No failure may keep the next notice back.
-        notice.error = f"{type(exc).__name__}: {exc}".replace("\0", "")[:300]
-        if notice.attempts >= _MAX_ATTEMPTS:
-            notice.next_at = None
-        logger.warning("a notice to %s was not delivered: %s", recipient, notice.error)
-    else:
-        notice.delivered_at, notice.next_at, notice.error = timezone.now(), None, ""
-    notice.save(update_fields=["delivered_at", "next_at", "error"])
 
 
 def send_mail(notice: Notice) -> None:

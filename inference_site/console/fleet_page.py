@@ -94,7 +94,14 @@ def fleet_context(request: HttpRequest) -> dict[str, Any]:
         context["models"] = _model_rows(live)
     except redis.exceptions.RedisError:
         return {**context, "is_unreachable": True}
-    context["workers"] = [_worker_row(worker) for worker in live]
+    context["workers"] = [
+        WorkerRow(
+            worker,
+            started_at=dt.datetime.fromtimestamp(worker.started_at, dt.UTC),
+            memory=[f"{device.name}: {free_memory(device)}" for device in worker.devices],
+        )
+        for worker in live
+    ]
     context["hosts"] = _host_rows(live)
     return context
 
@@ -135,12 +142,6 @@ def _note(spec: ModelSpec, status: fleet.ModelStatus, live: list[LiveWorker]) ->
     loading = loading_of(spec.id, live)
     about = "" if loading.expected_s is None else f"In about {loading.expected_s} s."
     return f"{about} {loading.reason}".strip()
-
-
-def _worker_row(worker: LiveWorker) -> WorkerRow:
-    memory = [f"{device.name}: {free_memory(device)}" for device in worker.devices]
-    started_at = dt.datetime.fromtimestamp(worker.started_at, dt.UTC)
-    return WorkerRow(worker, started_at, memory)
 
 
 def _host_rows(live: list[LiveWorker]) -> list[HostRow]:

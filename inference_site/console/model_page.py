@@ -13,14 +13,13 @@ from django.conf import settings
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest
 from django.urls import reverse
-from django.utils import timezone
 
 from inference_site.admin_pages.labels import money, size
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.catalogue.file_facts import FileFacts, file_facts
 from inference_site.catalogue.model_labels import NO_PRICE, is_priced
-from inference_site.console.tiles import LATEST, Tile, latest_errors, tiles_over
+from inference_site.console.tiles import LATEST, Tile, latest_errors, recent_tiles
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import fleet
 from inference_site.fleet.leases import LiveWorker, ModelReport
@@ -28,11 +27,9 @@ from inference_site.fleet.server_logs import lines_of
 from inference_site.generations.models import Generation
 from inference_site.model_store.models import StoredModel
 from inference_site.usage.models import Period
-from inference_site.usage.queries import LENGTH, Span, floor
 
 VIEW, USAGE = "generations.view_generation", "usage.view_usagerollup"
 CHANGE = "generations.change_generation"
-_DAY = dt.timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +70,9 @@ def model_context(request: HttpRequest, model: str) -> dict[str, Any]:
     logs: list[tuple[str, list[str]]] = []
     if request.user.has_perm(CHANGE):
         logs = [(replica.worker.id, lines_of(replica.worker.id, model)) for replica in replicas]
+    tiles: list[Tile] = []
+    if request.user.has_perm(USAGE):
+        tiles = recent_tiles(Period.HOUR, dt.timedelta(days=1), models=[model])
     return {
         "title": f"Model {model}",
         "spec": spec,
@@ -81,7 +81,7 @@ def model_context(request: HttpRequest, model: str) -> dict[str, Any]:
         "details": _details(spec, [replica.report for replica in replicas]),
         "replicas": replicas,
         "logs": [(worker, lines) for worker, lines in logs if lines],
-        "tiles": _tiles_of_a_day(model) if request.user.has_perm(USAGE) else [],
+        "tiles": tiles,
         "errors": latest_errors(Generation.objects.filter(model=model)),
         "latest": f"{LATEST:,}",
         "edit": _edit_address(request, model),
@@ -141,11 +141,6 @@ def _price(spec: ModelSpec) -> str:
     price = spec.price
     inputs = f"input {money(price.input)}, cached {money(price.cached)}"
     return f"{inputs}, output {money(price.output)} for a million tokens"
-
-
-def _tiles_of_a_day(model: str) -> list[Tile]:
-    end = floor(timezone.now(), Period.HOUR) + LENGTH[Period.HOUR]
-    return tiles_over(Span(Period.HOUR, end - _DAY, end, models=[model]))
 
 
 def _edit_address(request: HttpRequest, model: str) -> str:

@@ -69,7 +69,13 @@ def settings_page(request: HttpRequest) -> HttpResponse:
         "title": "Settings",
         "form": form,
         "may_change": may_change,
-        "variables": _variables(),
+        # The values of this web process; of secrets and URLs only whether they are set.
+        "variables": [
+            Variable(
+                name, ("set" if value else "not set") if _SECRET.search(name) else value, source
+            )
+            for name, (value, source) in sorted(environment.asked().items())
+        ],
     }
     request.current_app = admin.site.name
     return TemplateResponse(request, "console/settings.html", context)
@@ -87,11 +93,3 @@ def _save(request: HttpRequest, form: SettingsForm, before: dict[str, Any]) -> N
     if changes:
         log_action(request, saved, "; ".join(changes))
     messages.success(request, "Saved. All processes use it within seconds.")
-
-
-def _variables() -> list[Variable]:
-    """Return the variables of this web process; of secrets and URLs only whether they are set."""
-    return [
-        Variable(name, ("set" if value else "not set") if _SECRET.search(name) else value, source)
-        for name, (value, source) in sorted(environment.asked().items())
-    ]

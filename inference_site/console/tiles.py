@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 
 import redis.exceptions
 from django.db.models import Count, Min, QuerySet
+from django.utils import timezone
 
 from inference_site.admin_pages.labels import milliseconds, money, time_since
 from inference_site.catalogue.catalogue import catalogue
@@ -16,8 +17,17 @@ from inference_site.catalogue.model_labels import NO_PRICE, is_priced
 from inference_site.fleet.leases import live_workers
 from inference_site.generations.models import Generation, Status
 from inference_site.usage.histograms import percentile
-from inference_site.usage.models import Measure
-from inference_site.usage.queries import Histograms, Span, Usage, histograms, reading, total_by
+from inference_site.usage.models import Measure, Period
+from inference_site.usage.queries import (
+    LENGTH,
+    Histograms,
+    Span,
+    Usage,
+    floor,
+    histograms,
+    reading,
+    total_by,
+)
 
 LATEST = 5_000
 """The newest generations, among which pages search for failures."""
@@ -51,12 +61,20 @@ def sum_of(usages: Iterable[Usage]) -> Usage:
     return Usage(**{name: sum(getattr(usage, name) for usage in listed) for name in names})
 
 
-def tiles_over(span: Span) -> list[Tile]:
-    """Return tiles of the usage in a span, read from the database."""
+def recent_tiles(
+    period: Period,
+    length: dt.timedelta,
+    *,
+    projects: list[int] | None = None,
+    api_keys: list[int] | None = None,
+    models: list[str] | None = None,
+) -> list[Tile]:
+    """Return tiles of the usage of these projects, keys or models in the time until now."""
+    end = floor(timezone.now(), period) + LENGTH[period]
+    span = Span(period, end - length, end, projects=projects, api_keys=api_keys, models=models)
     with reading():
         by_model = {model: usage for (model,), usage in total_by(span, "model").items()}
-        models = span.models or by_model
-        return usage_tiles(sum_of(by_model.values()), histograms(span), models)
+        return usage_tiles(sum_of(by_model.values()), histograms(span), models or by_model)
 
 
 def latest_errors(generations: QuerySet[Generation]) -> list[Generation]:

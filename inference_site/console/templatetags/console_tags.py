@@ -17,15 +17,13 @@ from inference_site.accounts import rate_limits
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
 from inference_site.catalogue.model_labels import model_link
-from inference_site.console.tiles import LATEST, Tile, latest_errors, tiles_over
+from inference_site.console.tiles import LATEST, Tile, latest_errors, recent_tiles
 from inference_site.generations.models import Generation
 from inference_site.usage.models import Period
-from inference_site.usage.queries import LENGTH, Span, floor
 
 register = template.Library()
 register.filter("model_link", model_link)
 
-_MONTH = dt.timedelta(days=30)
 _WARNING_PERCENT = 80
 
 
@@ -51,20 +49,18 @@ def tenant_overview(context: dict[str, Any], tenant: ApiKey | Project) -> dict[s
     is_key = isinstance(tenant, ApiKey)
     column, parameter = ("api_key", "key") if is_key else ("project", "project")
     generations = Generation.objects.filter(**{column: tenant.pk})
+    tiles: list[Tile] = []
+    if user.has_perm("usage.view_usagerollup"):
+        keys, projects = ([tenant.pk], None) if is_key else (None, [tenant.pk])
+        tiles = recent_tiles(Period.DAY, dt.timedelta(days=30), projects=projects, api_keys=keys)
     return {
-        "tiles": _tiles_of_a_month(tenant) if user.has_perm("usage.view_usagerollup") else [],
+        "tiles": tiles,
         "bars": [*_budgets(tenant), *_rate_limits(tenant), *_concurrent_runs(tenant, generations)],
         "may_see_errors": user.has_perm("generations.view_generation"),
         "errors": latest_errors(generations),
         "latest": f"{LATEST:,}",
         "refused": f"{reverse('admin:requests')}?status=refused&{parameter}={tenant.pk}",
     }
-
-
-def _tiles_of_a_month(tenant: ApiKey | Project) -> list[Tile]:
-    end = floor(timezone.now(), Period.DAY) + LENGTH[Period.DAY]
-    keys, projects = ([tenant.pk], None) if isinstance(tenant, ApiKey) else (None, [tenant.pk])
-    return tiles_over(Span(Period.DAY, end - _MONTH, end, projects=projects, api_keys=keys))
 
 
 def _budgets(tenant: ApiKey | Project) -> list[ProgressBar]:
