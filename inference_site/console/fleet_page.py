@@ -9,6 +9,7 @@ from typing import Any
 
 import redis.exceptions
 from django.contrib import messages
+from django.contrib.auth.decorators import permission_required
 from django.core.exceptions import PermissionDenied
 from django.db.models import Count, Q
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -154,10 +155,9 @@ def _host_rows(live: list[LiveWorker]) -> list[HostRow]:
     return rows
 
 
+@permission_required(CHANGE, raise_exception=True)
 def request_action(request: HttpRequest) -> HttpResponse:
     """Send the posted action to the worker or model, log it, and redirect to the page."""
-    if not request.user.has_perm(CHANGE):
-        raise PermissionDenied
     action, target = request.POST.get("action", ""), request.POST.get("target", "")
     try:
         run, text = _ACTIONS[action]
@@ -182,10 +182,9 @@ _ACTIONS: dict[str, tuple[Callable[[str], object], str]] = {
 }
 
 
+@permission_required("model_store.add_pull", raise_exception=True)
 def stop_pull(request: HttpRequest, pk: int) -> HttpResponse:
     """Stop a pull, log it, and redirect to the page."""
-    if not request.user.has_perm("model_store.add_pull"):
-        raise PermissionDenied
     pull = get_object_or_404(Pull, pk=pk)
     if Pull.objects.cancel(pk):
         log_action(request, pull, "Stopped.")

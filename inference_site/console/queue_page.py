@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 import redis.exceptions
 from django.contrib import messages
+from django.contrib.auth.decorators import permission_required
 from django.core.exceptions import PermissionDenied
 from django.db.models import Case, Count, IntegerField, Min, QuerySet, Value, When
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -127,10 +128,9 @@ _ACTIONS = {
 }
 
 
+@permission_required(CHANGE, raise_exception=True)
 def run_action(request: HttpRequest, pk: int) -> HttpResponse:
     """Run the posted action on one generation, log it, and redirect to the page."""
-    if not request.user.has_perm(CHANGE):
-        raise PermissionDenied
     generation = get_object_or_404(Generation, pk=pk)
     action = _ACTIONS.get(request.POST.get("action", ""))
     try:

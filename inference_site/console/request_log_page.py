@@ -17,6 +17,7 @@ from itertools import takewhile
 from typing import Any
 
 from django.contrib import messages
+from django.contrib.auth.decorators import permission_required
 from django.core.exceptions import PermissionDenied
 from django.db.models import Max, Model, QuerySet
 from django.db.models.fields.json import KT
@@ -442,10 +443,9 @@ def _saved_query(query: QueryDict) -> str:
     return kept.urlencode()
 
 
+@permission_required(VIEW, raise_exception=True)
 def save_filter(request: HttpRequest) -> HttpResponse:
     """Save or delete a filter of this user, and redirect to the page."""
-    if not request.user.has_perm(VIEW):
-        raise PermissionDenied
     query = _saved_query(QueryDict(request.POST.get("query", "")[:1000]))[:1000]
     user_id = int(request.user.pk or 0)
     own = SavedFilter.objects.filter(user=user_id)

@@ -8,6 +8,7 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
+from django.contrib.auth.decorators import permission_required
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -48,10 +49,9 @@ class Variable:
     source: str
 
 
+@permission_required(VIEW, raise_exception=True)
 def settings_page(request: HttpRequest) -> HttpResponse:
     """Show the settings, or save them and log the changes."""
-    if not request.user.has_perm(VIEW):
-        raise PermissionDenied
     may_change = request.user.has_perm(CHANGE)
     stored = SiteSettings.objects.first() or SiteSettings(pk=1)
     before = {name: getattr(stored, name) for name in _FIELDS}

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.core.exceptions import PermissionDenied
+from django.contrib.auth.decorators import permission_required
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.urls import reverse
 from django.utils import timezone
@@ -223,10 +223,9 @@ def alarms_context(request: HttpRequest) -> dict[str, Any]:
     return {"may_see_alarms": True, "alarms": shown, "firing": texts}
 
 
+@permission_required(PERMISSION, raise_exception=True)
 def usage_csv(request: HttpRequest) -> HttpResponse:
     """Answer with the usage of the home page as CSV, by bucket, project, key and model."""
-    if not request.user.has_perm(PERMISSION):
-        raise PermissionDenied
     filters = filters_of(request.GET, timezone.now())
     with reading():
         usage = usage_by(filters.span, "project_id", "api_key_id", "model")

@@ -1,4 +1,4 @@
-"""Admin of the models in the database and of pulls from the hub, with their forms.
+"""Forms of models in the database and of pulls from the hub.
 
 The form of a model has a field for each common setting; "More settings" has the others as YAML. An
 entry is a mapping as in the models file.
@@ -12,10 +12,7 @@ from typing import Any
 import redis.exceptions
 import yaml
 from django import forms
-from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import reverse
 from unfold.widgets import (
     UnfoldAdminDecimalFieldWidget,
     UnfoldAdminIntegerFieldWidget,
@@ -25,8 +22,6 @@ from unfold.widgets import (
     UnfoldBooleanSwitchWidget,
 )
 
-from inference_site.admin_pages.base_admin import SiteAdmin
-from inference_site.admin_pages.labels import status_label, time_label
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import ENGINES
 from inference_site.catalogue.hub import HubError, Reference
@@ -36,7 +31,6 @@ from inference_site.fleet import fleet
 from inference_site.model_store.entries import (
     ALLOWED_OPTIONS,
     check_names_of_servers,
-    fault_of_entry,
     read_stored_entry,
 )
 from inference_site.model_store.models import Pull, StoredModel
@@ -322,119 +316,3 @@ class PullForm(forms.ModelForm[Pull]):
         if id_ and catalogue().named(id_) is not None:
             raise ValidationError("There is a model of this name.")
         return id_
-
-
-@admin.register(StoredModel)
-class StoredModelAdmin(SiteAdmin):
-    """Models that operators keep in the database, beside those of the models file."""
-
-    form = StoredModelForm
-    list_display = ("model_id", "engine", "fault", "updated")
-    search_fields = ("model_id",)
-    fieldsets = (
-        (None, {"fields": ("model_id", "engine", "file")}),
-        ("Size", {"fields": ("slots", "context_length", "gpu_layers", "keep_alive")}),
-        ("Access", {"fields": ("aliases", "projects", "is_listed")}),
-        ("Price", {"fields": ("price_input", "price_cached", "price_output")}),
-        ("More", {"fields": ("more",)}),
-    )
-
-    @admin.display(description="engine")
-    def engine(self, stored: StoredModel) -> str:
-        return str(stored.entry.get("engine", "llama_cpp"))
-
-    @admin.display(description="fault")
-    def fault(self, stored: StoredModel) -> str:
-        return fault_of_entry(stored) or "—"
-
-    @admin.display(description="changed (UTC)", ordering="updated_at")
-    def updated(self, stored: StoredModel) -> Any:
-        return time_label(stored.updated_at)
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Make the ID of a stored model read-only: requests and usage refer to it."""
-        return ("model_id",) if obj else ()
-
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        # A page without the form would be empty: the form's fields are no columns.
-        return self.has_change_permission(request, obj)
-
-    def render_change_form(
-        self,
-        request: HttpRequest,
-        context: Any,
-        add: bool = False,
-        change: bool = False,
-        form_url: str = "",
-        obj: Any = None,
-    ) -> HttpResponse:
-        """Warn with the reason if the model is not served."""
-        if request.method == "GET" and obj is not None and (fault := fault_of_entry(obj)):
-            messages.warning(request, f"This model is not served: {fault}.")
-        return super().render_change_form(request, context, add, change, form_url, obj)
-
-    def construct_change_message(
-        self, request: HttpRequest, form: Any, formsets: Any, add: bool = False
-    ) -> Any:
-        """Return the text for the audit log: old and new values, without secrets."""
-        return entry_changes({} if add else form.entry_before, form.instance.entry)
-
-    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Save the entry, and say when it takes effect."""
-        super().save_model(request, obj, form, change)
-        messages.info(request, "Workers and the API take it up within seconds.")
-
-    def response_add(self, request: HttpRequest, obj: Any, post_url_continue: Any = None) -> Any:
-        """Redirect to the page of models and workers."""
-        messages.success(request, f"Added the model {obj.model_id}.")
-        return HttpResponseRedirect(reverse("admin:fleet"))
-
-    def delete_model(self, request: HttpRequest, obj: Any) -> None:
-        """Delete the entry; say that the file stays."""
-        super().delete_model(request, obj)
-        if obj.entry.get("file"):
-            messages.info(request, f"The file of {obj.model_id} stays where it is.")
-
-
-@admin.register(Pull)
-class PullAdmin(SiteAdmin):
-    """Pulls of models from the hub, with their progress and result."""
-
-    form = PullForm
-    list_display = ("reference", "status", "progress", "error", "requested_by", "created")
-    list_filter = ("state",)
-    list_select_related = ("requested_by",)
-    fields = ("reference", "revision", "model_id", "host")
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Add progress and result for a pull that exists."""
-        results = ("state", "error", "worker", "progress", "requested_by")
-        return (*self.fields, *results) if obj else self.fields
-
-    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Save the pull with the user who requests it."""
-        obj.requested_by = request.user
-        super().save_model(request, obj, form, change)
-
-    def response_add(self, request: HttpRequest, obj: Any, post_url_continue: Any = None) -> Any:
-        """Redirect to the page of models and workers, which shows the progress."""
-        messages.success(request, f"Pulling {obj.reference}…")
-        return HttpResponseRedirect(reverse("admin:fleet"))
-
-    @admin.display(description="state", ordering="state")
-    def status(self, pull: Pull) -> Any:
-        return status_label(pull.state)
-
-    @admin.display(description="fetched")
-    def progress(self, pull: Pull) -> str:
-        return f"{pull.have_bytes / pull.size_bytes:.0%}" if pull.size_bytes else "—"
-
-    @admin.display(description="asked for (UTC)", ordering="created_at")
-    def created(self, pull: Pull) -> Any:
-        return time_label(pull.created_at)
