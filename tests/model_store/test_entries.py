@@ -22,13 +22,7 @@ from inference_site.catalogue.engines.registry import ENGINES
 from inference_site.catalogue.entry import Entry
 from inference_site.catalogue.models_file import read_models_file
 from inference_site.catalogue.operator_settings import BadKey
-from inference_site.console.forms import (
-    HIDDEN,
-    entry_changes,
-    entry_of,
-    form_values,
-    hide_secrets,
-)
+from inference_site.console.forms import HIDDEN, entry_changes, entry_of, form_values, hide_secrets
 from inference_site.doctor.finding import Level
 from inference_site.doctor.fleet import check_models
 from inference_site.domain.addresses import AllowedAddresses
