@@ -12,6 +12,7 @@ from django.utils.safestring import SafeString
 
 from completions.models import StoredCompletion
 from completions.storage import with_previews
+from inference_site.admin_pages.base_admin import PreviewAdmin, SinceFilter
 from inference_site.admin_pages.bubbles import (
     Bubble,
     Piece,
@@ -19,9 +20,7 @@ from inference_site.admin_pages.bubbles import (
     may_see_content,
     text_piece,
 )
-from inference_site.admin_pages.keyset import SinceFilter
 from inference_site.admin_pages.labels import time_label
-from inference_site.admin_pages.previews import PreviewAdmin
 from inference_site.generations.admin import ModelFilter
 
 Message = Mapping[str, Any]

@@ -82,7 +82,7 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
-    "inference_site.console.page_limits.long_statements",
+    "inference_site.console.middleware.long_statements",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -91,11 +91,11 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    "inference_site.console.policy.ContentPolicy",
+    "inference_site.console.middleware.ContentPolicy",
 ]
 
 LOGIN_REDIRECT_URL = "/admin/"  # Of a login page that was opened without an address to go on to.
-CSRF_FAILURE_VIEW = "inference_site.console.error_pages.views.csrf_failed"
+CSRF_FAILURE_VIEW = "inference_site.console.error_pages.csrf_failed"
 ROOT_URLCONF = "inference_site.urls"
 ASGI_APPLICATION = "inference_site.asgi.application"
 APPEND_SLASH = True

@@ -13,9 +13,9 @@ from inference_site.status.metrics import metrics
 
 admin.autodiscover()
 
-handler403 = "inference_site.console.error_pages.views.forbidden"
-handler404 = "inference_site.console.error_pages.views.not_found"
-handler500 = "inference_site.console.error_pages.views.failed"
+handler403 = "inference_site.console.error_pages.forbidden"
+handler404 = "inference_site.console.error_pages.not_found"
+handler500 = "inference_site.console.error_pages.failed"
 
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index")),

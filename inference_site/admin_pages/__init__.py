@@ -1,1 +1,1 @@
-"""Parts of admin pages (keyset lists, content bubbles); every admin may import them."""
+"""Bases and parts that the admin pages of every app share."""

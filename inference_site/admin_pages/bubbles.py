@@ -1,4 +1,4 @@
-"""Prompts and answers as the admin shows them: speech bubbles, indented JSON, shortened texts."""
+"""Prompts and answers as the admin shows them: a bubble for each message, made of pieces."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from django.http import HttpRequest
 
 from inference_site.site_settings.current import site_settings
 
-MOST_SHOWN = 20_000
-"""The most characters of one text on a page; exports have the full text."""
-_MOST_IMAGE = 2_000_000
-_PERMISSION = "responses_api.view_content"
+_MAX_CHARACTERS = 20_000
+"""Characters of one piece on a page; exports have the full text."""
+_MAX_IMAGE_CHARACTERS = 2_000_000
 _STRING_OR_LONG_NUMBER = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[-+.0-9eE]{16,}')
 
 
 def may_see_content(request: HttpRequest) -> bool:
-    """Return whether this user may see prompts and answers of any endpoint, and anybody may."""
-    return request.user.has_perm(_PERMISSION) and site_settings().show_content
+    """Return whether the user has the permission to see prompts and answers, and the site shows
+    them at all."""
+    return request.user.has_perm("responses_api.view_content") and site_settings().show_content
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a message. ``json`` is indented; an ``image`` is a data URL, never fetched."""
+    """A part of a message. A ``json`` text is indented; an ``image`` is a data URL."""
 
     kind: Literal["text", "json", "image", "note"]
     text: str
@@ -51,13 +51,13 @@ def text_piece(text: str) -> Piece:
     """Return the text as a piece; a JSON object or list is indented."""
     indented = _indented(text)
     if indented is not None:
-        return Piece("json", indented[:MOST_SHOWN], len(indented) > MOST_SHOWN)
-    return Piece("text", text[:MOST_SHOWN], len(text) > MOST_SHOWN)
+        return Piece("json", indented[:_MAX_CHARACTERS], len(indented) > _MAX_CHARACTERS)
+    return Piece("text", text[:_MAX_CHARACTERS], len(text) > _MAX_CHARACTERS)
 
 
 def image_piece(address: str) -> Piece:
-    """Return an image of the request: a data URL as an image, another address as a note."""
-    if address.startswith("data:image/") and len(address) < _MOST_IMAGE:
+    """Return a data URL as an image. Other addresses become a note: a page fetches no images."""
+    if address.startswith("data:image/") and len(address) < _MAX_IMAGE_CHARACTERS:
         return Piece("image", address)
     return Piece("note", f"Image: {address[:200]}")
 
@@ -68,16 +68,13 @@ def pretty(value: object) -> str:
 
 
 def _indented(text: str) -> str | None:
+    """Return JSON with indentation; None for other texts and if indenting would alter a number."""
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:
         indented = pretty(orjson.loads(text))
     except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # No JSON, or nested too deep.
         return None
-    return indented if _keeps_numbers(text) else None
-
-
-def _keeps_numbers(text: str) -> bool:
-    """Return whether every number in this JSON survives decoding and encoding unchanged."""
     found = _STRING_OR_LONG_NUMBER.findall(text)
-    return all(one.startswith('"') or pretty(orjson.loads(one)) == one for one in found)
+    numbers = (one for one in found if not one.startswith('"'))
+    return indented if all(pretty(orjson.loads(one)) == one for one in numbers) else None

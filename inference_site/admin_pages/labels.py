@@ -1,4 +1,4 @@
-"""Values as lists and pages of the admin show them; some are also template filters."""
+"""Values as text, for lists and pages of the admin; some are also template filters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django.utils.safestring import SafeString
 register = template.Library()
 
 PREVIEW_LENGTH = 90
-"""Characters of a prompt or answer that lists show."""
+"""Characters of a prompt or answer in a list."""
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
@@ -25,20 +25,20 @@ def status_label(status: str) -> SafeString:
 
 
 def time_label(moment: dt.datetime | None) -> SafeString:
-    """Return a moment in UTC, to the second; a dash for None."""
-    shown = "—" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S}"
-    return format_html('<span class="nowrap">{}</span>', shown)
+    """Return a time in UTC, to the second; a dash for None."""
+    text = "—" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S}"
+    return format_html('<span class="nowrap">{}</span>', text)
 
 
 def preview(text: str | None) -> str:
-    """Return the beginning of a text as one line; a dash for none."""
+    """Return the beginning of a text as one line; a dash for an empty text."""
     line = " ".join((text or "").split())
     return f"{line[:PREVIEW_LENGTH]}…" if len(line) > PREVIEW_LENGTH else line or "—"
 
 
 @register.filter
 def milliseconds(value: float | None) -> str:
-    """Return milliseconds, as seconds from one second on, in three digits; a dash for None."""
+    """Return ``850 ms`` or ``1.25 s`` for milliseconds, in three digits; a dash for None."""
     if value is None:
         return "—"
     if round(value) < 1000:
@@ -49,7 +49,7 @@ def milliseconds(value: float | None) -> str:
 
 @register.filter
 def size(count: int) -> str:
-    """Return bytes in MiB, from one GiB on in GiB; a dash for none."""
+    """Return a number of bytes in MiB or GiB; a dash for 0."""
     if not count:
         return "—"
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
@@ -57,20 +57,17 @@ def size(count: int) -> str:
 
 @register.filter
 def free_memory(device: Any) -> str:
-    """Return the free and the whole memory of a device in GiB; a dash for none."""
+    """Return the free and the total memory of a device in GiB; a dash for None."""
     if device is None:
         return "—"
     return f"{device.memory_free / 2**30:.1f} of {device.memory_total / 2**30:.1f} GiB"
 
 
-_CENTS = 0.01
-
-
 @register.filter
 def money(amount: Decimal | float) -> str:
-    """Return an amount with the site's currency: two decimals, more for less than a cent."""
+    """Return an amount in the site's currency: two decimals, or two digits below one cent."""
     value = float(amount)
-    digits = f"{value:.2g}" if 0 < abs(value) < _CENTS else f"{value:,.2f}"
+    digits = f"{value:.2g}" if 0 < abs(value) < 0.01 else f"{value:,.2f}"
     shown = f"{Decimal(digits):f}" if "e" in digits else digits
     return f"{shown} {settings.CURRENCY}"
 
@@ -91,5 +88,5 @@ def duration(seconds: float) -> str:
 
 @register.filter
 def time_since(moment: dt.datetime | None) -> str:
-    """Return how long ago a moment was, as ``duration`` does; a dash for None."""
+    """Return how long ago a time was, in the form of ``duration``; a dash for None."""
     return "—" if moment is None else duration((timezone.now() - moment).total_seconds())

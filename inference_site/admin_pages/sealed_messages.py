@@ -1,7 +1,7 @@
-"""Messages of the admin, which show the secret of a new key once, kept so that only we read them.
+"""Encrypted storage of Django's flash messages, one of which shows the secret of a new key.
 
-Django's own cookie is signed, not encrypted: whoever sees it, in a browser's store or in the log of
-a proxy, would have the secret. What does not fit into the cookie is in the session, which is a row
+Django signs its message cookie but does not encrypt it: the secret could be read from the browser's
+store or a proxy's log. Messages that do not fit into the cookie are in the session, which is a row
 of the database.
 """
 
@@ -22,16 +22,28 @@ from inference_site.storage.cipher import cipher_for
 _PURPOSE = "messages"
 
 
-class _Sealer:
-    """Stands in for the signer of the cookie."""
+def _encrypt(text: bytes) -> str:
+    return cipher_for(_PURPOSE).encrypt(zlib.compress(text)).decode()
+
+
+def _decrypt(encrypted: str) -> bytes:
+    """Raise BadSignature if this site did not encrypt it."""
+    try:
+        return zlib.decompress(cipher_for(_PURPOSE).decrypt(encrypted.encode()))
+    except (InvalidToken, UnicodeError) as exc:
+        raise BadSignature from exc
+
+
+class _EncryptingSigner:
+    """Has the two methods of Django's ``Signer`` that the cookie storage calls."""
 
     def sign_object(self, messages: Any, serializer: Any, **_: Any) -> str:
         """Return the messages, compressed and encrypted."""
-        return _sealed(serializer().dumps(messages))
+        return _encrypt(serializer().dumps(messages))
 
-    def unsign_object(self, sealed: str, serializer: Any, **_: Any) -> Any:
-        """Return the messages. Raise BadSignature for what this site did not make."""
-        return serializer().loads(_opened(sealed))
+    def unsign_object(self, encrypted: str, serializer: Any, **_: Any) -> Any:
+        """Return the messages. Raise BadSignature if this site did not encrypt them."""
+        return serializer().loads(_decrypt(encrypted))
 
 
 class SealedCookieStorage(CookieStorage):
@@ -39,7 +51,7 @@ class SealedCookieStorage(CookieStorage):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.signer = _Sealer()  # All of a signer that is used.
+        self.signer = _EncryptingSigner()
 
 
 class SealedSessionStorage(SessionStorage):
@@ -47,30 +59,17 @@ class SealedSessionStorage(SessionStorage):
 
     def serialize_messages(self, messages: Any) -> str:
         """Return the messages, compressed and encrypted."""
-        return _sealed(json.dumps(messages, cls=MessageEncoder).encode())
+        return _encrypt(json.dumps(messages, cls=MessageEncoder).encode())
 
     def deserialize_messages(self, data: Any) -> Any:
-        """Return the messages; none if they cannot be read, as after a change of the key."""
+        """Return the messages; None if the key has changed since they were encrypted."""
         try:
-            return json.loads(_opened(data), cls=MessageDecoder) if data else None
+            return json.loads(_decrypt(data), cls=MessageDecoder) if data else None
         except BadSignature:
             return None
 
 
 class SealedStorage(FallbackStorage):
-    """Keeps messages in an encrypted cookie; what does not fit there, in the session, likewise."""
+    """Keeps messages in an encrypted cookie, and in the session if they do not fit there."""
 
     storage_classes = (SealedCookieStorage, SealedSessionStorage)
-
-
-def _sealed(text: bytes) -> str:
-    """Return a text compressed and encrypted."""
-    return cipher_for(_PURPOSE).encrypt(zlib.compress(text)).decode()
-
-
-def _opened(sealed: str) -> bytes:
-    """Return the text. Raise BadSignature for what this site did not make."""
-    try:
-        return zlib.decompress(cipher_for(_PURPOSE).decrypt(sealed.encode()))
-    except (InvalidToken, UnicodeError) as exc:
-        raise BadSignature from exc

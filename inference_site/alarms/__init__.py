@@ -1,1 +1,1 @@
-"""Alarms: rules, what they have found, and the notices that are sent of it."""
+"""Alarm rules, the alarms that they raise, and the notices that are sent to recipients."""

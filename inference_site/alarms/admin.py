@@ -8,9 +8,8 @@ from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from inference_site.admin_pages.keyset import KeysetAdmin
+from inference_site.admin_pages.base_admin import KeysetAdmin, SiteAdmin
 from inference_site.admin_pages.labels import status_label, time_label
-from inference_site.admin_pages.site_admin import SiteAdmin
 from inference_site.alarms.models import Alarm, Notice, Recipient, Rule
 
 
@@ -32,18 +31,18 @@ class RuleAdmin(SiteAdmin):
 
 @admin.register(Recipient)
 class RecipientAdmin(SiteAdmin):
-    """Who is told of alarms. The secret of a webhook is shown to those who may change it."""
+    """Recipients of notices. Users who may change a recipient see its webhook secret."""
 
     list_display = ("address", "way", "is_enabled")
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Leave the secret out for those who may only look."""
+        """Hide the secret from users who may only view."""
         fields = ("way", "address", "is_enabled")
         return (*fields, "secret") if self.has_change_permission(request, obj) else fields
 
 
 class AlarmStateFilter(admin.SimpleListFilter):
-    """Whether an alarm is over."""
+    """Filter by whether an alarm fires or is resolved."""
 
     title, parameter_name = "state", "state"
 
@@ -51,14 +50,13 @@ class AlarmStateFilter(admin.SimpleListFilter):
         return [("firing", "Firing"), ("resolved", "Resolved")]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        known = {"firing": True, "resolved": False}
-        state = known.get(self.value() or "")
-        return queryset if state is None else queryset.filter(resolved_at__isnull=state)
+        is_firing = {"firing": True, "resolved": False}.get(self.value() or "")
+        return queryset if is_firing is None else queryset.filter(resolved_at__isnull=is_firing)
 
 
 @admin.register(Alarm)
 class AlarmAdmin(KeysetAdmin):
-    """What the rules have found, newest first."""
+    """Alarms, newest first."""
 
     list_display = ("time", "state", "text", "rule", "ended")
     list_filter = (AlarmStateFilter,)
@@ -81,7 +79,7 @@ class AlarmAdmin(KeysetAdmin):
 
 @admin.register(Notice)
 class NoticeAdmin(KeysetAdmin):
-    """The outbox: what was sent to whom, and what went wrong."""
+    """The outbox: each notice with its recipient, its attempts and the last error."""
 
     list_display = ("time", "recipient", "state", "text", "attempts", "delivered", "error")
     list_select_related = ("recipient",)

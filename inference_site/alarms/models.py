@@ -11,8 +11,8 @@ from django.db import models
 from django.utils import timezone
 
 
-class Kind(models.TextChoices):
-    """What a rule looks at; its bound is in the unit in parentheses."""
+class RuleKind(models.TextChoices):
+    """The condition of a rule; the unit of its bound is in parentheses."""
 
     NO_WORKER = "no_worker", "requests wait and no worker has the model (seconds)"
     QUEUE_WAIT = "queue_wait", "the oldest waiting request of a model (seconds)"
@@ -24,9 +24,13 @@ class Kind(models.TextChoices):
 
 
 class Rule(models.Model):
-    """A condition. Of errors and first tokens, ``bound`` and ``factor`` must both be passed."""
+    """A condition that raises alarms.
 
-    kind = models.CharField(max_length=16, choices=Kind.choices)
+    Rules of errors and of time to first token fire above ``bound`` if the value is also more than
+    ``factor`` times that of the seven days before.
+    """
+
+    kind = models.CharField(max_length=16, choices=RuleKind.choices)
     bound = models.FloatField(validators=[MinValueValidator(0)])
     factor = models.FloatField(
         "times the usual",
@@ -50,9 +54,9 @@ class Rule(models.Model):
 
 
 class Alarm(models.Model):
-    """What a rule has found of one subject, from its start until it is resolved.
+    """A condition that is or was true for one subject, such as a model.
 
-    ``seen_at`` is when it was last true; ``resolved_at`` is null while it is firing.
+    ``seen_at`` is when it was last true; ``resolved_at`` is null while the alarm fires.
     """
 
     rule = models.ForeignKey(Rule, on_delete=models.CASCADE, related_name="alarms")
@@ -77,12 +81,12 @@ class Alarm(models.Model):
 
 
 def new_secret() -> str:
-    """Return a secret as Standard Webhooks writes it."""
+    """Return a random secret in the format of Standard Webhooks."""
     return f"whsec_{b64encode(secrets.token_bytes(32)).decode()}"
 
 
 class Recipient(models.Model):
-    """Who is told when an alarm begins and ends."""
+    """An address that gets a notice when an alarm starts and when it is resolved."""
 
     class Way(models.TextChoices):
         EMAIL = "email", "e-mail"
@@ -107,7 +111,7 @@ class Recipient(models.Model):
         return self.address
 
     def clean(self) -> None:
-        """Raise ValidationError for what is no address of its kind."""
+        """Raise ValidationError if the address is no e-mail address or URL, as ``way`` demands."""
         check = validate_email if self.way == self.Way.EMAIL else URLValidator(["https", "http"])
         try:
             check(self.address)
@@ -116,7 +120,7 @@ class Recipient(models.Model):
 
 
 class Notice(models.Model):
-    """One message of the outbox. ``public_id`` is the same at each attempt."""
+    """One message of the outbox. ``public_id`` is the same at each attempt to deliver it."""
 
     alarm = models.ForeignKey(Alarm, on_delete=models.CASCADE, related_name="notices")
     recipient = models.ForeignKey(Recipient, on_delete=models.CASCADE, related_name="notices")
@@ -125,7 +129,7 @@ class Notice(models.Model):
     text = models.CharField(max_length=400)
     created_at = models.DateTimeField(default=timezone.now)
     attempts = models.PositiveSmallIntegerField(default=0)
-    # Null when it was delivered or given up.
+    # Time of the next attempt; null after delivery, and after the last attempt.
     next_at = models.DateTimeField(null=True, default=timezone.now)
     delivered_at = models.DateTimeField(null=True, blank=True)
     error = models.CharField(max_length=300, blank=True, default="")

@@ -1,1 +1,1 @@
-"""The admin site, its own pages and the playground; no other package imports it."""
+"""The admin site: its own pages, its menu and the playground."""

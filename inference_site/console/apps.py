@@ -1,4 +1,4 @@
-"""Two Django applications: the console, and the admin with the console's site."""
+"""Two Django apps: the console, and Django's admin with the console's site."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class ConsoleConfig(AppConfig):
     name = "inference_site.console"
 
     def ready(self) -> None:
-        """Call what others have made by the words of the menu.
+        """Name apps and models of other packages with the words of the menu.
 
-        Their migrations do not notice: these read the options as they were given.
+        ``makemigrations`` compares the options of their class, not these, and so finds no change.
         """
         from axes.models import AccessFailureLog
         from django.contrib.admin.models import LogEntry
@@ -35,22 +35,22 @@ class ConsoleConfig(AppConfig):
 
 
 class SiteAdminConfig(SimpleAdminConfig):
-    """Django's admin, whose models are registered with the console's site.
+    """Django's admin app with the console's site.
 
-    The routes of the site (``inference_site/urls.py``) have them registered: processes that serve
-    no pages do not import what the admin is made of.
+    It does not import the admin modules of all apps: ``inference_site/urls.py`` does, so that only
+    processes that serve pages load them.
     """
 
     default_site = "inference_site.console.site.ConsoleSite"
 
     def ready(self) -> None:
-        """Declare the checks that Django has for the admin."""
+        """Register Django's checks of the admin."""
         checks.register(check_dependencies, checks.Tags.admin)
-        checks.register(_check_registered, checks.Tags.admin)
+        checks.register(_check_model_admins, checks.Tags.admin)
 
 
-def _check_registered(app_configs: Any, **options: Any) -> list[checks.CheckMessage]:
-    """Check the admin of all models, registered by now or not."""
+def _check_model_admins(app_configs: Any, **options: Any) -> list[checks.CheckMessage]:
+    """Import the admin modules of all apps, and check them."""
     from django.contrib import admin
 
     admin.autodiscover()

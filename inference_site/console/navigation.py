@@ -1,4 +1,4 @@
-"""The admin's sidebar: links to the pages that the user may open."""
+"""The menu of the admin: links to the pages that the user may open."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from django.http import HttpRequest
 from django.templatetags.static import static
 from django.urls import reverse
 
+# Groups of lists: title, icon and model of each.
 _MODELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     (
         "Requests",
@@ -42,44 +43,42 @@ _MODELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
 )
 
 
+def navigation(request: HttpRequest) -> list[dict[str, Any]]:
+    """Return the groups of links; the theme hides groups without links."""
+    user = request.user
+    sees_queue = user.has_perm("generations.view_generation")
+    sees_settings = user.has_perm("site_settings.view_sitesettings")
+    operation = [
+        _link("Usage", "monitoring", "admin:index", shown=True),
+        _link("Queue", "low_priority", "admin:queue", shown=sees_queue),
+        _link("Models and workers", "dns", "admin:fleet", shown=sees_queue),
+        _link("Settings", "settings", "admin:settings", shown=sees_settings),
+        _link("Playground", "science", "admin:playground", shown=True),
+    ]
+    groups: list[dict[str, Any]] = [{"items": operation}]
+    for group_title, models in _MODELS:
+        items = []
+        if group_title == "Requests":
+            items.append(_link("Request log", "manage_search", "admin:requests", shown=sees_queue))
+        for title, icon, name in models:
+            app, model = name.split(".")
+            may_view = user.has_perm(f"{app}.view_{model}")
+            items.append(_link(title, icon, f"admin:{app}_{model}_changelist", shown=may_view))
+        groups.append({"title": group_title, "items": items})
+    return groups
+
+
+def _link(title: str, icon: str, route: str, *, shown: bool) -> dict[str, Any]:
+    return {"title": title, "icon": icon, "link": reverse(route), "permission": lambda _: shown}
+
+
 def favicon(_: HttpRequest) -> str:
     """Return the address of the site's icon."""
     return static("console/favicon.svg")
 
 
-def navigation(request: HttpRequest) -> list[dict[str, Any]]:
-    """Return the groups of links; the theme hides groups without links."""
-    sees_queue = request.user.has_perm("generations.view_generation")
-    sees_settings = request.user.has_perm("site_settings.view_sitesettings")
-    operation = [
-        _link("Usage", "monitoring", reverse("admin:index"), shown=True),
-        _link("Queue", "low_priority", reverse("admin:queue"), shown=sees_queue),
-        _link("Models and workers", "dns", reverse("admin:fleet"), shown=sees_queue),
-        _link("Settings", "settings", reverse("admin:settings"), shown=sees_settings),
-        _link("Playground", "science", reverse("admin:playground"), shown=True),
-    ]
-    groups: list[dict[str, Any]] = [{"items": operation}]
-    for title, models in _MODELS:
-        items = [_to_list(request, *model) for model in models]
-        if title == "Requests":
-            log = reverse("admin:requests")
-            items.insert(0, _link("Request log", "manage_search", log, shown=sees_queue))
-        groups.append({"title": title, "items": items})
-    return groups
-
-
-def _link(title: str, icon: str, address: str, *, shown: bool) -> dict[str, Any]:
-    return {"title": title, "icon": icon, "link": address, "permission": lambda _: shown}
-
-
-def _to_list(request: HttpRequest, title: str, icon: str, name: str) -> dict[str, Any]:
-    app, model = name.split(".")
-    address = reverse(f"admin:{app}_{model}_changelist")
-    return _link(title, icon, address, shown=request.user.has_perm(f"{app}.view_{model}"))
-
-
 def landmarks(_: HttpRequest) -> str:
-    """Return the address of the script that adds what the theme lacks for keyboards."""
+    """Return the address of the script that adds landmarks and keyboard access to the theme."""
     return static("console/landmarks.js")
 
 

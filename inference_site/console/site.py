@@ -15,13 +15,13 @@ from django.urls import URLPattern, path
 from django.views.decorators.http import require_POST
 from unfold.sites import UnfoldAdminSite
 
-from inference_site.console.fleet import fleet_context, request_action, stop_pull
-from inference_site.console.model_pages.page import model_context
-from inference_site.console.playground.page import playground_context
-from inference_site.console.queue import queue_context, run_action
-from inference_site.console.request_log.page import requests_context, save_filter
-from inference_site.console.settings_page.page import settings_page
-from inference_site.console.usage_page.page import firing, home_context, usage_csv
+from inference_site.console.fleet_page import fleet_context, request_action, stop_pull
+from inference_site.console.model_page import model_context
+from inference_site.console.playground.views import playground_context
+from inference_site.console.queue_page import queue_context, run_action
+from inference_site.console.request_log_page import requests_context, save_filter
+from inference_site.console.settings_page import settings_page
+from inference_site.console.usage_page import alarms_context, home_context, usage_csv
 from inference_site.people.login import remember_browser, set_locked_status
 from inference_site.people.login_log import log_own_action
 from inference_site.people.urls import urls as people_urls
@@ -33,39 +33,27 @@ class ConsoleSite(UnfoldAdminSite):
     index_title = "Usage"
     index_template = "console/home.html"
     login_template = "people/login.html"
-    empty_value_display = "—"  # As on the pages that belong to no model.
+    empty_value_display = "—"  # As on the console's own pages.
 
     def extra_urls(self) -> list[URLPattern]:
         """Return the routes of pages that belong to no Django model."""
-        own = self.admin_view
+        own, page = self.admin_view, self._page
+        fleet = page("Models and workers", fleet_context, "fleet")
+        playground = page("Playground", playground_context, "playground")
+        requests = page("Request log", requests_context, "requests")
+        model = page("Model", model_context, "model")
         return [
             *people_urls(),
             path("usage.csv", own(usage_csv), name="usage-csv"),
-            path("queue/", own(self._page("Queue", queue_context, "queue")), name="queue"),
+            path("queue/", own(page("Queue", queue_context, "queue")), name="queue"),
             path("queue/<int:pk>/", own(require_POST(run_action)), name="queue-action"),
-            path(
-                "fleet/",
-                own(self._page("Models and workers", fleet_context, "fleet")),
-                name="fleet",
-            ),
-            path(
-                "playground/",
-                own(self._page("Playground", playground_context, "playground")),
-                name="playground",
-            ),
+            path("fleet/", own(fleet), name="fleet"),
+            path("playground/", own(playground), name="playground"),
             path("settings/", own(settings_page), name="settings"),
-            path(
-                "requests/",
-                own(self._page("Request log", requests_context, "requests")),
-                name="requests",
-            ),
+            path("requests/", own(requests), name="requests"),
             path("requests/filters/", own(require_POST(save_filter)), name="requests-filters"),
             path("fleet/action/", own(require_POST(request_action)), name="fleet-action"),
-            path(
-                "fleet/models/<path:model>/",
-                own(self._page("Model", model_context, "model")),
-                name="model",
-            ),
+            path("fleet/models/<path:model>/", own(model), name="model"),
             path("fleet/pulls/<int:pk>/stop/", own(require_POST(stop_pull)), name="pull-stop"),
         ]
 
@@ -73,14 +61,14 @@ class ConsoleSite(UnfoldAdminSite):
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> TemplateResponse:
         """Show usage, the queue and the workers."""
-        context = {**home_context(request), **firing(request), **(extra_context or {})}
+        context = {**home_context(request), **alarms_context(request), **(extra_context or {})}
         found: TemplateResponse = super().index(request, context)
         return found
 
     def search(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> TemplateResponse:
-        """Search as the theme does, which does not expect a page that there is not."""
+        """Search as the theme does; answer with a 404 where it fails on a page number."""
         try:
             found: TemplateResponse = super().search(request, extra_context)
         except (InvalidPage, ValueError) as exc:
@@ -90,11 +78,11 @@ class ConsoleSite(UnfoldAdminSite):
     def login(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Show the login page, or log in; the status of a login that is locked is 429."""
-        for name in ("HTTP_USER_AGENT", "HTTP_ACCEPT"):  # PostgreSQL has no NUL in texts.
+        """Show the login page, or log in; answer with a 429 while the user is locked."""
+        for name in ("HTTP_USER_AGENT", "HTTP_ACCEPT"):  # PostgreSQL stores no NUL in texts.
             request.META[name] = request.META.get(name, "").replace("\0", "")
-        shown = {"single_sign_on": settings.OIDC_NAME if settings.OIDC_ISSUER else ""}
-        page: HttpResponse = super().login(request, {**shown, **(extra_context or {})})
+        sign_on = {"single_sign_on": settings.OIDC_NAME if settings.OIDC_ISSUER else ""}
+        page: HttpResponse = super().login(request, {**sign_on, **(extra_context or {})})
         set_locked_status(request, page)
         if request.method == "POST":
             remember_browser(request, page)
@@ -107,16 +95,17 @@ class ConsoleSite(UnfoldAdminSite):
         page = super().password_change(request, extra_context)
         if request.method == "POST" and page.status_code == HTTPStatus.FOUND:
             log_own_action(request.user, CHANGE, "Changed the own password.")
-        return cast(TemplateResponse, page)  # Or a redirect, which Django's types do not know.
+        return cast(TemplateResponse, page)  # Or a redirect, which Django's types omit.
 
     def _page(
-        self, title: str, context: Callable[..., dict[str, Any]], name: str
+        self, title: str, context: Callable[..., dict[str, Any]], template: str
     ) -> Callable[..., HttpResponse]:
         """Return the view that renders one page."""
 
-        def view(request: HttpRequest, **names: str) -> HttpResponse:
+        def view(request: HttpRequest, **arguments: str) -> HttpResponse:
             request.current_app = self.name
-            shown = {**self.each_context(request), "title": title, **context(request, **names)}
-            return TemplateResponse(request, f"console/{name}.html", shown)
+            own = context(request, **arguments)
+            shown = {**self.each_context(request), "title": title, **own}
+            return TemplateResponse(request, f"console/{template}.html", shown)
 
         return view

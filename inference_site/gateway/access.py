@@ -23,7 +23,7 @@ from inference_site.observability.log_context import Facts, logged_with
 from inference_site.observability.redaction import redacted
 from inference_site.observability.tracing import Span, begin, is_tracing, trace_id
 from inference_site.request_log.models import LONGEST_MODEL, LONGEST_PATH
-from inference_site.request_log.refusals import Refused, refusals
+from inference_site.request_log.refusals import RefusedRequest, refusals
 
 logger = logging.getLogger("inference_site.access")
 
@@ -38,7 +38,7 @@ _QUIET = ("/health", "/metrics", "/static/")
 """Paths that are requested every few seconds or with every page: they are logged at ``DEBUG``.
 
 So are refusals with 503 that the request log only counts: thousands come at once, and a line takes
-longer than the rest of the refusal. ``request_log.writer`` logs their number."""
+longer than the rest of the refusal. ``request_log.refusals`` logs their number."""
 _LOGGED = ("/v1", "/api/", "/infill", "/tokenize", "/detokenize", "/tokenizer_info")
 _CUT_OFF = 499
 """The client left before the answer was complete, or the server stopped."""
@@ -135,7 +135,7 @@ def _route(path: str) -> str:
     return str(match.route)
 
 
-def _refused(scope: Scope, status: int, facts: Facts, duration_s: float) -> Refused:
+def _refused(scope: Scope, status: int, facts: Facts, duration_s: float) -> RefusedRequest:
     """Return the entry of the request log for a request that became no generation.
 
     If the caller is unknown, the entry has the digest of the key that was sent, if any.
@@ -148,7 +148,7 @@ def _refused(scope: Scope, status: int, facts: Facts, duration_s: float) -> Refu
             digest = digest_of(secret)
         except AuthenticationError:
             pass
-    return Refused(
+    return RefusedRequest(
         status,
         facts["error_code"],
         scope["method"][:16],

@@ -13,8 +13,8 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from inference_site.admin_pages.base_admin import KeyFilter, KeysetAdmin, SinceFilter
 from inference_site.admin_pages.bubbles import Bubble, may_see_content, text_piece
-from inference_site.admin_pages.keyset import KeyFilter, KeysetAdmin, SinceFilter
 from inference_site.admin_pages.labels import (
     duration,
     milliseconds,

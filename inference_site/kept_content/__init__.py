@@ -1,1 +1,1 @@
-"""Content of requests that are not stored: kept for hours, where an operator asks for it."""
+"""Prompts and answers of requests that are not stored, kept some hours for debugging."""

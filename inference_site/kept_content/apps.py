@@ -2,9 +2,9 @@ from django.apps import AppConfig
 
 
 class KeptContentConfig(AppConfig):
-    """Prompts and answers that are kept for debugging, for some hours."""
+    """Prompts and answers that are kept some hours for debugging."""
 
     name = "inference_site.kept_content"
     label = "kept_content"
     default_auto_field = "django.db.models.BigAutoField"
-    retention = "inference_site.kept_content.retention"
+    retention = "inference_site.kept_content.keeping"

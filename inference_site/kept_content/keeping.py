@@ -1,103 +1,112 @@
-"""Keeps the content of one run. What cannot be kept is logged and changes nothing else."""
+"""Keeps the prompt and the answer of one run for debugging, and deletes what is too old.
+
+A failure to store them is logged and does not change the run.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 
 import django.db
 
 from inference_site.domain.deltas import Delta, TextDelta, ToolCallDelta
 from inference_site.domain.messages import Message, TextPart
 from inference_site.domain.request import GenerationRequest
-from inference_site.kept_content.models import KeptContent
+from inference_site.kept_content.models import KeptContent, kept_since
 from inference_site.site_settings.current import site_settings
 from inference_site.storage.connections import impatient_transaction, lent_connection
 from inference_site.storage.content_field import storable
+from inference_site.storage.old_rows import delete_older
 
 logger = logging.getLogger(__name__)
 
-MOST_CHARACTERS = 20_000
-"""Of a prompt and of an answer."""
-MOST_TURNS = 200
-"""Of a prompt: turns without text would have no bound."""
+MAX_CHARACTERS = 20_000
+"""Characters of a prompt, and of an answer."""
+MAX_TURNS = 200
+"""Turns of a prompt; turns without text do not count as characters."""
+_DELETE_BATCH = 500
 
 
 class Keeper:
-    """Takes the deltas of an answer, and stores them with the prompt."""
+    """Collects the deltas of an answer, and stores them with the prompt when the run has ended."""
 
     def __init__(self, public_id: str, request: GenerationRequest) -> None:
         self._public_id = public_id
-        self._prompt = _prompt(request)
+        self._prompt = _newest_turns(request)
         self._answer: list[str] = []
-        self._room = MOST_CHARACTERS
+        self._room = MAX_CHARACTERS
 
     def take(self, delta: Delta) -> None:
-        """Keep the text of a delta while there is room."""
+        """Append the text of a delta, up to ``MAX_CHARACTERS``."""
         match delta:
             case TextDelta(text):
-                self._add(text)
+                self._append(text)
             case ToolCallDelta():
-                self._add(f"\n{delta.name}: " if delta.name else "")
-                self._add(delta.arguments)
+                self._append(f"\n{delta.name}: " if delta.name else "")
+                self._append(delta.arguments)
 
-    def _add(self, text: str) -> None:
+    def _append(self, text: str) -> None:
         if text and self._room > 0:
             self._answer.append(text[: self._room])
             self._room -= len(text)
 
     def save(self) -> None:
-        """Store it, if it is still asked for. Never raises, and waits for no lock for long."""
-        answer = _clean("".join(self._answer))
+        """Store prompt and answer if the setting is still on; log errors of the database.
+
+        It waits for no lock for long.
+        """
+        stored = {"prompt": self._prompt, "answer": _storable_text("".join(self._answer))}
         try:
             with lent_connection():
-                if not site_settings().debug_content_hours:
-                    return
-                self._write(answer)
+                if site_settings().debug_content_hours:
+                    with impatient_transaction():
+                        KeptContent.objects.update_or_create(
+                            public_id=self._public_id, defaults=stored
+                        )
         except django.db.Error as exc:
             logger.warning("generation %s: its content is not kept: %s", self._public_id, exc)
 
-    def _write(self, answer: str) -> None:
-        with impatient_transaction():
-            KeptContent.objects.update_or_create(
-                public_id=self._public_id, defaults={"prompt": self._prompt, "answer": answer}
-            )
-
 
 def keeper_for(public_id: str, request: GenerationRequest) -> Keeper | None:
-    """Return what keeps the content of a run that is not stored; None if nothing is to be kept."""
+    """Return the keeper for a run that is not stored; None if the setting is off."""
     with lent_connection():
         hours = site_settings().debug_content_hours
     return Keeper(public_id, request) if hours else None
 
 
-def _prompt(request: GenerationRequest) -> list[dict[str, str]]:
-    """Return the latest turns that fit; the first of them may be cut."""
-    room, turns = MOST_CHARACTERS, []
-    for role, text in islice(_turns(request), MOST_TURNS):
-        turns.append({"role": role, "content": _clean(text[-room:])})
+def _newest_turns(request: GenerationRequest) -> list[dict[str, str]]:
+    """Return the newest turns that fit, oldest first; the first one may lack its beginning."""
+    # Generators: the text of a turn that does not fit is not built.
+    messages = ((message.role, _message_text(message)) for message in reversed(request.messages))
+    prompts = (
+        ("user", prompt if isinstance(prompt, str) else f"{len(prompt)} tokens")
+        for prompt in reversed(request.prompts)
+    )
+    room, newest = MAX_CHARACTERS, []
+    for role, text in islice(chain(messages, prompts), MAX_TURNS):
+        newest.append({"role": role, "content": _storable_text(text[-room:])})
         room -= len(text)
         if room <= 0:
             break
-    return turns[::-1]
+    return newest[::-1]
 
 
-def _turns(request: GenerationRequest) -> Iterator[tuple[str, str]]:
-    """Yield roles and texts, the latest first."""
-    for message in reversed(request.messages):
-        yield message.role, _text(message)
-    for prompt in reversed(request.prompts):
-        yield "user", prompt if isinstance(prompt, str) else f"{len(prompt)} tokens"
-
-
-def _text(message: Message) -> str:
+def _message_text(message: Message) -> str:
     calls = "".join(f"\n{call.name}: {call.arguments}" for call in message.tool_calls)
     parts = (part.text if isinstance(part, TextPart) else "[media]" for part in message.parts)
     return (message.text or "") + "".join(parts) + calls
 
 
-def _clean(text: str) -> str:
-    """Return a text that PostgreSQL takes: without NUL and lone surrogates."""
+def _storable_text(text: str) -> str:
+    """Replace NUL and lone surrogates, which PostgreSQL does not take."""
     cleaned: str = storable(text)
     return cleaned.encode("utf-8", "replace").decode()
+
+
+def prune(until: float) -> int:
+    """Delete rows past their hours, oldest first, and all rows while the setting is off.
+
+    Stop when the monotonic clock passes ``until``; return the number of deleted rows.
+    """
+    return delete_older(KeptContent.objects.all(), kept_since(), until, _DELETE_BATCH)

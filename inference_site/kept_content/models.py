@@ -1,4 +1,4 @@
-"""KeptContent: what was asked and answered without being stored, for debugging."""
+"""Kept content: prompts and answers of requests with ``store: false``, for debugging."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from inference_site.storage.content_field import ContentField
 
 
 def kept_since() -> dt.datetime:
-    """Return the moment from which on content is kept; what is older is to be deleted."""
+    """Return the time before which kept content has expired; now, if the setting is off."""
     hours = site_settings().debug_content_hours or 0
     return timezone.now() - dt.timedelta(hours=hours)
 
 
 class KeptContentQuerySet(models.QuerySet["KeptContent"]):
-    """Kept content, of which much may not have been deleted yet."""
+    """Rows of kept content; expired rows may not have been deleted yet."""
 
     def shown(self) -> KeptContentQuerySet:
-        """Return what may be shown: nothing that is to be deleted."""
+        """Return the rows that may be shown: those that have not expired."""
         return self.filter(created_at__gt=kept_since())
 
 
 class KeptContent(models.Model):
-    """The content of one generation, shortened; deleted after hours.
+    """Prompt and answer of one generation, shortened.
 
-    ``prompt`` is a list of objects with ``role`` and ``content``, the latest turns if not all.
+    ``prompt`` is a list of objects with ``role`` and ``content``: the newest turns that fit.
     """
 
     public_id = models.CharField("ID", max_length=64, unique=True)

@@ -18,8 +18,8 @@ from django.http import HttpRequest, HttpResponse
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
+from inference_site.admin_pages.base_admin import SiteAdmin
 from inference_site.admin_pages.labels import status_label, time_label
-from inference_site.admin_pages.site_admin import SiteAdmin
 from inference_site.people.password_links import (
     INVITATION,
     is_invited,

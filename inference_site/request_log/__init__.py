@@ -1,1 +1,1 @@
-"""The request log beside the generations: refused requests, and the filters that users keep."""
+"""The request log beside the generations: refused requests, and the filters that users save."""

@@ -1,4 +1,4 @@
-"""What the request log has beside the generations: refused requests, and saved filters."""
+"""Tables of the request log beside the generations: refused requests, and saved filters."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ LONGEST_PATH, LONGEST_MODEL = 120, 100
 class Refusal(models.Model):
     """A request that was answered with an error and never became a generation.
 
-    Holds no content. ``count`` is how many alike it stands for: past a rate, requests with the same
-    error are counted and not kept one by one (see ``refusals.Refusals``).
+    A row has no content of the request. Above a rate, one row stands for ``count`` requests with
+    the same error (see ``refusals.RefusalBuffer``).
     """
 
     created_at = models.DateTimeField(default=timezone.now)
-    # Without constraints, as those of a generation; null where nobody knows whose it was.
+    # Without constraints, as in Generation; null if the key is unknown.
     project = models.ForeignKey(
         "accounts.Project",
         on_delete=models.DO_NOTHING,
@@ -35,7 +35,7 @@ class Refusal(models.Model):
     )
     method = models.CharField(max_length=16)
     path = models.CharField(max_length=LONGEST_PATH)
-    # As the request named it, if the site knows it or it looks like a name.
+    # From the request, if the site has this model or the text looks like a name.
     model = models.CharField(max_length=LONGEST_MODEL, blank=True, default="")
     status = models.PositiveSmallIntegerField("HTTP status")
     error_code = models.CharField(max_length=64, blank=True, default="")
@@ -59,7 +59,7 @@ class Refusal(models.Model):
 
 
 class SavedFilter(models.Model):
-    """A choice of the request log that a user has given a name; ``query`` is its query string."""
+    """Filters of the request log that a user has saved under a name, as a query string."""
 
     user = models.ForeignKey(
         settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="saved_filters"

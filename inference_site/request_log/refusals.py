@@ -1,33 +1,46 @@
-"""Refused requests, collected in a web process until its writer has stored them.
+"""Refused requests: buffered in the web process, and written to the database by a thread.
 
-Noting one costs microseconds and never waits. Past a rate, requests with the same error are only
-counted: memory and rows are bounded whatever is sent.
+Adding one takes microseconds and waits for nothing. Above a rate, requests with the same error are
+only counted, so memory and rows are bounded for any number of requests.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-_WINDOW_S = 60.0
-_MOST_OF_A_KIND = 60
-"""Rows of one kind in a window; after these, one for each time that the writer comes by."""
-_MOST = 600
-"""Rows of all kinds in a window; likewise."""
-_MOST_KINDS = 200
-"""Kinds that are counted between two visits of the writer; all others are one kind."""
+from django.db import Error
 
-Kind = tuple[int, str, int | None]
-"""HTTP status, error code, and key; all that nobody knows the key of are alike."""
+from inference_site.accounts.keys import owners_of
+from inference_site.request_log.models import Refusal
+from inference_site.storage.connections import lent_connection
+
+logger = logging.getLogger(__name__)
+
+_WINDOW_S = 60.0
+_MAX_ROWS_OF_GROUP = 60
+"""Rows of one group in a window; above it, one row for each run of the writer."""
+_MAX_ROWS = 600
+"""Rows of all groups in a window; above it, one row of a group for each run of the writer."""
+_MAX_GROUPS = 200
+"""Groups that are counted between two runs of the writer; further groups are counted as one."""
+_WRITE_INTERVAL_S = 1.0
+_MAX_HELD = 2_000
+"""Refused requests held while PostgreSQL is unavailable; later ones are dropped."""
+
+Group = tuple[int, str, int | None]
+"""HTTP status, error code and key of requests that are counted together."""
 
 
 @dataclass(slots=True)
-class Refused:
-    """One refused request, and how many alike came with it.
+class RefusedRequest:
+    """One refused request; ``count`` includes the requests of its group that were only counted.
 
-    ``digest`` is that of its secret if nobody has looked that up; the writer does.
+    ``digest`` is the digest of its API key, if the key has not been looked up yet.
     """
 
     status: int
@@ -44,59 +57,141 @@ class Refused:
     count: int = 1
 
     @property
-    def kind(self) -> Kind:
-        """What it shares with those that are counted with it."""
+    def group(self) -> Group:
+        """The group with which it is counted."""
         return self.status, self.error_code, self.api_key_id
 
 
-class Refusals:
-    """What has been refused since ``take`` was last called. For any thread."""
+class RefusalBuffer:
+    """The refused requests since the last call of ``take``; safe for threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: list[Refused] = []
-        self._counted: dict[Kind, Refused] = {}
-        self._of_kind: dict[Kind, int] = {}
+        self._kept: list[RefusedRequest] = []
+        self._counted: dict[Group, RefusedRequest] = {}
+        self._rows_of_group: dict[Group, int] = {}
         self._window_ends = 0.0
-        self._in_window = 0
+        self._rows_in_window = 0
 
-    def add(self, refused: Refused) -> bool:
-        """Keep a refused request, or count it with one of its kind; return whether it is kept."""
+    def add(self, refused: RefusedRequest) -> bool:
+        """Keep a refused request, or only count it; return whether it is kept."""
         with self._lock:
-            self._begin_window()
-            kind = refused.kind
-            if self._in_window < _MOST and self._of_kind.get(kind, 0) < _MOST_OF_A_KIND:
-                self._in_window += 1
-                self._of_kind[kind] = self._of_kind.get(kind, 0) + 1
+            now = time.monotonic()
+            if now >= self._window_ends:
+                self._window_ends, self._rows_in_window = now + _WINDOW_S, 0
+                self._rows_of_group = {}
+            group = refused.group
+            rows = self._rows_of_group.get(group, 0)
+            if self._rows_in_window < _MAX_ROWS and rows < _MAX_ROWS_OF_GROUP:
+                self._rows_in_window += 1
+                self._rows_of_group[group] = rows + 1
                 self._kept.append(refused)
                 return True
-            self._count(kind, refused)
+            self._count(group, refused)
             return False
 
-    def take(self) -> list[Refused]:
-        """Return what was added since the last call, and forget it."""
+    def take(self) -> list[RefusedRequest]:
+        """Return and remove the requests that were added since the last call."""
         with self._lock:
             taken = [*self._kept, *self._counted.values()]
             self._kept, self._counted = [], {}
         return taken
 
-    def _begin_window(self) -> None:
-        now = time.monotonic()
-        if now >= self._window_ends:
-            self._window_ends, self._in_window, self._of_kind = now + _WINDOW_S, 0, {}
-
-    def _count(self, kind: Kind, refused: Refused) -> None:
-        known = self._counted.get(kind)
-        if known is None and len(self._counted) >= _MOST_KINDS:
-            refused = Refused(0, "others", at=refused.at)
-            kind = refused.kind
-            known = self._counted.get(kind)
+    def _count(self, group: Group, refused: RefusedRequest) -> None:
+        known = self._counted.get(group)
+        if known is None and len(self._counted) >= _MAX_GROUPS:
+            refused = RefusedRequest(0, "others", at=refused.at)
+            group = refused.group
+            known = self._counted.get(group)
         if known is not None:
             known.count += 1
             return
-        refused.digest = ""  # The next of its kind may have another.
-        self._counted[kind] = refused
+        refused.digest = ""  # Other requests of the group may have another key.
+        self._counted[group] = refused
 
 
-refusals = Refusals()
-"""Those of this process."""
+class RefusalWriter:
+    """A thread that stores the refused requests of a buffer, in batches.
+
+    While PostgreSQL is unavailable, it holds up to ``_MAX_HELD`` requests and tries again.
+    """
+
+    def __init__(self, source: RefusalBuffer) -> None:
+        self._source = source
+        self._held: list[RefusedRequest] = []
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="refusals", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; may be called once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Store the remaining requests, and end the thread."""
+        self._stopped.set()
+        self._thread.join(5)
+
+    def write(self) -> bool:
+        """Store the buffered and the held requests; return False if it has to be tried again."""
+        taken = self._source.take()
+        log_counted(taken)
+        self._held = [*self._held, *taken][:_MAX_HELD]
+        if not self._held:
+            return True
+        try:
+            with lent_connection():
+                _store(self._held)
+        except Error as exc:
+            logger.warning("%d refused requests are not stored yet: %s", len(self._held), exc)
+            return False
+        self._held = []
+        return True
+
+    def _run(self) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self._stopped.wait(_WRITE_INTERVAL_S)
+            try:
+                self.write()
+            except Exception:
+                logger.exception("%d refused requests could not be stored", len(self._held))
+                self._held = []
+
+
+def log_counted(taken: Sequence[RefusedRequest]) -> None:
+    """Log the number of requests that were only counted.
+
+    The access log has no line for those of them that were answered with a 503.
+    """
+    for one in taken:
+        if one.count > 1:
+            facts = {"status": one.status, "error_code": one.error_code, "project": one.project_id}
+            logger.info("refused %d requests alike", one.count, extra=facts)
+
+
+def _store(refused: Sequence[RefusedRequest]) -> None:
+    """Insert a row for each, oldest first, after looking up the keys of the digests."""
+    owners = owners_of({one.digest for one in refused if one.digest})
+    rows = []
+    for one in sorted(refused, key=lambda one: one.at):
+        project_id, api_key_id = owners.get(one.digest, (one.project_id, one.api_key_id))
+        row = Refusal(
+            created_at=one.at,
+            project_id=project_id,
+            api_key_id=api_key_id,
+            method=one.method,
+            path=one.path,
+            model=one.model,
+            status=one.status,
+            error_code=one.error_code,
+            request_id=one.request_id,
+            duration_ms=one.duration_ms,
+            count=one.count,
+        )
+        rows.append(row)
+    Refusal.objects.bulk_create(rows)
+
+
+refusals = RefusalBuffer()
+"""The refused requests of this process."""
+refusal_writer = RefusalWriter(refusals)

@@ -32,10 +32,10 @@ from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
 from inference_site.accounts.keys import caller_of_key
+from inference_site.admin_pages.base_admin import KeyFilter, PreviewAdmin, SinceFilter
 from inference_site.admin_pages.bubbles import may_see_content, pretty
-from inference_site.admin_pages.keyset import KeyFilter, SinceFilter, look_down
+from inference_site.admin_pages.keyset import rows_before
 from inference_site.admin_pages.labels import status_label, time_label
-from inference_site.admin_pages.previews import PreviewAdmin
 from inference_site.catalogue.model_labels import cost_label, model_link
 from inference_site.errors.api_errors import ConflictError
 from inference_site.errors.exceptions import api_error
@@ -367,7 +367,7 @@ def _read_batch(rows: QuerySet[StoredResponse], before: int | None) -> tuple[byt
     rows = rows.select_related("previous", "conversation").prefetch_related(inputs)
     with lent_connection():
         with search_timeout():
-            found = look_down(rows, before, _EXPORT_BATCH)
+            found = rows_before(rows, before, _EXPORT_BATCH)
         responses = current_responses(found.rows)
     lines = b""
     for row, response in zip(found.rows, responses, strict=True):

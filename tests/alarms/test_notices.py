@@ -11,9 +11,8 @@ import pytest
 from django.utils import timezone
 
 from inference_site.alarms import outbox
-from inference_site.alarms.models import Alarm, Kind, Notice, Recipient, Rule
-from inference_site.alarms.outbox import deliver
-from inference_site.alarms.webhooks import signed
+from inference_site.alarms.models import Alarm, Notice, Recipient, Rule, RuleKind
+from inference_site.alarms.outbox import deliver, webhook_signature
 from tests.certificates import write_certificate
 from tests.notice_receivers import Hook, Mailbox, mail_server, receiver, signature
 from tests.ports import free_port
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def alarm(db: None) -> Alarm:
-    rule = Rule.objects.get(kind=Kind.DISK)
+    rule = Rule.objects.get(kind=RuleKind.DISK)
     return Alarm.objects.create(rule=rule, subject="DATA_DIR", text="The disk\nis 95 % full.")
 
 
@@ -78,14 +77,14 @@ def test_the_signature_is_that_of_the_specification() -> None:
     # https://github.com/standard-webhooks/standard-webhooks: the example of its libraries' tests.
     secret = "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
     body = b'{"test": 2432232314}'
-    headers = signed(secret, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, body)
+    headers = webhook_signature(secret, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, body)
     assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
 def test_what_fails_is_tried_again_with_the_same_id_and_given_up_at_last(
     alarm: Alarm, hook: Hook, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(outbox, "_MOST_ATTEMPTS", 3)
+    monkeypatch.setattr(outbox, "_MAX_ATTEMPTS", 3)
     sent = notice(alarm, Recipient.objects.create(way="webhook", address=hook.url))
     hook.answers = [500, 302, 500, 200]
     waits = []

@@ -13,9 +13,9 @@ from django.utils import timezone
 
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend
-from inference_site.alarms import conditions, evaluation
+from inference_site.alarms import evaluation
 from inference_site.alarms.evaluation import evaluate
-from inference_site.alarms.models import Alarm, Kind, Notice, Recipient, Rule
+from inference_site.alarms.models import Alarm, Notice, Recipient, Rule, RuleKind
 from inference_site.usage.histograms import bucket_of
 from inference_site.usage.models import LatencyHistogram, Period, UsageRollup
 from inference_site.usage.queries import floor
@@ -27,11 +27,11 @@ Key = tuple[ApiKey, str]
 
 @pytest.fixture(autouse=True)
 def _nothing_is_remembered() -> None:
-    conditions._usual_usage.cache_clear()
-    conditions._usual_ttft.cache_clear()
+    evaluation._usage_of_week_before.cache_clear()
+    evaluation._ttft_p95_of_week_before.cache_clear()
 
 
-def only(kind: Kind, bound: float, factor: float = 0) -> Rule:
+def only(kind: RuleKind, bound: float, factor: float = 0) -> Rule:
     """Leave one rule."""
     Rule.objects.all().delete()
     return Rule.objects.create(kind=kind, bound=bound, factor=factor)
@@ -43,14 +43,14 @@ def firing() -> list[str]:
 
 
 def test_a_new_site_has_a_rule_of_each_kind() -> None:
-    assert set(Rule.objects.values_list("kind", flat=True)) == set(Kind.values)
-    budgets = Rule.objects.filter(kind=Kind.BUDGET).values_list("bound", flat=True)
+    assert set(Rule.objects.values_list("kind", flat=True)) == set(RuleKind.values)
+    budgets = Rule.objects.filter(kind=RuleKind.BUDGET).values_list("bound", flat=True)
     assert list(budgets) == [80, 100]
 
 
 def test_what_waits_for_a_model_without_a_worker_raises_two_alarms(api_key: Key) -> None:
-    only(Kind.NO_WORKER, 10)
-    Rule.objects.create(kind=Kind.QUEUE_WAIT, bound=60)
+    only(RuleKind.NO_WORKER, 10)
+    Rule.objects.create(kind=RuleKind.QUEUE_WAIT, bound=60)
     create_generation(api_key[0], model="fresh")
     for seconds, model in ((30, "young"), (90, "old")):
         at = timezone.now() - dt.timedelta(seconds=seconds)
@@ -61,7 +61,7 @@ def test_what_waits_for_a_model_without_a_worker_raises_two_alarms(api_key: Key)
 def test_an_alarm_begins_once_and_ends_when_it_has_been_over_for_a_while(
     api_key: Key, monkeypatch: Any
 ) -> None:
-    only(Kind.QUEUE_WAIT, 1)
+    only(RuleKind.QUEUE_WAIT, 1)
     Recipient.objects.create(address="ops@example.org")
     at = timezone.now() - dt.timedelta(seconds=90)
     row = create_generation(api_key[0], created_at=at)
@@ -76,7 +76,7 @@ def test_an_alarm_begins_once_and_ends_when_it_has_been_over_for_a_while(
 
 
 def test_a_rule_that_is_turned_off_ends_its_alarms(api_key: Key) -> None:
-    rule = only(Kind.QUEUE_WAIT, 1)
+    rule = only(RuleKind.QUEUE_WAIT, 1)
     create_generation(api_key[0], created_at=timezone.now() - dt.timedelta(seconds=90))
     assert firing() == ["m"]
     Rule.objects.filter(pk=rule.pk).update(is_enabled=False)
@@ -86,8 +86,8 @@ def test_a_rule_that_is_turned_off_ends_its_alarms(api_key: Key) -> None:
 def test_a_rule_that_cannot_be_evaluated_leaves_its_alarm_and_stops_no_other(
     api_key: Key, monkeypatch: Any
 ) -> None:
-    only(Kind.QUEUE_WAIT, 1)
-    Rule.objects.create(kind=Kind.DISK, bound=0)
+    only(RuleKind.QUEUE_WAIT, 1)
+    Rule.objects.create(kind=RuleKind.DISK, bound=0)
     create_generation(api_key[0], created_at=timezone.now() - dt.timedelta(seconds=90))
     assert "m" in firing()
     before = Alarm.objects.count()
@@ -96,7 +96,7 @@ def test_a_rule_that_cannot_be_evaluated_leaves_its_alarm_and_stops_no_other(
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_sleep(9)")  # The statement timeout ends it.
 
-    monkeypatch.setitem(conditions._CONDITIONS, Kind.QUEUE_WAIT, away)
+    monkeypatch.setitem(evaluation._CONDITIONS, RuleKind.QUEUE_WAIT, away)
     monkeypatch.setattr(evaluation, "_TIMEOUT_MS", 50)
     monkeypatch.setattr(evaluation, "RESOLVED_AFTER_S", -1)
     assert "m" in firing()
@@ -125,16 +125,16 @@ def used(key: ApiKey, at: dt.datetime, period: Period, ttft_ms: float, **sums: i
     [
         (5, 900, []),  # Below the bounds.
         (25, 900, []),  # More than 10 %, but not three times the usual 9 %.
-        (40, 900, [Kind.ERRORS]),
-        (5, 6000, [Kind.TTFT]),  # More than three times the usual second.
-        (40, 6000, [Kind.ERRORS, Kind.TTFT]),
+        (40, 900, [RuleKind.ERRORS]),
+        (5, 6000, [RuleKind.TTFT]),  # More than three times the usual second.
+        (40, 6000, [RuleKind.ERRORS, RuleKind.TTFT]),
     ],
 )
 def test_errors_and_first_tokens_are_compared_with_the_week_before(
-    api_key: Key, failed: int, ttft_ms: float, expected: list[Kind]
+    api_key: Key, failed: int, ttft_ms: float, expected: list[RuleKind]
 ) -> None:
-    only(Kind.ERRORS, 10, 3)
-    Rule.objects.create(kind=Kind.TTFT, bound=2000, factor=3)
+    only(RuleKind.ERRORS, 10, 3)
+    Rule.objects.create(kind=RuleKind.TTFT, bound=2000, factor=3)
     now = timezone.now()
     used(api_key[0], now - dt.timedelta(days=2), Period.DAY, 1000, requests=1000, failed=90)
     used(api_key[0], now, Period.MINUTE, ttft_ms, requests=100, failed=failed)
@@ -143,14 +143,14 @@ def test_errors_and_first_tokens_are_compared_with_the_week_before(
 
 
 def test_a_few_requests_say_nothing_of_a_rate(api_key: Key) -> None:
-    only(Kind.ERRORS, 10)
+    only(RuleKind.ERRORS, 10)
     used(api_key[0], timezone.now(), Period.MINUTE, 9, requests=19, failed=19)
     assert firing() == []
 
 
 def test_a_budget_raises_an_alarm_at_80_and_at_100_percent(api_key: Key) -> None:
-    only(Kind.BUDGET, 80)
-    Rule.objects.create(kind=Kind.BUDGET, bound=100)
+    only(RuleKind.BUDGET, 80)
+    Rule.objects.create(kind=RuleKind.BUDGET, bound=100)
     budget = Budget.objects.create(
         project_id=api_key[0].project_id, unit="tokens", every="day", amount=Decimal(200)
     )
@@ -166,13 +166,13 @@ def test_a_budget_raises_an_alarm_at_80_and_at_100_percent(api_key: Key) -> None
 
 
 def test_full_disks_and_a_full_redis_raise_alarms() -> None:
-    only(Kind.DISK, 0)
-    Rule.objects.create(kind=Kind.REDIS_MEMORY, bound=0)
+    only(RuleKind.DISK, 0)
+    Rule.objects.create(kind=RuleKind.REDIS_MEMORY, bound=0)
     assert {"DATA_DIR", "MODELS_DIR"} <= set(firing())
 
 
 def test_of_two_beats_at_one_moment_one_evaluates(api_key: Key) -> None:
-    only(Kind.QUEUE_WAIT, 1)
+    only(RuleKind.QUEUE_WAIT, 1)
     create_generation(api_key[0], created_at=timezone.now() - dt.timedelta(seconds=90))
     other = connections["default"].copy()
     try:
@@ -189,7 +189,7 @@ def test_of_two_beats_at_one_moment_one_evaluates(api_key: Key) -> None:
 def test_the_home_page_says_what_fires_in_red_and_that_nothing_does(
     admin: Client, api_key: Key
 ) -> None:
-    only(Kind.QUEUE_WAIT, 1)
+    only(RuleKind.QUEUE_WAIT, 1)
     assert "no alarms" in admin.get("/admin/").content.decode()
     at = timezone.now() - dt.timedelta(seconds=90)
     create_generation(api_key[0], model="<b>", created_at=at)
@@ -201,7 +201,7 @@ def test_the_home_page_says_what_fires_in_red_and_that_nothing_does(
 
 def test_a_budget_that_has_passed_two_rules_is_told_once(admin: Client) -> None:
     for bound in (80, 100):
-        rule, _ = Rule.objects.get_or_create(kind=Kind.BUDGET, bound=bound)
+        rule, _ = Rule.objects.get_or_create(kind=RuleKind.BUDGET, bound=bound)
         Alarm.objects.create(rule=rule, subject="shop", text="Shop: 105 % is spent.")
     page = admin.get("/admin/").content.decode()
     assert "1 alarm firing" in page

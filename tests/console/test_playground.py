@@ -17,9 +17,9 @@ from inference_site.accounts.keys import create_key, revoke_key
 from inference_site.accounts.models import ApiKey, KeySecret, Project
 from inference_site.catalogue import catalogue
 from inference_site.catalogue.routes import Route, Target
-from inference_site.console import fleet
-from inference_site.console.playground import page
-from inference_site.console.playground.caller import playground_caller
+from inference_site.console import fleet_page
+from inference_site.console.playground import views
+from inference_site.console.playground.views import playground_caller
 from inference_site.generations.models import Generation, Status
 from tests.responses_api.chains import Chain
 
@@ -143,7 +143,7 @@ def test_the_page_lists_the_models_that_the_key_may_use(monkeypatch: pytest.Monk
     others = dataclasses.replace(demo, id="of-others", projects=("other",))
     second = dataclasses.replace(demo, id="second")
     specs = catalogue.Catalogue([demo, second, others])
-    monkeypatch.setattr(page, "catalogue", lambda: specs)
+    monkeypatch.setattr(views, "catalogue", lambda: specs)
     key = key_of("alice")
     text = browser_of(key).get(PAGE).content.decode()
     assert '<option value="demo">' in text
@@ -162,8 +162,8 @@ def test_routes_are_shown_and_can_be_chosen(
     demo = catalogue.demo_specs()[0]
     route = Route("chat", (Target(demo, 2048, 80.0),), (Target(demo, 2048),), 10.0)
     specs = catalogue.Catalogue([demo], routes=[route])
-    monkeypatch.setattr(page, "catalogue", lambda: specs)
-    monkeypatch.setattr(fleet, "catalogue", lambda: specs)
+    monkeypatch.setattr(views, "catalogue", lambda: specs)
+    monkeypatch.setattr(fleet_page, "catalogue", lambda: specs)
     text = browser_of(key_of("alice")).get(PAGE).content.decode()
     assert '<option value="chat">chat (route)</option>' in text
     shown = staff("generations.view_generation").get("/admin/fleet/").content.decode()
@@ -178,7 +178,7 @@ def test_the_page_says_why_no_model_can_answer(
         raise redis.exceptions.ConnectionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(page, "workers", fail)
+        patch.setattr(views, "workers", fail)
         response = (browser := staff()).get(PAGE)
     assert response.status_code == 200
     assert "Redis is not reachable" in response.content.decode()

@@ -10,7 +10,7 @@ from django.test import Client
 
 from completions.models import StoredCompletion
 from inference_site.accounts.models import ApiKey
-from inference_site.console.playground import opening
+from inference_site.console.playground import views
 from inference_site.site_settings import current
 from inference_site.site_settings.models import SiteSettings
 from responses_api.models import Conversation, Item
@@ -87,7 +87,7 @@ def test_a_chat_completion_is_opened_as_items(
 def test_of_a_long_conversation_the_newest_items_are_opened(
     staff: Callable[..., Client], other_key: ApiKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "MOST_ITEMS", 2)
+    monkeypatch.setattr(views, "MAX_ITEMS", 2)
     project = other_key.project
     conversation = Conversation.objects.create(public_id="conv_1", project=project)
     for place, text in enumerate("abc"):

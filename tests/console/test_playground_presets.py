@@ -9,7 +9,7 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Permission
 from django.test import Client
 
-from inference_site.console.playground import presets
+from inference_site.console.playground import views
 from inference_site.console.playground.models import Preset
 
 ADDRESS = "/admin/playground/presets"
@@ -89,7 +89,7 @@ def test_a_bad_preset_is_refused_with_the_name_of_its_field(
 
 
 def test_a_user_has_a_bounded_number_of_presets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(presets, "MOST", 2)
+    monkeypatch.setattr(views, "MAX_PRESETS", 2)
     alice = browser_of("alice")
     for name in ("one", "two", "two"):
         assert save(alice, name=name).status_code == 200

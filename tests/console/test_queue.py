@@ -10,7 +10,7 @@ from django.contrib.admin.models import LogEntry
 from django.test import Client
 
 from inference_site.accounts.models import ApiKey
-from inference_site.console import queue
+from inference_site.console import queue_page
 from inference_site.generations.models import Generation, ServiceClass, Status
 from inference_site.streams.event_log import read_log
 from inference_site.streams.request_documents import save_document
@@ -74,7 +74,7 @@ def test_waiting_generations_are_listed_in_claim_order(
 def test_one_model_does_not_hide_the_others(
     admin: Client, api_key: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "_MAX_ROWS", 2)
+    monkeypatch.setattr(queue_page, "_MAX_ROWS", 2)
     many = [create_generation(api_key[0], model="a") for _ in range(3)]
     other = create_generation(api_key[0], model="b/c&d")
     text = admin.get(QUEUE).content.decode()

@@ -12,9 +12,8 @@ from django.utils import timezone
 
 from completions.models import StoredCompletion
 from inference_site.accounts.models import ApiKey
-from inference_site.console.request_log import rows
-from inference_site.console.request_log.choice import Choice
-from inference_site.console.request_log.rows import listed
+from inference_site.console import request_log_page
+from inference_site.console.request_log_page import LogFilters, log_page
 from inference_site.generations.models import Generation, Status
 from inference_site.request_log.models import Refusal, SavedFilter
 from responses_api.models import Item, StoredResponse
@@ -43,11 +42,11 @@ def failed(key: Key, seconds: float, code: str) -> Generation:
     return accepted(key, seconds, **ending)
 
 
-def pages(choice: Choice) -> list[list[Any]]:
+def pages(choice: LogFilters) -> list[list[Any]]:
     """Every page of a choice, one after the other."""
     found, before = [], choice.before
     while True:
-        page = listed(Choice(**{**_fields(choice), "before": before}))
+        page = log_page(LogFilters(**{**_fields(choice), "before": before}))
         found.append(list(page.shown))
         if page.older is None:
             return found
@@ -55,21 +54,21 @@ def pages(choice: Choice) -> list[list[Any]]:
         before = int(first), int(second)
 
 
-def _fields(choice: Choice) -> dict[str, Any]:
-    return {name: getattr(choice, name) for name in Choice.__dataclass_fields__}
+def _fields(choice: LogFilters) -> dict[str, Any]:
+    return {name: getattr(choice, name) for name in LogFilters.__dataclass_fields__}
 
 
 def test_both_tables_are_one_list_by_time_and_no_page_skips_or_repeats(
     api_key: Key, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(rows, "PAGE", 3)
-    monkeypatch.setattr(rows, "LOOKED_AT", 4)
+    monkeypatch.setattr(request_log_page, "PAGE_SIZE", 3)
+    monkeypatch.setattr(request_log_page, "MAX_ROWS_READ", 4)
     expected: list[Any] = []
     for seconds in range(40, 0, -1):
         # Runs of one kind that are longer than what a page looks at.
         is_accepted = seconds % 13 < 7
         expected.insert(0, accepted(api_key, seconds) if is_accepted else refused(seconds))
-    found = pages(Choice())
+    found = pages(LogFilters())
     assert [row for page in found for row in page] == expected
     assert all(len(page) == 3 for page in found[:-1])
 
@@ -80,7 +79,7 @@ def test_what_is_cut_short_goes_on_where_it_stopped(api_key: Key, monkeypatch: A
         refused(seconds, model="rare" if seconds in (50, 30) else "")
     monkeypatch.setattr("inference_site.admin_pages.keyset._FIRST_WINDOW", 4)
     monkeypatch.setattr("inference_site.admin_pages.keyset._TIME_LIMIT_S", 0)
-    found = pages(Choice(model="rare"))
+    found = pages(LogFilters(model="rare"))
     assert len(found) > 3
     ages = [round((NOW - row.created_at).total_seconds()) for page in found for row in page]
     assert ages == [5, 30, 50, 55]
@@ -94,7 +93,7 @@ def test_filters_are_of_both_tables(api_key: Key) -> None:
     refused(6, status=401, error_code="invalid_api_key", request_id="req_1")
 
     def found(**chosen: Any) -> list[str]:
-        return [row.error_code for row in listed(Choice(**chosen)).shown]
+        return [row.error_code for row in log_page(LogFilters(**chosen)).shown]
 
     assert found(key=api_key[0].pk) == ["rate_limit_exceeded", "", "model_error"]
     assert found(status="refused") == ["invalid_api_key", "rate_limit_exceeded"]

@@ -22,13 +22,7 @@ from inference_site.catalogue.engines.registry import ENGINES
 from inference_site.catalogue.entry import Entry
 from inference_site.catalogue.models_file import read_models_file
 from inference_site.catalogue.operator_settings import BadKey
-from inference_site.console.model_pages.entry_fields import (
-    HIDDEN,
-    changes,
-    entry_of,
-    form_values,
-    hidden,
-)
+from inference_site.console.forms import HIDDEN, entry_changes, entry_of, form_values, hide_secrets
 from inference_site.doctor.finding import Level
 from inference_site.doctor.fleet import check_models
 from inference_site.domain.addresses import AllowedAddresses
@@ -217,11 +211,11 @@ def test_the_form_gives_back_the_entry_and_shows_no_secret() -> None:
 
 def test_the_audit_log_has_old_and_new_values_and_no_secret() -> None:
     after = {**ENTRY, "slots": 5, "api_key": "sk-other", "price": {"input": 2.0}}
-    told = changes(ENTRY, after)
+    told = entry_changes(ENTRY, after)
     assert "slots: 3 → 5" in told
     assert "api_key changed" in told
     assert "sk-" not in told
-    assert hidden(ENTRY)["headers"] == {"X-Team": HIDDEN}
+    assert hide_secrets(ENTRY)["headers"] == {"X-Team": HIDDEN}
 
 
 @pytest.mark.parametrize(

@@ -17,19 +17,24 @@ from inference_site.accounts.models import ApiKey
 from inference_site.gateway import access
 from inference_site.gateway.access import Access
 from inference_site.request_log.models import Refusal
-from inference_site.request_log.refusals import Refusals, Refused, refusals
-from inference_site.request_log.writer import Writer, log_counted
+from inference_site.request_log.refusals import (
+    RefusalBuffer,
+    RefusalWriter,
+    RefusedRequest,
+    log_counted,
+    refusals,
+)
 from inference_site.usage.pruning import prune
 
 Key = tuple[ApiKey, str]
 
 
-def refused(**fields: Any) -> Refused:
-    return Refused(**{"status": 401, "error_code": "invalid_api_key", **fields})
+def refused(**fields: Any) -> RefusedRequest:
+    return RefusedRequest(**{"status": 401, "error_code": "invalid_api_key", **fields})
 
 
 def test_each_of_a_few_is_kept() -> None:
-    source = Refusals()
+    source = RefusalBuffer()
     for number in range(20):
         source.add(refused(path=f"/v1/{number}"))
     taken = source.take()
@@ -39,7 +44,7 @@ def test_each_of_a_few_is_kept() -> None:
 
 
 def test_what_comes_past_a_rate_is_counted_and_takes_no_memory() -> None:
-    source = Refusals()
+    source = RefusalBuffer()
     for number in range(100_000):
         source.add(refused(digest=digest_of(str(number)), path=f"/v1/{number}"))
     taken = source.take()
@@ -49,7 +54,7 @@ def test_what_comes_past_a_rate_is_counted_and_takes_no_memory() -> None:
 
 
 def test_a_flood_hides_nobody_elses_requests() -> None:
-    source = Refusals()
+    source = RefusalBuffer()
     for _ in range(10_000):
         source.add(refused())
     source.add(refused(status=403, api_key_id=7))
@@ -57,7 +62,7 @@ def test_a_flood_hides_nobody_elses_requests() -> None:
 
 
 def test_any_number_of_kinds_is_bounded_and_none_is_lost() -> None:
-    source = Refusals()
+    source = RefusalBuffer()
     for key in range(5_000):
         source.add(refused(api_key_id=key))
     taken = source.take()
@@ -70,7 +75,7 @@ def test_of_a_flood_of_503_the_log_has_some_and_a_number(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, status: int, lines: int
 ) -> None:
     scope = {"type": "http", "method": "POST", "path": "/v1/models", "headers": []}
-    source = Refusals()
+    source = RefusalBuffer()
     monkeypatch.setattr(access, "refusals", source)
     with caplog.at_level(logging.INFO):
         for _ in range(100):
@@ -114,10 +119,10 @@ def test_a_request_waits_less_than_a_fifth_of_a_millisecond() -> None:
 def test_a_key_that_was_revoked_is_named_and_an_unknown_one_is_not(api_key: Key) -> None:
     key, secret = api_key
     revoke_key(key)
-    source = Refusals()
+    source = RefusalBuffer()
     source.add(refused(digest=digest_of(secret)))
     source.add(refused(digest=digest_of("sk-nobody's")))
-    assert Writer(source).write()
+    assert RefusalWriter(source).write()
     known, unknown = Refusal.objects.order_by("pk")
     assert (known.api_key_id, known.project_id) == (key.pk, key.project_id)
     assert (unknown.api_key_id, unknown.project_id) == (None, None)
@@ -125,8 +130,8 @@ def test_a_key_that_was_revoked_is_named_and_an_unknown_one_is_not(api_key: Key)
 
 @pytest.mark.django_db(transaction=True)
 def test_what_cannot_be_stored_is_held_up_to_a_bound_and_stored_later() -> None:
-    source = Refusals()
-    writer = Writer(source)
+    source = RefusalBuffer()
+    writer = RefusalWriter(source)
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE request_log_refusal RENAME TO elsewhere")
     try:

@@ -1,1 +1,1 @@
-"""The playground: a page on which staff try the models, and what it keeps for them."""
+"""The playground: a page on which staff try the models, and the presets that it saves."""

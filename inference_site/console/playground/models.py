@@ -1,4 +1,4 @@
-"""Preset: a text that a user of the playground has given a name."""
+"""Presets: texts that users of the playground have saved under a name."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from django.db import models
 LONGEST_NAME, LONGEST_CONTENT = 60, 50_000
 
 
-class Kind(models.TextChoices):
-    """The field of the page that a preset is for."""
+class PresetKind(models.TextChoices):
+    """The field of the page that a preset fills."""
 
     INSTRUCTIONS = "instructions", "system prompt"
     TOOLS = "tools", "tools"  # A JSON list of tools.
@@ -19,13 +19,13 @@ class Kind(models.TextChoices):
 class Preset(models.Model):
     """A system prompt, a list of tools or a JSON schema.
 
-    It belongs to the user who has saved it. One that is shared is offered to all staff.
+    It belongs to the user who has saved it; a shared preset is offered to all staff.
     """
 
     user = models.ForeignKey(
         settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="playground_presets"
     )
-    kind = models.CharField(max_length=16, choices=Kind.choices)
+    kind = models.CharField(max_length=16, choices=PresetKind.choices)
     name = models.CharField(max_length=LONGEST_NAME)
     content = models.TextField(max_length=LONGEST_CONTENT)
     is_shared = models.BooleanField(default=False, db_default=False)

@@ -1,1 +1,1 @@
-"""Tags of the templates that the console puts on pages of other apps."""
+"""Template tags of the console."""

@@ -15,7 +15,7 @@ from inference_site.gateway.daphne_server import run_server
 from inference_site.model_store.watching import watch_models
 from inference_site.open_files import raise_open_file_limit
 from inference_site.process_lifecycle import end_within
-from inference_site.request_log.writer import writer
+from inference_site.request_log.refusals import refusal_writer
 from inference_site.status import metrics
 from inference_site.storage.migrated import add_wait, wait_if_asked
 from inference_site.storage.pooled_connection import limit_statements
@@ -56,11 +56,11 @@ class Command(BaseCommand):
             if (gate := options["wait_for_fd"]) is not None:
                 os.read(gate, 1)
             watch_models()
-            writer.start()
+            refusal_writer.start()
 
         run_server(host, port, fd, wait)
         end_within(_ENDS_S, status=0)
-        writer.stop()
+        refusal_writer.stop()
 
 
 def _require_settings() -> None:

@@ -1,4 +1,4 @@
-"""How Django shows dates and times: as the console's own pages do, with the zone."""
+"""Formats of dates and times on every page: ISO, with the zone."""
 
 DATE_FORMAT = SHORT_DATE_FORMAT = "Y-m-d"
 TIME_FORMAT = "H:i:s"

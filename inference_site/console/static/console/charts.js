@@ -1,4 +1,4 @@
-// Shows the values under the pointer in a chart, as its table has them.
+// Shows the values of the chart's table for the bucket under the pointer.
 const LEFT = 84;
 const WIDTH = 720;
 

@@ -1,5 +1,5 @@
-// What the theme lacks for keyboards and screen readers: a main landmark, and menu buttons that can
-// be reached and have a name.
+// Adds what keyboards and screen readers need and the theme lacks: a main landmark, and menu buttons
+// that can be focused and have a name.
 addEventListener("DOMContentLoaded", () => {
   const main = document.getElementById("main") ?? document.getElementById("page");
   (main ?? document.querySelector("body > div"))?.setAttribute("role", "main");
@@ -8,7 +8,7 @@ addEventListener("DOMContentLoaded", () => {
       header.insertAdjacentHTML("beforeend", '<span class="sr">Actions</span>');
     }
   }
-  // What a list edits in its rows is named by its column and its row.
+  // Name each field that can be edited in a list by its column and its row.
   for (const input of document.querySelectorAll("#result_list tbody td input[type=checkbox]:not([aria-label])")) {
     const cell = input.closest("td");
     const column = cell.closest("table").tHead.rows[0].cells[cell.cellIndex];
@@ -30,10 +30,10 @@ addEventListener("DOMContentLoaded", () => {
   }
 });
 addEventListener("load", () => {
-  // Each has the same name as it comes.
+  // The theme gives all of them the same name.
   const regions = document.querySelectorAll(".simplebar-content-wrapper[role=region]");
   regions.forEach((region, index) => region.setAttribute("aria-label", `Scrollable part ${index + 1}`));
-  // Django's boxes of two lists make these when the page has been loaded, too.
+  // Django's double list boxes add these icons after the load event.
   setTimeout(() => {
     for (const icon of document.querySelectorAll(".selector .help-tooltip[aria-label]")) {
       icon.setAttribute("role", "img");

@@ -1,7 +1,7 @@
-// Reloads the live part of a page every 3 s, or as its data-every-s says, and tells how old it is. It
-// pauses while the page is hidden, after its button Pause, and while the pointer or the focus is in
-// that part: rows must not move under either. In a part with data-steady nothing moves. Elements with
-// data-live are reloaded with it.
+// Reloads the live part of a page every 3 s, or every data-every-s seconds, and shows how old it is.
+// Reloading pauses while the page is hidden, after a click on Pause, and while the pointer or the focus
+// is in that part, so that rows do not move under them; a part with data-steady has no rows that move.
+// Elements with data-live are reloaded with it.
 const live = document.getElementById("live");
 const EVERY_MS = 1000 * (live.dataset.everyS ?? 3);
 const POINTS = "steady" in live.dataset ? "focus is" : "pointer or the focus is";

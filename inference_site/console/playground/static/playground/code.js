@@ -1,4 +1,4 @@
-// The playground's request as curl and as Python. Of an image only the beginning is shown.
+// The playground's request as curl and as Python, with images shortened.
 
 function shortened(key, value) {
   const isImage = typeof value === "string" && value.startsWith("data:image/");

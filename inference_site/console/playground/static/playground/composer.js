@@ -1,4 +1,4 @@
-// What is being written: the message, its images, and results of the calls in the last answers.
+// The message that is being written, its images, and results of the calls in the last answers.
 import { $, made } from "./dom.js";
 import { Images, TYPES } from "./images.js";
 import { message } from "./talk.js";
@@ -8,7 +8,7 @@ const CALL = /^(function|custom_tool)_call$/;
 export class Composer {
   #field = $("message");
   #results = $("results");
-  // Not part of the page, whose theme has a listener of its own for each file field.
+  // Not in the document: the theme adds a listener of its own to each file field there.
   #files = made("input", "", "", { type: "file", accept: TYPES.join(), multiple: "" });
 
   constructor(mostImageBytes, changed) {
@@ -29,7 +29,7 @@ export class Composer {
     this.images.add(files);
   }
 
-  /** What is kept of it while it is not sent. */
+  /** The parts that are stored while the message is not sent. */
   get draft() {
     return { text: this.#field.value, images: this.images.urls };
   }
@@ -43,7 +43,7 @@ export class Composer {
     this.#field.focus();
   }
 
-  /** Return the turn that is being written, which is not part of the conversation yet. */
+  /** Return the turn that is being written; the conversation does not have it yet. */
   turn(parent) {
     const { text, images } = this.draft;
     const input = text.trim() || images.length ? [message(text, images)] : [];

@@ -1,4 +1,4 @@
-// Elements, and what the page says of itself. Texts are set as text: nothing of a model is HTML.
+// Elements and messages of the page. Texts are set as text: no output of a model becomes HTML.
 import { copy } from "../responses_api/stream.js";
 
 export const $ = (id) => document.getElementById(id);
@@ -21,12 +21,12 @@ export function complain(text) {
   $("complaint").textContent = text;
 }
 
-/** Say what was done, also to a screen reader. */
+/** Show a message; a screen reader reads it, too. */
 export function say(text) {
   $("note").textContent = text;
 }
 
-/** Copy a text, and say on the button that it was copied. */
+/** Copy a text, and show on the button that it was copied. */
 export async function copyFrom(element, text) {
   const label = (element.dataset.label ??= element.textContent);
   try {
@@ -40,13 +40,13 @@ export async function copyFrom(element, text) {
   element.reset = setTimeout(() => { element.textContent = label; }, 2000);
 }
 
-/** Headers of a request that changes something. */
+/** Headers of a request with a body, with the CSRF token. */
 export function headers() {
   const token = document.querySelector("#settings [name=csrfmiddlewaretoken]").value;
   return { "content-type": "application/json", "x-csrftoken": token };
 }
 
-/** Return the error of an answer as the API tells it. */
+/** Return the error object of an API answer. */
 export async function faultOf(answer) {
   const requestId = answer.headers.get("x-request-id");
   try {
@@ -57,7 +57,7 @@ export async function faultOf(answer) {
   }
 }
 
-/** Return the JSON of an answer; throw an Error with what the API says. */
+/** Return the JSON of an answer; throw an Error with the API's message. */
 export async function asked(address, options = {}) {
   const answer = await fetch(address, options);
   if (answer.ok) return answer.json();

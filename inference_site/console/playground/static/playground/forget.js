@@ -1,3 +1,3 @@
-// On the page after logging out: this browser keeps none of the playground's conversations.
+// Runs on the page after logging out: deletes the playground's conversations from this browser.
 indexedDB.deleteDatabase("playground");
 for (const name of ["playground:shown", "playground:left"]) sessionStorage.removeItem(name);

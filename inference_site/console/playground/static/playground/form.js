@@ -1,4 +1,4 @@
-// The form of the settings: its fields as they are kept, as a request, and from a stored request.
+// The form of the settings: converts its fields to stored values, to a request, and from a request.
 
 const NUMBERS = [
   "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed",
@@ -22,7 +22,7 @@ export function valuesOf(form) {
   return Object.fromEntries(FIELDS.map((name) => [name, form.elements[name].value]));
 }
 
-/** Set the fields; a model that there is not any more leaves the first. */
+/** Set the fields; instead of a model that no longer exists, the first one stays selected. */
 export function fill(form, values) {
   for (const name of FIELDS) {
     const field = form.elements[name];
@@ -52,7 +52,7 @@ export function settingsOf(form) {
   return { ...body, ...extra };
 }
 
-/** Return the values of the form for a request; what has no field of its own is another parameter. */
+/** Return the values of the form for a request; parameters without a field go to "extra". */
 export function valuesFrom(request) {
   const { model = "", instructions, reasoning, tools, text, ...rest } = request;
   const values = { model };

@@ -1,4 +1,4 @@
-// The images of the next message: chosen, pasted or dropped, and sent as they are.
+// The images of the next message: chosen, pasted or dropped, and sent unchanged.
 import { button, complain, made } from "./dom.js";
 
 export const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
@@ -30,7 +30,7 @@ export class Images {
     this.#list.replaceChildren(...urls.map((url, place) => this.#shown(url, place)));
   }
 
-  /** Add files, as far as they are images within the limits; say which are not. */
+  /** Add the files that are images within the limits; show a message about the others. */
   async add(files) {
     const urls = [...this.urls];
     let bytes = urls.reduce((sum, url) => sum + url.length * 0.75, 0);

@@ -1,9 +1,9 @@
-// Keeps the conversation that is shown, and lists those that this browser has.
+// Saves the conversation that is shown, and lists the conversations that this browser stores.
 import { $, made, say } from "./dom.js";
 import * as store from "./store.js";
 import { newTalk } from "./talk.js";
 
-// Of this tab: the conversation that a reload shows, and what was changed as the page was left.
+// In the session storage of this tab: the conversation to show after a reload, and unsaved changes.
 const SHOWN = "playground:shown";
 const LEFT = "playground:left";
 const DELAY_MS = 300;
@@ -15,21 +15,21 @@ export class Keeper {
   #later = 0;
   #unsaved = 0;
 
-  /** ``current`` returns the conversation with what is being written. */
+  /** ``current`` returns the conversation with the message that is being written. */
   constructor(user, current) {
     this.#user = user;
     this.#current = current;
     addEventListener("pagehide", () => { if (this.#later || this.#unsaved) this.#leave(); });
   }
 
-  /** Note what has changed where it takes no time: a page that is left waits for no database. */
+  /** Write the changes to the session storage: a page that closes does not wait for IndexedDB. */
   #leave() {
     const { id, settings, draft } = this.#current();
     const left = { user: this.#user, id, settings, text: draft.text };
     sessionStorage.setItem(LEFT, JSON.stringify(left));
   }
 
-  /** Save it soon: it changes with every key. */
+  /** Save the conversation soon, not at every key stroke. */
   keepLater() {
     clearTimeout(this.#later);
     this.#later = setTimeout(() => this.keep(), DELAY_MS);
@@ -39,7 +39,7 @@ export class Keeper {
   keep(talk = this.#current()) {
     clearTimeout(this.#later);
     this.#later = 0;
-    this.#unsaved += 1; // A save that is under way ends with the page.
+    this.#unsaved += 1; // A save that is running ends when the page closes.
     this.#saving = this.#saving
       .then(() => store.save(this.#user, talk))
       .then(() => { if (talk === this.#current()) sessionStorage.setItem(SHOWN, talk.id); })
@@ -48,7 +48,7 @@ export class Keeper {
     return this.#saving;
   }
 
-  /** Return the conversation that this tab has shown, else the newest; undefined if there is none. */
+  /** Return the conversation that this tab showed last, or the newest; undefined if there is none. */
   async last() {
     const known = await store.titles(this.#user);
     const left = JSON.parse(sessionStorage.getItem(LEFT) ?? "null");
@@ -69,7 +69,7 @@ export class Keeper {
   async forget(id) {
     clearTimeout(this.#later);
     await this.#saving;
-    await store.remove(this.#user, id).catch(() => {}); // Then it was not kept either.
+    await store.remove(this.#user, id).catch(() => {}); // An error means that it was not stored either.
     sessionStorage.removeItem(SHOWN);
   }
 

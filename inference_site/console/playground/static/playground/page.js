@@ -1,4 +1,4 @@
-// The page of the playground: sends the form to the models, and shows and keeps the conversation.
+// The page of the playground: sends the form to the models, and shows and stores the conversation.
 import { asCurl, asPython } from "./code.js";
 import { Composer, isEmpty } from "./composer.js";
 import { $, asked, complain, copyFrom, say } from "./dom.js";
@@ -23,7 +23,7 @@ function current() {
   return talk;
 }
 
-/** Return the requests of a turn, one for each model; null, after a word, if the form is invalid. */
+/** Return the requests of a turn, one for each model; null and a message if the form is invalid. */
 function requestsOf(turn) {
   try {
     const settings = settingsOf(form);
@@ -77,7 +77,7 @@ function draw() {
   return elements.at(-1);
 }
 
-/** Show what can be done now. */
+/** Update the buttons, the fields for results and the code after a change of the conversation. */
 function settle() {
   const isRunning = runs.length > 0;
   $("stop").hidden = !isRunning;
@@ -88,7 +88,7 @@ function settle() {
   showCode();
 }
 
-/** Show what the server has of an answer that was running when the page was left. */
+/** Fetch an answer that was running when the user left the page. */
 async function recoverInto(view, answer) {
   const own = talk;
   if (answer.id) await recover(answer).catch((fault) => { answer.error = { message: fault.message }; });
@@ -145,11 +145,11 @@ function show(turn) {
   keeper.keep();
 }
 
-/** Leave the conversation for another one. One in which nothing was written is not kept. */
+/** Switch to another conversation. The present one is not stored if it is empty. */
 async function goTo(next) {
   const left = current();
   const { id, leaf, draft } = left;
-  open(next); // Before anything is saved: what is typed from now on is for this one.
+  open(next); // Before the save: what is typed from now on belongs to this one.
   await (leaf || draft.text || draft.images.length ? keeper.keep(left) : keeper.forget(id));
   await keeper.keep();
   await keeper.list();

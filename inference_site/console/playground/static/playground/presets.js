@@ -1,9 +1,9 @@
-// Presets: system prompts, tools and JSON schemas that the server keeps.
+// Presets: system prompts, tools and JSON schemas that the server stores.
 import { $, asked, button, complain, headers, made, say } from "./dom.js";
 
 const ADDRESS = "/admin/playground/presets";
 
-/** The presets of one field: choose, save and delete. */
+/** The presets of one field: lets the user choose, save and delete them. */
 class Presets {
   #all = [];
 

@@ -1,4 +1,4 @@
-// One request: sends it, shows the answer as it streams, stops it, and asks what it took.
+// One request: sends it, shows the answer as it streams, stops it, and fetches its times and cost.
 import { events } from "../responses_api/stream.js";
 import { asked, faultOf, headers } from "./dom.js";
 
@@ -16,13 +16,13 @@ export class Run {
   #connection = new AbortController();
   #isStopped = false;
 
-  /** ``begun`` is called once the response has an id. */
+  /** ``begun`` is called when the response has an id. */
   constructor(answer, begun) {
     this.#answer = answer;
     this.#begun = begun;
   }
 
-  /** Send the request and show what comes; fill the answer, whatever becomes of it. */
+  /** Send the request and show its events; fill the answer, also after an error. */
   async send(body, view) {
     this.#view = view;
     const answer = this.#answer;
@@ -66,19 +66,19 @@ export class Run {
     if (this.#isStopped) this.#askToStop();
   }
 
-  /** Ask the server how it ended: it knows the times and the cost. */
+  /** Fetch the ended response with its times and its cost. */
   async #finish() {
     try {
       await recover(this.#answer);
     } catch {
-      // What has come is shown without them. How it ended is asked again when the page is.
+      // The output is shown without them; the page fetches them again when it is opened.
     }
     if (!OPEN.includes(this.#answer.status)) return;
     if (!this.#answer.isKept) this.#answer.status = "failed";
     this.#answer.error ??= { message: "The answer was cut off." };
   }
 
-  /** Stop it. While it has no id, leaving the connection takes it out of the queue. */
+  /** Stop the run. While it has no id, closing the connection cancels it. */
   stop() {
     if (this.#isStopped) return;
     this.#isStopped = true;
@@ -105,7 +105,7 @@ function take(answer, response) {
   if (response.error) answer.error = { message: response.error.message, code: response.error.code };
 }
 
-/** Fill an answer from what the server keeps of it, once it has ended there. */
+/** Fill an answer from the response that the server stores, if it has ended. */
 export async function recover(answer) {
   if (!answer.isKept) return;
   for (let poll = 0; poll < MOST_POLLS; poll += 1) {
@@ -116,7 +116,7 @@ export async function recover(answer) {
       const { error } = answer;
       answer.error = null;
       take(answer, response);
-      if (error?.code) answer.error = error; // Of the server; others are of the connection.
+      if (error?.code) answer.error = error; // An error of the server; one without a code is of the connection.
       answer.run = run;
       return;
     }
@@ -124,7 +124,7 @@ export async function recover(answer) {
   }
 }
 
-/** Whether it has not ended, as far as this page knows. */
+/** Return whether this page has not seen the end of the answer. */
 export function isOpen(answer) {
   return !answer.status || OPEN.includes(answer.status);
 }

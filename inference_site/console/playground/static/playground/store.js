@@ -1,5 +1,5 @@
-// Conversations in this browser's IndexedDB, those of one user only. They are bounded: the oldest
-// go first, and of one that is too large the images of its oldest turns, then those turns.
+// Conversations of one user in the browser's IndexedDB. Above a limit, the oldest conversations are
+// deleted. A conversation that is too large loses the images of its oldest turns, then these turns.
 import { newId, titleOf } from "./talk.js";
 
 const MOST_TALKS = 30;
@@ -13,7 +13,7 @@ function done(request) {
   });
 }
 
-/** Run an act on both stores in one transaction. It may wait for nothing but their requests. */
+/** Run a function on both stores in one transaction. It may await only requests of the stores. */
 async function within(mode, act) {
   const opening = indexedDB.open("playground", 1);
   opening.onupgradeneeded = () => {
@@ -35,7 +35,7 @@ async function within(mode, act) {
   }
 }
 
-/** Return the titles of this user's conversations, newest first; delete what others have left. */
+/** Return the titles of this user's conversations, newest first; delete those of other users. */
 export async function titles(user) {
   return within("readwrite", async (talks, known) => {
     for (const key of await done(known.getAllKeys())) {
@@ -56,7 +56,7 @@ export async function remove(user, id) {
   });
 }
 
-/** Save a conversation. If another tab has changed it meanwhile, it becomes one of its own. */
+/** Save a conversation; save it as a new one if another tab has changed it since it was read. */
 export async function save(user, talk) {
   const kept = structuredClone(talk);
   const chars = fit(kept);
@@ -77,7 +77,7 @@ export async function save(user, talk) {
   });
 }
 
-/** Shorten a conversation to what is kept; return its length in characters. */
+/** Shorten a conversation to the limit; return its length in characters. */
 function fit(talk) {
   const sizes = new Map(Object.values(talk.turns).map((turn) => [turn, JSON.stringify(turn).length]));
   let sum = JSON.stringify(talk.draft).length + [...sizes.values()].reduce((a, b) => a + b, 0);

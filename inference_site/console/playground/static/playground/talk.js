@@ -12,7 +12,7 @@ export function newTalk(settings) {
   return { id: newId(), version: "", settings, draft: { text: "", images: [] }, turns: {}, leaf: null };
 }
 
-/** An answer before anything has come. Without an ``id`` the API keeps nothing that can be continued. */
+/** An answer before its first event. Without an ``id`` the API has no response to continue. */
 export function newAnswer(model) {
   return { model, id: null, isKept: false, status: "", output: [], usage: null, run: null, error: null, ignored: "" };
 }
@@ -60,9 +60,9 @@ function sentOf(turn, column) {
 }
 
 /**
- * Return what a turn asks the model of a column: its input, and the response that it builds on.
- * Answers that the API does not keep for this user are sent along as items. A model that was not
- * asked before continues the answers of the first.
+ * Return the input of a turn for the model of a column, and the id of the previous response. Answers
+ * that the API does not store for this user are sent as items. A model that has no earlier answer
+ * continues the answers of the first model.
  */
 export function given(talk, turn, column) {
   const before = pathTo(talk, turn.parent).reverse();
@@ -91,7 +91,7 @@ function isMade(item) {
   return item.role === "assistant" || ["reasoning", "function_call", "custom_tool_call"].includes(item.type);
 }
 
-/** Add the items of a stored conversation: what the model made is the answer to what came before. */
+/** Add the items of a stored conversation: each output of the model answers the input before it. */
 export function addItems(talk, items, model) {
   let turn = null;
   for (const item of items) {
@@ -107,7 +107,7 @@ export function titleOf(talk) {
   for (const turn of Object.values(talk.turns)) {
     const said = turn.input.find((item) => item.role === "user");
     const content = said?.content ?? [];
-    // What stands for an image comes after the text.
+    // The placeholder of an image comes after the text.
     const first = typeof content === "string" ? content : content.find((part) => part.text)?.text;
     const text = first?.replace(/\s+/g, " ").trim();
     if (text) return text.slice(0, 60);

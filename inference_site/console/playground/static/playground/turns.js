@@ -1,10 +1,10 @@
-// Turns as they are shown: what was sent, and the answers side by side.
+// The elements of turns: the message that was sent, and the answers side by side.
 import { AnswerView } from "../responses_api/stream.js";
 import { button, copyFrom, made } from "./dom.js";
 import { isOpen } from "./run.js";
 import { branches, textOf } from "./talk.js";
 
-/** Return the element of a turn. ``act`` has what its buttons do: edit, again and show. */
+/** Return the element of a turn. ``act`` has the functions of its buttons: edit, again and show. */
 export function drawTurn(talk, turn, act) {
   const element = made("article", "turn");
   const sent = made("div", "sent");
@@ -50,7 +50,7 @@ function barOf(talk, turn, sent, act) {
   return bar;
 }
 
-/** Put a field in the place of the message; what is sent from it begins a branch. */
+/** Replace the message by a field; a message sent from it starts a branch. */
 function edit(turn, said, sent, bar, act) {
   const form = made("form", "edit");
   const field = made("textarea", "", "", { "aria-label": "Edited message", rows: 4 });
@@ -70,7 +70,7 @@ function edit(turn, said, sent, bar, act) {
   field.focus();
 }
 
-/** Show one answer; return the view that its events go to. */
+/** Show one answer; return the view that shows its events. */
 function drawAnswer(answers, answer) {
   const element = made("div", "answer", "", { role: "group", "aria-label": `Answer of ${answer.model}` });
   if (answer.model) element.append(made("h2", "answer-model", answer.model));
@@ -83,7 +83,7 @@ function drawAnswer(answers, answer) {
   return view;
 }
 
-/** Show an answer that has ended: its output, unless that has come live, and what it took. */
+/** Show an ended answer: its output, unless its events were shown, and its times and cost. */
 export function showEnd(view, answer, isLive = false) {
   if (!isLive) showOutput(view, answer);
   if (answer.error) view.fail(told(answer.error));

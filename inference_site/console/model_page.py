@@ -1,4 +1,4 @@
-"""The page of one model: what it is, where it runs, how fast it is, and what has failed."""
+"""The page of one model: its settings, its workers, its usage, its server logs and its errors."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from django.conf import settings
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest
 from django.urls import reverse
-from django.utils import timezone
 
 from inference_site.admin_pages.labels import money, size
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.catalogue.file_facts import FileFacts, file_facts
 from inference_site.catalogue.model_labels import NO_PRICE, is_priced
-from inference_site.console.usage_page.tiles import LATEST, Tile, latest_errors, tiles_over
+from inference_site.console.tiles import LATEST, Tile, latest_errors, recent_tiles
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import fleet
 from inference_site.fleet.leases import LiveWorker, ModelReport
@@ -28,30 +27,31 @@ from inference_site.fleet.server_logs import lines_of
 from inference_site.generations.models import Generation
 from inference_site.model_store.models import StoredModel
 from inference_site.usage.models import Period
-from inference_site.usage.queries import PERIOD_LENGTH, Span, floor
 
 VIEW, USAGE = "generations.view_generation", "usage.view_usagerollup"
 CHANGE = "generations.change_generation"
-_DAY = dt.timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A worker that has the model."""
+class Replica:
+    """The model on one worker, as the worker reports it."""
 
     worker: LiveWorker
     report: ModelReport
     since: dt.datetime
 
     @property
-    def told(self) -> list[tuple[str, str]]:
-        """What its server tells of itself: names and values."""
-        telemetry = self.report.telemetry
-        return [(name.replace("_", " "), f"{value:,.4g}") for name, value in telemetry.items()]
+    def telemetry(self) -> list[tuple[str, str]]:
+        """Names and values that the model's server reports."""
+        values = self.report.telemetry
+        return [(name.replace("_", " "), f"{value:,.4g}") for name, value in values.items()]
 
 
 def model_context(request: HttpRequest, model: str) -> dict[str, Any]:
-    """Return the template context of the page. Raise PermissionDenied, or Http404."""
+    """Return the template context of the page.
+
+    Raise PermissionDenied if the user may not view it, Http404 if there is no such model.
+    """
     if not request.user.has_perm(VIEW):
         raise PermissionDenied
     spec = catalogue().models.get(model)
@@ -62,42 +62,42 @@ def model_context(request: HttpRequest, model: str) -> dict[str, Any]:
         state = fleet.status_among(live, model).value
     except redis.exceptions.RedisError:
         live, is_unreachable, state = [], True, "unknown"
-    places = _places(model, live)
+    replicas = [
+        Replica(worker, report, dt.datetime.fromtimestamp(report.since, dt.UTC))
+        for worker in live
+        if (report := worker.model(model)) is not None
+    ]
+    logs: list[tuple[str, list[str]]] = []
+    if request.user.has_perm(CHANGE):
+        logs = [(replica.worker.id, lines_of(replica.worker.id, model)) for replica in replicas]
+    tiles: list[Tile] = []
+    if request.user.has_perm(USAGE):
+        tiles = recent_tiles(Period.HOUR, dt.timedelta(days=1), models=[model])
     return {
         "title": f"Model {model}",
         "spec": spec,
         "state": state,
         "is_unreachable": is_unreachable,
-        "details": _details(spec, places),
-        "places": places,
-        "logs": _logs(model, places) if request.user.has_perm(CHANGE) else [],
-        "tiles": _tiles(model) if request.user.has_perm(USAGE) else [],
+        "details": _details(spec, [replica.report for replica in replicas]),
+        "replicas": replicas,
+        "logs": [(worker, lines) for worker, lines in logs if lines],
+        "tiles": tiles,
         "errors": latest_errors(Generation.objects.filter(model=model)),
         "latest": f"{LATEST:,}",
         "edit": _edit_address(request, model),
     }
 
 
-def _places(model: str, live: list[LiveWorker]) -> list[Place]:
-    having = ((worker, worker.model(model)) for worker in live)
-    return [
-        Place(worker, report, dt.datetime.fromtimestamp(report.since, dt.UTC))
-        for worker, report in having
-        if report is not None
-    ]
-
-
-def _logs(model: str, places: list[Place]) -> list[tuple[str, list[str]]]:
-    """Return the workers whose servers have written something, each with the last lines of it."""
-    told = ((place.worker.id, lines_of(place.worker.id, model)) for place in places)
-    return [(worker, lines) for worker, lines in told if lines]
-
-
-def _details(spec: ModelSpec, places: list[Place]) -> list[tuple[str, str]]:
-    """Return names and values, as a worker tells them; without one, as this host's file says."""
-    report = next((place.report for place in places if place.report.size_bytes), None)
+def _details(spec: ModelSpec, reports: list[ModelReport]) -> list[tuple[str, str]]:
+    """Return names and values: from a worker's report, or else from the file on this host."""
+    report = next((one for one in reports if one.size_bytes), None)
     facts = file_facts(spec) if report is None else _facts_of(report)
-    library = next((place.report.library for place in places if place.report.library), "")
+    library = next((one.library for one in reports if one.library), "")
+    reported = next((one.capabilities for one in reports if one.capabilities), None)
+    capabilities = model_capabilities(spec) if reported is None else reported
+    trained, parts = facts.get("trained_context", 0), facts.get("memory_parts")
+    context = f"{fleet.context_among(spec, reports):,} tokens in each slot"
+    memory = size(facts.get("memory_bytes", 0))
     return [
         ("Source", _source(spec)),
         ("Engine", f"{spec.engine} ({library})" if library else spec.engine),
@@ -105,13 +105,13 @@ def _details(spec: ModelSpec, places: list[Place]) -> list[tuple[str, str]]:
         ("Size", size(facts.get("size_bytes", 0))),
         ("Architecture", facts.get("architecture") or "—"),
         ("Quantisation", facts.get("quantisation") or "—"),
-        ("Context", _context(spec, places, facts)),
+        ("Context", f"{context}; trained with {trained:,}" if trained else context),
         ("Slots", f"{spec.slots} in each worker"),
-        ("Memory needed (about)", _memory(facts)),
+        ("Memory needed (about)", f"{memory}: {parts}" if parts else memory),
         ("Price", _price(spec)),
         ("Aliases", ", ".join(spec.aliases) or "—"),
         ("Projects", ", ".join(spec.projects) or "all"),
-        ("Capabilities", ", ".join(sorted(_capabilities(spec, places))) or "—"),
+        ("Capabilities", ", ".join(sorted(capabilities)) or "—"),
     ]
 
 
@@ -126,11 +126,6 @@ def _facts_of(report: ModelReport) -> FileFacts:
     }
 
 
-def _memory(facts: FileFacts) -> str:
-    parts = facts.get("memory_parts")
-    return size(facts.get("memory_bytes", 0)) + (f": {parts}" if parts else "")
-
-
 def _source(spec: ModelSpec) -> str:
     known = catalogue()
     if known.is_stored(spec.id):
@@ -140,36 +135,16 @@ def _source(spec: ModelSpec) -> str:
     return "a file in MODELS_DIR, without an entry"
 
 
-def _context(spec: ModelSpec, places: list[Place], facts: FileFacts) -> str:
-    trained = facts.get("trained_context", 0)
-    told = f"; trained with {trained:,}" if trained else ""
-    tokens = fleet.context_among(spec, (place.report for place in places))
-    return f"{tokens:,} tokens in each slot{told}"
-
-
 def _price(spec: ModelSpec) -> str:
     if not is_priced(spec.id):
         return NO_PRICE
     price = spec.price
-    shown = f"input {money(price.input)}, cached {money(price.cached)}"
-    return f"{shown}, output {money(price.output)} for a million tokens"
-
-
-def _capabilities(spec: ModelSpec, places: list[Place]) -> frozenset[str]:
-    announced = (place.report.capabilities for place in places if place.report.capabilities)
-    first = next(announced, None)
-    return model_capabilities(spec) if first is None else frozenset(first)
-
-
-def _tiles(model: str) -> list[Tile]:
-    """Return the usage of the last 24 hours."""
-    end = floor(timezone.now(), Period.HOUR) + PERIOD_LENGTH[Period.HOUR]
-    span = Span(Period.HOUR, end - _DAY, end, models=[model])
-    return tiles_over(span)
+    inputs = f"input {money(price.input)}, cached {money(price.cached)}"
+    return f"{inputs}, output {money(price.output)} for a million tokens"
 
 
 def _edit_address(request: HttpRequest, model: str) -> str:
-    """Return where the model is edited, or added with this ID; empty where it cannot be."""
+    """Return the address at which the user can edit the model or add an entry for it, or ""."""
     known = catalogue()
     if known.is_fixed(model):
         return ""
@@ -177,12 +152,9 @@ def _edit_address(request: HttpRequest, model: str) -> str:
     if stored is not None and request.user.has_perm("model_store.change_storedmodel"):
         return reverse("admin:model_store_storedmodel_change", args=[stored.pk])
     if stored is None and request.user.has_perm("model_store.add_storedmodel"):
-        file = known.models[model].file
-        given = {"model_id": model, "file": "" if file is None else _below_models_dir(file)}
-        return f"{reverse('admin:model_store_storedmodel_add')}?{urlencode(given)}"
+        file, folder = known.models[model].file, Path(settings.MODELS_DIR)
+        if file is not None and file.is_relative_to(folder):
+            file = file.relative_to(folder)
+        initial = {"model_id": model, "file": "" if file is None else file.as_posix()}
+        return f"{reverse('admin:model_store_storedmodel_add')}?{urlencode(initial)}"
     return ""
-
-
-def _below_models_dir(file: Path) -> str:
-    folder = Path(settings.MODELS_DIR)
-    return file.relative_to(folder).as_posix() if file.is_relative_to(folder) else str(file)

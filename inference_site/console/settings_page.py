@@ -1,4 +1,4 @@
-"""The page of settings, which writes what was changed to the audit log."""
+"""The settings page: settings that operators change here, and the variables of the environment."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
+from django.contrib.auth.decorators import permission_required
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -28,7 +29,7 @@ _FIELDS = (
 
 
 class SettingsForm(forms.ModelForm[SiteSettings]):
-    """The settings that can be changed here."""
+    """The settings that can be changed on the page."""
 
     class Meta:
         model = SiteSettings
@@ -41,21 +42,20 @@ class SettingsForm(forms.ModelForm[SiteSettings]):
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable of the environment; ``source`` is where its value comes from."""
+    """An environment variable; ``source`` says where its value comes from."""
 
     name: str
     value: str
     source: str
 
 
+@permission_required(VIEW, raise_exception=True)
 def settings_page(request: HttpRequest) -> HttpResponse:
-    """Show the settings, or save them and log what has changed."""
-    if not request.user.has_perm(VIEW):
-        raise PermissionDenied
+    """Show the settings, or save them and log the changes."""
     may_change = request.user.has_perm(CHANGE)
-    kept = SiteSettings.objects.first() or SiteSettings(pk=1)
-    before = {name: getattr(kept, name) for name in _FIELDS}
-    form = SettingsForm(request.POST or None, instance=kept)
+    stored = SiteSettings.objects.first() or SiteSettings(pk=1)
+    before = {name: getattr(stored, name) for name in _FIELDS}
+    form = SettingsForm(request.POST or None, instance=stored)
     if request.method == "POST":
         if not may_change:
             raise PermissionDenied
@@ -69,7 +69,13 @@ def settings_page(request: HttpRequest) -> HttpResponse:
         "title": "Settings",
         "form": form,
         "may_change": may_change,
-        "variables": _variables(),
+        # The values of this web process; of secrets and URLs only whether they are set.
+        "variables": [
+            Variable(
+                name, ("set" if value else "not set") if _SECRET.search(name) else value, source
+            )
+            for name, (value, source) in sorted(environment.asked().items())
+        ],
     }
     request.current_app = admin.site.name
     return TemplateResponse(request, "console/settings.html", context)
@@ -78,24 +84,12 @@ def settings_page(request: HttpRequest) -> HttpResponse:
 def _save(request: HttpRequest, form: SettingsForm, before: dict[str, Any]) -> None:
     saved = form.save()
     forget()
-    after = {name: getattr(saved, name) for name in _FIELDS}
-    told = [
-        f"{name}: {_shown(before[name])} → {_shown(after[name])}"
-        for name in _FIELDS
-        if before[name] != after[name]
-    ]
-    if told:
-        log_action(request, saved, "; ".join(told))
+    changes = []
+    for name in _FIELDS:
+        old, new = before[name], getattr(saved, name)
+        if old != new:
+            old, new = ("empty" if value is None else value for value in (old, new))
+            changes.append(f"{name}: {old} → {new}")
+    if changes:
+        log_action(request, saved, "; ".join(changes))
     messages.success(request, "Saved. All processes use it within seconds.")
-
-
-def _shown(value: Any) -> str:
-    return "empty" if value is None else str(value)
-
-
-def _variables() -> list[Variable]:
-    """Return the variables of this web process, without secrets and addresses that hold them."""
-    return [
-        Variable(name, ("set" if value else "not set") if _SECRET.search(name) else value, source)
-        for name, (value, source) in sorted(environment.asked().items())
-    ]

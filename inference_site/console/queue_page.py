@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 import redis.exceptions
 from django.contrib import messages
+from django.contrib.auth.decorators import permission_required
 from django.core.exceptions import PermissionDenied
 from django.db.models import Case, Count, IntegerField, Min, QuerySet, Value, When
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -34,22 +35,23 @@ def queue_context(request: HttpRequest) -> dict[str, Any]:
     """
     if not request.user.has_perm(VIEW):
         raise PermissionDenied
-    rows, model = Generation.objects.select_related("project", "api_key"), _model(request)
+    rows, model = Generation.objects.select_related("project", "api_key"), _chosen_model(request)
     if model:
         rows = rows.filter(model=model)
     running = rows.filter(status=Status.RUNNING).order_by("model", "claimed_at")
     waiting = list(_in_claim_order(rows)[:_MAX_ROWS])
+    _add_places(waiting)
     return {
         "model": model,
-        "groups": _groups(),
-        "waiting": _placed(waiting),
+        "groups": _waiting_groups(),
+        "waiting": waiting,
         "running": running[:_MAX_ROWS],
         "may_change": request.user.has_perm(CHANGE),
         "urgent": ServiceClass.URGENT,
     }
 
 
-def _model(request: HttpRequest) -> str:
+def _chosen_model(request: HttpRequest) -> str:
     return request.GET.get("model", "").replace("\0", "")
 
 
@@ -57,27 +59,26 @@ def _in_claim_order(rows: QuerySet[Generation]) -> QuerySet[Generation]:
     """Return waiting generations by model, in the order in which workers claim them."""
     running = Generation.objects.filter(status=Status.RUNNING)
     runs = running.values_list("model", "project").annotate(Count("pk")).order_by()
-    share = Case(
+    runs_of_project = Case(
         *(When(model=model, project=project, then=Value(count)) for model, project, count in runs),
         default=Value(0),
         output_field=IntegerField(),
     )
-    waiting = rows.filter(status=Status.QUEUED).annotate(runs=share)
+    waiting = rows.filter(status=Status.QUEUED).annotate(runs=runs_of_project)
     return waiting.order_by("model", "service_class", "runs", "created_at")
 
 
-def _placed(waiting: Sequence[Generation]) -> Sequence[Generation]:
-    """Give generations in claim order their places; all before them of their projects are there."""
+def _add_places(waiting: Sequence[Generation]) -> None:
+    """Set the ``place`` of each generation, all in claim order, for the template."""
     before: Counter[tuple[str, int, int]] = Counter()
     for row in waiting:
         key = row.model, row.project_id, row.service_class
-        with suppress(redis.exceptions.RedisError):  # The page has uses without them.
+        with suppress(redis.exceptions.RedisError):  # The page is useful without places.
             row.place = place_of(*key, before[key])  # type: ignore[attr-defined]  # For the page.
         before[key] += 1
-    return waiting
 
 
-def _groups() -> list[dict[str, Any]]:
+def _waiting_groups() -> list[dict[str, Any]]:
     """Return the number waiting and the longest wait, by model, project and class."""
     found = (
         Generation.objects.filter(status=Status.QUEUED)
@@ -127,30 +128,22 @@ _ACTIONS = {
 }
 
 
+@permission_required(CHANGE, raise_exception=True)
 def run_action(request: HttpRequest, pk: int) -> HttpResponse:
     """Run the posted action on one generation, log it, and redirect to the page."""
-    if not request.user.has_perm(CHANGE):
-        raise PermissionDenied
     generation = get_object_or_404(Generation, pk=pk)
     action = _ACTIONS.get(request.POST.get("action", ""))
-    if action is None:
-        messages.error(request, "There is no such action.")
-        return _redirect_to_queue(request)
     try:
-        is_done = action.run(generation)
+        if action is None:
+            messages.error(request, "There is no such action.")
+        elif action.run(generation):
+            log_action(request, generation, action.log_entry)
+            text = action.success.format(id=generation.public_id, model=generation.model)
+            messages.success(request, text)
+        else:
+            messages.info(request, action.too_late)
     except redis.exceptions.RedisError:
         messages.error(request, "The action failed: Redis is not reachable.")
-        return _redirect_to_queue(request)
-    if is_done:
-        log_action(request, generation, action.log_entry)
-        text = action.success.format(id=generation.public_id, model=generation.model)
-        messages.success(request, text)
-    else:
-        messages.info(request, action.too_late)
-    return _redirect_to_queue(request)
-
-
-def _redirect_to_queue(request: HttpRequest) -> HttpResponse:
-    model = _model(request)
+    model = _chosen_model(request)
     query = f"?{urlencode({'model': model})}" if model else ""
     return HttpResponseRedirect(reverse("admin:queue") + query)

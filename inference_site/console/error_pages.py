@@ -1,5 +1,8 @@
-"""The pages for 403 and 404 in the console, and for an unavailable database; elsewhere they are the
-plain ones, which Django renders from the templates of these names."""
+"""Error handlers of the site: pages of the console for its staff, plain pages for everyone else.
+
+Django renders the plain pages from the templates ``400.html``, ``403.html``, ``404.html``,
+``403_csrf.html`` and ``500.html``.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,10 @@ from django.views.csrf import csrf_failure as plain_csrf_failure
 from inference_site.errors.api_errors import RETRY_AFTER_S
 from inference_site.storage.connections import DATABASE_UNAVAILABLE
 
-_CONSOLE = "/admin/"
-
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """Answer for a page of the console that there is not."""
-    if not _is_for_staff(request):
+    """Answer with a 404."""
+    if not _is_console_of_staff(request):
         return defaults.page_not_found(request, exception)
     return _page(
         request,
@@ -32,8 +33,8 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """Answer for a page that this user may not see."""
-    if not _is_for_staff(request):
+    """Answer with a 403."""
+    if not _is_console_of_staff(request):
         return defaults.permission_denied(request, exception)
     return _page(
         request,
@@ -44,8 +45,8 @@ def forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def csrf_failed(request: HttpRequest, reason: str = "") -> HttpResponse:
-    """Answer for a form that is older than the login, or from elsewhere."""
-    if not _is_for_staff(request):
+    """Answer with a 403 to a form that is older than the login, or of another site."""
+    if not _is_console_of_staff(request):
         return plain_csrf_failure(request, reason)
     return _page(
         request,
@@ -56,10 +57,10 @@ def csrf_failed(request: HttpRequest, reason: str = "") -> HttpResponse:
 
 
 def failed(request: HttpRequest) -> HttpResponse:
-    """Answer for a page that raised: 503 while the database is unavailable, which the text says."""
+    """Answer with a 500, or with a 503 while the database is unavailable."""
     if not isinstance(sys.exception(), DATABASE_UNAVAILABLE):
         return defaults.server_error(request)
-    # Plain: to render a page takes the user's rights, which are in the database.
+    # Plain text: a page needs the user's permissions, which are in the database.
     return HttpResponse(
         "The database is not available. Please try again in a few seconds.",
         status=HTTPStatus.SERVICE_UNAVAILABLE,
@@ -68,13 +69,12 @@ def failed(request: HttpRequest) -> HttpResponse:
     )
 
 
-def _is_for_staff(request: HttpRequest) -> bool:
-    user = getattr(request, "user", None)
+def _is_console_of_staff(request: HttpRequest) -> bool:
+    user = getattr(request, "user", None)  # Missing, if a middleware before the login has failed.
     is_staff = bool(getattr(user, "is_active", False) and getattr(user, "is_staff", False))
-    return request.path.startswith(_CONSOLE) and is_staff
+    return request.path.startswith("/admin/") and is_staff
 
 
 def _page(request: HttpRequest, status: HTTPStatus, title: str, text: str) -> HttpResponse:
     context: dict[str, Any] = {**admin.site.each_context(request), "title": title, "text": text}
-    shown = render_to_string("console/error.html", context, request)
-    return HttpResponse(shown, status=status)
+    return HttpResponse(render_to_string("console/error.html", context, request), status=status)

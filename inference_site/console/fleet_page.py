@@ -1,4 +1,4 @@
-"""The page of models and workers, and its actions: load, unload, drain, resume."""
+"""The page of models and workers, and its actions: load, unload, drain, resume, stop a pull."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import redis.exceptions
 from django.contrib import messages
+from django.contrib.auth.decorators import permission_required
 from django.core.exceptions import PermissionDenied
 from django.db.models import Count, Q
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -21,19 +22,22 @@ from inference_site.admin_pages.labels import free_memory
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import fleet
-from inference_site.fleet.leases import HostState, LiveWorker, ModelReport
+from inference_site.fleet.leases import HostState, LiveWorker
 from inference_site.generations.models import Generation, Status
 from inference_site.model_store.entries import fault_of_entry
 from inference_site.model_store.models import UNFINISHED, Pull, StoredModel
 from inference_site.submission.model_access import load_progress
 
-_PULLS_SHOWN, _MOST_PULLS = dt.timedelta(days=1), 10
 VIEW, CHANGE = "generations.view_generation", "generations.change_generation"
+_PULLS_SHOWN_FOR, _MAX_PULLS = dt.timedelta(days=1), 10
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """One model of the catalogue, with sums over all workers; ``note`` is what its state lacks."""
+    """One model, with sums over all workers.
+
+    ``note`` says what a model that loads waits for, or why a model is not loaded.
+    """
 
     id: str
     engine: str
@@ -57,7 +61,7 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True)
 class HostRow:
-    """A host, as one of its workers tells; ``busy`` of the ``slots`` of all its workers run."""
+    """A host as one of its workers describes it; ``busy`` and ``slots`` are sums of its workers."""
 
     name: str
     state: HostState
@@ -71,92 +75,67 @@ def fleet_context(request: HttpRequest) -> dict[str, Any]:
 
     Raise PermissionDenied if the user may not view it.
     """
-    if not request.user.has_perm(VIEW):
+    user = request.user
+    if not user.has_perm(VIEW):
         raise PermissionDenied
-    context: dict[str, Any] = {"may_change": request.user.has_perm(CHANGE), **_pulls(request)}
+    pulls = Pull.objects.filter(
+        Q(state__in=UNFINISHED) | Q(finished_at__gt=timezone.now() - _PULLS_SHOWN_FOR)
+    )
+    faults = ((stored, fault_of_entry(stored)) for stored in StoredModel.objects.all())
+    context: dict[str, Any] = {
+        "may_change": user.has_perm(CHANGE),
+        "may_add": user.has_perm("model_store.add_storedmodel"),
+        "may_pull": user.has_perm("model_store.add_pull"),
+        "pulls": pulls[:_MAX_PULLS] if user.has_perm("model_store.view_pull") else [],
+        "not_served": [(stored, fault) for stored, fault in faults if fault],
+        "routes": list(catalogue().routes.values()),
+    }
     try:
         live = fleet.workers()
-        context["models"] = _models(live)
+        context["models"] = _model_rows(live)
     except redis.exceptions.RedisError:
         return {**context, "is_unreachable": True}
-    context["workers"] = [_worker(worker) for worker in live]
-    context["hosts"] = _hosts(live)
+    context["workers"] = [
+        WorkerRow(
+            worker,
+            started_at=dt.datetime.fromtimestamp(worker.started_at, dt.UTC),
+            memory=[f"{device.name}: {free_memory(device)}" for device in worker.devices],
+        )
+        for worker in live
+    ]
+    context["hosts"] = _host_rows(live)
     return context
 
 
-def _pulls(request: HttpRequest) -> dict[str, Any]:
-    """Return the pulls that go on or have ended in the last day, newest first, and the entries of
-    the database that are not served."""
-    user = request.user
-    recent = Pull.objects.filter(
-        Q(state__in=UNFINISHED) | Q(finished_at__gt=timezone.now() - _PULLS_SHOWN)
-    )
-    faults = ((stored, fault_of_entry(stored)) for stored in StoredModel.objects.all())
-    return {
-        "left_out": [(stored, fault) for stored, fault in faults if fault],
-        "routes": list(catalogue().routes.values()),
-        "may_add": user.has_perm("model_store.add_storedmodel"),
-        "may_pull": user.has_perm("model_store.add_pull"),
-        "pulls": recent[:_MOST_PULLS] if user.has_perm("model_store.view_pull") else [],
-    }
-
-
-def _hosts(live: list[LiveWorker]) -> list[HostRow]:
-    told = {worker.host: worker for worker in live if worker.state is not None}
-    rows = []
-    for name, teller in sorted(told.items()):
-        models = [model for worker in live if worker.host == name for model in worker.models]
-        busy, slots = sum(m.busy for m in models), sum(m.slots for m in models)
-        state = teller.state or HostState()
-        rows.append(HostRow(name, state, teller.release, busy, slots))
-    return rows
-
-
-def stop_pull(request: HttpRequest, pk: int) -> HttpResponse:
-    """Stop a pull, log it, and redirect to the page."""
-    if not request.user.has_perm("model_store.add_pull"):
-        raise PermissionDenied
-    pull = get_object_or_404(Pull, pk=pk)
-    if Pull.objects.cancel(pk):
-        log_action(request, pull, "Stopped.")
-        messages.success(request, f"Stopping the pull of {pull}…")
-    else:
-        messages.error(request, f"The pull of {pull} has ended.")
-    return HttpResponseRedirect(reverse("admin:fleet"))
-
-
-def _models(live: list[LiveWorker]) -> list[ModelRow]:
+def _model_rows(live: list[LiveWorker]) -> list[ModelRow]:
     specs = catalogue().models
     statuses = fleet.statuses_among(live, list(specs))
     queued = Generation.objects.filter(status=Status.QUEUED).values_list("model")
     waiting = dict(queued.annotate(Count("pk")).order_by())
-    return [
-        _model(spec, statuses[spec.id], live, waiting.get(spec.id, 0)) for spec in specs.values()
-    ]
-
-
-def _model(
-    spec: ModelSpec, status: fleet.ModelStatus, live: list[LiveWorker], waiting: int
-) -> ModelRow:
-    having: list[ModelReport] = [m for worker in live if (m := worker.model(spec.id)) is not None]
-    return ModelRow(
-        id=spec.id,
-        engine=spec.engine,
-        status=status.value,
-        workers=len(having),
-        busy=sum(model.busy for model in having),
-        slots=sum(model.slots for model in having),
-        waiting=waiting,
-        is_loadable=any(
-            spec.id in worker.loadable and not worker.is_draining and worker.model(spec.id) is None
-            for worker in live
-        ),
-        note=_note(spec, status, live),
-    )
+    rows = []
+    for spec in specs.values():
+        reports = [report for worker in live if (report := worker.model(spec.id)) is not None]
+        row = ModelRow(
+            id=spec.id,
+            engine=spec.engine,
+            status=statuses[spec.id].value,
+            workers=len(reports),
+            busy=sum(report.busy for report in reports),
+            slots=sum(report.slots for report in reports),
+            waiting=waiting.get(spec.id, 0),
+            is_loadable=any(
+                spec.id in worker.loadable
+                and not worker.is_draining
+                and worker.model(spec.id) is None
+                for worker in live
+            ),
+            note=_note(spec, statuses[spec.id], live),
+        )
+        rows.append(row)
+    return rows
 
 
 def _note(spec: ModelSpec, status: fleet.ModelStatus, live: list[LiveWorker]) -> str:
-    """Return what a model waits for that is loading, or why it is not loaded."""
     if status == fleet.ModelStatus.LOADED:
         return ""
     if status != fleet.ModelStatus.LOADING:
@@ -166,16 +145,19 @@ def _note(spec: ModelSpec, status: fleet.ModelStatus, live: list[LiveWorker]) ->
     return f"{about} {loading.reason}".strip()
 
 
-def _worker(worker: LiveWorker) -> WorkerRow:
-    memory = [f"{device.name}: {free_memory(device)}" for device in worker.devices]
-    started_at = dt.datetime.fromtimestamp(worker.started_at, dt.UTC)
-    return WorkerRow(worker, started_at, memory)
+def _host_rows(live: list[LiveWorker]) -> list[HostRow]:
+    reporters = {worker.host: worker for worker in live if worker.state is not None}
+    rows = []
+    for name, reporter in sorted(reporters.items()):
+        models = [model for worker in live if worker.host == name for model in worker.models]
+        busy, slots = sum(m.busy for m in models), sum(m.slots for m in models)
+        rows.append(HostRow(name, reporter.state or HostState(), reporter.release, busy, slots))
+    return rows
 
 
+@permission_required(CHANGE, raise_exception=True)
 def request_action(request: HttpRequest) -> HttpResponse:
     """Send the posted action to the worker or model, log it, and redirect to the page."""
-    if not request.user.has_perm(CHANGE):
-        raise PermissionDenied
     action, target = request.POST.get("action", ""), request.POST.get("target", "")
     try:
         run, text = _ACTIONS[action]
@@ -198,3 +180,15 @@ _ACTIONS: dict[str, tuple[Callable[[str], object], str]] = {
     "drain": (fleet.drain, "Draining {}…"),
     "resume": (fleet.resume, "Resuming {}…"),
 }
+
+
+@permission_required("model_store.add_pull", raise_exception=True)
+def stop_pull(request: HttpRequest, pk: int) -> HttpResponse:
+    """Stop a pull, log it, and redirect to the page."""
+    pull = get_object_or_404(Pull, pk=pk)
+    if Pull.objects.cancel(pk):
+        log_action(request, pull, "Stopped.")
+        messages.success(request, f"Stopping the pull of {pull}…")
+    else:
+        messages.error(request, f"The pull of {pull} has ended.")
+    return HttpResponseRedirect(reverse("admin:fleet"))

@@ -1,1 +1,0 @@
-"""The pages of models: one for each, the form of those kept in the database, and pulls."""

@@ -1,0 +1,311 @@
+"""The home page: usage in a time range, as tiles, charts, a table and CSV, and firing alarms."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib.auth.decorators import permission_required
+from django.http import HttpRequest, HttpResponse, QueryDict
+from django.urls import reverse
+from django.utils import timezone
+
+from inference_site.accounts.models import ApiKey, Project
+from inference_site.admin_pages.labels import milliseconds, money
+from inference_site.alarms.models import Alarm
+from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.model_labels import cost_label
+from inference_site.console.charts import Chart, Series, chart
+from inference_site.console.tiles import (
+    LOWEST,
+    SLOWEST,
+    short,
+    sum_of,
+    tiles_now,
+    usage_tiles,
+)
+from inference_site.usage.histograms import percentile
+from inference_site.usage.models import Measure, Period
+from inference_site.usage.queries import (
+    PERIOD_LENGTH,
+    Histograms,
+    Span,
+    Usage,
+    floor,
+    histograms,
+    total_by,
+    usage_by,
+    usage_rows,
+    without_table_scans,
+)
+
+PERMISSION = "usage.view_usagerollup"
+CUSTOM = "custom"
+GROUPS = {"model": "Model", "project_id": "Project", "api_key_id": "API key"}
+_MAX_ALARMS = 10
+_MAX_KEYS = 200
+_MAX_GROUPS = 50
+_FIELD_FORMAT = "%Y-%m-%dT%H:%M"
+"""Format of an input of the type ``datetime-local``."""
+_A_DAY = dt.timedelta(days=1)
+_MAX_RANGE = dt.timedelta(days=730)
+_MAX_RANGE_OF = {Period.MINUTE: dt.timedelta(hours=6), Period.HOUR: dt.timedelta(days=7)}
+"""The longest ranges with a bucket for each minute and for each hour."""
+_KEPT_FOR = {Period.MINUTE: dt.timedelta(days=2), Period.HOUR: dt.timedelta(days=35)}
+_TICK_FORMAT = {Period.MINUTE: "%H:%M", Period.HOUR: "%m-%d %H:%M", Period.DAY: "%Y-%m-%d"}
+_TIME_FORMAT = {
+    Period.MINUTE: "%Y-%m-%d %H:%M",
+    Period.HOUR: "%Y-%m-%d %H:%M",
+    Period.DAY: "%Y-%m-%d",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A time range that the page offers: its length, and the period of its buckets."""
+
+    id: str
+    label: str
+    length: dt.timedelta
+    period: Period
+
+
+RANGES = (
+    Range("1h", "1 hour", dt.timedelta(hours=1), Period.MINUTE),
+    Range("24h", "24 hours", _A_DAY, Period.HOUR),
+    Range("7d", "7 days", dt.timedelta(days=7), Period.HOUR),
+    Range("30d", "30 days", dt.timedelta(days=30), Period.DAY),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class UsageFilters:
+    """The filters of the page; ``range`` is the id of a range or ``CUSTOM``, ``group`` a key of
+    ``GROUPS``."""
+
+    range: str
+    group: str
+    span: Span
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether the user gave the start and the end."""
+        return self.range == CUSTOM
+
+    @property
+    def project(self) -> int | None:
+        """The chosen project."""
+        return self.span.projects[0] if self.span.projects else None
+
+    @property
+    def api_key(self) -> int | None:
+        """The chosen API key."""
+        return self.span.api_keys[0] if self.span.api_keys else None
+
+    @property
+    def model(self) -> str | None:
+        """The chosen model."""
+        return self.span.models[0] if self.span.models else None
+
+    @property
+    def start_field(self) -> str:
+        """The start as the value of a form field."""
+        return f"{self.span.start:{_FIELD_FORMAT}}"
+
+    @property
+    def end_field(self) -> str:
+        """The end as the value of a form field."""
+        return f"{self.span.end:{_FIELD_FORMAT}}"
+
+
+def filters_of(query: QueryDict, now: dt.datetime) -> UsageFilters:
+    """Return the filters in a query string; missing and invalid values become the defaults."""
+    range_id = query.get("range")
+    if range_id == CUSTOM:
+        period, start, end = _custom_range(query, now)
+    else:
+        chosen = next((one for one in RANGES if one.id == range_id), RANGES[1])
+        range_id, period = chosen.id, chosen.period
+        end = floor(now, period) + PERIOD_LENGTH[period]
+        start = end - chosen.length
+    group = str(query.get("by", ""))
+    project, key = _number(query, "project"), _number(query, "key")
+    model = query.get("model", "").replace("\0", "")
+    return UsageFilters(
+        range=range_id,
+        group=group if group in GROUPS else "model",
+        span=Span(
+            period,
+            start,
+            end,
+            projects=None if project is None else [project],
+            api_keys=None if key is None else [key],
+            models=[model] if model else None,
+        ),
+    )
+
+
+def _custom_range(query: QueryDict, now: dt.datetime) -> tuple[Period, dt.datetime, dt.datetime]:
+    """Return whole buckets from ``from`` to ``to``, both in UTC; without them, the last day.
+
+    The period is the finest that is still kept and makes a few hundred buckets.
+    """
+    end = _time_field(query, "to") or now
+    start = _time_field(query, "from") or end - _A_DAY
+    start, end = min(start, end), max(start, end)
+    start = max(start, end - _MAX_RANGE)
+    length, age = end - start, now - start
+    for period in (Period.MINUTE, Period.HOUR):
+        if length <= _MAX_RANGE_OF[period] and age <= _KEPT_FOR[period]:
+            break
+    else:
+        period = Period.DAY
+    last = floor(end, period)
+    if end != last or last <= start:
+        end = last + PERIOD_LENGTH[period]
+    return period, floor(start, period), end
+
+
+def _time_field(query: QueryDict, name: str) -> dt.datetime | None:
+    try:
+        found = dt.datetime.strptime(f"{query.get(name, '')[:16]}+0000", f"{_FIELD_FORMAT}%z")
+    except ValueError:
+        return None
+    # A range at the first or last years of the calendar would overflow.
+    return found if 2000 <= found.year < 2200 else None
+
+
+def _number(query: QueryDict, name: str) -> int | None:
+    given = query.get(name, "")
+    return int(given) if given.isdecimal() and len(given) <= 18 else None
+
+
+def home_context(request: HttpRequest) -> dict[str, Any]:
+    """Return the template context of the home page."""
+    if not request.user.has_perm(PERMISSION):
+        return {"may_see_usage": False}
+    filters = filters_of(request.GET, timezone.now())
+    with without_table_scans():
+        usage, latencies = usage_by(filters.span), histograms(filters.span)
+        table = _table(filters.span, filters.group)
+    buckets = [usage.get((start, ()), Usage()) for start in filters.span.starts()]
+    keys = ApiKey.objects.none()
+    if filters.project is not None:
+        keys = ApiKey.objects.filter(project=filters.project)[:_MAX_KEYS]
+    models = filters.span.models or ()
+    return {
+        "may_see_usage": True,
+        "filters": filters,
+        "ranges": RANGES,
+        "groups": GROUPS.items(),
+        "projects": Project.objects.values_list("pk", "name"),
+        "keys": keys,
+        "models": list(catalogue().models),
+        "tiles": [*usage_tiles(sum_of(buckets), latencies, models), *tiles_now()],
+        "charts": _charts(filters.span, buckets, latencies),
+        "table": table,
+        "group_label": GROUPS[filters.group],
+    }
+
+
+def alarms_context(request: HttpRequest) -> dict[str, Any]:
+    """Return the firing alarms, for users who may see alarms.
+
+    Two rules, of 80 and of 100 percent of a budget, raise alarms with the same text: one is shown.
+    """
+    if not request.user.has_perm("alarms.view_alarm"):
+        return {}
+    alarms = Alarm.objects.filter(resolved_at=None)
+    shown = list({alarm.text: alarm for alarm in alarms[:_MAX_ALARMS]}.values())
+    texts = alarms.order_by().values("text").distinct().count()
+    return {"may_see_alarms": True, "alarms": shown, "firing": texts}
+
+
+@permission_required(PERMISSION, raise_exception=True)
+def usage_csv(request: HttpRequest) -> HttpResponse:
+    """Answer with the usage of the home page as CSV, by bucket, project, key and model."""
+    filters = filters_of(request.GET, timezone.now())
+    with without_table_scans():
+        usage = usage_by(filters.span, "project_id", "api_key_id", "model")
+    name = f"usage-{filters.range}-{timezone.now():%Y%m%d-%H%M}.csv"
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    answer = HttpResponse(content_type="text/csv; charset=utf-8", headers=headers)
+    csv.writer(answer).writerows(usage_rows(usage))
+    return answer
+
+
+def _charts(span: Span, buckets: Sequence[Usage], latencies: Histograms) -> list[Chart]:
+    starts, period = list(span.starts()), span.period
+    times = [start.strftime(_TIME_FORMAT[period]) for start in starts]
+    is_one_day = period == Period.HOUR and span.end - span.start <= _A_DAY
+    tick_format = "%H:%M" if is_one_day else _TICK_FORMAT[period]
+    ticks = [start.strftime(tick_format) for start in starts]
+    requests = [
+        Series("completed", [usage.completed for usage in buckets]),
+        Series("cancelled", [usage.cancelled for usage in buckets]),
+        Series("failed", [usage.failed for usage in buckets]),
+    ]
+    tokens = [
+        Series("input", [usage.input_tokens - usage.cached_tokens for usage in buckets]),
+        Series("cached input", [usage.cached_tokens for usage in buckets]),
+        Series("output", [usage.output_tokens for usage in buckets]),
+    ]
+    ttft = _percentiles(latencies[Measure.TTFT], starts, SLOWEST)
+    speed = _percentiles(latencies[Measure.SPEED], starts, LOWEST)
+    ms, speed_title = milliseconds, "Tokens per second of one answer"
+    return [
+        chart("requests", "Requests", times, requests, "bars", short, ticks),
+        chart("tokens", "Tokens", times, tokens, "bars", short, ticks),
+        chart("ttft", "Time to first token", times, ttft, "lines", ms, ticks),
+        chart("speed", speed_title, times, speed, "lines", short, ticks),
+    ]
+
+
+def _percentiles(
+    counts: Mapping[dt.datetime, Counter[int]],
+    starts: Sequence[dt.datetime],
+    fractions: Mapping[str, float],
+) -> list[Series]:
+    return [
+        Series(name, [percentile(counts.get(start, {}), fraction) for start in starts])
+        for name, fraction in fractions.items()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """The usage of one model, project or key, with the address of its page."""
+
+    name: str
+    page: str
+    usage: Usage
+    cost: str
+
+
+def _table(span: Span, group: str) -> list[TableRow]:
+    """Return the groups with the most tokens, largest first."""
+    totals = {key: usage for (key,), usage in total_by(span, group).items()}
+    rows = []
+    if group == "model":
+        for model, usage in totals.items():
+            is_known = model in catalogue().models
+            page = reverse("admin:model", args=[model]) if is_known else ""
+            rows.append(TableRow(str(model), page, usage, cost_label(model, usage.cost)))
+    else:
+        names: dict[Any, str]
+        if group == "project_id":
+            route = "admin:accounts_project_change"
+            names = dict(Project.objects.filter(pk__in=totals).values_list("pk", "name"))
+        else:
+            route = "admin:accounts_apikey_change"
+            keys = ApiKey.objects.filter(pk__in=totals).select_related("project")
+            names = {key.pk: f"{key.project.name}: {key.name}" for key in keys}
+        for pk, usage in totals.items():
+            page = reverse(route, args=[pk])
+            rows.append(TableRow(names.get(pk, str(pk)), page, usage, money(usage.cost)))
+    rows.sort(key=lambda row: row.usage.input_tokens + row.usage.output_tokens, reverse=True)
+    return rows[:_MAX_GROUPS]

@@ -1,1 +1,0 @@
-"""The home page: usage as tiles, charts and a table, in a time range that the user chooses."""
