@@ -169,7 +169,7 @@ class RequestMessage(WireRequest):
 class RequestTool(_Block):
     """``tools[]``: a tool of the client's, or, by its ``type``, one that Anthropic defines."""
 
-    type: Annotated[str, Field(max_length=64)] | None = None
+    type: Annotated[str, Field(pattern=r"^[a-z0-9_]{1,48}$")] | None = None
     name: FunctionName
     description: str | None = None
     input_schema: dict[str, Any] | None = None
