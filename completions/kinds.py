@@ -16,8 +16,7 @@ from completions.ollama.assembler import (
 from completions.ollama.assembler import failure as ollama_failure
 from completions.replay import replay_of
 from completions.storage import store_result
-from inference_site.generations.kinds import Kind
-from inference_site.generations.whole_answer import failure
+from inference_site.generations.kinds import Kind, failure
 
 KINDS = {
     CHAT: Kind(ChatAssembly, ChatAssembler, failure, store_result, replay=replay_of),

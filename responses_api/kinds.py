@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from inference_site.generations.kinds import Assembler, Kind
-from inference_site.generations.whole_answer import failure
+from inference_site.generations.kinds import Assembler, Kind, failure
 from inference_site.streams.batches import Sent
 from inference_site.streams.request_documents import Assembly, Document
 from responses_api.output import assembler

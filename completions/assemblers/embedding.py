@@ -12,7 +12,7 @@ from typing import Any, Literal
 from completions.wire.embedding import Embedding, EmbeddingList, EmbeddingUsage
 from inference_site.domain.deltas import Delta, EmbeddingDelta, Usage
 from inference_site.domain.errors import InvalidRequest
-from inference_site.generations.whole_answer import WholeAnswerAssembler
+from inference_site.generations.kinds import WholeAnswerAssembler
 from inference_site.streams.request_documents import Assembly
 
 EMBEDDING = "embedding"

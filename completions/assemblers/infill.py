@@ -10,8 +10,7 @@ from completions.assemblers.chat import wire_timings
 from completions.wire.infill import Infill
 from inference_site.domain.deltas import Delta, Finish, TextDelta, Usage
 from inference_site.domain.errors import Cancelled
-from inference_site.generations.kinds import Assembler
-from inference_site.generations.whole_answer import cancelled, failure
+from inference_site.generations.kinds import Assembler, cancelled, failure
 from inference_site.streams.ending import Ending
 from inference_site.streams.request_documents import Assembly
 

@@ -10,7 +10,7 @@ from completions.assemblers.chat import drop_none
 from completions.wire.tokens import ChatPrompt, Text, Tokens
 from inference_site.api.payload import WireObject
 from inference_site.domain.deltas import Delta, PromptDelta, TextDelta, TokensDelta
-from inference_site.generations.whole_answer import WholeAnswerAssembler
+from inference_site.generations.kinds import WholeAnswerAssembler
 from inference_site.streams.request_documents import Assembly
 
 TOKENS = "tokens"

@@ -33,7 +33,7 @@ from inference_site.fleet import fleet, placement
 from inference_site.fleet.fleet import ModelStatus
 from inference_site.fleet.leases import LiveWorker, live_view
 from inference_site.gateway.handoff import hand_feed
-from inference_site.generations.places import waiting_for
+from inference_site.generations.queue_position import waiting_for
 from inference_site.model_store.adapters import added_view
 from inference_site.submission.loading import loading_of
 from inference_site.submission.model_access import may_use

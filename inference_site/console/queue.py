@@ -19,9 +19,10 @@ from django.urls import reverse
 from django.utils import timezone
 
 from inference_site.admin_pages.audit import log_action
+from inference_site.generations.cancellation import stop
 from inference_site.generations.models import Generation, ServiceClass, Status
-from inference_site.generations.operator_actions import move_up, stop
-from inference_site.generations.places import place_of
+from inference_site.generations.queue import move_up
+from inference_site.generations.queue_position import place_of
 
 VIEW, CHANGE = "generations.view_generation", "generations.change_generation"
 _MAX_ROWS = 100

@@ -8,7 +8,7 @@ import orjson
 from django.conf import settings
 
 from inference_site.errors.exceptions import api_error
-from inference_site.generations.places import crowds
+from inference_site.generations.queue_position import crowds
 
 _LARGEST = 64 * 1024
 """Bytes of a body that is decoded on the event loop; the view looks into a larger one."""

@@ -1,24 +1,20 @@
-"""How deltas become what goes over the wire: the contract between the worker and the API apps.
-
-The ``AppConfig`` of an API app names in ``kinds`` what kinds of generations the app enqueues.
-``KINDS`` of the app's module ``kinds`` says how the assembler of each is made from the request
-document. That module is imported when a kind is first used: beat needs one only when it ends a
-generation. The assembler runs once, in the worker, for streaming and non-streaming clients alike:
-what was streamed and what is stored cannot differ.
-"""
+"""Kinds."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from typing import Any, Generic, Protocol
 
+import orjson
 from django.apps import AppConfig, apps
 
 from inference_site.domain.deltas import Delta
+from inference_site.domain.errors import Cancelled
+from inference_site.errors.exceptions import api_error
 from inference_site.streams.batches import Remake, Sent
 from inference_site.streams.ending import Ending
 from inference_site.streams.request_documents import AssemblyT, Document, ToStore
@@ -185,3 +181,58 @@ def recovered(kind: Kind[Any], generation_id: str, sent: Sent) -> tuple[Assemble
     lost = sent.beyond()
     assembler = kind.recover(generation_id, lost)
     return assembler, 0 if assembler is None else lost.next
+
+
+class WholeAnswerAssembler(Assembler):
+    """Assembles one answer (see ``generations.kinds.Assembler``)."""
+
+    @abstractmethod
+    def answer(self) -> dict[str, Any]:
+        """Return the answer, once all deltas have come."""
+
+    def complete(self) -> Ending:
+        """End with the answer."""
+        return Ending([], 200, orjson.dumps(self.answer()), finish_reason="stop")
+
+    def cancel(self) -> Ending:
+        """End because it was stopped."""
+        return cancelled(self.fail(Cancelled()))
+
+    def fail(self, error: Exception) -> Ending:
+        """End with the error."""
+        return failure(error)
+
+
+def cancelled(refusal: Ending, frames: Sequence[bytes] = ()) -> Ending:
+    """End what was cancelled, with these frames; ``refusal`` is the kind's failure of Cancelled.
+
+    Who cancels has left or was answered already. Somebody who sent the same request again, under
+    one idempotency key, reads the error, and may try again.
+    """
+    return replace(refusal, frames=frames, error_code="", is_early=False)
+
+
+DONE = b"data: [DONE]\n\n"
+"""The last frame of every stream."""
+
+
+def failure(error: Exception, partial: dict[str, Any] | None = None, *, first: int = 0) -> Ending:
+    """End a completion of either kind: a status before the first byte, an event after it.
+
+    ``partial`` is the object with what was answered until then. Events of completions have no
+    numbers, so ``first`` has no meaning here (see ``generations.kinds.Failure``).
+    """
+    answer = api_error(error)
+    envelope = answer.envelope
+    if partial is not None:
+        envelope["error"]["partial_response"] = partial
+    body = orjson.dumps(envelope)
+    event = b"data: " + body + b"\n\n"
+    return Ending(
+        [event, DONE],
+        answer.status,
+        body,
+        error_code=answer.code or answer.type,
+        is_early=True,
+        retry_after_s=answer.retry_after_s,
+    )

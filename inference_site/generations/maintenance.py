@@ -44,9 +44,13 @@ from inference_site.domain.errors import (
 )
 from inference_site.fleet.leases import is_alive, live_view, prune
 from inference_site.fleet.load_deadlines import forget_waits, overdue
-from inference_site.generations.cancel import cancel, cancel_waiting
-from inference_site.generations.disconnect_grace import forget, unattended
-from inference_site.generations.ending_without_worker import end_in_place
+from inference_site.generations.cancellation import (
+    cancel,
+    cancel_waiting,
+    end_in_place,
+    forget,
+    unattended,
+)
 from inference_site.generations.kinds import kind_of, mendings
 from inference_site.generations.models import (
     MAX_ATTEMPTS,

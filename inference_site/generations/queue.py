@@ -1,24 +1,26 @@
-"""The queue: PostgreSQL keeps what waits, Celery wakes the workers (see ``wake_ups``)."""
+"""The queue."""
 
 from __future__ import annotations
 
+import datetime as dt
 import secrets
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import redis.exceptions
 from django.conf import settings
 from django.db import transaction
+from django.db.models.expressions import CombinedExpression
+from django.db.models.functions import Now
 
 from inference_site.errors.api_errors import UnavailableError
 from inference_site.fleet.leases import live_view
 from inference_site.fleet.load_deadlines import wait_for_load
-from inference_site.generations.affinity import Preference, preference
-from inference_site.generations.cancel import cancel
-from inference_site.generations.models import Generation, ServiceClass
-from inference_site.generations.places import (
+from inference_site.generations.cancellation import cancel
+from inference_site.generations.models import Generation, ServiceClass, Status
+from inference_site.generations.queue_position import (
     Place,
     crowds,
     has_free_slot,
@@ -45,6 +47,46 @@ from inference_site.streams.request_documents import (
     drop_document,
     save_document,
 )
+
+_SLACK_MS = 30
+"""How much later than the wait all are woken: the clocks of two hosts are not in step, and a worker
+that is woken too early finds nothing to claim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """Which worker a generation prefers, if any, and for how long from its acceptance on."""
+
+    worker: str = ""
+    wait_ms: int = 0
+
+    @property
+    def until(self) -> CombinedExpression | None:
+        """What to write into the row: a time of the database's clock, by which it is claimed."""
+        return Now() + dt.timedelta(milliseconds=self.wait_ms) if self.worker else None
+
+    @property
+    def open_after_s(self) -> float:
+        """How many seconds after the row was written anybody may claim it."""
+        return (self.wait_ms + _SLACK_MS) / 1000
+
+
+def preference(model: str, continues: str) -> Preference:
+    """Return what a generation of this model prefers that continues another, by that one's id.
+
+    Nothing, when its worker does not serve the model any more or nobody else does.
+    """
+    wait_ms = settings.AFFINITY_WAIT_MS
+    if not continues or not wait_ms:
+        return Preference()
+    serving = {worker.id for worker in live_view.serving(model)}
+    if len(serving) < 2:
+        return Preference()
+    before = Generation.objects.filter(public_id=continues).values_list("worker", flat=True)
+    worker = before.first()
+    if worker not in serving:
+        return Preference()
+    return Preference(worker, wait_ms)
 
 
 class WithRow(Protocol):
@@ -170,3 +212,13 @@ def _wake(model: str, preferred: Preference) -> None:
     send_wake_up(model, preferred.worker)
     if preferred.worker:
         delayed_wake_ups.send(model, preferred.open_after_s)
+
+
+def move_up(generation: Generation) -> bool:
+    """Let one that waits go before all of its model that were not moved up.
+
+    Return False if it waits no more, or was moved up already.
+    """
+    waiting = Generation.objects.filter(pk=generation.pk, status=Status.QUEUED)
+    lower = waiting.exclude(service_class=ServiceClass.URGENT)
+    return bool(lower.update(service_class=ServiceClass.URGENT))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from inference_site.fleet import fleet
 from inference_site.fleet.fleet import ModelStatus
 from inference_site.fleet.leases import LiveWorker, ModelState, live_view
-from inference_site.generations.places import place_of_waiting
+from inference_site.generations.queue_position import place_of_waiting
 
 
 @dataclass(frozen=True, slots=True)

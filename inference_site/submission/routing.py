@@ -15,7 +15,7 @@ from inference_site.catalogue.routes import Route, Target
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.leases import live_view
 from inference_site.generations.models import Generation, ServiceClass
-from inference_site.generations.places import crowds, place_of
+from inference_site.generations.queue_position import crowds, place_of
 
 BYTES_PER_TOKEN = 3
 """The web process has no tokenizer. Rather too many tokens than too few: the prompt must fit."""

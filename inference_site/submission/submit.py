@@ -15,11 +15,11 @@ from inference_site.accounts.keys import Caller
 from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
 from inference_site.gateway.hub.follower import Follower
 from inference_site.gateway.hub.hub import hub
-from inference_site.generations.disconnect_grace import attend
+from inference_site.generations.cancellation import attend
 from inference_site.generations.kinds import kind_of
 from inference_site.generations.models import ONE_RUN_A_KEY, Generation, ServiceClass
-from inference_site.generations.places import Place
 from inference_site.generations.queue import IsWanted, WithRow, always, enqueue
+from inference_site.generations.queue_position import Place
 from inference_site.idempotency.models import KeyClaim, KeyTaken
 from inference_site.idempotency.requests import GRACE_S, answered_with, claim_of
 from inference_site.site_settings.current import disconnect_grace_s as site_grace_s

@@ -28,8 +28,8 @@ from inference_site.admin_pages.previews import PreviewAdmin
 from inference_site.catalogue.model_labels import cost_label, model_link
 from inference_site.errors.exceptions import api_error
 from inference_site.generations.admin import ModelFilter
+from inference_site.generations.cancellation import stop
 from inference_site.generations.models import Generation
-from inference_site.generations.operator_actions import stop
 from inference_site.generations.queue import new_id
 from responses_api.admin.export import export
 from responses_api.admin.listed import StatusFilter, status_of, with_run

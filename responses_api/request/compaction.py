@@ -10,7 +10,7 @@ from typing import Any
 from inference_site.domain.deltas import Delta, TextDelta, Usage
 from inference_site.domain.messages import Message
 from inference_site.domain.request import GenerationRequest
-from inference_site.generations.whole_answer import WholeAnswerAssembler
+from inference_site.generations.kinds import WholeAnswerAssembler
 from inference_site.streams.request_documents import Assembly
 from inference_site.submission.model_access import ResolvedModel
 from responses_api.output.objects import response_usage

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from inference_site.domain.deltas import Delta, PromptDelta
-from inference_site.generations.whole_answer import WholeAnswerAssembler
+from inference_site.generations.kinds import WholeAnswerAssembler
 from inference_site.streams.request_documents import Assembly
 
 INPUT_TOKENS = "response.input_tokens"

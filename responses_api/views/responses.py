@@ -16,8 +16,8 @@ from inference_site.errors.api_errors import ConflictError, InvalidRequestError,
 from inference_site.gateway.handoff import HandOff, Wait, call_again, hand_off
 from inference_site.gateway.hub.hub import hub
 from inference_site.gateway.hub.past_streams import attach
-from inference_site.generations.cancel import cancel
-from inference_site.generations.places import place_of_waiting
+from inference_site.generations.cancellation import cancel
+from inference_site.generations.queue_position import place_of_waiting
 from inference_site.submission.submit import disconnect_grace_s, respond
 from responses_api.models import ENDED, StoredResponse
 from responses_api.output.events import DONE

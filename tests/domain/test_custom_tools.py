@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from inference_site.domain.custom_tools import custom_arguments, custom_tool
 from inference_site.domain.deltas import Delta, Finish, TextDelta, ToolCallDelta, Usage
 from inference_site.domain.request import Tool
-from worker.runtime.custom_calls import CustomCalls, InputText
+from worker.runtime.tool_calls import CustomCalls, InputText
 
 SPACES = st.sampled_from(["", " ", "\n\t ", "\r\n"])
 PLACES = st.lists(st.integers(min_value=0), max_size=12)

@@ -12,7 +12,7 @@ from inference_site.domain.errors import ProjectQueueFull, QueueFull
 from inference_site.errors.api_errors import ApiError
 from inference_site.gateway import full_queues
 from inference_site.gateway.full_queues import refuse_if_full
-from inference_site.generations.places import Crowds
+from inference_site.generations.queue_position import Crowds
 
 SCOPE: dict[str, Any] = {"headers": [(b"content-type", b"application/json")]}
 

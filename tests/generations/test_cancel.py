@@ -14,11 +14,9 @@ from django.db import connection
 from django.test import Client
 
 from inference_site.accounts.models import ApiKey
-from inference_site.generations.cancel import cancel
-from inference_site.generations.disconnect_grace import attend
+from inference_site.generations.cancellation import attend, cancel, stop
 from inference_site.generations.maintenance import stop_unattended
 from inference_site.generations.models import Generation, GenerationQuerySet, Status
-from inference_site.generations.operator_actions import stop
 from inference_site.storage.redis_clients import client_for
 from inference_site.streams.event_log import read_log
 from inference_site.streams.log_scripts import cancel_key, log_key

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inference_site.accounts.models import ApiKey
-from inference_site.generations.disconnect_grace import attend, forget, tell_attended, unattended
+from inference_site.generations.cancellation import attend, forget, tell_attended, unattended
 from inference_site.generations.maintenance import stop_unattended
 from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import new_id

@@ -22,7 +22,7 @@ from inference_site.accounts.models import ApiKey
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.fleet.leases import Lease, LiveWorker, ModelReport, live_view, prune
 from inference_site.generations import maintenance
-from inference_site.generations.cancel import cancel
+from inference_site.generations.cancellation import cancel
 from inference_site.generations.maintenance import (
     attempt,
     drop_gone,

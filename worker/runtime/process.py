@@ -34,11 +34,11 @@ from inference_site.streams.request_documents import reader_of
 from inference_site.thread_switches import switch_threads_often
 from worker.engines.own_server import server_settings
 from worker.model_servers.process import sweep
+from worker.runtime.metrics import watch_worker
 from worker.runtime.pulls import Pulls
 from worker.runtime.runtime import Runtime
 from worker.runtime.wake_up_consumer import WakeUpConsumer
 from worker.runtime.wake_up_consumer import Worker as ConsumedWorker
-from worker.runtime.worker_metrics import watch_worker
 
 if TYPE_CHECKING:
     from celery.apps.worker import Worker

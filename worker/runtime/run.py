@@ -53,12 +53,11 @@ from inference_site.streams.ending import Ending
 from inference_site.streams.event_log import read_log
 from inference_site.streams.request_documents import Document, Loaded, ToStore, load_document
 from worker.engines.base import Engine
-from worker.media.resolve import has_images, resolve_media
-from worker.runtime.custom_calls import CustomCalls
+from worker.media import has_images, resolve_media
 from worker.runtime.hooks import HookContext, Hooks, hooks_for
 from worker.runtime.publisher import StopReason, Stream
+from worker.runtime.tool_calls import CustomCalls, WrittenCalls, may_write_calls
 from worker.runtime.truncation import start_truncating
-from worker.runtime.written_calls import WrittenCalls, may_write_calls
 
 logger = logging.getLogger(__name__)
 

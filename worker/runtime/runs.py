@@ -20,10 +20,9 @@ from inference_site.fleet.leases import ModelState, live_view
 from inference_site.generations.models import Claim, Generation
 from inference_site.generations.wake_ups import send_wake_up
 from inference_site.storage.connections import DATABASE_UNAVAILABLE
-from worker.runtime.isolation import Permit
 from worker.runtime.publisher import Publisher, StopReason, Stream
 from worker.runtime.run import Run
-from worker.runtime.served_model import ServedModel
+from worker.runtime.served_model import Permit, ServedModel
 
 logger = logging.getLogger(__name__)
 

@@ -38,13 +38,12 @@ from inference_site.model_store import adapters
 from inference_site.process_lifecycle import notify, notify_stopping, predecessor_runs
 from worker.engines.openai_upstream.event_loop import event_loop
 from worker.runtime.hooks import check_hooks
-from worker.runtime.host.memory import read_ahead
-from worker.runtime.host.state import host_state, process_memory_bytes
-from worker.runtime.idle import IdleWatch
-from worker.runtime.load_line import LoadLine
+from worker.runtime.host import host_state, process_memory_bytes, read_ahead
 from worker.runtime.publisher import Publisher
 from worker.runtime.replicas import Replicas
-from worker.runtime.residents import (
+from worker.runtime.residency import (
+    IdleWatch,
+    LoadLine,
     Room,
     longest_stay_s,
     next_to_go,

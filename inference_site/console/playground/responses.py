@@ -22,8 +22,8 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.console.playground.caller import PlaygroundSession
 from inference_site.domain.model_spec import Price
 from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
+from inference_site.generations.cancellation import stop
 from inference_site.generations.models import Generation
-from inference_site.generations.operator_actions import stop
 from responses_api.state.context import find_response, previous_not_found
 from responses_api.state.reading import current_response
 from responses_api.views.responses import ResponsesView

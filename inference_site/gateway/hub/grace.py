@@ -10,7 +10,7 @@ import redis.asyncio
 import redis.exceptions
 
 from inference_site.gateway.hub.follower import Follower
-from inference_site.generations.disconnect_grace import tell_attended
+from inference_site.generations.cancellation import tell_attended
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from inference_site.gateway.hub.follower import ENDING_ONLY, Follower
 from inference_site.gateway.hub.grace import keep_from_cancelling
 from inference_site.gateway.hub.lost_streams import end_lost, replay_to, runs_of, stored_among
 from inference_site.gateway.hub.shared_batches import SharedBatches
-from inference_site.generations.cancel import cancel_waiting, flag_writes
+from inference_site.generations.cancellation import cancel_waiting, flag_writes
 from inference_site.generations.models import TERMINAL
 from inference_site.storage.connections import lent_connection
 from inference_site.storage.redis_clients import new_async_clients, shard_of

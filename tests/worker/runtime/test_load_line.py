@@ -12,8 +12,8 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.generations.queue import new_id
 from inference_site.storage.redis_clients import site_client
 from tests.waiting import wait_until
-from worker.runtime import load_line
-from worker.runtime.load_line import LoadLine
+from worker.runtime import residency
+from worker.runtime.residency import LoadLine
 
 
 @dataclass(eq=False)
@@ -39,7 +39,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(load_line, "time", made)
+    monkeypatch.setattr(residency, "time", made)
     return made
 
 
@@ -102,7 +102,7 @@ def test_a_server_that_is_started_again_takes_as_long_as_its_load(clock: Clock) 
 def test_what_was_learnt_outlives_the_process(clock: Clock) -> None:
     learn(LoadLine[Model](), clock, a=8)
     line, again = LoadLine[Model](), model("a")
-    wait_until(lambda: site_client().hgetall(load_line._key()))
+    wait_until(lambda: site_client().hgetall(residency._key()))
     line.read()
     line.put(again)
     assert line.expected_s(again, 0, None) == 8

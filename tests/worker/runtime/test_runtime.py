@@ -37,8 +37,7 @@ from tests.waiting import wait_until
 from worker import tasks
 from worker.engines.base import Engine
 from worker.engines.registry import load_engine
-from worker.runtime import isolation, runs, served_model
-from worker.runtime.host import memory
+from worker.runtime import host, runs, served_model
 from worker.runtime.runtime import Runtime
 
 Key = tuple[ApiKey, str]
@@ -148,8 +147,8 @@ def test_nothing_runs_beside_what_may_have_killed_its_worker(
 def test_what_may_have_killed_its_worker_holds_others_up_for_a_while_only(
     runtime: Runtime, api_key: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolation, "_TRIAL_S", 0.2)
-    monkeypatch.setattr(isolation, "_DRAIN_S", 0.2)
+    monkeypatch.setattr(served_model, "_TRIAL_S", 0.2)
+    monkeypatch.setattr(served_model, "_DRAIN_S", 0.2)
     endless: list[dict[str, Any]] = [{"text": "a"}, {"sleep_ms": 60_000}]
     running = Generation.objects.filter(status=Status.RUNNING)
     with ThreadPoolExecutor(4) as pool:
@@ -348,9 +347,9 @@ def test_a_load_tells_how_much_of_its_file_is_read(
 ) -> None:
     file = tmp_path / "weights"
     file.write_bytes(bytes(1000))
-    monkeypatch.setattr(memory, "_CHUNK_BYTES", 250)
-    assert list(memory.read_ahead(file)) == [0.25, 0.5, 0.75, 1.0]
-    assert list(memory.read_ahead(tmp_path / "absent")) == []
+    monkeypatch.setattr(host, "_CHUNK_BYTES", 250)
+    assert list(host.read_ahead(file)) == [0.25, 0.5, 0.75, 1.0]
+    assert list(host.read_ahead(tmp_path / "absent")) == []
 
 
 def test_a_worker_tells_its_host_its_memory_and_what_runs_its_models(runtime: Runtime) -> None:

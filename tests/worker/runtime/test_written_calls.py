@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from inference_site.domain.deltas import Delta, Finish, FinishReason, TextDelta, ToolCallDelta
 from inference_site.domain.request import Tool
-from worker.runtime.written_calls import WrittenCalls
+from worker.runtime.tool_calls import WrittenCalls
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
 TOOLS = (Tool("weather", None, CITY), Tool("stop", None, {"type": "object"}))

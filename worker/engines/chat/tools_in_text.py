@@ -1,7 +1,7 @@
 """Tools for a model whose chat template has no place for them: they stand in the system text.
 
 So do the calls and results of earlier turns, in the texts of their messages. How a call is to be
-written is what ``worker.runtime.written_calls`` reads.
+written is what ``worker.runtime.tool_calls`` reads.
 """
 
 from __future__ import annotations

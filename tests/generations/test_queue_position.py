@@ -20,10 +20,16 @@ from inference_site.accounts.keys import create_key
 from inference_site.accounts.models import ApiKey, Project
 from inference_site.domain.errors import ProjectQueueFull, QueueFull
 from inference_site.fleet.leases import LiveView, LiveWorker, ModelReport
-from inference_site.generations import places
+from inference_site.generations import queue_position
 from inference_site.generations.models import Generation, ServiceClass, Status
-from inference_site.generations.places import Crowd, Crowds, Place, place_of, place_of_waiting
 from inference_site.generations.queue import enqueue, new_id
+from inference_site.generations.queue_position import (
+    Crowd,
+    Crowds,
+    Place,
+    place_of,
+    place_of_waiting,
+)
 from inference_site.generations.wake_ups import queue_name
 from inference_site.storage.redis_clients import broker_client
 from tests.generations.rows import create_generation
@@ -36,8 +42,8 @@ NORMAL, LATE = int(ServiceClass.FOREGROUND), int(ServiceClass.BACKGROUND)
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count each time anew."""
-    monkeypatch.setattr(places, "crowds", Crowds())
-    monkeypatch.setattr(places, "_COUNTED_S", -1.0)
+    monkeypatch.setattr(queue_position, "crowds", Crowds())
+    monkeypatch.setattr(queue_position, "_COUNTED_S", -1.0)
 
 
 @pytest.fixture
@@ -55,7 +61,7 @@ def served_by(monkeypatch: pytest.MonkeyPatch, *workers: tuple[int, float]) -> N
         for n, (slots, run_s) in enumerate(workers)
     ]
     monkeypatch.setattr(view, "workers", lambda: live)
-    monkeypatch.setattr(places, "live_view", view)
+    monkeypatch.setattr(queue_position, "live_view", view)
 
 
 def claims_until(crowd: Crowd, project: int, ended: list[int]) -> int:
@@ -183,7 +189,7 @@ def test_however_many_come_at_once_no_more_wait_than_may(
         assert sum(pool.map(come, range(4))) == 20  # As many as are free then.
     assert Generation.objects.filter(model=model).count() == 20
     Generation.objects.claim(model, "w")
-    places.crowds._refusals.clear()  # A moment later.
+    queue_position.crowds._refusals.clear()  # A moment later.
     assert accepted(api_key[0], model, 5) == 1
 
 
@@ -221,7 +227,7 @@ def test_a_refusal_of_one_project_is_none_of_another(
     settings.QUEUE_LIMIT = 20
     (other,) = keys_of_projects(1)
     assert accepted(api_key[0], model, 20, LATE) == 5
-    refusal = partial(places.crowds.refusal, model)
+    refusal = partial(queue_position.crowds.refusal, model)
     error = refusal(api_key[0].project_id, is_background=True)
     assert isinstance(error, ProjectQueueFull)
     assert refusal(api_key[0].project_id, is_background=False) is None

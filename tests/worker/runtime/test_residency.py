@@ -14,8 +14,8 @@ from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
 from worker.engines import own_server
 from worker.engines.own_server import Taken, server_settings
-from worker.runtime import residents
-from worker.runtime.residents import Room, needed_bytes, next_to_go
+from worker.runtime import residency
+from worker.runtime.residency import Room, needed_bytes, next_to_go
 
 MIB = 2**20
 WANTED = ModelSpec("wanted", "scripted")
@@ -113,10 +113,10 @@ def test_on_gpus_what_is_free_there_counts(tmp_path: Path, monkeypatch: pytest.M
     spec = ModelSpec("demo", "llama_cpp", DEMO_FILE, slots=2, context_length=512)
     own_server._keep_learnt(spec, Taken(40 * MIB))
     own_server._keep_learnt(replace(spec, gpu_layers=0), Taken(40 * MIB))
-    monkeypatch.setattr(residents, "gpus", lambda: (Device("gpu", 100 * MIB, 30 * MIB),))
+    monkeypatch.setattr(residency, "gpus", lambda: (Device("gpu", 100 * MIB, 30 * MIB),))
     assert Room().lacks(spec, [])
     assert not Room().lacks(replace(spec, gpu_layers=0), [])
-    monkeypatch.setattr(residents, "gpus", lambda: (Device("gpu", 100 * MIB, 50 * MIB),))
+    monkeypatch.setattr(residency, "gpus", lambda: (Device("gpu", 100 * MIB, 50 * MIB),))
     assert not Room().lacks(spec, [])
 
 
@@ -127,7 +127,7 @@ def test_on_gpus_what_was_seen_on_each_counts_and_what_the_settings_leave(
     monkeypatch.setattr(server_settings, "files", tmp_path)
     free = [30 * MIB, 80 * MIB]
     monkeypatch.setattr(
-        residents, "gpus", lambda: tuple(Device("gpu", 100 * MIB, each) for each in free)
+        residency, "gpus", lambda: tuple(Device("gpu", 100 * MIB, each) for each in free)
     )
     first, second = (
         ModelSpec(f"on-{index}", "command", options={"gpus": [index]}) for index in (0, 1)

@@ -1,9 +1,10 @@
-"""The host as a worker describes it in its lease."""
+"""The host of a worker: what its lease says of it, and reading a file ahead of use."""
 
 from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -45,3 +46,26 @@ def _cpu_name() -> str:
         return platform.processor()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor())
+
+
+_CHUNK_BYTES = 16 * 2**20
+
+
+def read_ahead(path: Path) -> Iterator[float]:
+    """Bring a file into the page cache; yield which share of it has come, after each piece.
+
+    Libraries keep every other Python thread waiting while they load a model; what they then need
+    not fetch from the disk is not waited for. A file that memory could not hold is left alone, and
+    so is one that cannot be read: the library will say so.
+    """
+    try:
+        size = path.stat().st_size
+        if not 0 < size < memory_bytes()[1]:
+            return
+        with path.open("rb", buffering=0) as file:
+            buffer, done = bytearray(_CHUNK_BYTES), 0
+            while count := file.readinto(buffer):
+                done += count
+                yield min(1.0, done / size)
+    except OSError:
+        return
