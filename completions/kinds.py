@@ -16,14 +16,16 @@ from completions.ollama.assembler import (
 from completions.ollama.assembler import failure as ollama_failure
 from completions.replay import replay_of
 from completions.storage import store_result
-from inference_site.generations.kinds import Kind, failure
+from inference_site.generations.kinds import GenerationKind, failure
 
 KINDS = {
-    CHAT: Kind(ChatAssembly, ChatAssembler, failure, store_result, replay=replay_of),
-    COMPLETION: Kind(CompletionAssembly, CompletionAssembler, failure),
-    EMBEDDING: Kind(EmbeddingAssembly, EmbeddingAssembler, failure),
-    INFILL: Kind(InfillAssembly, InfillAssembler, failure),
-    OLLAMA: Kind(OllamaAssembly, OllamaAssembler, ollama_failure, lines=True),
-    OLLAMA_EMBEDDING: Kind(OllamaEmbeddingAssembly, OllamaEmbeddingAssembler, ollama_failure),
-    TOKENS: Kind(TokenAssembly, TokenAssembler, failure),
+    CHAT: GenerationKind(ChatAssembly, ChatAssembler, failure, store_result, replay=replay_of),
+    COMPLETION: GenerationKind(CompletionAssembly, CompletionAssembler, failure),
+    EMBEDDING: GenerationKind(EmbeddingAssembly, EmbeddingAssembler, failure),
+    INFILL: GenerationKind(InfillAssembly, InfillAssembler, failure),
+    OLLAMA: GenerationKind(OllamaAssembly, OllamaAssembler, ollama_failure, lines=True),
+    OLLAMA_EMBEDDING: GenerationKind(
+        OllamaEmbeddingAssembly, OllamaEmbeddingAssembler, ollama_failure
+    ),
+    TOKENS: GenerationKind(TokenAssembly, TokenAssembler, failure),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference_site.generations.kinds import Assembler, Kind, failure
+from inference_site.generations.kinds import Assembler, GenerationKind, failure
 from inference_site.streams.batches import Sent
 from inference_site.streams.request_documents import Assembly, Document
 from responses_api.output import assembler
@@ -27,7 +27,7 @@ def _rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
 
 
 KINDS = {
-    RESPONSE: Kind(
+    RESPONSE: GenerationKind(
         ResponseAssembly,
         ResponseAssembly.assembler,
         assembler.failure,
@@ -37,6 +37,6 @@ KINDS = {
         replay_of,
         is_deleted,
     ),
-    COMPACTION: Kind(CompactionAssembly, CompactionAssembler, failure),
-    INPUT_TOKENS: Kind(Assembly, CountAssembler, failure),
+    COMPACTION: GenerationKind(CompactionAssembly, CompactionAssembler, failure),
+    INPUT_TOKENS: GenerationKind(Assembly, CountAssembler, failure),
 }

@@ -22,7 +22,7 @@ from inference_site.admin_pages.audit import log_action
 from inference_site.generations.cancellation import stop
 from inference_site.generations.models import Generation, ServiceClass, Status
 from inference_site.generations.queue import move_up
-from inference_site.generations.queue_position import place_of
+from inference_site.generations.queue_position import position_of
 
 VIEW, CHANGE = "generations.view_generation", "generations.change_generation"
 _MAX_ROWS = 100
@@ -73,7 +73,7 @@ def _placed(waiting: Sequence[Generation]) -> Sequence[Generation]:
     for row in waiting:
         key = row.model, row.project_id, row.service_class
         with suppress(redis.exceptions.RedisError):  # The page has uses without them.
-            row.place = place_of(*key, before[key])  # type: ignore[attr-defined]  # For the page.
+            row.place = position_of(*key, before[key])  # type: ignore[attr-defined]  # For the page.
         before[key] += 1
     return waiting
 

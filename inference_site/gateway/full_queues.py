@@ -8,7 +8,7 @@ import orjson
 from django.conf import settings
 
 from inference_site.errors.exceptions import api_error
-from inference_site.generations.queue_position import crowds
+from inference_site.generations.queue_position import queue_counts
 
 _LARGEST = 64 * 1024
 """Bytes of a body that is decoded on the event loop; the view looks into a larger one."""
@@ -19,7 +19,7 @@ def refuse_if_full(scope: dict[str, Any], body: bytes, project_id: int | None) -
 
     A request that may be a repeated one is left to the view, which may know its answer.
     """
-    if not crowds.any_refused() or len(body) > _LARGEST:
+    if not queue_counts.any_refused() or len(body) > _LARGEST:
         return
     if any(name == b"idempotency-key" for name, _ in scope["headers"]):
         return
@@ -31,6 +31,6 @@ def refuse_if_full(scope: dict[str, Any], body: bytes, project_id: int | None) -
     if not isinstance(model, str):
         return
     is_background = asked.get("background") is True or asked.get("service_tier") == "flex"
-    refusal = crowds.refusal(model, project_id, is_background=is_background)
+    refusal = queue_counts.refusal(model, project_id, is_background=is_background)
     if refusal is not None:
         raise api_error(refusal)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from inference_site.fleet import fleet
 from inference_site.fleet.fleet import ModelStatus
 from inference_site.fleet.leases import LiveWorker, ModelState, live_view
-from inference_site.generations.queue_position import place_of_waiting
+from inference_site.generations.queue_position import position_of_waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def loading_comment(model: str, public_id: str) -> bytes:
         return b""
     if fleet.status_among(live, model) != ModelStatus.LOADING:
         return b""
-    if (place := place_of_waiting(public_id)) is None:
+    if (place := position_of_waiting(public_id)) is None:
         return b""
     said = [f"position={max(1, place.position)}"]
     if (expected_s := loading_of(model, live).expected_s) is not None:

@@ -15,7 +15,7 @@ from inference_site.catalogue.routes import Route, Target
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.leases import live_view
 from inference_site.generations.models import Generation, ServiceClass
-from inference_site.generations.queue_position import crowds, place_of
+from inference_site.generations.queue_position import position_of, queue_counts
 
 BYTES_PER_TOKEN = 3
 """The web process has no tokenizer. Rather too many tokens than too few: the prompt must fit."""
@@ -125,10 +125,10 @@ def _before(caller: Caller, continues: str) -> tuple[str, int]:
 
 def _is_crowded(model: str, route: Route, caller: Caller, asked: Asked) -> bool:
     """Whether one more would find the queue full, or longer than the route allows."""
-    parts = crowds.of(model).parts(caller.project_id, asked.service_class)
+    parts = queue_counts.of(model).parts(caller.project_id, asked.service_class)
     if any(part.refusal for part in parts):
         return True
     if route.max_queue_s is None:
         return False
-    wait_s = place_of(model, caller.project_id, asked.service_class).wait_s
+    wait_s = position_of(model, caller.project_id, asked.service_class).wait_s
     return wait_s is not None and wait_s > route.max_queue_s

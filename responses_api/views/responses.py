@@ -17,7 +17,7 @@ from inference_site.gateway.handoff import HandOff, Wait, call_again, hand_off
 from inference_site.gateway.hub.hub import hub
 from inference_site.gateway.hub.past_streams import attach
 from inference_site.generations.cancellation import cancel
-from inference_site.generations.queue_position import place_of_waiting
+from inference_site.generations.queue_position import position_of_waiting
 from inference_site.submission.submit import disconnect_grace_s, respond
 from responses_api.models import ENDED, StoredResponse
 from responses_api.output.events import DONE
@@ -82,7 +82,7 @@ class ResponseView(ApiView):
             grace_s = disconnect_grace_s(caller_of(request)) if has_client else 0
             return stream(request, stored, _starting_after(query), grace_s)
         found = current_response(stored)
-        place = place_of_waiting(response_id) if found.status == "queued" else None
+        place = position_of_waiting(response_id) if found.status == "queued" else None
         return Response(found.model_dump(), headers={} if place is None else place.headers)
 
     @documented(answer=DeletedResponse, errors=(ConflictError,))

@@ -14,8 +14,8 @@ from django.db import connection
 from django.test import Client
 
 from inference_site.accounts.models import ApiKey
-from inference_site.generations.cancellation import attend, cancel, stop
-from inference_site.generations.maintenance import stop_unattended
+from inference_site.generations.cancellation import cancel, set_reader_deadline, stop
+from inference_site.generations.maintenance import cancel_without_readers
 from inference_site.generations.models import Generation, GenerationQuerySet, Status
 from inference_site.storage.redis_clients import client_for
 from inference_site.streams.event_log import read_log
@@ -70,8 +70,8 @@ def by_operator_at_the_response(
 
 
 def by_maintenance(generation_id: str, secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    attend(generation_id, -10)
-    stop_unattended()
+    set_reader_deadline(generation_id, -10)
+    cancel_without_readers()
 
 
 def _admin() -> Client:

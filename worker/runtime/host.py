@@ -1,4 +1,4 @@
-"""The host of a worker: what its lease says of it, and reading a file ahead of use."""
+"""The host of a worker: what the lease says about it, and reading weights into its memory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from inference_site.fleet.leases import HOST_MEMORY, HostState
 from inference_site.host import memory_bytes
 from worker.model_servers.nvml import gpus
 
-_CPU_INFO = Path("/proc/cpuinfo")
-_STATM = Path("/proc/self/statm")
+_CHUNK_BYTES = 16 * 2**20
 
 
 def host_state() -> HostState:
-    """Return what the host has, and how busy it is."""
+    """Return the host's processors, memory, GPUs and load."""
     return HostState(
         cpu=_cpu_name(),
         cores=os.cpu_count() or 0,
@@ -29,34 +28,31 @@ def host_state() -> HostState:
     )
 
 
-def process_memory_bytes() -> int:
-    """Return what this process has in memory, with what it has mapped; 0 where nobody tells."""
-    try:
-        pages = int(_STATM.read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
 @cache
 def _cpu_name() -> str:
     try:
-        lines = _CPU_INFO.read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor())
 
 
-_CHUNK_BYTES = 16 * 2**20
+def process_memory_bytes() -> int:
+    """Return the resident memory of this process, mapped files included; 0 if unknown."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def read_ahead(path: Path) -> Iterator[float]:
-    """Bring a file into the page cache; yield which share of it has come, after each piece.
+    """Read a file into the page cache; yield the fraction that is read, after each chunk.
 
-    Libraries keep every other Python thread waiting while they load a model; what they then need
-    not fetch from the disk is not waited for. A file that memory could not hold is left alone, and
-    so is one that cannot be read: the library will say so.
+    Some libraries hold the GIL while they load a model, so less waiting for the disk means a
+    shorter pause of all other threads. A file that is larger than the free memory is not read.
+    Neither is an unreadable one: the library reports that.
     """
     try:
         size = path.stat().st_size

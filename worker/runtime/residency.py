@@ -1,4 +1,11 @@
-"""Which models are in the memory of this host."""
+"""Which models are in the memory of this host: the load queue, the capacity, eviction, idle unload.
+
+A model that does not fit waits in the load queue; the model that has waited longest is loaded next.
+To make room, models that are not pinned are evicted. An idle model, on which nothing runs and for
+which nothing waits, is evicted at once, the least recently used first. If none is idle, a model
+that has been loaded for the ``min_resident_s`` of its entry accepts no new work, and is evicted
+when its runs have ended.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import redis.exceptions
 from django.db import connection
@@ -17,7 +24,7 @@ from inference_site.catalogue.file_facts import file_facts
 from inference_site.domain.device import Device
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.generations.maintenance import attempt
+from inference_site.generations.maintenance import try_and_log
 from inference_site.generations.models import Generation, Status
 from inference_site.host import memory_bytes
 from inference_site.storage.redis_clients import site_client
@@ -25,66 +32,59 @@ from worker.engines.own_server import learnt, sizes_of
 from worker.model_servers.nvml import gpus
 from worker.runtime.served_model import ServedModel
 
-_SHARE = 0.85
-"""Of the host's memory, for models; the rest is for the platform and the page cache."""
+_MEMORY_SHARE = 0.85
+"""Share of the host's memory for models; the rest is for the platform and the page cache."""
 _MIB = 2**20
-
-
-class Resident(Protocol):
-    """A model that is loaded, as it is seen from here. Times are those of the monotonic clock."""
-
-    spec: ModelSpec
-
-    @property
-    def loaded_at(self) -> float:
-        """When it was loaded."""
-
-    @property
-    def used_at(self) -> float:
-        """When a run has ended on it last."""
-
-    @property
-    def busy(self) -> int:
-        """How many runs there are on it."""
+_HISTORY_KEPT_S = 30 * 86_400
+_CHECK_IDLE_S = 1.0
+_ANNOUNCED_S = 3.0
+"""After this time all web processes have read that the model accepts no new work."""
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What models may take: so many of them, so many bytes of the host's memory and of each GPU.
+class Capacity:
+    """How many models, and how many bytes of host memory and of each GPU, models may use.
 
-    0 models: any number; 0 bytes: ``_SHARE`` of the memory that the host has; 0 ``gpu_bytes``: all
-    that is free there.
+    0 means: any number of models, ``_MEMORY_SHARE`` of the host's memory, all free memory of a GPU.
     """
 
     models: int = 0
     bytes: int = 0
     gpu_bytes: int = 0
 
-    def lacks(self, wanted: ModelSpec, residents: Sequence[Resident], asleep: int = 0) -> bool:
-        """Whether a model cannot be loaded beside these. Raise EngineLoadError if it never can.
+    def fits(
+        self, wanted: ModelSpec, residents: Sequence[ServedModel], sleeping_bytes: int = 0
+    ) -> bool:
+        """Whether a model can be loaded beside these. Raise EngineLoadError if it never can.
 
-        ``asleep`` is what sleeping servers take of the host's memory.
+        ``sleeping_bytes`` is the host memory of sleeping servers.
         """
-        others = [resident.spec for resident in residents if takes_room(resident.spec)]
+        others = [resident.spec for resident in residents if uses_host(resident.spec)]
         if self.models and len(others) >= self.models:
-            return True
-        if any(are_exclusive(wanted, other) for other in others):
-            return True
-        needed = needed_bytes(wanted)
-        if used := _gpus_of(wanted, found := gpus()):
-            return self._lacks_gpus(wanted, others, {index: found[index] for index in used})
-        budget = self.bytes or round(memory_bytes()[0] * _SHARE)
+            return False
+        if any(_are_exclusive(wanted, other) for other in others):
+            return False
+        needed, found = needed_bytes(wanted), gpus()
+        if used := _gpus_of(wanted, found):
+            return self._fits_gpus(wanted, others, {index: found[index] for index in used})
+        budget = self.bytes or round(memory_bytes()[0] * _MEMORY_SHARE)
         if needed > budget:
             raise EngineLoadError(
                 f"Model '{wanted.id}': it needs about {needed // _MIB} MiB of memory, and models "
                 f"may take {budget // _MIB} MiB on this host."
             )
-        return needed + sum(_host_bytes(spec, found) for spec in others) + asleep > budget
+        taken = sum(
+            learnt(spec).host if _gpus_of(spec, found) else needed_bytes(spec) for spec in others
+        )
+        return needed + taken + sleeping_bytes <= budget
 
-    def _lacks_gpus(
+    def _fits_gpus(
         self, wanted: ModelSpec, others: Sequence[ModelSpec], used: dict[int, Device]
     ) -> bool:
-        """Whether these GPUs, by number, have no room; an estimate is for all of them together."""
+        """Whether a model fits on these GPUs, by number.
+
+        If its use of each GPU is not known yet, one estimate is compared with all GPUs together.
+        """
         budgets = {i: self.gpu_bytes or device.memory_total for i, device in used.items()}
         needed = learnt(wanted).gpus or {-1: needed_bytes(wanted)}
         for index, bytes_ in needed.items():
@@ -97,44 +97,41 @@ class Room:
                 )
         taken = {i: sum(learnt(spec).gpus.get(i, 0) for spec in others) for i in used}
         free = {i: min(used[i].memory_free, budgets[i] - taken[i]) for i in used}
-        return any(n > free.get(i, sum(free.values())) for i, n in needed.items())
+        return all(n <= free.get(i, sum(free.values())) for i, n in needed.items())
 
 
 def _gpus_of(spec: ModelSpec, found: Sequence[Device]) -> list[int]:
-    """Return the numbers of the GPUs that a model uses, of those of this host."""
+    """Return the numbers of this host's GPUs that a model uses."""
     named = spec.options.get("gpus")
     numbers = range(len(found)) if named is None else named
     return [index for index in numbers if index < len(found)] if spec.gpu_layers else []
 
 
-def _host_bytes(spec: ModelSpec, found: Sequence[Device]) -> int:
-    return learnt(spec).host if _gpus_of(spec, found) else needed_bytes(spec)
-
-
-def takes_room(spec: ModelSpec) -> bool:
-    """Whether the model is on this host: not one of servers elsewhere."""
+def uses_host(spec: ModelSpec) -> bool:
+    """Whether the model uses memory of this host; a model of an upstream does not."""
     return spec.engine != "openai_upstream"
 
 
-def shares_gpu(spec: ModelSpec) -> bool:
-    """Whether the model's load may take memory of a GPU: what fits there depends on the others."""
+def _loads_on_gpu(spec: ModelSpec) -> bool:
+    """Whether loading the model may take GPU memory. Such loads run one after the other: whether
+    the next one fits is known only then."""
     return spec.gpu_layers != 0 and spec.engine != "scripted" and bool(gpus())
 
 
-def are_exclusive(one: ModelSpec, other: ModelSpec) -> bool:
-    """Whether one of them says that it cannot be loaded beside the other."""
+def _are_exclusive(one: ModelSpec, other: ModelSpec) -> bool:
+    """Whether the entry of one excludes the other."""
     return other.id in one.exclusive_with or one.id in other.exclusive_with
 
 
 _estimates: dict[tuple[str, str], int] = {}
-"""By id and sizes: a header takes up to 0.4 s to read, and who waits for room asks again and again.
-"""
+"""Estimates by id and sizes. Reading a file's header takes up to 0.4 s, and a model that waits for
+room asks again and again."""
 
 
 def needed_bytes(spec: ModelSpec) -> int:
-    """Return what a model takes: what its process was seen to take, else an estimate."""
-    if seen := learnt(spec).host:
-        return seen
+    """Return the memory of a model: as measured on its process before, else an estimate."""
+    if measured := learnt(spec).host:
+        return measured
     key = spec.id, sizes_of(spec)
     if key not in _estimates:
         facts = file_facts(spec)
@@ -142,70 +139,62 @@ def needed_bytes(spec: ModelSpec) -> int:
     return _estimates[key]
 
 
-def longest_stay_s(residents: Sequence[Resident]) -> float:
-    """Return after how many seconds one of these has to make room at the latest."""
+def longest_residency_s(residents: Sequence[ServedModel]) -> float:
+    """Return after how many seconds, at the latest, one of these may be evicted."""
     now = time.monotonic()
-    may_go = [r for r in residents if takes_room(r.spec) and not r.spec.is_pinned]
-    stays = (r.spec.min_resident_s - (now - r.loaded_at) for r in may_go)
-    return max(0.0, min(stays, default=0.0))
+    left = (r.spec.min_resident_s - (now - r.loaded_at) for r in _evictable(residents))
+    return max(0.0, min(left, default=0.0))
 
 
-def next_to_go(
-    wanted: ModelSpec, residents: Sequence[Resident], waited_for: Collection[str]
-) -> Resident | None:
-    """Return the resident that goes next to make room for a model; None if none may go now.
+def next_to_evict(
+    wanted: ModelSpec, residents: Sequence[ServedModel], waited_for: Collection[str]
+) -> ServedModel | None:
+    """Return the model to evict for another one; None if none may be evicted now.
 
-    ``waited_for`` are the ids of models that generations wait for.
+    ``waited_for`` are the ids of models that queued generations wait for.
     """
-    now = time.monotonic()
-    may_go = [r for r in residents if takes_room(r.spec) and not r.spec.is_pinned]
-    may_go.sort(key=lambda r: (not are_exclusive(wanted, r.spec), r.used_at))
-    for resident in may_go:
+    now, evictable = time.monotonic(), _evictable(residents)
+    evictable.sort(key=lambda r: (not _are_exclusive(wanted, r.spec), r.used_at))
+    for resident in evictable:
         if not resident.busy and resident.spec.id not in waited_for:
             return resident
-    stayed = [r for r in may_go if now - r.loaded_at >= r.spec.min_resident_s]
+    stayed = [r for r in evictable if now - r.loaded_at >= r.spec.min_resident_s]
     return min(stayed, key=lambda r: r.loaded_at, default=None)
 
 
-_KEPT_S = 30 * 86_400
+def _evictable(residents: Sequence[ServedModel]) -> list[ServedModel]:
+    return [r for r in residents if uses_host(r.spec) and not r.spec.is_pinned]
 
 
-class Loadable(Protocol):
-    """A model that is to be loaded, as it is seen from here."""
+class LoadQueue:
+    """The models that wait to be loaded, oldest first, and those that are loading.
 
-    spec: ModelSpec
-
-
-T = TypeVar("T", bound=Loadable)
-
-
-class LoadLine(Generic[T]):
-    """The models that wait to be loaded, the longest waiting first, and those that are loaded now.
-
-    For any thread.
+    It estimates when a model is ready from how long its last load on this host took, which is kept
+    in Redis. Thread-safe.
     """
 
     def __init__(self) -> None:
-        self._waiting: list[T] = []
-        self._begun: dict[T, float] = {}
-        self._known: dict[str, float] = {}
+        self._waiting: list[ServedModel] = []
+        self._started: dict[ServedModel, float] = {}
+        self._load_s: dict[str, float] = {}
         self._changed = threading.Condition()
 
-    def put(self, model: T) -> None:
-        """Have a model wait for its turn."""
+    def add(self, model: ServedModel) -> None:
+        """Append a model to the queue."""
         with self._changed:
             self._waiting.append(model)
             self._changed.notify()
 
-    def first(self, is_alone: Callable[[T], bool]) -> T:
-        """Return the model whose turn it is, which stays in the line; wait for one.
+    def next(self) -> ServedModel:
+        """Wait until a model may be loaded, and return it; it stays in the queue.
 
-        Of those that load alone the turn of one comes when no other of them is being loaded.
+        A model that loads on a GPU waits for such a load in progress.
         """
 
-        def found() -> T | None:
-            is_taken = any(map(is_alone, self._begun))
-            return next((m for m in self._waiting if not (is_taken and is_alone(m))), None)
+        def found() -> ServedModel | None:
+            is_gpu_busy = any(_loads_on_gpu(model.spec) for model in self._started)
+            free = (m for m in self._waiting if not (is_gpu_busy and _loads_on_gpu(m.spec)))
+            return next(free, None)
 
         with self._changed:
             self._changed.wait_for(lambda: found() is not None)
@@ -213,116 +202,114 @@ class LoadLine(Generic[T]):
             assert model is not None
             return model
 
-    def begin(self, model: T) -> None:
-        """Note that the load of a model begins."""
+    def start(self, model: ServedModel) -> None:
+        """Record that the load of a model starts."""
         with self._changed:
-            self._begun.setdefault(model, time.monotonic())
+            self._started.setdefault(model, time.monotonic())
 
-    def leave(self, model: T) -> None:
-        """Take a model out of the line, which is being loaded or will never be."""
+    def remove(self, model: ServedModel) -> None:
+        """Remove a model that is loading now or will never be loaded."""
         with self._changed, contextlib.suppress(ValueError):
             self._waiting.remove(model)
 
-    def end(self, model: T, *, is_loaded: bool) -> None:
-        """Note that the load of a model has ended; learn from it if it was good."""
+    def end(self, model: ServedModel, *, is_loaded: bool) -> None:
+        """Record that the load of a model has ended; store how long it took if it succeeded."""
         with self._changed:
-            began = self._begun.pop(model, None)
+            started = self._started.pop(model, None)
             self._changed.notify()
-        if began is None or not is_loaded:
+        if started is None or not is_loaded:
             return
-        seconds = self._known[model.spec.id] = time.monotonic() - began
+        seconds = self._load_s[model.spec.id] = time.monotonic() - started
         with contextlib.suppress(redis.exceptions.RedisError):
-            pipeline = site_client().pipeline(transaction=False)
-            pipeline.hset(_key(), model.spec.id, round(seconds, 3))
-            pipeline.expire(_key(), _KEPT_S)
+            pipeline, key = site_client().pipeline(transaction=False), _history_key()
+            pipeline.hset(key, model.spec.id, round(seconds, 3))
+            pipeline.expire(key, _HISTORY_KEPT_S)
             pipeline.execute()
 
-    def read(self) -> None:
-        """Take up what this host has learnt before."""
+    def read_history(self) -> None:
+        """Read how long loads on this host took before this process started."""
         with contextlib.suppress(redis.exceptions.RedisError):
-            learnt: Any = site_client().hgetall(_key())
-            known = {id_.decode(): float(seconds) for id_, seconds in learnt.items()}
-            self._known = {**known, **self._known}
+            stored: Any = site_client().hgetall(_history_key())
+            known = {id_.decode(): float(seconds) for id_, seconds in stored.items()}
+            self._load_s = {**known, **self._load_s}
 
-    def expected_s(self, model: T, loading_s: float, stay_s: float | None) -> float | None:
+    def expected_s(
+        self, model: ServedModel, loading_s: float, eviction_s: float | None
+    ) -> float | None:
         """Return in how many seconds a model should be ready; None if unknown.
 
-        ``loading_s`` is for how long it has been loading if it is not in the line: its server is
-        started again. ``stay_s`` is for how long whoever makes room for the first of the line
-        stays, None if it needs none. Then each model before this one stays, too, as its entry says.
+        ``loading_s``: for how long a model has been loading that is not in the queue, because its
+        server is restarted. ``eviction_s``: after how long a resident may be evicted for the first
+        of the queue; None if that fits. Then each model before this one must stay its
+        ``min_resident_s``, too.
         """
         with self._changed:
-            began, waiting = self._begun.get(model), list(self._waiting)
-        own_s = self._known.get(model.spec.id)
+            started, waiting = self._started.get(model), list(self._waiting)
+        own_s = self._load_s.get(model.spec.id)
         if own_s is None:
             return None
-        if began is not None:
-            return max(0.0, own_s - (time.monotonic() - began))
+        if started is not None:
+            return max(0.0, own_s - (time.monotonic() - started))
         if model not in waiting:
             return max(0.0, own_s - loading_s)
         before = waiting[: waiting.index(model)]
-        loads = [s for other in before if (s := self._known.get(other.spec.id)) is not None]
+        loads = [s for other in before if (s := self._load_s.get(other.spec.id)) is not None]
         if len(loads) < len(before):
             return None
-        stays_s = 0.0
-        if stay_s is not None:
-            stays_s = stay_s + sum(other.spec.min_resident_s for other in before)
-        return own_s + stays_s + sum(loads)
+        residency_s = 0.0
+        if eviction_s is not None:
+            residency_s = eviction_s + sum(other.spec.min_resident_s for other in before)
+        return own_s + residency_s + sum(loads)
 
 
-def _key() -> str:
+def _history_key() -> str:
     return f"load-seconds:{socket.gethostname()}"
-
-
-_LOOK_S = 1.0
-_SEEN_S = 3.0
-"""After this time all web processes know that the model takes no new work."""
 
 
 class IdleWatch:
     """Unloads a model that has been idle for ``keep_alive_s`` of its spec.
 
-    ``announce`` is called when the model leaves, or stays after all; ``end`` unloads it.
+    ``announce`` is called when the model stops or resumes accepting work; ``unload`` unloads it.
     """
 
     def __init__(
-        self, model: ServedModel, announce: Callable[[], None], end: Callable[[], None]
+        self, model: ServedModel, announce: Callable[[], None], unload: Callable[[], None]
     ) -> None:
-        self._model, self._announce, self._end = model, announce, end
+        self._model, self._announce, self._unload = model, announce, unload
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self.is_leaving = False
-        """Whether the model takes no new work, because nothing has asked for it for a while."""
+        """Whether the model accepts no new work because it is about to be unloaded."""
         self._is_kept = False
 
     def start(self) -> None:
-        """Begin to look, if the model's entry has ``keep_alive``."""
+        """Start the thread, if the model's entry has ``keep_alive``."""
         if self._model.spec.keep_alive_s is not None:
             threading.Thread(target=self._main, name="idle", daemon=True).start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop the thread."""
         self._stopped.set()
 
     def keep(self) -> bool:
-        """Have a model that is leaving stay; return False if it is too late."""
+        """Keep a model that is leaving; return False if it is too late."""
         with self._lock:
             self._is_kept = self.is_leaving and not self._stopped.is_set()
             return self._is_kept
 
     def _main(self) -> None:
         keep_alive_s = self._model.spec.keep_alive_s or 0.0
-        while not self._stopped.wait(_LOOK_S):
-            if self._model.idle_s >= keep_alive_s and not self._is_wanted() and self._retires():
-                self._end()
+        while not self._stopped.wait(_CHECK_IDLE_S):
+            if self._model.idle_s >= keep_alive_s and not self._is_wanted() and self._closes():
+                self._unload()
                 return
 
-    def _retires(self) -> bool:
-        """Take no new work, and return whether none has come on the way; take it otherwise."""
+    def _closes(self) -> bool:
+        """Accept no new work; return True if none has come meanwhile, else resume."""
         self._is_kept, self.is_leaving = False, True
         self._model.drain(0)
         self._announce()
-        self._stopped.wait(_SEEN_S)
+        self._stopped.wait(_ANNOUNCED_S)
         is_wanted = self._is_wanted()
         with self._lock:
             if not (is_wanted or self._is_kept):
@@ -334,14 +321,14 @@ class IdleWatch:
         return False
 
     def _is_wanted(self) -> bool:
-        """Whether something runs on the model or waits for it; so it is while nobody can tell."""
+        """Whether something runs on the model or waits for it; True while PostgreSQL is down."""
         waits = True
 
-        def look() -> None:
+        def query() -> None:
             nonlocal waits
             rows = Generation.objects.filter(model=self._model.spec.id, status=Status.QUEUED)
             waits = rows.exists()
 
-        attempt("idle model", look)
+        try_and_log("idle model", query)
         connection.close()
         return waits or self._model.idle_s == 0

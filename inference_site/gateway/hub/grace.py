@@ -10,7 +10,7 @@ import redis.asyncio
 import redis.exceptions
 
 from inference_site.gateway.hub.follower import Follower
-from inference_site.generations.cancellation import tell_attended
+from inference_site.generations.cancellation import refresh_reader_deadlines
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ async def keep_from_cancelling(
         if not known:
             continue
         try:
-            await tell_attended(client, read, left)
+            await refresh_reader_deadlines(client, read, left)
         except redis.exceptions.RedisError as exc:
             logger.warning("hub: cannot store who is read: %s", exc)
         else:

@@ -26,7 +26,7 @@ PUBLIC = "93.184.215.14"
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[list[str]]]:
     """Host names and what they resolve to: one list of addresses for each time they are asked."""
     table: dict[str, list[list[str]]] = {}
-    monkeypatch.setattr(media, "look_up", lambda host: table[host].pop(0))
+    monkeypatch.setattr(media, "resolve_host", lambda host: table[host].pop(0))
     return table
 
 
@@ -217,7 +217,7 @@ def test_a_slow_resolver_is_given_up(settings: Settings, monkeypatch: pytest.Mon
         time.sleep(6)
         return [PUBLIC]
 
-    monkeypatch.setattr(media, "look_up", slow)
+    monkeypatch.setattr(media, "resolve_host", slow)
     began = time.monotonic()
     assert "within 0.2 s" in refusal("http://images.test/")
     assert time.monotonic() - began < 5

@@ -162,7 +162,7 @@ def test_what_may_have_killed_its_worker_holds_others_up_for_a_while_only(
         pool.submit(runtime.serve, "m")
         wait_until(lambda: running.count() == 2)  # It does not wait for the other's end,
         wait_until(
-            lambda: runtime._models["m"].isolation.is_open
+            lambda: runtime.loader.models["m"].isolation.is_open
         )  # and has given output for long enough.
         runtime.drain()
         runtime._publisher.stop_all()
@@ -267,7 +267,7 @@ def test_a_model_that_cannot_load_beside_one_that_can_is_announced_with_the_reas
         assert (bad.state, bad.free) == (ModelState.FAILED, 0)
         assert "needs a 'file'" in bad.reason
         assert not found.serves("broken")
-        assert worker.lacking() == ["broken"]
+        assert worker.not_ready() == ["broken"]
 
 
 def reports(worker: Runtime) -> Sequence[ModelReport]:
@@ -318,7 +318,7 @@ def test_a_model_takes_work_while_others_load(monkeypatch: pytest.MonkeyPatch, r
 
     monkeypatch.setattr(served_model, "load_engine", load)
     worker.start()
-    found, lacking = announced(worker), worker.lacking()
+    found, lacking = announced(worker), worker.not_ready()
     go_on.set()
     wait_until(lambda: all(one.state == "ready" for one in worker.described().models))
     worker.stop()
@@ -333,12 +333,12 @@ def test_a_model_may_be_dropped_while_the_lease_is_written(
     report = served_model.ServedModel.report.fget  # type: ignore[attr-defined]  # It is a property.
 
     def dropped(model: served_model.ServedModel) -> ModelReport:
-        runtime._models.clear()
+        runtime.loader.models.clear()
         made: ModelReport = report(model)
         return made
 
     monkeypatch.setattr(served_model.ServedModel, "report", property(dropped))
-    runtime._models["another"] = served_model.ServedModel(ModelSpec("another", "scripted"))
+    runtime.loader.models["another"] = served_model.ServedModel(ModelSpec("another", "scripted"))
     assert [model.id for model in runtime.described().models] == ["m", "another"]
 
 
