@@ -9,8 +9,8 @@ lost the flag.
 ``end_without_worker`` ends a generation whose worker died, never claimed it, or is not needed.
 
 A generation with a disconnect grace continues for that time after its last reader has left. Its
-deadline is in Redis. A web process with a reader extends it; when nobody does, because the client
-has left or the web process died, it passes, and maintenance cancels the generation.
+deadline is in Redis. A web process with a reader extends it. When it passes, because the client has
+left or the web process died, maintenance cancels the generation.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _cancel_with_readers(generation: Generation, error: Exception | None) -> boo
 
 
 def set_reader_deadline(generation_id: str, grace_s: int) -> None:
-    """Have a generation cancelled when nobody has read it for ``grace_s``."""
+    """Have a generation cancelled ``grace_s`` after its last reader has left."""
     _reader_deadlines.push(generation_id, grace_s + _SLACK_S)
 
 

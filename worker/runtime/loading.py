@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 _CHECK_WAITING_S = 1.0
 STOP_S = 5.0
-"""How long runs may take to end after they were told to stop."""
+"""How long runs may take to end after they were stopped."""
 _POLL_S = 0.2
 
 
@@ -274,17 +274,18 @@ class ModelLoader:
 
     def leave(self, model_id: str) -> None:
         """Accept no new runs of a model, and drop it when its runs have ended."""
+
+        def drop_when_idle(model: ServedModel) -> None:
+            model.drain(0)
+            self.worker.lease.renew()
+            while not model.drain(_POLL_S):
+                if self.worker.stopped.is_set():
+                    return
+            self._drop(model)
+
         if model := self.models.get(model_id):
             self._leaving.add(model_id)
-            in_background(self._drop_when_idle, model)
-
-    def _drop_when_idle(self, model: ServedModel) -> None:
-        model.drain(0)
-        self.worker.lease.renew()
-        while not model.drain(_POLL_S):
-            if self.worker.stopped.is_set():
-                return
-        self._drop(model)
+            in_background(drop_when_idle, model)
 
     def _enqueue(self, model: ServedModel) -> None:
         """Load a model in its turn, or at once if it uses no memory of this host."""
@@ -334,7 +335,12 @@ class ModelLoader:
             fleet.clear_pending_load(spec.id)
         finally:
             self._queue.end(model, is_loaded=model.is_loaded)
-        if not model.is_loaded and self._drop_newest_adapter(spec.id):
+        dropped = None
+        if not model.is_loaded:
+            with contextlib.suppress(django.db.Error):
+                dropped = adapters.remove_newest(spec.id)
+        if dropped is not None:
+            logger.error("%s: it is loaded without the adapter %s", spec.id, dropped)
             self.reload(spec.id)
             return
         if spec.id in self._loaded_on_demand and model.is_loaded:
@@ -344,14 +350,6 @@ class ModelLoader:
             self._idle_watches[spec.id] = watch
             watch.start()
         self._settle(model)
-
-    def _drop_newest_adapter(self, model: str) -> bool:
-        dropped = None
-        with contextlib.suppress(django.db.Error):
-            dropped = adapters.remove_newest(model)
-        if dropped is not None:
-            logger.error("%s: it is loaded without the adapter %s", model, dropped)
-        return dropped is not None
 
     def _settle(self, model: ServedModel) -> None:
         """Announce that a load has succeeded or failed."""

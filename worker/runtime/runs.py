@@ -124,7 +124,7 @@ class Runs:
         return True
 
     def _may_wait(self, model: ServedModel, claim: Claim) -> bool:
-        """Whether, after this run, a generation may wait of which no wake-up will tell.
+        """Whether, after this run, a generation may wait that has no wake-up.
 
         A generation that came while a slot was free has a wake-up that is read.
         """

@@ -62,7 +62,7 @@ class Runtime:
         """Called, from any thread, when the list of open models may have changed."""
 
     def start(self) -> None:
-        """Announce the models and begin to load them.
+        """Announce the models and start to load them.
 
         Return when at least one accepts runs. Raise EngineLoadError when none of them can be
         loaded, and ImproperlyConfigured for a bad hook. A model that cannot be loaded beside others
@@ -113,7 +113,7 @@ class Runtime:
     def _announce_end(self) -> None:
         """Announce that this worker ends.
 
-        Before its lease says so, requests are told to wait for the worker that replaces it.
+        First, requests are made to wait for the worker that replaces it; then the lease says so.
         """
         logger.info("draining for %d s at most", settings.DRAIN_TIMEOUT_S)
         self._is_replaced = notify_stopping()
@@ -136,13 +136,13 @@ class Runtime:
         self._publisher.stop()
         self.lease.stop()
         if self._is_replaced:
-            try_and_log("restart", self._note_served_by_others)
-        self.loader.close()
 
-    def _note_served_by_others(self) -> None:
-        """Have requests not wait for the restart of models that another worker serves already."""
-        live, models = live_workers(), self.loader.after_restart
-        self.note_restarted([id_ for id_ in models if any(w.serves(id_) for w in live)])
+            def note_served_by_others() -> None:
+                live, models = live_workers(), self.loader.after_restart
+                self.note_restarted([id_ for id_ in models if any(w.serves(id_) for w in live)])
+
+            try_and_log("restart", note_served_by_others)
+        self.loader.close()
 
     def note_restarted(self, models: Collection[str]) -> None:
         """Record that requests need not wait for a restart of these models."""

@@ -108,7 +108,7 @@ class ConsumerWatch:
 
     Every second a thread schedules a callback on the consumer's event loop and, while the worker's
     own queue is consumed, sends probe messages to that queue. If a worker with free slots answers
-    neither for seconds, it gets no wake-ups, whatever the cause: a connection that the other side
+    neither for seconds, it gets no wake-ups. Possible causes are a connection that the other side
     has dropped, or a callback that does not return. Then a connection error is raised in the loop,
     after which Celery connects again; in a blocked loop, a signal handler raises it. Seconds in
     which this thread does not run do not count, nor do seconds without a broker.
@@ -172,7 +172,7 @@ class ConsumerWatch:
         self._loop_runs, self._must_wake = True, False
 
     def _handle_silence(self, silent: int) -> None:
-        """Restart the consumer after so many checks without a sign of life, or end the process."""
+        """Restart the consumer, or end the process, after ``silent`` checks without a sign of life."""
         self._silent = silent
         if silent == 0 and self._is_cut_off:
             self._is_cut_off = False
