@@ -35,9 +35,9 @@ _CHECK_S = 1.0
 _PROBE_AGAIN = 3
 """Checks after which another probe is sent, read or not: Redis may have lost the previous one."""
 _SILENT = 6
-"""Checks without a sign of life after which the consumer is restarted, and again after as many."""
+"""Checks without an answer after which the consumer is restarted, and again after as many."""
 _HOPELESS = 60
-"""Checks without a sign of life after which an idle process ends; its supervisor restarts it."""
+"""Checks without an answer after which an idle process ends; its supervisor restarts it."""
 _WAKES = signal.SIGUSR2
 """The signal that interrupts a blocked main thread."""
 
@@ -172,7 +172,7 @@ class ConsumerWatch:
         self._loop_runs, self._must_wake = True, False
 
     def _handle_silence(self, silent: int) -> None:
-        """Restart the consumer, or end the process, after ``silent`` checks without a sign of life."""
+        """Restart the consumer, or end the process, after ``silent`` checks without an answer."""
         self._silent = silent
         if silent == 0 and self._is_cut_off:
             self._is_cut_off = False
