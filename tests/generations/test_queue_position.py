@@ -1,4 +1,4 @@
-"""Places in the queue: positions by the order of claims, estimated waits, and the bound."""
+"""Positions in the queue by the order of claims, estimated waits, and the limits of the queue."""
 
 from __future__ import annotations
 
