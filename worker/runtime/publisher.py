@@ -2,10 +2,10 @@
 
 One thread with an asyncio loop serves all streams of the process, with one shard for each event log
 server. The first and the last frames of a stream are flushed at once, without the other waiting
-streams; the frames between are flushed in ticks. A tick is one append for any number of
-streams, with one channel-layer message for each web process that follows any of them. If the
-channel layer uses another server, the messages are sent after the append. The append also returns
-the cancel flags, so a cancel needs no channel of its own and cannot be lost.
+streams; the frames between are flushed in ticks. A tick is one append for any number of streams,
+with one channel-layer message for each web process that follows any of them. If the channel layer
+uses another server, the messages are sent after the append. The append also returns the cancel
+flags, so a cancel needs no channel of its own and cannot be lost.
 
 A stream keeps the frames that it has sent. If Redis loses its log, the stream sends all of them
 again: its readers continue, and recovery finds its text.
