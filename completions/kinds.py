@@ -35,18 +35,19 @@ from completions.ollama.assembler import (
 )
 from completions.ollama.assembler import failure as ollama_failure
 from completions.storage import replay_of, store_result
-from inference_site.generations.kinds import Kind
-from inference_site.generations.whole_answer import failure
+from inference_site.generations.kinds import GenerationKind, failure
 from inference_site.streams.request_documents import Assembly
 
 KINDS = {
-    CHAT: Kind(ChatAssembly, ChatAssembler, failure, store_result, replay=replay_of),
-    COMPLETION: Kind(CompletionAssembly, CompletionAssembler, failure),
-    EMBEDDING: Kind(EmbeddingAssembly, EmbeddingAssembler, failure),
-    INFILL: Kind(InfillAssembly, InfillAssembler, failure),
-    INPUT_TOKENS: Kind(Assembly, InputTokensAssembler, message_failure),
-    MESSAGE: Kind(MessageAssembly, MessageAssembler, message_failure),
-    OLLAMA: Kind(OllamaAssembly, OllamaAssembler, ollama_failure, lines=True),
-    OLLAMA_EMBEDDING: Kind(OllamaEmbeddingAssembly, OllamaEmbeddingAssembler, ollama_failure),
-    TOKENS: Kind(TokenAssembly, TokenAssembler, failure),
+    CHAT: GenerationKind(ChatAssembly, ChatAssembler, failure, store_result, replay=replay_of),
+    COMPLETION: GenerationKind(CompletionAssembly, CompletionAssembler, failure),
+    EMBEDDING: GenerationKind(EmbeddingAssembly, EmbeddingAssembler, failure),
+    INFILL: GenerationKind(InfillAssembly, InfillAssembler, failure),
+    INPUT_TOKENS: GenerationKind(Assembly, InputTokensAssembler, message_failure),
+    MESSAGE: GenerationKind(MessageAssembly, MessageAssembler, message_failure),
+    OLLAMA: GenerationKind(OllamaAssembly, OllamaAssembler, ollama_failure, lines=True),
+    OLLAMA_EMBEDDING: GenerationKind(
+        OllamaEmbeddingAssembly, OllamaEmbeddingAssembler, ollama_failure
+    ),
+    TOKENS: GenerationKind(TokenAssembly, TokenAssembler, failure),
 }

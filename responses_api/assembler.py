@@ -31,9 +31,8 @@ from inference_site.domain.deltas import (
 )
 from inference_site.errors.api_errors import ApiError
 from inference_site.errors.exceptions import api_error
-from inference_site.generations.kinds import Assembler
+from inference_site.generations.kinds import Assembler, WholeAnswerAssembler
 from inference_site.generations.queue import new_id
-from inference_site.generations.whole_answer import WholeAnswerAssembler
 from inference_site.streams.batches import Ending, Sent
 from inference_site.streams.request_documents import Assembly
 from responses_api import events

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inference_site.generations import whole_answer
-from inference_site.generations.kinds import Kind
+from inference_site.generations import kinds
+from inference_site.generations.kinds import GenerationKind
 from inference_site.streams.request_documents import Assembly, Document
 from responses_api.assembler import (
     COMPACTION,
@@ -27,7 +27,7 @@ def _rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
 
 
 KINDS = {
-    RESPONSE: Kind(
+    RESPONSE: GenerationKind(
         ResponseAssembly,
         ResponseAssembly.assembler,
         failure,
@@ -37,6 +37,6 @@ KINDS = {
         find_replay,
         is_deleted,
     ),
-    COMPACTION: Kind(CompactionAssembly, CompactionAssembler, whole_answer.failure),
-    INPUT_TOKENS: Kind(Assembly, InputTokensAssembler, whole_answer.failure),
+    COMPACTION: GenerationKind(CompactionAssembly, CompactionAssembler, kinds.failure),
+    INPUT_TOKENS: GenerationKind(Assembly, InputTokensAssembler, kinds.failure),
 }

@@ -11,7 +11,7 @@ from PIL import Image
 from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.messages import ImagePart, Message, Part
 from inference_site.domain.request import GenerationRequest
-from worker.media.resolve import resolve_media
+from worker.media import resolve_media
 
 PARAM = "messages[0].content[0].image_url.url"
 

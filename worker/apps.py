@@ -2,7 +2,7 @@ from django.apps import AppConfig
 
 
 class WorkerConfig(AppConfig):
-    """What a GPU host runs."""
+    """The worker process: engines, and the Celery task that runs generations."""
 
     name = "worker"
     default_auto_field = "django.db.models.BigAutoField"

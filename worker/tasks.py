@@ -1,4 +1,4 @@
-"""Celery tasks: what the wake-ups of a worker call."""
+"""Celery tasks: what the messages in the queues of wake-ups call."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ logger = logging.getLogger(__name__)
 
 @shared_task(name=GENERATE_TASK, ignore_result=True, Strategy=AT_ONCE)  # type: ignore[call-overload, untyped-decorator]  # The stubs know no strategy.
 def generate(model: str) -> None:
-    """Run what waits for this model. With PostgreSQL down, maintenance wakes a worker later."""
+    """Run waiting generations of a model. If PostgreSQL is down, maintenance sends a wake-up."""
     try:
-        with lent_connection():  # Hooks of the operator may have asked the database.
+        with lent_connection():  # Hooks of the operator may have used the database.
             current_runtime().serve(model)
     except DATABASE_UNAVAILABLE as exc:
         logger.warning("cannot claim for %s: %s", model, exc)
@@ -26,4 +26,4 @@ def generate(model: str) -> None:
 
 @shared_task(name=LISTEN_TASK, ignore_result=True, Strategy=NOTED)  # type: ignore[call-overload, untyped-decorator]  # The stubs know no strategy.
 def listen_again() -> None:
-    """Do nothing: that its message is read is what it is sent for."""
+    """Do nothing: the message has done its work when it is read (see ``LISTEN_TASK``)."""

@@ -49,8 +49,7 @@ from inference_site.domain.deltas import (
     is_output,
 )
 from inference_site.domain.errors import Cancelled
-from inference_site.generations.kinds import Assembler
-from inference_site.generations.whole_answer import DONE, cancelled, failure
+from inference_site.generations.kinds import DONE, Assembler, cancelled, failure
 from inference_site.streams.batches import Ending, Sent
 from inference_site.streams.request_documents import Assembly
 

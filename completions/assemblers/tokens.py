@@ -28,7 +28,7 @@ from inference_site.domain.deltas import (
     Usage,
 )
 from inference_site.domain.errors import InvalidRequest
-from inference_site.generations.whole_answer import WholeAnswerAssembler
+from inference_site.generations.kinds import WholeAnswerAssembler
 from inference_site.streams.request_documents import Assembly
 
 EMBEDDING = "embedding"

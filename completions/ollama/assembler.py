@@ -23,8 +23,7 @@ from inference_site.domain.deltas import (
 )
 from inference_site.domain.errors import Cancelled
 from inference_site.errors.exceptions import api_error
-from inference_site.generations.kinds import Assembler
-from inference_site.generations.whole_answer import cancelled
+from inference_site.generations.kinds import Assembler, cancelled
 from inference_site.streams.batches import Ending, Sent
 from inference_site.streams.request_documents import Assembly
 

@@ -46,7 +46,7 @@ from inference_site.fleet import fleet, placement
 from inference_site.fleet.fleet import ModelReport, ModelState, ModelStatus
 from inference_site.fleet.leases import LiveWorker, live_view
 from inference_site.gateway.handoff import Feed, hand_feed
-from inference_site.generations.places import waiting_for
+from inference_site.generations.queue_position import waiting_by_model
 from inference_site.model_store import adapters
 from inference_site.model_store.adapter_files import adapter_file
 from inference_site.model_store.adapters import added_view
@@ -175,7 +175,7 @@ def wire_models(specs: Sequence[ModelSpec]) -> list[Model]:
     """Return the models as they are now."""
     live = live_view.workers()
     statuses = fleet.statuses_among(live, [spec.id for spec in specs])
-    waiting = waiting_for([id_ for id_, s in statuses.items() if s == ModelStatus.LOADING])
+    waiting = waiting_by_model([id_ for id_, s in statuses.items() if s == ModelStatus.LOADING])
     return [_wire_model(spec, statuses[spec.id], live, waiting.get(spec.id, 0)) for spec in specs]
 
 

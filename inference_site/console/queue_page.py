@@ -20,9 +20,10 @@ from django.urls import reverse
 from django.utils import timezone
 
 from inference_site.admin_pages.audit import log_action
+from inference_site.generations.cancellation import stop
 from inference_site.generations.models import Generation, ServiceClass, Status
-from inference_site.generations.operator_actions import move_up, stop
-from inference_site.generations.places import place_of
+from inference_site.generations.queue import move_up
+from inference_site.generations.queue_position import position_of
 
 VIEW, CHANGE = "generations.view_generation", "generations.change_generation"
 _MAX_ROWS = 100
@@ -74,7 +75,7 @@ def _add_places(waiting: Sequence[Generation]) -> None:
     for row in waiting:
         key = row.model, row.project_id, row.service_class
         with suppress(redis.exceptions.RedisError):  # The page is useful without places.
-            row.place = place_of(*key, before[key])  # type: ignore[attr-defined]  # For the page.
+            row.place = position_of(*key, before[key])  # type: ignore[attr-defined]  # For the page.
         before[key] += 1
 
 

@@ -29,8 +29,11 @@ from prometheus_client import Counter
 
 from inference_site.gateway.follower import ENDING_ONLY, Follower, SharedBatches
 from inference_site.gateway.lost_streams import end_lost, replay_to, runs_of, stored_among
-from inference_site.generations.cancel import cancel_waiting, flag_writes
-from inference_site.generations.disconnect_grace import tell_attended
+from inference_site.generations.cancellation import (
+    cancel_waiting,
+    flag_writes,
+    refresh_reader_deadlines,
+)
 from inference_site.generations.models import TERMINAL, Generation
 from inference_site.storage.connections import lent_connection
 from inference_site.storage.redis_clients import new_async_clients, shard_of
@@ -202,7 +205,7 @@ class Hub:
             if not known:
                 continue
             try:
-                await tell_attended(client, read, left)
+                await refresh_reader_deadlines(client, read, left)
             except redis.exceptions.RedisError as exc:
                 logger.warning("hub: cannot store who is read: %s", exc)
             else:

@@ -51,7 +51,7 @@ from inference_site.gateway.handoff import (
 from inference_site.gateway.head import ReadHead, length_of_body
 from inference_site.gateway.hub import hub
 from inference_site.gateway.view_pool import QueueKey, ViewPool
-from inference_site.generations.places import crowds
+from inference_site.generations.queue_position import queue_counts
 from inference_site.storage.connections import lent_connection
 from inference_site.streams.batches import Batch, Ending, StoredStream
 
@@ -220,7 +220,7 @@ def refuse_if_full(scope: dict[str, Any], body: bytes, project_id: int | None) -
     So a thousand requests to a full queue need no threads. Large bodies and requests with an
     idempotency key, whose answer may be known, are left to the view.
     """
-    if not crowds.any_refused() or len(body) > _MOST_PEEKED:
+    if not queue_counts.any_refused() or len(body) > _MOST_PEEKED:
         return
     if any(name == b"idempotency-key" for name, _ in scope["headers"]):
         return
@@ -232,7 +232,7 @@ def refuse_if_full(scope: dict[str, Any], body: bytes, project_id: int | None) -
     if not isinstance(model, str):
         return
     is_background = given.get("background") is True or given.get("service_tier") == "flex"
-    refusal = crowds.refusal(model, project_id, is_background=is_background)
+    refusal = queue_counts.refusal(model, project_id, is_background=is_background)
     if refusal is not None:
         raise api_error(refusal)
 

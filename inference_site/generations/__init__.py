@@ -1,1 +1,1 @@
-"""The row of a generation, its queue and its kinds; web and worker import it."""
+"""Generations: the row, its queue, its kinds and its maintenance; web and worker import it."""

@@ -39,7 +39,7 @@ def _bubbles(kept: KeptContent) -> list[Bubble]:
 
 
 class ModelFilter(admin.SimpleListFilter):
-    """The models of the catalogue; the values of the column would have to be searched for."""
+    """A filter of the catalogue's models; the distinct values of the column are slow to find."""
 
     title = parameter_name = "model"
 
@@ -52,7 +52,7 @@ class ModelFilter(admin.SimpleListFilter):
 
 @admin.register(Generation)
 class GenerationAdmin(KeysetAdmin):
-    """One row for every request that was accepted."""
+    """One row for each accepted request."""
 
     list_display = (
         "short_id",
@@ -112,7 +112,7 @@ class GenerationAdmin(KeysetAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        """Show what is kept of its content for debugging to users with the permission for it."""
+        """Show the content kept for debugging to users who may see it."""
         context = dict(extra_context or {})
         if may_see_content(request) and object_id.isdecimal():
             ids = Generation.objects.filter(pk=object_id).values("public_id")
@@ -123,7 +123,7 @@ class GenerationAdmin(KeysetAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Generation], search_term: str
     ) -> tuple[QuerySet[Generation], bool]:
-        """Look the whole id up in the one index it can be in."""
+        """Find the whole id in the one index that can contain it."""
         term = search_term.strip()
         if not term:
             return queryset, False
@@ -160,7 +160,7 @@ class GenerationAdmin(KeysetAdmin):
 
     @admin.display(description="content")
     def stored(self, generation: Generation) -> SafeString | str:
-        """Link to the stored response or chat completion, if it is stored."""
+        """Link to the stored response or chat completion, if there is one."""
         for prefix, page in _STORED_AS.items():
             if generation.public_id.startswith(prefix):
                 rows = apps.get_model(*page)._default_manager

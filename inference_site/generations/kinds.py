@@ -1,46 +1,50 @@
-"""How deltas become what goes over the wire: the contract between the worker and the API apps.
+"""The kinds of generations: how the deltas of each become frames and a stored result.
 
-The ``AppConfig`` of an API app names in ``kinds`` what kinds of generations the app enqueues.
-``KINDS`` of the app's module ``kinds`` says how the assembler of each is made from the request
-document. That module is imported when a kind is first used: beat needs one only when it ends a
-generation. The assembler runs once, in the worker, for streaming and non-streaming clients alike:
-what was streamed and what is stored cannot differ.
+This is the contract between the worker and the API apps. The ``AppConfig`` of an API app lists in
+``kinds`` the kinds that the app enqueues. ``KINDS`` of the app's module ``kinds`` has a
+``GenerationKind`` for each. That module is imported when a kind is first used: beat needs one only
+when it ends a generation. The assembler runs once, in the worker, for streaming and other clients
+alike, so the streamed and the stored answer cannot differ.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from typing import Any, Generic, Protocol
 
+import orjson
 from django.apps import AppConfig, apps
 
 from inference_site.domain.deltas import Delta
+from inference_site.domain.errors import Cancelled
+from inference_site.errors.exceptions import api_error
 from inference_site.streams.batches import Ending, Sent, StoredStream
 from inference_site.streams.request_documents import AssemblyT, Document, ToStore
 
 
 class Assembler(ABC):
-    """A fold over the deltas of one generation."""
-
-    def restart(self, sent: Sent) -> Sequence[bytes]:
-        """Go on after what was sent before this attempt; return the frames that end it.
-
-        Called first, and only when anything was. ``sent`` has no frames when they are lost.
-        """
-        return ()
+    """A fold over the deltas of one generation: it returns frames, and at last an ending."""
 
     pieces: int = 0
     """How many pieces of output were recovered."""
 
+    def restart(self, sent: Sent) -> Sequence[bytes]:
+        """Continue the stream of an earlier attempt; return the frames that close its output.
+
+        Called first, and only if an earlier attempt has sent frames. ``sent`` has no frames if they
+        are lost.
+        """
+        return ()
+
     def recover(self, sent: Sent) -> None:  # noqa: B027  # Whole answers have sent nothing.
-        """Go on after what was sent, in order to end what the worker that sent it did not."""
+        """Continue after the sent frames, to end the stream in place of its worker."""
 
     def begin(self) -> Sequence[bytes]:
-        """Return the frames to send before the first delta."""
+        """Return the frames before the first delta."""
         return ()
 
     @abstractmethod
@@ -53,7 +57,7 @@ class Assembler(ABC):
 
     @abstractmethod
     def cancel(self) -> Ending:
-        """End because the client or an operator stopped it."""
+        """End because the generation was cancelled."""
 
     @abstractmethod
     def fail(self, error: Exception) -> Ending:
@@ -61,49 +65,48 @@ class Assembler(ABC):
 
 
 class StoreResult(Protocol):
-    """Keeps the result of a generation."""
+    """Stores the result of a generation."""
 
     def __call__(
         self, generation_id: str, status: str, assembler: Assembler, store: ToStore | None
     ) -> None:
-        """Keep it. Runs in the transaction of the final row, once, whatever the status is.
+        """Store it. Runs in the transaction of the final row, once, for each terminal status.
 
-        ``store`` is that of the request document, or None when the document is not at hand.
+        ``store`` is that of the request document; None if the document is lost.
         """
 
 
 class Replay(Protocol):
-    """Finds what the stream of a generation that has ended can be made from anew."""
+    """Rebuilds the stream of an ended generation from what is stored."""
 
     def __call__(self, public_id: str, *, is_begun: bool = False) -> StoredStream | None:
-        """Return how; None when it is not stored, or was deleted.
+        """Return the stream; None if the result is not stored or was deleted.
 
-        Also None for a reader who has begun to read it, if the numbers of its frames are unknown.
+        Also None if the reader has read a part of it and the numbers of its frames are unknown.
         """
 
 
 class Failure(Protocol):
-    """Puts an error into words when there is no assembler to do it."""
+    """Makes an ending of an error without an assembler."""
 
     def __call__(self, error: Exception, *, first: int = 0) -> Ending:
-        """Return the ending; ``first`` is the number of the first of its frames."""
+        """Return the ending; ``first`` is the number of its first frame."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[AssemblyT]):
-    """How generations of one kind are assembled, and kept.
+class GenerationKind(Generic[AssemblyT]):
+    """How generations of one kind are assembled and stored.
 
-    ``assembler`` takes the ``assembly`` of the request document, which is of the type ``assembly``.
-    ``failure`` ends a generation that has no assembler: its document is gone, it never reached a
-    worker, or its frames were lost.
+    ``assembler`` creates the assembler from the ``assembly`` of the request document, which has the
+    type ``assembly``. ``failure`` ends a generation without an assembler: its document is lost, it
+    never reached a worker, or its frames are lost. Streams of kinds with ``lines`` are lines of
+    JSON instead of server-sent events.
 
-    Kinds whose results outlive their streams have the others too: ``store_result``; ``recover``,
-    which makes an assembler from the id and what was sent so far (None when there is too little
-    to go by), for what must be ended in place of its worker; ``rebuild``, which makes the request
-    document anew when it was lost (None when that cannot be); ``replay``, which makes the stream of
-    one that has ended anew when its log was lost (None when it is not stored, or was deleted); and
-    ``is_deleted``, whether its result may not be read any more. Streams of kinds with ``lines`` are
-    lines of JSON instead of events.
+    Kinds whose results are stored have the others, too. ``store_result`` stores the result.
+    ``recover`` makes an assembler from the id and the sent frames, to end a generation in place of
+    its worker; None if too little is known. ``rebuild`` makes a lost request document again; None
+    if it cannot. ``replay`` rebuilds the stream of an ended generation. ``is_deleted`` returns
+    whether the result may not be read any more.
     """
 
     assembly: type[AssemblyT]
@@ -118,18 +121,18 @@ class Kind(Generic[AssemblyT]):
 
 
 @cache
-def kind_of(name: str) -> Kind[Any]:
-    """Return a kind, imported when it is first asked for. Raise KeyError for an unknown one."""
+def kind_of(name: str) -> GenerationKind[Any]:
+    """Return a kind, importing it at the first call. Raise KeyError for an unknown one."""
     for config in apps.get_app_configs():
         if name in _names(config):
-            kinds: dict[str, Kind[Any]] = import_module(f"{config.name}.kinds").KINDS
+            kinds: dict[str, GenerationKind[Any]] = import_module(f"{config.name}.kinds").KINDS
             return kinds[name]
     raise KeyError(name)
 
 
-def import_kinds() -> list[Kind[Any]]:
-    """Import all kinds now, so that no generation waits for that; return the first of each app."""
-    firsts: list[Kind[Any]] = []
+def import_kinds() -> list[GenerationKind[Any]]:
+    """Import all kinds, so that no generation waits for it; return the first kind of each app."""
+    firsts: list[GenerationKind[Any]] = []
     for config in apps.get_app_configs():
         kinds = [kind_of(name) for name in _names(config)]
         firsts += kinds[:1]
@@ -142,27 +145,27 @@ def _names(config: AppConfig) -> Sequence[str]:
 
 
 class Mending(Protocol):
-    """A module that an app names in ``mending``: about what it stores and where that is torn."""
+    """A module that an app names in ``mending``: it repairs results that contradict their rows."""
 
     def contradictions(self) -> Mapping[str, int]:
-        """Count what is stored and contradicts the generations, by what it is."""
+        """Count the stored results that contradict their generations, by kind of contradiction."""
 
     def mend(self) -> None:
-        """End what is stored and contradicts the generations."""
+        """End the stored results that contradict their generations."""
 
 
 @cache
 def mendings() -> Collection[Mending]:
-    """Return these modules of all apps. Beat asks each of them every second."""
+    """Return these modules of all apps. Beat calls each of them every second."""
     named: list[Any] = [getattr(config, "mending", None) for config in apps.get_app_configs()]
     return [import_module(name) for name in named if name]
 
 
 class Retention(Protocol):
-    """A module that an app names in ``retention``: it deletes what is older than it is kept for."""
+    """A module that an app names in ``retention``: it deletes what is past its retention."""
 
     def prune(self, until: float) -> int:
-        """Delete some of it until the monotonic clock passes ``until``; return how much."""
+        """Delete until the monotonic clock passes ``until``; return how much was deleted."""
 
 
 @cache
@@ -172,10 +175,12 @@ def retentions() -> Collection[Retention]:
     return [import_module(name) for name in named if name]
 
 
-def recovered(kind: Kind[Any], generation_id: str, sent: Sent) -> tuple[Assembler | None, int]:
-    """Return what ends a generation after what was sent, and the number of its first frame.
+def recovered(
+    kind: GenerationKind[Any], generation_id: str, sent: Sent
+) -> tuple[Assembler | None, int]:
+    """Return an assembler that ends a generation, and the number of the first frame of the end.
 
-    What can be recovered has sent something, so if its log is empty, that was lost.
+    A generation that can be recovered has sent frames, so an empty log means that they are lost.
     """
     if kind.recover is None:
         return None, sent.next
@@ -184,3 +189,54 @@ def recovered(kind: Kind[Any], generation_id: str, sent: Sent) -> tuple[Assemble
     lost = sent.beyond()
     assembler = kind.recover(generation_id, lost)
     return assembler, 0 if assembler is None else lost.next
+
+
+class WholeAnswerAssembler(Assembler):
+    """The base of assemblers that never stream: they send nothing but the ending."""
+
+    @abstractmethod
+    def answer(self) -> dict[str, Any]:
+        """Return the answer, after all deltas."""
+
+    def complete(self) -> Ending:
+        return Ending([], 200, orjson.dumps(self.answer()), finish_reason="stop")
+
+    def cancel(self) -> Ending:
+        return cancelled(self.fail(Cancelled()))
+
+    def fail(self, error: Exception) -> Ending:
+        return failure(error)
+
+
+DONE = b"data: [DONE]\n\n"
+"""The last frame of every stream."""
+
+
+def cancelled(refusal: Ending, frames: Sequence[bytes] = ()) -> Ending:
+    """Return the ending of a cancel with these frames; ``refusal`` is the failure of Cancelled.
+
+    The client that cancelled has left or was answered already. A client that sent the same request
+    again, with the same idempotency key, reads the error and may retry.
+    """
+    return replace(refusal, frames=frames, error_code="", is_early=False)
+
+
+def failure(error: Exception, partial: dict[str, Any] | None = None, *, first: int = 0) -> Ending:
+    """Return the ending of a failed completion: a status before the first byte, an event after it.
+
+    ``partial`` is the object of the answer so far. Events of completions have no numbers, so
+    ``first`` is not used (see ``Failure``).
+    """
+    answer = api_error(error)
+    envelope = answer.envelope
+    if partial is not None:
+        envelope["error"]["partial_response"] = partial
+    body = orjson.dumps(envelope)
+    return Ending(
+        [b"data: " + body + b"\n\n", DONE],
+        answer.status,
+        body,
+        error_code=answer.code or answer.type,
+        is_early=True,
+        retry_after_s=answer.retry_after_s,
+    )

@@ -25,34 +25,34 @@ class Status(models.TextChoices):
 
     QUEUED = "queued"  # Accepted and committed; waits for a worker.
     RUNNING = "running"  # Claimed by one worker, which holds a lease.
-    COMPLETED = "completed"  # The engine reached its end, by itself or by the token limit.
-    FAILED = "failed"  # An error ended it; error_code says which.
-    CANCELLED = "cancelled"  # The client or an operator stopped it.
+    COMPLETED = "completed"  # The engine finished its answer, or reached the token limit.
+    FAILED = "failed"  # An error ended it; its code is in error_code.
+    CANCELLED = "cancelled"  # The client or an operator cancelled it.
 
 
 TERMINAL = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
 
 
 MAX_ATTEMPTS = 3
-"""How often a generation in the background is begun before it is given up. If the worker of the
-attempt before has died, the last one is isolated (see ``requeue``)."""
+"""How many attempts a background generation has. If the worker died during the attempt before the
+last one, the last one is isolated (see ``requeue``)."""
 
 
-MOST_SPARED = 10
-"""How many attempts of one generation are spared: what is ended from outside again and again may be
-the cause after all, as one is that the host has no memory for."""
+MAX_SPARED = 10
+"""How many attempts of one generation may be spared. A generation whose attempts end from outside
+again and again may be the cause after all: the host may have no memory for it."""
 
 
 class ServiceClass(models.IntegerChoices):
-    """Who goes first in the queue; the lower number does."""
+    """Priority in the queue; lower numbers are claimed first."""
 
-    URGENT = -10, "urgent"  # An operator has moved it up.
-    FOREGROUND = 0, "foreground"  # Somebody waits on the connection.
-    BACKGROUND = 10, "background"  # Nobody waits.
+    URGENT = -10, "urgent"  # An operator moved it up.
+    FOREGROUND = 0, "foreground"  # A client waits on the connection.
+    BACKGROUND = 10, "background"  # No client waits.
 
 
 ONE_RUN_A_KEY = "generation_one_run_a_key"
-"""The constraint by which a request with an idempotency key has one run, unless that failed."""
+"""Name of the constraint that an idempotency key has at most one generation that has not failed."""
 
 _MAY_BEGIN = """
     waiting.status = 'queued' AND waiting.model = %(model)s::text
@@ -102,12 +102,13 @@ RETURNING public_id, kind, attempt, background, request_id,
           ) front WHERE front.id <> generations_generation.id),
           spared
 """  # noqa: S608  # Constants.
-"""The statement of ``GenerationQuerySet.claim``: it reads a row of each project, however many wait.
+"""The statement of ``GenerationQuerySet.claim``. It reads one row of each project that waits.
 
-``line`` steps through the index ``generation_line`` from the oldest row of one service class and
-project to that of the next. ``share`` counts what runs, once, and only where more than one project
-waits. ``turns`` has the projects in the order in which they are served. Then rows are tried in that
-order until one may begin and is not locked: a claimer passes over what others are taking.
+``line`` steps through the index ``generation_line``, from the oldest row of one service class and
+project to the oldest row of the next. ``share`` counts the running generations of each project,
+once, and only if more than one project waits. ``turns`` has the projects in the order in which they
+are served. Then rows are tried in that order until one may start and is not locked, so a worker
+skips the rows that others are claiming.
 """
 
 
@@ -128,12 +129,12 @@ _SET_LATER = (
     *("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens"),
     *("prefill_ms", "decode_ms", "cost"),
 )
-"""Columns that a new row has the defaults of."""
+"""Columns that have their defaults in a new row."""
 
 
 @cache
 def _insert() -> tuple[str, list[str]]:
-    """Return the statement of ``Generation.insert``, and the columns whose values it is given."""
+    """Return the statement of ``Generation.insert``, and the columns of its parameters."""
     columns = {str(f.column): f for f in Generation._meta.concrete_fields if not f.primary_key}
     given = [name for name in columns if name not in _SET_LATER]
     values = {name: f"%({name})s" for name in given}
@@ -149,7 +150,7 @@ def _insert() -> tuple[str, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A worker's hold on one attempt of one generation, ``waited_s`` after its acceptance."""
+    """One attempt of one generation, claimed by a worker ``waited_s`` after its acceptance."""
 
     public_id: str
     kind: str
@@ -161,30 +162,30 @@ class Claim:
     waited_s: float = field(default=0.0, compare=False)
     project_id: int = field(default=0, compare=False)
     is_isolated: bool = False
-    """Its workers have died before: it may be the cause, so it begins with nothing beside it."""
+    """Whether it runs alone, because its workers have died and it may be the cause."""
     others_waited: bool = field(default=True, compare=False)
-    """Whether more of its model waited when it was claimed."""
+    """Whether other generations of its model waited when it was claimed."""
     spared: int = field(default=0, compare=False)
-    """How many attempts before this one do not count (see ``Generation.spared``)."""
+    """How many of its earlier attempts do not count (see ``Generation.spared``)."""
 
     @property
     def may_restart(self) -> bool:
-        """Whether it may be begun anew."""
+        """Whether another attempt may follow, because it is a background generation."""
         return self.background and self.has_attempts_left
 
     @property
     def has_attempts_left(self) -> bool:
-        """Whether it has been begun fewer times than it may be."""
+        """Whether its attempts, without the spared ones, are fewer than ``MAX_ATTEMPTS``."""
         return self.attempt - self.spared < MAX_ATTEMPTS
 
     @property
     def is_last_but_one(self) -> bool:
-        """Whether it may be begun anew once more only."""
+        """Whether only one more attempt may follow."""
         return self.attempt - self.spared == MAX_ATTEMPTS - 1
 
 
 class GenerationQuerySet(models.QuerySet["Generation"]):
-    """The moves of a generation; each is a guarded UPDATE, so that only one mover wins."""
+    """The status changes of a generation; each is a guarded UPDATE, so only one process wins."""
 
     def claim(
         self,
@@ -195,13 +196,14 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         is_idle: bool = True,
         may_drain: bool = True,
     ) -> Claim | None:
-        """Take the best waiting generation of this model, or None when none waits.
+        """Claim the best waiting generation of this model; None if none may start.
 
-        Best: service class, then the project with the fewest running, then the one that is not
-        among the projects ``served`` last, or first of them, then age. One that prefers another
-        worker is left to that until its time. An isolated one is left to a worker that is idle,
-        for 20 s; then a busy worker takes it that ``may_drain`` its other runs for it. Two workers
-        never take the same row, and none waits for the other.
+        The order is: service class, then the project with the fewest running generations, then the
+        project that is not in ``served``, or first in it, then age. ``served`` are the projects of
+        the worker's last claims, the latest at the end. A generation that prefers another worker is
+        left to that one until ``preferred_until``. An isolated one is left to an idle worker for
+        20 s; then a busy worker may claim it that ``may_drain`` its other runs for it. Two workers
+        never claim the same row, and neither waits for the other.
         """
         given = {"model": model, "worker": worker, "is_idle": is_idle, "may_drain": may_drain}
         projects = f"{{{','.join(map(str, served))}}}"
@@ -214,9 +216,9 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         return Claim(*known, max(0.0, waited_s), *rest)
 
     def finish(self, claim: Claim, status: Status, **result: Any) -> bool:
-        """Move a claimed generation to a terminal state; False if somebody else already did.
+        """Move a claimed generation to a terminal status; False if the claim no longer holds.
 
-        It does not wait long for the row (see ``impatient_transaction``).
+        Does not wait long for a locked row (see ``impatient_transaction``).
         """
         moved = {"status": status.value, "finished_at": timezone.now(), **result}
         held = {"id": claim.public_id, "by": claim.worker, "nth": claim.attempt}
@@ -232,32 +234,32 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         isolated: bool = False,
         spared: bool = False,
     ) -> bool:
-        """Have it begun anew; False if this attempt does not run any more.
+        """Put it back into the queue; False if this attempt no longer runs.
 
-        ``isolated``: with nothing beside it, now and whenever it is begun again. ``spared``: this
-        attempt was ended from outside and does not count, unless ``MOST_SPARED`` were already.
+        ``isolated``: all later attempts run alone. ``spared``: this attempt was ended from outside
+        and does not count, unless ``MAX_SPARED`` attempts are spared already.
         """
         held = self._held(public_id, worker, attempt)
         changes: dict[str, Any] = {"alone_since": timezone.now()} if isolated else {}
         if spared:
-            changes["spared"] = Least(F("spared") + 1, MOST_SPARED)
+            changes["spared"] = Least(F("spared") + 1, MAX_SPARED)
         with lent_connection():
             return bool(held.update(status=Status.QUEUED, worker="", claimed_at=None, **changes))
 
     def _held(self, public_id: str, worker: str, attempt: int) -> GenerationQuerySet:
-        """Return the row while this attempt runs: an earlier one may not know that it was lost."""
+        """Return the row if this attempt runs; an earlier one may not know that it was lost."""
         return self.filter(
             public_id=public_id, status=Status.RUNNING, worker=worker, attempt=attempt
         )
 
     def has_ended(self, claim: Claim, status: Status) -> bool:
-        """Whether this attempt has this end already: its ``finish`` won, the reply was lost."""
+        """Whether ``finish`` of this attempt succeeded, though its reply was lost."""
         ours = self.filter(public_id=claim.public_id, worker=claim.worker, attempt=claim.attempt)
         with lent_connection():
             return ours.filter(status=status).exists()
 
     def cancel_queued(self, public_ids: Collection[str]) -> list[str]:
-        """Cancel those that nobody has claimed; return their ids."""
+        """Cancel those that no worker has claimed; return their ids."""
         with transaction.atomic():
             waiting = self.filter(public_id__in=public_ids, status=Status.QUEUED)
             ids = list(waiting.select_for_update().values_list("public_id", flat=True))
@@ -267,24 +269,24 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         return ids
 
     def note_cancel(self, public_ids: Collection[str]) -> None:
-        """Keep that those of these that are in the background and have not ended are to stop."""
+        """Record the cancel of the background generations among these that have not ended."""
         going_on = self.filter(public_id__in=public_ids, background=True, finished_at=None)
         going_on.filter(cancel_requested_at=None).update(cancel_requested_at=Now())
 
-    def fail_abandoned(self, public_id: str, worker: str, attempt: int, error_code: str) -> bool:
-        """Fail an attempt whose worker is gone; False if it does not run any more."""
+    def fail_running(self, public_id: str, worker: str, attempt: int, error_code: str) -> bool:
+        """Fail an attempt in place of its worker; False if it no longer runs."""
         held = self._held(public_id, worker, attempt)
         return bool(
             held.update(status=Status.FAILED, finished_at=timezone.now(), error_code=error_code)
         )
 
-    def cancel_abandoned(self, public_id: str, worker: str, attempt: int) -> bool:
-        """Cancel an attempt whose worker is gone; False if it does not run any more."""
+    def cancel_running(self, public_id: str, worker: str, attempt: int) -> bool:
+        """Cancel an attempt in place of its worker; False if it no longer runs."""
         held = self._held(public_id, worker, attempt)
         return bool(held.update(status=Status.CANCELLED, finished_at=timezone.now()))
 
     def expire_queued(self, public_id: str, error_code: str) -> bool:
-        """Fail a generation that waited too long; False if a worker has claimed it meanwhile."""
+        """Fail a generation that waited too long; False if it no longer waits."""
         waiting = self.filter(public_id=public_id, status=Status.QUEUED)
         return bool(
             waiting.update(status=Status.FAILED, finished_at=timezone.now(), error_code=error_code)
@@ -292,10 +294,10 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
 
 
 class Generation(models.Model):
-    """One run of a model for one request. Holds no content, only what is counted and timed.
+    """One run of a model for one request. Has no content, only counts and times.
 
-    ``public_id`` is the id clients see (``chatcmpl-…``). Token counts: cached ⊂ input,
-    reasoning ⊂ output. It is written at every step of its life and never deleted by the API.
+    ``public_id`` is the id that clients see (``chatcmpl-…``). Token counts: cached ⊂ input,
+    reasoning ⊂ output. The row is updated at every status change and never deleted by the API.
     """
 
     public_id = models.CharField("ID", max_length=64, unique=True)
@@ -314,24 +316,24 @@ class Generation(models.Model):
         choices=ServiceClass.choices, default=ServiceClass.FOREGROUND
     )
     streamed = models.BooleanField(default=False)
-    # It outlives its client and its worker.
+    # It continues without its client, and after the death of its worker.
     background = models.BooleanField(default=False)
     end_user = models.CharField(max_length=512, blank=True, default="")
-    # Which request of its API key it runs for (see ``api.idempotency``); empty for most.
+    # The idempotency key of its request, of those of its API key; empty for most.
     idempotency_key = models.CharField(max_length=64, blank=True, default="", db_default="")
     ignored_params = ArrayField(models.CharField(max_length=64), default=list, blank=True)
 
     status = models.CharField(max_length=16, choices=Status.choices, default=Status.QUEUED)
     worker = models.CharField(max_length=128, blank=True)
-    # Who has its prefix in memory, and until when it waits for nobody else.
+    # The worker that has its prefix in memory, and until when no other worker may claim it.
     preferred_worker = models.CharField(max_length=128, blank=True, default="")
     preferred_until = models.DateTimeField(null=True, blank=True)
-    # It is isolated since then: its workers have died, and nothing runs beside it.
+    # Since when it is isolated: its workers have died, and it runs alone.
     alone_since = models.DateTimeField(null=True, blank=True)
-    # Somebody wants one in the background stopped, which ran then: Redis may lose its cancel flag.
+    # When it was cancelled while it ran in the background: Redis may lose its cancel flag.
     cancel_requested_at = models.DateTimeField(null=True, blank=True)
     attempt = models.PositiveSmallIntegerField(default=0)
-    # How many of its attempts were ended from outside, and do not count.
+    # How many of its attempts were ended from outside and do not count.
     spared = models.PositiveSmallIntegerField(default=0, db_default=0)
     created_at = models.DateTimeField(default=timezone.now)
     claimed_at = models.DateTimeField(null=True, blank=True)
@@ -344,12 +346,12 @@ class Generation(models.Model):
     reasoning_tokens = models.PositiveIntegerField(default=0)
     prefill_ms = models.FloatField(default=0)
     decode_ms = models.FloatField(default=0)
-    # In the currency of the catalogue's prices, at the prices of when it ended.
+    # In the currency of the catalogue's prices, at the prices at its end.
     cost = models.DecimalField(max_digits=18, decimal_places=9, default=0)
-    # What its budgets hold back for it until it is accounted.
+    # The amounts that its budgets reserve until it is accounted.
     reserved_tokens = models.PositiveBigIntegerField(default=0)
     reserved_cost = models.DecimalField(max_digits=18, decimal_places=9, default=0)
-    # Whether the roll-ups and budgets have it; only what has ended is accounted.
+    # Whether the roll-ups and budgets include it; only ended generations are accounted.
     is_accounted = models.BooleanField(default=False)
     finish_reason = models.CharField(max_length=32, blank=True)
     error_code = models.CharField(max_length=64, blank=True)
@@ -370,7 +372,7 @@ class Generation(models.Model):
             ),
             models.Index(
                 fields=["project", "api_key"],
-                # As ``status IN ('queued', 'running')``, but PostgreSQL never takes it for a claim.
+                # As ``status IN ('queued', 'running')``, but PostgreSQL never uses it for a claim.
                 condition=models.Q(finished_at=None),
                 name="generation_unfinished",
             ),
@@ -389,7 +391,7 @@ class Generation(models.Model):
             models.Index(fields=["model", "-id"], name="generation_by_model"),
             models.Index(fields=["status", "-id"], name="generation_by_status"),
             models.Index(fields=["request_id"], name="generation_by_request"),
-            # Rows lie in the order of time, so that a few pages of it tell where a time begins.
+            # Rows are stored in the order of time, so a few pages of it locate a time.
             BrinIndex(fields=["created_at"], autosummarize=True, name="generation_by_time"),
         ]
         constraints = [
@@ -418,8 +420,7 @@ class Generation(models.Model):
         return self.public_id
 
     def insert(self) -> None:
-        """Write a row of which nothing has begun, like ``save(force_insert=True)`` but with a
-        prepared statement."""
+        """Insert a queued row, like ``save(force_insert=True)`` but with a prepared statement."""
         if self.preferred_until is not None:  # An expression of the database's clock.
             self.save(force_insert=True)
             return

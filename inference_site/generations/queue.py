@@ -1,30 +1,37 @@
-"""The queue: PostgreSQL keeps what waits, Celery wakes the workers (see ``wake_ups``)."""
+"""The queue: PostgreSQL keeps the waiting generations, Celery wakes the workers (see ``wake_ups``).
+
+A generation that continues another prefers the worker that ran that one, because its prefix is in
+that worker's memory (affinity). For ``AFFINITY_WAIT_MS``, only that worker is woken and may claim
+it; after that, all workers of the model.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
 import secrets
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import redis.exceptions
 from django.conf import settings
 from django.db import transaction
+from django.db.models.expressions import CombinedExpression
+from django.db.models.functions import Now
 
 from inference_site.errors.api_errors import UnavailableError
 from inference_site.fleet.leases import live_view
 from inference_site.fleet.load_deadlines import wait_for_load
-from inference_site.generations.affinity import Preference, preference
-from inference_site.generations.cancel import cancel
-from inference_site.generations.models import Generation, ServiceClass
-from inference_site.generations.places import (
-    Place,
-    crowds,
+from inference_site.generations.cancellation import cancel
+from inference_site.generations.models import Generation, ServiceClass, Status
+from inference_site.generations.queue_position import (
+    QueuePosition,
+    check_queue_limit,
     has_free_slot,
-    is_near_bound,
-    place_of,
-    require_room,
+    is_near_limit,
+    position_of,
+    queue_counts,
 )
 from inference_site.generations.wake_ups import (
     ENOUGH_WAKE_UPS,
@@ -46,26 +53,61 @@ from inference_site.streams.request_documents import (
     save_document,
 )
 
+_SLACK_MS = 30
+"""Added to the wait before all workers are woken. The clocks of hosts differ, and a worker that is
+woken too early finds nothing to claim."""
+
+
+def new_id(prefix: str) -> str:
+    """Return a new public id: the prefix and 32 random characters, without a time."""
+    return f"{prefix}{secrets.token_hex(16)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """The worker that a generation prefers, if any, and for how long after its acceptance."""
+
+    worker: str = ""
+    wait_ms: int = 0
+
+    @property
+    def until(self) -> CombinedExpression | None:
+        """The value for the row: a time of the database's clock, which the claim uses, too."""
+        return Now() + dt.timedelta(milliseconds=self.wait_ms) if self.worker else None
+
+    @property
+    def open_after_s(self) -> float:
+        """Seconds after the row was written until every worker may claim it."""
+        return (self.wait_ms + _SLACK_MS) / 1000
+
+
+def preference(model: str, continues: str) -> Preference:
+    """Return the preference of a generation that continues another, by that one's id.
+
+    There is none if the worker of that one no longer serves the model, or is the only one.
+    """
+    wait_ms = settings.AFFINITY_WAIT_MS
+    if not continues or not wait_ms:
+        return Preference()
+    serving = {worker.id for worker in live_view.serving(model)}
+    if len(serving) < 2:
+        return Preference()
+    before = Generation.objects.filter(public_id=continues).values_list("worker", flat=True)
+    worker = before.first()
+    if worker not in serving:
+        return Preference()
+    return Preference(worker, wait_ms)
+
 
 class WithRow(Protocol):
     """Something that is committed together with the row of a generation."""
 
     def write(self) -> None:
-        """Write it. What this raises refuses the generation."""
+        """Write it. An error refuses the generation."""
 
 
 IsWanted = Callable[[], bool]
-"""Whether anybody waits for it still: while a store hung its request may have been refused."""
-
-
-def always() -> bool:
-    """Return that it is wanted."""
-    return True
-
-
-def new_id(prefix: str) -> str:
-    """Return a fresh public id: the prefix and 32 random characters, nothing of the time."""
-    return f"{prefix}{secrets.token_hex(16)}"
+"""Whether the client still waits. While a store was slow, its request may have been refused."""
 
 
 def enqueue(
@@ -77,52 +119,50 @@ def enqueue(
     with_row: WithRow | None = None,
     *,
     before_row: WithRow | None = None,
-    is_wanted: IsWanted = always,
-) -> Place:
-    """Accept a generation: keep its document, commit its row, send a wake-up; return its place.
+    is_wanted: IsWanted = lambda: True,
+) -> QueuePosition:
+    """Accept a generation: store its document, commit its row, send a wake-up; return its position.
 
-    ``row`` is not saved yet. ``follower`` is the channel of who follows its stream, ``opening``
-    what that begins with. ``continues`` is the generation whose prefix it has; its worker is
-    preferred. ``before_row`` is written before the row, ``with_row`` after it, in one transaction.
+    ``row`` is not saved yet. ``follower`` is the channel of the reader of its stream, ``opening``
+    the beginning of the stream. ``continues`` is the generation whose prefix it has; the worker of
+    that one is preferred. ``before_row`` is written before the row, ``with_row`` after it, in one
+    transaction.
 
-    Raise QueueFull when the model's queue is at its bound, ProjectQueueFull when the project has
-    its share of it (see ``places``), and what ``save_document`` raises when there is no room for
-    the document; UnavailableError when it ``is_wanted`` no more. When Redis or PostgreSQL is down
-    their errors pass through and nothing is accepted, except that a wake-up that cannot be sent is
-    no error: the row is committed, and maintenance sends one later.
+    Raise QueueFull when the queue of the model is full, ProjectQueueFull when the share of the
+    project is (see ``queue_position``), UnavailableError when it is no longer wanted, and the
+    errors of ``save_document`` when there is no room for the document. When Redis or PostgreSQL is
+    down, their errors are raised and nothing is accepted. A wake-up that cannot be sent is no
+    error: the row is committed, and maintenance sends one later.
     """
     note(generation_id=row.public_id, model=row.model)
     span = begin("enqueue", "producer", current.get(), model=row.model, generation_id=row.public_id)
     try:
         is_background = row.service_class >= ServiceClass.BACKGROUND
-        refusal = crowds.refusal(row.model, row.project_id, is_background=is_background)
-        if refusal is not None:  # Before its document is kept, which may be long.
+        refusal = queue_counts.refusal(row.model, row.project_id, is_background=is_background)
+        if refusal is not None:  # Before its document is stored, which may be long.
             raise refusal
         preferred = preference(row.model, continues)
         row.preferred_worker, row.preferred_until = preferred.worker, preferred.until
         if span.traceparent:
             document = replace(document, traceparent=span.traceparent)
-        unread = _keep(row, document, follower, opening)
-        place = _commit(row, before_row, with_row, is_wanted, unread)
+        stored = (row.public_id, document, follower, opening, row.project_id)
+        if client_for(row.public_id) is broker_client():
+            unread = save_document(*stored, counted=queue_name(row.model))
+        else:
+            unread = count_wake_ups(row.model)
+            save_document(*stored)
+        position = _commit(row, before_row, with_row, is_wanted, unread)
         if not is_wanted():
             cancel([row.public_id])  # A worker may have claimed it already.
             raise UnavailableError
-        crowds.add(row.model, row.project_id, row.service_class)
+        queue_counts.add(row.model, row.project_id, row.service_class)
         if unread < ENOUGH_WAKE_UPS:
-            _wake(row.model, preferred)
-        return place
+            send_wake_up(row.model, preferred.worker)
+            if preferred.worker:  # It may be busy or dead, so all are woken later.
+                delayed_wake_ups.send(row.model, preferred.open_after_s)
+        return position
     finally:
         span.end()
-
-
-def _keep(row: Generation, document: Document[Any], follower: str | None, opening: Opening) -> int:
-    """Keep the document of a row; return how many wake-ups of its model nobody has read yet."""
-    kept = (row.public_id, document, follower, opening, row.project_id)
-    if client_for(row.public_id) is broker_client():
-        return save_document(*kept, counted=queue_name(row.model))
-    unread = count_wake_ups(row.model)
-    save_document(*kept)
-    return unread
 
 
 def _commit(
@@ -131,27 +171,30 @@ def _commit(
     with_row: WithRow | None,
     is_wanted: IsWanted,
     unread: int,
-) -> Place:
-    """Write the row and what goes with it; forget the document when that fails.
+) -> QueuePosition:
+    """Write the row and what is committed with it; drop the document when that fails.
 
-    If the queue is near its end it is counted, and nobody else writes to it until the commit.
+    If the queue is near its limit it is counted under a lock, which is held until the commit.
+    ``unread`` is the number of wake-ups of the model that no worker has received.
     """
     try:
         waits = unread > 0 or not has_free_slot(row.model)
-        is_near_end = waits and is_near_bound(row)
-        place = place_of(row.model, row.project_id, row.service_class) if waits else Place()
+        must_count = waits and is_near_limit(row)
+        position = QueuePosition()
+        if waits:
+            position = position_of(row.model, row.project_id, row.service_class)
         # Before the row is committed: when Redis fails, nothing is accepted.
         loads = not live_view.serving(row.model) and not live_view.away_since(row.model)
         if settings.LOAD_WAIT_S and not row.background and loads:
             wait_for_load(row.public_id, settings.LOAD_WAIT_S)
         if not is_wanted():
             raise UnavailableError
-        has_more = before_row or with_row or is_near_end
+        has_more = before_row or with_row or must_count
         with transaction.atomic() if has_more else nullcontext():
             if before_row is not None:  # It may wait for another, so before the model's lock.
                 before_row.write()
-            if is_near_end:
-                require_room(row)
+            if must_count:
+                check_queue_limit(row)
             row.insert()
             if with_row is not None:
                 with_row.write()
@@ -159,14 +202,17 @@ def _commit(
         with suppress(redis.exceptions.RedisError):
             drop_document(row.public_id)
             if isinstance(exc, DATABASE_UNAVAILABLE):
-                # The row may be committed, and a worker may have it: only the answer was lost.
+                # The row may be committed, and a worker may have it: only the reply was lost.
                 request_cancel(row.public_id)
         raise
-    return place
+    return position
 
 
-def _wake(model: str, preferred: Preference) -> None:
-    """Wake the worker that is preferred, and later all of them: it may be busy, or dead."""
-    send_wake_up(model, preferred.worker)
-    if preferred.worker:
-        delayed_wake_ups.send(model, preferred.open_after_s)
+def move_up(generation: Generation) -> bool:
+    """Move a waiting generation before all of its model that were not moved up.
+
+    Return False if it no longer waits, or was moved up already.
+    """
+    waiting = Generation.objects.filter(pk=generation.pk, status=Status.QUEUED)
+    lower = waiting.exclude(service_class=ServiceClass.URGENT)
+    return bool(lower.update(service_class=ServiceClass.URGENT))

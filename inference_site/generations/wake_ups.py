@@ -1,8 +1,8 @@
-"""Wake-ups: messages through Celery that say that a generation of a model waits.
+"""Wake-ups: Celery messages which say that a generation of a model waits.
 
 A wake-up names a model, never a generation. The worker that receives it claims the best waiting
-row, so a wake-up that is lost, doubled or late does no harm, and none is acknowledged to the
-broker; ``generations.maintenance`` sends them again for rows that wait without one.
+row, so a wake-up that is lost, duplicated or late does no harm, and none is acknowledged to the
+broker. ``generations.maintenance`` sends wake-ups for rows that wait without one.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from inference_site.storage.redis_clients import broker_client
 logger = logging.getLogger(__name__)
 
 ENOUGH_WAKE_UPS = 128
-"""With so many unread no more are sent: a worker that reads one claims until nothing waits."""
+"""With this many unread wake-ups no more are sent: a worker that reads one claims until nothing
+waits."""
 
 GENERATE_TASK = "worker.generate"
 
-_gone = Deadlines("gone-workers")
-_BELIEVED_S = 30.0
-"""How long wake-ups may be sent to a worker that is gone: longer than its lease is remembered and a
-row takes to be written."""
+_dead_workers = Deadlines("gone-workers")
+_STILL_SENT_S = 30.0
+"""How long wake-ups may be sent to a dead worker: longer than its lease is cached plus the time to
+write a row."""
 
 
 def queue_name(model: str) -> str:
@@ -44,21 +45,18 @@ def queue_name(model: str) -> str:
 
 
 def own_queue(worker: str) -> str:
-    """Return the Celery queue of wake-ups for one worker: of generations that prefer it."""
+    """Return the Celery queue of wake-ups for the generations that prefer this worker."""
     return f"worker-wake-ups.{worker}"
 
 
 @lru_cache(maxsize=1024)
 def queue_named(name: str) -> Queue:
-    """Return a queue for Celery; Redis makes it when there is a message, so it is not declared."""
+    """Return a queue for Celery, undeclared: Redis creates its list with the first message."""
     return Queue(name, routing_key=name, no_declare=True)
 
 
 def send_wake_up(model: str, worker: str = "") -> None:
-    """Tell one of the workers of this model, or this one, that a generation waits.
-
-    A broker that is down is no error.
-    """
+    """Wake a worker of this model, or the given one. A broker that is down is no error."""
     try:
         send(GENERATE_TASK, own_queue(worker) if worker else queue_name(model), model)
     except redis.exceptions.RedisError as exc:
@@ -66,19 +64,19 @@ def send_wake_up(model: str, worker: str = "") -> None:
 
 
 def send(task: str, queue: str, *arguments: str) -> None:
-    """Put a message into a queue of wake-ups. Raise redis' errors when that is down.
+    """Put a message into a queue of wake-ups. Raise redis' errors when the broker is down.
 
-    Celery writes the first message of each kind, and this the others like it, which costs a tenth.
+    Celery renders the first message; later ones are copies with new ids, at a tenth of the cost.
     """
-    written, id_, tag = _written(task, queue, *arguments)
-    message = written.replace(id_, new_id().encode()).replace(tag, new_id().encode())
+    rendered, id_, tag = _rendered(task, queue, *arguments)
+    message = rendered.replace(id_, new_id().encode()).replace(tag, new_id().encode())
     broker_client().lpush(queue, message)
 
 
 @lru_cache(maxsize=1024)
-def _written(task: str, queue: str, *arguments: str) -> tuple[bytes, bytes, bytes]:
-    """Return a message as it lies in Redis, the id of its task, and the tag of its delivery."""
-    to: Any = queue_named(queue)  # Celery's stubs know only names.
+def _rendered(task: str, queue: str, *arguments: str) -> tuple[bytes, bytes, bytes]:
+    """Return a message as stored in Redis, the id of its task, and its delivery tag."""
+    to: Any = queue_named(queue)  # Celery's stubs accept only names.
     with kombu.Connection("memory://") as memory:
         app.send_task(
             task,
@@ -95,38 +93,38 @@ def _written(task: str, queue: str, *arguments: str) -> tuple[bytes, bytes, byte
 
 
 def prepare_to_send() -> None:
-    """Import what Celery imports when it first sends, so that no request waits for that.
+    """Import what Celery imports when it first sends, so that no request waits for it.
 
-    It connects to nothing.
+    This opens no connection.
     """
-    _written(GENERATE_TASK, queue_name(""), "")
+    _rendered(GENERATE_TASK, queue_name(""), "")
 
 
 def count_wake_ups(model: str) -> int:
-    """Return how many wake-ups of this model no worker has received yet."""
+    """Return how many wake-ups of this model no worker has received."""
     length: Any = broker_client().llen(queue_name(model))
     return int(length)
 
 
 def drop_wake_ups_of(worker: str) -> None:
-    """Drop the wake-ups for a worker that is gone, and have ``drop_late_wake_ups`` do so again.
+    """Drop the wake-ups for a dead worker, and have ``drop_late_wake_ups`` do so again.
 
-    For a moment others believe that it lives, and send it more.
+    Other processes cache its lease for a moment, and send it more.
     """
     broker_client().delete(own_queue(worker))
-    _gone.push(worker, _BELIEVED_S)
+    _dead_workers.push(worker, _STILL_SENT_S)
 
 
 def drop_late_wake_ups() -> None:
-    """Drop the wake-ups that were sent to workers when they were gone."""
-    for worker in _gone.passed():
-        if not is_alive(worker):  # It was only late, and reads its queue.
+    """Drop the wake-ups that were sent to workers after their death."""
+    for worker in _dead_workers.passed():
+        if not is_alive(worker):  # Otherwise its lease was only late, and it reads its queue.
             broker_client().delete(own_queue(worker))
-        _gone.forget([worker])
+        _dead_workers.forget([worker])
 
 
 class DelayedWakeUps:
-    """Sends wake-ups after a while, on one thread for all."""
+    """Sends wake-ups after a delay, on one thread."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, str]] = []
@@ -134,7 +132,7 @@ class DelayedWakeUps:
         self._thread: threading.Thread | None = None
 
     def send(self, model: str, after_s: float) -> None:
-        """Send a wake-up for the model after so many seconds."""
+        """Send a wake-up for the model after ``after_s``."""
         with self._changed:
             heapq.heappush(self._due, (time.monotonic() + after_s, model))
             if self._thread is None:
@@ -144,17 +142,15 @@ class DelayedWakeUps:
 
     def _main(self) -> None:
         while True:
-            send_wake_up(self._next())
-
-    def _next(self) -> str:
-        with self._changed:
-            while True:
-                if not self._due:
+            with self._changed:
+                while not self._due:
                     self._changed.wait()
-                elif (left_s := self._due[0][0] - time.monotonic()) > 0:
+                left_s = self._due[0][0] - time.monotonic()
+                if left_s > 0:
                     self._changed.wait(left_s)
-                else:
-                    return heapq.heappop(self._due)[1]
+                    continue
+                _, model = heapq.heappop(self._due)
+            send_wake_up(model)
 
 
 delayed_wake_ups = DelayedWakeUps()

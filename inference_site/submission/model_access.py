@@ -34,7 +34,7 @@ from inference_site.fleet import fleet, placement
 from inference_site.fleet.fleet import AlreadyLoading, ModelStatus, NotLoadable
 from inference_site.fleet.leases import LiveWorker, ModelState, live_view
 from inference_site.generations.models import Generation, ServiceClass
-from inference_site.generations.places import crowds, place_of, place_of_waiting
+from inference_site.generations.queue_position import position_of, position_of_waiting, queue_counts
 from inference_site.model_store.adapters import added_view
 from inference_site.observability.log_context import note
 
@@ -273,12 +273,12 @@ def rank_targets(
 
 def _is_crowded(model: str, route: Route, caller: Caller, query: RouteQuery) -> bool:
     """Whether the queue is full for one more request, or longer than the route allows."""
-    parts = crowds.of(model).parts(caller.project_id, query.service_class)
+    parts = queue_counts.of(model).parts(caller.project_id, query.service_class)
     if any(part.refusal for part in parts):
         return True
     if route.max_queue_s is None:
         return False
-    wait_s = place_of(model, caller.project_id, query.service_class).wait_s
+    wait_s = position_of(model, caller.project_id, query.service_class).wait_s
     return wait_s is not None and wait_s > route.max_queue_s
 
 
@@ -342,7 +342,7 @@ def loading_comment(model: str, public_id: str) -> bytes:
         return b""
     if fleet.status_among(live, model) != ModelStatus.LOADING:
         return b""
-    if (place := place_of_waiting(public_id)) is None:
+    if (place := position_of_waiting(public_id)) is None:
         return b""
     said = [f"position={max(1, place.position)}"]
     if (expected_s := load_progress(model, live).expected_s) is not None:

@@ -15,11 +15,11 @@ from inference_site.accounts.keys import Caller
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
 from inference_site.gateway.hub import hub
-from inference_site.generations.disconnect_grace import attend
+from inference_site.generations.cancellation import set_reader_deadline
 from inference_site.generations.kinds import kind_of
 from inference_site.generations.models import ONE_RUN_A_KEY, Generation, ServiceClass
-from inference_site.generations.places import Place
-from inference_site.generations.queue import IsWanted, WithRow, always, enqueue
+from inference_site.generations.queue import IsWanted, WithRow, enqueue
+from inference_site.generations.queue_position import QueuePosition
 from inference_site.idempotency.models import KeyClaim, KeyTaken
 from inference_site.idempotency.requests import GRACE_S, answered_with, claim_of
 from inference_site.site_settings.current import disconnect_grace_s as site_grace_s
@@ -75,7 +75,7 @@ def submit(
     submission: Submission,
     request_id: str,
     follower: Follower | None = None,
-    is_wanted: IsWanted = always,
+    is_wanted: IsWanted = lambda: True,
 ) -> dict[str, str]:
     """Admit and commit the generation, and wake its model's workers; return headers for the answer.
 
@@ -89,7 +89,7 @@ def submit(
             submission = replace(submission, document=replace(document, request=request))
         with admit(submission.caller, request, submission.with_row) as admission:
             if follower is not None and submission.grace_s:
-                attend(submission.generation_id, submission.grace_s)
+                set_reader_deadline(submission.generation_id, submission.grace_s)
             channel = None if follower is None else hub.channel
             try:
                 place = _enqueue(submission, request_id, admission, channel, is_wanted)
@@ -109,7 +109,7 @@ def _enqueue(
     admission: Admission,
     channel: str | None,
     is_wanted: IsWanted,
-) -> Place:
+) -> QueuePosition:
     row = Generation(
         public_id=submission.generation_id,
         kind=submission.kind,

@@ -40,8 +40,8 @@ from inference_site.catalogue.model_labels import cost_label, model_link
 from inference_site.errors.api_errors import ConflictError
 from inference_site.errors.exceptions import api_error
 from inference_site.generations.admin import ModelFilter
+from inference_site.generations.cancellation import stop
 from inference_site.generations.models import Generation
-from inference_site.generations.operator_actions import stop
 from inference_site.generations.queue import new_id
 from inference_site.storage.connections import lent_connection
 from inference_site.submission.submit import submit

@@ -23,9 +23,9 @@ from inference_site.errors.api_errors import (
 )
 from inference_site.gateway.handoff import HandOff, Wait, call_again, hand_off
 from inference_site.gateway.hub import attach, hub
-from inference_site.generations.cancel import cancel
-from inference_site.generations.places import place_of_waiting
+from inference_site.generations.cancellation import cancel
 from inference_site.generations.queue import new_id
+from inference_site.generations.queue_position import position_of_waiting
 from inference_site.request_fields.capabilities import require_fields
 from inference_site.site_settings.current import site_settings
 from inference_site.streams.request_documents import Assembly, Document
@@ -106,7 +106,7 @@ class ResponseView(ApiView):
             grace_s = disconnect_grace_s(caller_of(request)) if has_client else 0
             return stream(request, stored, _starting_after(query), grace_s)
         found = current_response(stored)
-        place = place_of_waiting(response_id) if found.status == "queued" else None
+        place = position_of_waiting(response_id) if found.status == "queued" else None
         return Response(found.model_dump(), headers={} if place is None else place.headers)
 
     @documented(answer=DeletedResponse, errors=(ConflictError,))

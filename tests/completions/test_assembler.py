@@ -35,8 +35,7 @@ from inference_site.domain.errors import (
     InvalidRequest,
     QueueTimeout,
 )
-from inference_site.generations.kinds import kind_of
-from inference_site.generations.whole_answer import failure
+from inference_site.generations.kinds import failure, kind_of
 from inference_site.streams.batches import Ending, Sent
 from inference_site.streams.request_documents import Assembly
 

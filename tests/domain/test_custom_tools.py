@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from inference_site.domain.custom_tools import custom_arguments, custom_tool
 from inference_site.domain.deltas import Delta, Finish, TextDelta, ToolCallDelta, Usage
 from inference_site.domain.request import Tool
-from worker.runtime.custom_calls import CustomCalls, InputText
+from worker.runtime.tool_calls import CustomCalls, CustomInput
 
 SPACES = st.sampled_from(["", " ", "\n\t ", "\r\n"])
 PLACES = st.lists(st.integers(min_value=0), max_size=12)
@@ -34,7 +34,7 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 
 def read(pieces: Sequence[str]) -> str:
-    text = InputText()
+    text = CustomInput()
     return "".join([*(text.feed(piece) for piece in pieces), text.rest()])
 
 

@@ -12,24 +12,24 @@ from inference_site.domain.errors import ProjectQueueFull, QueueFull
 from inference_site.errors.api_errors import ApiError
 from inference_site.gateway import relay
 from inference_site.gateway.relay import refuse_if_full
-from inference_site.generations.places import Crowds
+from inference_site.generations.queue_position import CachedQueueCounts
 
 SCOPE: dict[str, Any] = {"headers": [(b"content-type", b"application/json")]}
 
 
 @pytest.fixture
-def full(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Crowds:
+def full(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> CachedQueueCounts:
     """The queue of the model ``m``, which is the default, is full; that of ``n`` for a project."""
     settings.DEFAULT_MODEL = "m"
-    crowds = Crowds()
+    crowds = CachedQueueCounts()
     crowds.note_refusal("m", 1, QueueFull, is_background=False)
     crowds.note_refusal("n", 1, ProjectQueueFull, is_background=True)
-    monkeypatch.setattr(relay, "crowds", crowds)
+    monkeypatch.setattr(relay, "queue_counts", crowds)
     return crowds
 
 
 @pytest.mark.parametrize("body", [b'{"model": "m"}', b'{"messages": []}'])
-def test_a_request_for_a_full_queue_is_refused(full: Crowds, body: bytes) -> None:
+def test_a_request_for_a_full_queue_is_refused(full: CachedQueueCounts, body: bytes) -> None:
     with pytest.raises(ApiError) as refusal:
         refuse_if_full(SCOPE, body, 2)
     assert (refusal.value.status, refusal.value.code) == (503, "queue_full")
@@ -40,7 +40,9 @@ LATE = b'{"model": "n", "background": true}'
 
 
 @pytest.mark.parametrize("body", [LATE, b'{"model": "n", "service_tier": "flex"}'])
-def test_a_project_with_its_share_in_the_background_is_refused(full: Crowds, body: bytes) -> None:
+def test_a_project_with_its_share_in_the_background_is_refused(
+    full: CachedQueueCounts, body: bytes
+) -> None:
     with pytest.raises(ApiError) as refusal:
         refuse_if_full(SCOPE, body, 1)
     assert (refusal.value.status, refusal.value.code) == (429, "project_queue_full")
@@ -60,15 +62,15 @@ def test_a_project_with_its_share_in_the_background_is_refused(full: Crowds, bod
         b'{"model": "m", "x": "%b"}' % (b"x" * 70_000),
     ],
 )
-def test_others_are_left_to_the_view(full: Crowds, body: bytes) -> None:
+def test_others_are_left_to_the_view(full: CachedQueueCounts, body: bytes) -> None:
     refuse_if_full(SCOPE, body, 1)
 
 
-def test_so_is_one_that_may_be_a_repeated_one(full: Crowds) -> None:
+def test_so_is_one_that_may_be_a_repeated_one(full: CachedQueueCounts) -> None:
     refuse_if_full({"headers": [(b"idempotency-key", b"k")]}, b'{"model": "m"}', 1)
 
 
-def test_it_is_so_for_a_moment(full: Crowds, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_so_for_a_moment(full: CachedQueueCounts, monkeypatch: pytest.MonkeyPatch) -> None:
     later = time.monotonic() + 1
     monkeypatch.setattr(time, "monotonic", lambda: later)
     refuse_if_full(SCOPE, b'{"model": "m"}', 1)

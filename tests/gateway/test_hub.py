@@ -21,9 +21,9 @@ from inference_site.gateway import hub as hub_module
 from inference_site.gateway import lost_streams
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.hub import Hub
+from inference_site.generations.kinds import failure
 from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import new_id
-from inference_site.generations.whole_answer import failure
 from inference_site.storage.connections import lent_connection
 from inference_site.storage.redis_clients import client_for, new_async_clients
 from inference_site.streams.batches import Batch, Ending, Sent

@@ -10,10 +10,9 @@ from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
 from inference_site.fleet.leases import LiveView, LiveWorker, ModelReport
-from inference_site.generations import affinity, queue
-from inference_site.generations.affinity import Preference, preference
+from inference_site.generations import queue
 from inference_site.generations.models import Generation, Status
-from inference_site.generations.queue import enqueue, new_id
+from inference_site.generations.queue import Preference, enqueue, new_id, preference
 from inference_site.generations.wake_ups import (
     DelayedWakeUps,
     count_wake_ups,
@@ -42,7 +41,7 @@ def serving(name: str, model: str = "m") -> LiveWorker:
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two workers of the model."""
-    monkeypatch.setattr(affinity, "live_view", view_of(serving("one"), serving("two")))
+    monkeypatch.setattr(queue, "live_view", view_of(serving("one"), serving("two")))
 
 
 def before(api_key: Key, worker: str) -> str:
@@ -87,7 +86,7 @@ def test_nothing_is_preferred_without_a_choice(
     settings.AFFINITY_WAIT_MS = 0
     assert preference("m", before(api_key, "one")) == Preference()
     settings.AFFINITY_WAIT_MS = 200
-    monkeypatch.setattr(affinity, "live_view", view_of(serving("one")))
+    monkeypatch.setattr(queue, "live_view", view_of(serving("one")))
     assert preference("m", before(api_key, "one")) == Preference()
 
 
@@ -118,7 +117,7 @@ def test_the_preferred_worker_is_woken_and_later_all(
 ) -> None:
     settings.AFFINITY_WAIT_MS = 100
     model, one = new_id("model-"), new_id("host:")
-    monkeypatch.setattr(affinity, "live_view", view_of(serving(one, model), serving("two", model)))
+    monkeypatch.setattr(queue, "live_view", view_of(serving(one, model), serving("two", model)))
     monkeypatch.setattr(queue, "delayed_wake_ups", DelayedWakeUps())
     id_ = new_id("chatcmpl-")
     new = Generation(public_id=id_, model=model, api_key=api_key[0], project=api_key[0].project)

@@ -14,11 +14,9 @@ from django.db import connection
 from django.test import Client
 
 from inference_site.accounts.models import ApiKey
-from inference_site.generations.cancel import cancel
-from inference_site.generations.disconnect_grace import attend
-from inference_site.generations.maintenance import stop_unattended
+from inference_site.generations.cancellation import cancel, set_reader_deadline, stop
+from inference_site.generations.maintenance import cancel_without_readers
 from inference_site.generations.models import Generation, GenerationQuerySet, Status
-from inference_site.generations.operator_actions import stop
 from inference_site.storage.redis_clients import client_for
 from inference_site.streams.event_log import cancel_key, log_key, read_log
 from inference_site.streams.request_documents import Opening, load_document, save_document
@@ -71,8 +69,8 @@ def by_operator_at_the_response(
 
 
 def by_maintenance(generation_id: str, secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    attend(generation_id, -10)
-    stop_unattended()
+    set_reader_deadline(generation_id, -10)
+    cancel_without_readers()
 
 
 def _admin() -> Client:

@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 
 from inference_site.accounts.models import ApiKey
-from inference_site.generations.disconnect_grace import attend, forget, tell_attended, unattended
-from inference_site.generations.maintenance import stop_unattended
+from inference_site.generations.cancellation import (
+    drop_reader_deadlines,
+    refresh_reader_deadlines,
+    set_reader_deadline,
+    without_readers,
+)
+from inference_site.generations.maintenance import cancel_without_readers
 from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import new_id
 from inference_site.storage.redis_clients import new_async_clients, site_client
@@ -24,14 +29,14 @@ Key = tuple[ApiKey, str]
 def generation_id() -> Iterator[str]:
     name = new_id("resp_")
     yield name
-    forget([name])
+    drop_reader_deadlines([name])
 
 
 def tell(read: Mapping[str, int], left: Mapping[str, int]) -> None:
     async def main() -> None:
         client = new_async_clients()[0]
         try:
-            await tell_attended(client, read, left)
+            await refresh_reader_deadlines(client, read, left)
         finally:
             await client.aclose()
 
@@ -46,15 +51,15 @@ def seconds_left(generation_id: str) -> float:
 
 
 def test_one_that_is_read_is_pushed_on(generation_id: str) -> None:
-    attend(generation_id, -10)  # Its time has passed by now.
-    assert generation_id in unattended()
+    set_reader_deadline(generation_id, -10)  # Its time has passed by now.
+    assert generation_id in without_readers()
     tell({generation_id: 3}, {})
-    assert generation_id not in unattended()
+    assert generation_id not in without_readers()
     assert 4 < seconds_left(generation_id) <= 8
 
 
 def test_one_that_is_left_has_its_grace(generation_id: str) -> None:
-    attend(generation_id, 3)
+    set_reader_deadline(generation_id, 3)
     tell({}, {generation_id: 3})
     assert 1 < seconds_left(generation_id) <= 3
 
@@ -63,7 +68,7 @@ def test_reader_of_one_without_a_grace_gives_it_none(generation_id: str) -> None
     """Its client is there, and has said nothing; it must not be stopped when the reader leaves."""
     tell({generation_id: 3}, {})
     tell({}, {generation_id: -1})
-    assert generation_id not in unattended()
+    assert generation_id not in without_readers()
 
 
 @pytest.mark.django_db
@@ -73,15 +78,15 @@ def test_maintenance_stops_what_nobody_reads(api_key: Key) -> None:
     read = create_generation(api_key[0], status=Status.RUNNING, worker="w")
     for row in (waiting, running, read):
         save_document(row.public_id, chat_document(row.public_id, "secret"), None)
-        attend(row.public_id, 60 if row == read else -10)
+        set_reader_deadline(row.public_id, 60 if row == read else -10)
     ended = new_id("resp_")
-    attend(ended, -10)
-    stop_unattended()
-    assert not {waiting.public_id, running.public_id, ended} & set(unattended())
+    set_reader_deadline(ended, -10)
+    cancel_without_readers()
+    assert not {waiting.public_id, running.public_id, ended} & set(without_readers())
     assert load_document(waiting.public_id).document is None
     assert load_document(running.public_id).is_cancelled
     assert not load_document(read.public_id).is_cancelled
     assert not load_document(ended).is_cancelled
     states = dict(Generation.objects.values_list("public_id", "status"))
     assert states[waiting.public_id] == "cancelled"
-    forget([read.public_id])
+    drop_reader_deadlines([read.public_id])

@@ -86,7 +86,7 @@ def test_what_waits_cannot_be_finished(claim: Claim) -> None:
 
 MOVES: dict[str, Callable[[Claim], object]] = {
     "finish": lambda claim: Generation.objects.finish(claim, Status.COMPLETED, output_tokens=9),
-    "fail_abandoned": lambda claim: Generation.objects.fail_abandoned(
+    "fail_running": lambda claim: Generation.objects.fail_running(
         claim.public_id, claim.worker, claim.attempt, "worker_lost"
     ),
     "expire_queued": lambda claim: Generation.objects.expire_queued(
@@ -107,9 +107,9 @@ def test_no_move_changes_a_terminal_state(claim: Claim, status: Status, move: st
 
 
 def test_an_abandoned_generation_fails_once(claim: Claim) -> None:
-    assert not Generation.objects.fail_abandoned(claim.public_id, "somebody else", 1, "worker_lost")
-    assert not Generation.objects.fail_abandoned(claim.public_id, "w", 2, "worker_lost")
-    assert Generation.objects.fail_abandoned(claim.public_id, "w", 1, "worker_lost")
+    assert not Generation.objects.fail_running(claim.public_id, "somebody else", 1, "worker_lost")
+    assert not Generation.objects.fail_running(claim.public_id, "w", 2, "worker_lost")
+    assert Generation.objects.fail_running(claim.public_id, "w", 1, "worker_lost")
     row = finished(claim.public_id)
     assert (row.status, row.error_code) == (Status.FAILED, "worker_lost")
 

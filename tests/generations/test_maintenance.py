@@ -22,19 +22,19 @@ from inference_site.accounts.models import ApiKey
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.fleet.leases import Lease, LiveWorker, ModelReport, live_view, prune
 from inference_site.generations import maintenance
-from inference_site.generations.cancel import cancel
+from inference_site.generations.cancellation import cancel
 from inference_site.generations.maintenance import (
-    attempt,
-    drop_gone,
-    drop_left,
-    expire_homeless,
+    drop_dead_workers,
+    drop_leftover_requests,
+    end_orphans,
+    end_runs_of_dead_workers,
+    expire_removed_models,
     expire_waiting,
-    give_up_abandoned,
-    give_up_orphans,
     last_maintained,
     maintain,
-    stop_again,
-    wake_again,
+    repeat_cancels,
+    resend_wake_ups,
+    try_and_log,
 )
 from inference_site.generations.models import (
     Generation,
@@ -123,8 +123,8 @@ def stream_end(row: Generation) -> Batch | None:
 
 def test_one_missing_lease_is_not_a_death(api_key: Key, worker: str) -> None:
     row = running(api_key, worker)
-    give_up_abandoned()
-    give_up_abandoned()  # At once: too soon to be sure.
+    end_runs_of_dead_workers()
+    end_runs_of_dead_workers()  # At once: too soon to be sure.
     assert state(row) == (Status.RUNNING, "")
     assert stream_end(row) is None
 
@@ -138,7 +138,7 @@ def test_a_lease_missing_twice_and_far_enough_apart_is_a_death(
 ) -> None:
     row = running(api_key, worker)
     suspect(worker, ago_s)
-    give_up_abandoned()
+    end_runs_of_dead_workers()
     assert state(row) == expected
 
 
@@ -152,7 +152,7 @@ def test_the_third_attempt_after_deaths_of_workers_is_isolated_and_the_last(
     row = running(api_key, worker)
     Generation.objects.filter(id=row.id).update(background=True, attempt=attempt, model=model)
     suspect(worker, ago_s=30)
-    give_up_abandoned()
+    end_runs_of_dead_workers()
     assert state(row)[0] == status
     assert (row.alone_since is not None) == is_isolated
 
@@ -169,7 +169,7 @@ def test_what_was_to_be_stopped_when_its_worker_died_is_not_tried_again(
         cancel([row.public_id])
         drop_cancel_flag(row.public_id)
     suspect(worker, ago_s=30)
-    give_up_abandoned()
+    end_runs_of_dead_workers()
     assert state(row)[0] == Status.CANCELLED
     assert count_wake_ups(model) == 0
 
@@ -183,11 +183,11 @@ def test_what_goes_on_though_it_is_to_stop_is_asked_again(
     Generation.objects.filter(id=row.id).update(background=True)
     cancel([row.public_id])
     drop_cancel_flag(row.public_id)
-    stop_again()
+    repeat_cancels()
     assert not is_cancel_requested(row.public_id)  # It is not late.
     long_ago = timezone.now() - timedelta(minutes=1)
     Generation.objects.filter(id=row.id).update(cancel_requested_at=long_ago, status=status)
-    stop_again()
+    repeat_cancels()
     assert is_cancel_requested(row.public_id) == (status == Status.RUNNING)
     assert state(row)[0] == (status if status == Status.RUNNING else Status.CANCELLED)
 
@@ -204,11 +204,11 @@ def test_a_stop_that_the_database_refuses_is_tried_again(
         raise OperationalError("No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(GenerationQuerySet, "cancel_abandoned", refuse)
+        patch.setattr(GenerationQuerySet, "cancel_running", refuse)
         with pytest.raises(ExceptionGroup):
-            give_up_abandoned()
+            end_runs_of_dead_workers()
     assert state(row)[0] == Status.RUNNING
-    give_up_abandoned()
+    end_runs_of_dead_workers()
     assert state(row)[0] == Status.CANCELLED
 
 
@@ -219,7 +219,7 @@ def test_what_a_dead_worker_has_generated_and_not_sent_is_counted(
     Lease(worker, lambda: LiveWorker(worker), lambda: {row.public_id: 7}).renew()
     site_client().delete(f"worker:{worker}")
     suspect(worker, ago_s=30)
-    give_up_abandoned()
+    end_runs_of_dead_workers()
     assert state(row) == state(other) == (Status.FAILED, "worker_lost")
     assert (row.output_tokens, other.output_tokens) == (7, 0)
 
@@ -228,19 +228,19 @@ def test_a_lease_that_comes_back_ends_the_suspicion(api_key: Key, worker: str) -
     row = running(api_key, worker)
     suspect(worker, ago_s=30)
     Lease(worker, lambda: LiveWorker(worker)).renew()
-    give_up_abandoned()
+    end_runs_of_dead_workers()
     site_client().delete(f"worker:{worker}")
-    give_up_abandoned()  # Missing again: the first look of a new suspicion.
+    end_runs_of_dead_workers()  # Missing again: the first look of a new suspicion.
     assert state(row) == (Status.RUNNING, "")
 
 
 def test_no_suspicion_outlives_what_the_worker_was_running(api_key: Key, worker: str) -> None:
     row = running(api_key, worker)
     suspect(worker, ago_s=30)
-    give_up_abandoned()
+    end_runs_of_dead_workers()
     assert state(row)[0] == Status.FAILED
     assert site_client().zscore("suspects", worker) is not None
-    give_up_abandoned()
+    end_runs_of_dead_workers()
     assert site_client().zscore("suspects", worker) is None
 
 
@@ -248,7 +248,7 @@ def test_the_dead_worker_takes_only_its_own_generations_along(api_key: Key, work
     mine, other = running(api_key, worker), running(api_key, new_id("host:"))
     queued = waiting(api_key, age_s=1, worker=worker)
     suspect(worker, ago_s=30)
-    give_up_abandoned()
+    end_runs_of_dead_workers()
     assert [state(row)[0] for row in (mine, other, queued)] == ["failed", "running", "queued"]
 
 
@@ -263,7 +263,7 @@ def test_a_row_that_a_frozen_process_has_locked_holds_no_other_up(
 
     def give_up() -> bool:
         with connections.lent_connection():
-            return attempt("maintenance", give_up_abandoned)
+            return try_and_log("maintenance", end_runs_of_dead_workers)
 
     with ThreadPoolExecutor(1) as pool, transaction.atomic():
         held = Generation.objects.filter(pk__in=[again.pk, locked.pk])
@@ -271,7 +271,7 @@ def test_a_row_that_a_frozen_process_has_locked_holds_no_other_up(
         assert not pool.submit(give_up).result(timeout=30)
         assert state(other)[0] == "failed"
     assert [state(row)[0] for row in (again, locked)] == ["running", "running"]
-    assert attempt("maintenance", give_up_abandoned)
+    assert try_and_log("maintenance", end_runs_of_dead_workers)
     assert [state(row)[0] for row in (again, locked)] == ["queued", "failed"]
 
 
@@ -280,7 +280,7 @@ def test_the_stream_of_an_abandoned_generation_ends_with_an_error(
 ) -> None:
     row = running(api_key, worker)
     suspect(worker, ago_s=30)
-    give_up_abandoned()
+    end_runs_of_dead_workers()
     end = stream_end(row)
     assert end is not None
     assert end.ending is not None
@@ -296,7 +296,7 @@ def test_the_worker_of_an_abandoned_generation_writes_nothing_any_more(
     row = running(api_key, worker)
     Generation.objects.filter(pk=row.pk).update(attempt=1)
     suspect(worker, ago_s=30)
-    give_up_abandoned()
+    end_runs_of_dead_workers()
     client_for(row.public_id).delete(log_key(row.public_id))
     batch = Batch(7, [b"late"])
     write = Write(row.public_id, batch.entry_id, batch.pack(), attempt=1)
@@ -320,7 +320,7 @@ def test_who_follows_an_abandoned_stream_is_told_to_read_the_log(api_key: Key, w
     with site_client().pubsub() as pubsub:  # type: ignore[no-untyped-call]  # Not annotated.
         pubsub.subscribe(channel)
         suspect(worker, ago_s=30)
-        give_up_abandoned()
+        end_runs_of_dead_workers()
         assert received(pubsub)["streams"] == [[row.public_id, b""]]
 
 
@@ -352,7 +352,7 @@ def test_of_very_many_that_are_late_the_oldest_expire_first(
 ) -> None:
     """Dead workers, say, must not wait until all of them have ended."""
     settings.QUEUE_TIMEOUT_S = 60
-    monkeypatch.setattr(maintenance, "_MOST_EXPIRED", 2)
+    monkeypatch.setattr(maintenance, "_MAX_EXPIRED", 2)
     rows = [waiting(api_key, age_s=100 + n) for n in range(3)]
     expire_waiting()
     assert [state(row)[0] for row in rows] == [Status.QUEUED, Status.FAILED, Status.FAILED]
@@ -384,7 +384,7 @@ def test_a_wake_up_is_sent_for_each_that_waits_without_one(
         waiting(api_key, age_s, model=model)
     for _ in range(sent):
         send_wake_up(model)
-    wake_again()
+    resend_wake_ups()
     assert count_wake_ups(model) == expected
 
 
@@ -422,7 +422,7 @@ def test_one_generation_that_cannot_be_ended_keeps_no_other_from_it(
     ]
     assert count_wake_ups(model) == 1
     assert [part.__notes__ for part in raised.value.exceptions] == [
-        ["give_up_abandoned"],
+        ["end_runs_of_dead_workers"],
         ["expire_waiting"],
     ]
     assert last_maintained() is not None  # Most of it is done.
@@ -449,7 +449,7 @@ def test_what_goes_wrong_is_logged_and_more_than_a_server_that_is_down_is_an_err
     def fail() -> None:
         raise fault
 
-    assert not attempt("maintenance", fail)
+    assert not try_and_log("maintenance", fail)
     assert [record.levelno for record in caplog.records] == [level]
 
 
@@ -460,12 +460,12 @@ def test_a_wake_up_sent_to_a_worker_that_has_just_gone_does_not_stay(
     """One that was only late to renew its lease keeps its queue."""
     drop_wake_ups_of(worker)
     send_wake_up(model, worker)
-    drop_gone()
+    drop_dead_workers()
     assert broker_client().llen(own_queue(worker)) == 1
     site_client().zadd("gone-workers", {worker: 1})
     if is_back:
         Lease(worker, lambda: LiveWorker(worker)).renew()
-    drop_gone()
+    drop_dead_workers()
     assert broker_client().exists(own_queue(worker)) == is_back
     assert not broker_client().keys(f"_kombu*{worker}*")
     assert site_client().zscore("gone-workers", worker) is None
@@ -481,7 +481,7 @@ def test_a_live_worker_gives_up_what_it_claimed_and_does_not_run(api_key: Key, w
     fresh = create_generation(
         api_key[0], status=Status.RUNNING, worker=worker, claimed_at=timezone.now()
     )
-    give_up_orphans(worker, lambda: {(held.public_id, held.attempt)})
+    end_orphans(worker, lambda: {(held.public_id, held.attempt)})
     states = dict(Generation.objects.values_list("public_id", "status"))
     assert states == {
         held.public_id: "running",
@@ -499,14 +499,14 @@ def test_requests_of_what_has_ended_or_never_was_are_dropped(api_key: Key) -> No
     ids = [going_on.public_id, ended.public_id, never]
     for id_ in ids:
         save_document(id_, chat_document(id_, "secret"), "web.one")
-    drop_left()
+    drop_leftover_requests()
     assert all(load_document(id_).document for id_ in ids)  # They are too young.
     site_client().zadd("held-open", dict.fromkeys(ids, 0), xx=True)
-    drop_left()
+    drop_leftover_requests()
     assert [load_document(id_).document is not None for id_ in ids] == [True, False, False]
     left = [key for id_ in ids[1:] for key in site_client().keys(f"{{{id_}}}:*")]
     assert left == []
-    drop_left()
+    drop_leftover_requests()
     assert load_document(going_on.public_id).document is not None
 
 
@@ -517,7 +517,7 @@ def test_a_claim_is_as_old_as_the_database_says(api_key: Key, worker: str) -> No
     ahead = timezone.now() + timedelta(seconds=30)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timezone, "now", lambda: ahead)
-        give_up_orphans(worker, set)
+        end_orphans(worker, set)
     assert state(fresh) == (Status.RUNNING, "")
 
 
@@ -527,7 +527,7 @@ def test_a_run_that_begins_while_orphans_are_looked_for_is_none(api_key: Key, wo
     row = create_generation(api_key[0], status=Status.RUNNING, worker=worker, claimed_at=old)
     lost = create_generation(api_key[0], status=Status.RUNNING, worker=worker, claimed_at=old)
     Generation.objects.filter(pk=lost.pk).update(attempt=2)
-    give_up_orphans(worker, lambda: {(row.public_id, 0), (lost.public_id, 1)})
+    end_orphans(worker, lambda: {(row.public_id, 0), (lost.public_id, 1)})
     assert state(row) == (Status.RUNNING, "")
     assert state(lost) == (Status.FAILED, "worker_lost")
 
@@ -544,6 +544,6 @@ def test_what_waits_for_a_model_that_the_site_does_not_have_any_more_fails(
     report = ModelReport(served.model, 1, 0)
     Lease(worker, lambda: LiveWorker(worker, (report,))).renew()
     live_view.forget()
-    expire_homeless()
+    expire_removed_models()
     assert state(old) == (Status.FAILED, "model_not_found")
     assert [state(row)[0] for row in (young, other, served)] == [Status.QUEUED] * 3

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from inference_site.accounts.models import ApiKey
+from inference_site.generations.cancellation import stop
 from inference_site.generations.models import Generation, ServiceClass, Status
-from inference_site.generations.operator_actions import move_up, stop
+from inference_site.generations.queue import move_up
 from inference_site.streams.request_documents import load_document
 from tests.generations.rows import create_generation
 

@@ -21,7 +21,7 @@ from inference_site.errors.api_errors import UnavailableError
 from inference_site.fleet import fleet, leases
 from inference_site.fleet.leases import Lease, LiveView, LiveWorker, ModelReport, ModelState
 from inference_site.generations import maintenance, queue
-from inference_site.generations.maintenance import expire_unloaded, expire_unserved
+from inference_site.generations.maintenance import expire_server_away, expire_while_loading
 from inference_site.generations.models import Generation, ServiceClass, Status
 from inference_site.generations.queue import enqueue, new_id
 from inference_site.storage.redis_clients import site_client
@@ -251,7 +251,7 @@ def test_who_waits_too_long_for_a_load_is_told_so(
     show(ModelState.LOADING)
     for row in (late, background, accepted_before):
         pass_time(row)
-    expire_unloaded()
+    expire_while_loading()
     for row in (late, early, background, accepted_before):
         row.refresh_from_db()
     assert (late.status, late.error_code) == (Status.FAILED, "model_loading")
@@ -286,7 +286,7 @@ def test_who_waits_too_long_for_a_server_is_told_so(
     )
     state = ModelState.FAILED if went_s else ModelState.READY
     show(state, away_since=time.time() - went_s if went_s else 0)
-    expire_unserved()
+    expire_server_away()
     row.refresh_from_db()
     assert (row.status, row.error_code) == ("failed" if expected else "queued", expected)
 
@@ -299,7 +299,7 @@ def test_who_waited_for_a_load_waits_for_a_slot_once_it_is_done(
     row = accept(api_key)
     pass_time(row)
     show(ModelState.READY)
-    expire_unloaded()
+    expire_while_loading()
     row.refresh_from_db()
     assert row.status == Status.QUEUED
 
@@ -309,6 +309,6 @@ def test_an_old_row_that_never_waited_for_a_load_is_left_alone(api_key: Key, sho
     old = timezone.now() - timedelta(hours=1)
     row = create_generation(api_key[0], created_at=old)
     save_document(row.public_id, chat_document(row.public_id, "hi"), "web.one")
-    expire_unloaded()
+    expire_while_loading()
     row.refresh_from_db()
     assert row.status == Status.QUEUED

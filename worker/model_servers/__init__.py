@@ -1,1 +1,1 @@
-"""Servers of models as processes of this host: started, watched, and ended whatever ends first."""
+"""Model servers: processes of this host, which the worker starts, watches and ends."""

@@ -1,8 +1,8 @@
-"""llama.cpp's HTTP server out of the wheel xllamacpp, with arguments of ``llama-server``.
+"""llama.cpp's HTTP server from the wheel xllamacpp, with the arguments of ``llama-server``.
 
 It runs without the platform's packages: ``python -I llama_server.py --model FILE …``. Arguments
-have the names and values that ``llama-server`` has for them, so that a build of that program can be
-started in its place. The key that requests must bring is in ``LLAMA_API_KEY``, as it is there.
+have the names and values of ``llama-server``, so a build of that program can replace this one. The
+API key of the server is in ``LLAMA_API_KEY``, as it is there.
 """
 
 from __future__ import annotations
@@ -14,36 +14,27 @@ import sys
 from typing import Any
 
 LOAD_FAILED = 3
-"""The exit status of a model that cannot be loaded."""
+"""The exit status if the model cannot be loaded."""
 _FLASH = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}
 
 
 def main() -> None:
-    """Load the model, and serve it until the process is ended."""
+    """Load the model, and serve it until the process ends."""
     params = parameters(arguments(sys.argv[1:]))
     import xllamacpp
 
     try:
         server = xllamacpp.Server(params)
     except RuntimeError as exc:
-        sys.exit(_failed(exc))
-    _say(f"listening on {server.listening_address}")
+        print(f"the model cannot be loaded: {exc}", flush=True)  # noqa: T201
+        sys.exit(LOAD_FAILED)
+    print(f"listening on {server.listening_address}", flush=True)  # noqa: T201
     while True:
         signal.pause()
 
 
-def _failed(exc: RuntimeError) -> int:
-    _say(f"the model cannot be loaded: {exc}")
-    return LOAD_FAILED
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
 def arguments(given: list[str]) -> argparse.Namespace:
-    """Return the arguments; exit with status 2 for one that is unknown."""
+    """Return the parsed arguments; exit with status 2 for an unknown one."""
     parser = argparse.ArgumentParser("llama_server", allow_abbrev=False)
     parser.add_argument("--model", required=True)
     for name in (
@@ -118,7 +109,7 @@ def parameters(args: argparse.Namespace) -> Any:
 
 
 def _set_named(params: Any, args: argparse.Namespace) -> None:
-    """Set what the library has an enumeration for."""
+    """Set the parameters whose values are enumerations of the library."""
     import xllamacpp
 
     for name, values, given in (
@@ -131,7 +122,7 @@ def _set_named(params: Any, args: argparse.Namespace) -> None:
         ("pooling_type", xllamacpp.llama_pooling_type, args.pooling),
     ):
         if given is not None:
-            ending = f"_{given.upper()}"  # Each value has the enumeration's name before its own.
+            ending = f"_{given.upper()}"  # The names of values begin with that of the enumeration.
             setattr(params, name, next(v for v in values if v.name.endswith(ending)))
 
 

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs as their driver sees them, and what processes take of them; none without a driver.
+"""The NVIDIA GPUs of this host and their use by processes; without a driver there are none.
 
 Source: the NVML API reference, https://docs.nvidia.com/deploy/nvml-api/.
 """
@@ -31,51 +31,50 @@ def _has_driver() -> bool:
 
 
 def gpus() -> tuple[Device, ...]:
-    """Return the GPUs of this host; what the driver does not tell of one is None."""
+    """Return the GPUs of this host; values that the driver does not know are None."""
     found = (_gpu(index) for index in range(_count()))
     return tuple(device for device in found if device is not None)
 
 
 def gpu_bytes(pids: Collection[int]) -> dict[int, int]:
-    """Return what these processes take of each GPU that they use, by its number.
+    """Return how much memory of each GPU these processes use, by the GPU's number.
 
-    In a container the driver tells the numbers of the host's processes: then nothing is found.
+    In a container the driver reports process ids of the host, so nothing is found.
     """
-    taken = {index: _taken(index, pids) for index in range(_count())}
-    return {index: total for index, total in taken.items() if total}
 
+    def used(index: int) -> int:
+        handle = _query(lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
+        running = handle and _query(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        return sum(one.usedGpuMemory or 0 for one in running or () if one.pid in pids)
 
-def _taken(index: int, pids: Collection[int]) -> int:
-    handle = _told(lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
-    running = handle and _told(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    return sum(one.usedGpuMemory or 0 for one in running or () if one.pid in pids)
+    return {index: total for index in range(_count()) if (total := used(index))}
 
 
 def _count() -> int:
-    return (_told(pynvml.nvmlDeviceGetCount) or 0) if _has_driver() else 0
+    return (_query(pynvml.nvmlDeviceGetCount) or 0) if _has_driver() else 0
 
 
 def _gpu(index: int) -> Device | None:
-    handle = _told(lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
-    memory = handle and _told(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+    handle = _query(lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
+    memory = handle and _query(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
     if not memory:
         return None
-    name = _told(lambda: pynvml.nvmlDeviceGetName(handle)) or "GPU"
-    used = _told(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
+    name = _query(lambda: pynvml.nvmlDeviceGetName(handle)) or "GPU"
+    used = _query(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
     return Device(
         f"{name} {index}",
         memory.total,
         memory.free,
-        temperature_c=_told(
+        temperature_c=_query(
             lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
         ),
         busy_percent=used.gpu if used else None,
     )
 
 
-def _told(ask: Callable[[], T]) -> T | None:
-    """Return what the driver says; None for what it does not know of this GPU."""
+def _query(read: Callable[[], T]) -> T | None:
+    """Return the driver's answer; None if it does not know it of this GPU."""
     try:
-        return ask()
+        return read()
     except pynvml.NVMLError:
         return None

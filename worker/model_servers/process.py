@@ -1,4 +1,4 @@
-"""A server's process as the worker sees it: started through its guardian, stopped, and swept up."""
+"""Server processes from the side of the worker: start through a guardian, stop, and clean-up."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ logger = logging.getLogger(__name__)
 
 _GUARDIAN = Path(__file__).with_name("guardian.py")
 _MARK = "INFERENCE_SITE_MODEL_SERVER"
-"""A variable in the environment of all processes of a server, whose value its pid file has."""
+"""A variable in the environment of all processes of a server; its value is in the pid file."""
 _LOG_BYTES = 4 * 2**20
-_STOPS_S = 10.0
-_KEPT = (
+_KILL_AFTER_S = 10.0
+_INHERITED = (
     *("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH"),
     *("CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCM_PATH"),
     *("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "GOMP_SPINCOUNT"),
 )
-"""All that a server gets of the worker's own environment, which holds secrets."""
+"""The variables that a server gets of the worker's environment, which has secrets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to start: a name for its files, a command, and the environment beside the usual.
+    """What to start: a name for its files, a command, and additional environment variables.
 
-    ``stop_s`` is how long it may take to end after it has been asked to; ``stop_command`` is run
-    first, for a server that lives elsewhere, as a container does.
+    ``stop_s`` is how long it may take to end after SIGTERM. ``stop_command`` is run before that,
+    for a server in another process tree, such as a container.
     """
 
     name: str
@@ -51,9 +51,9 @@ class Order:
 
 
 class ServerProcess:
-    """One process of a server. ``ended`` is set when nothing of it is left.
+    """The processes of one server. ``ended`` is set when all have ended.
 
-    ``folder`` is where its log and its pid file are. Raise OSError when nothing can be started.
+    ``folder`` is for its log and its pid file. Raise OSError if the guardian cannot be started.
     """
 
     def __init__(self, order: Order, folder: Path) -> None:
@@ -64,16 +64,17 @@ class ServerProcess:
         self.status: int | None = None
         self.error = ""
         self.tail: list[str] = []
-        """The last lines that it has written, for operators."""
+        """The last lines of its output, for operators."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.log = folder / f"{order.name}.log"
         self._mark = secrets.token_hex(8)
         self._pid_file = folder / f"{order.name}-{self._mark}.json"
-        env = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        env = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         env |= {**order.env, _MARK: self._mark}
-        self._pid_file.write_text(
-            json.dumps({"mark": self._mark, "worker": _identity(), "stop": [*order.stop_command]})
-        )
+        me = psutil.Process()
+        worker = [me.pid, me.create_time()]
+        facts = {"mark": self._mark, "worker": worker, "stop": [*order.stop_command]}
+        self._pid_file.write_text(json.dumps(facts))
         self._guardian = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_GUARDIAN)],
             stdin=subprocess.PIPE,
@@ -81,7 +82,7 @@ class ServerProcess:
             env={},
             start_new_session=True,
         )
-        self._say(
+        self._send(
             {
                 "command": [*order.command],
                 "env": env,
@@ -97,7 +98,7 @@ class ServerProcess:
 
     @property
     def reason(self) -> str:
-        """How it has ended, for everybody: an exit status or a signal, nothing that it has said."""
+        """How it has ended, for clients: an exit status or a signal, nothing of its output."""
         if self.error:
             return f"its command could not be started ({self.error})"
         if self.status is None:
@@ -108,14 +109,14 @@ class ServerProcess:
 
     @property
     def was_killed(self) -> bool:
-        """Whether it has ended for no reason of its own: somebody has ended it, or its guardian."""
+        """Whether it, or its guardian, was ended from outside."""
         if self._is_suspect:
             return False
         return self.status is None or self.status in (-signal.SIGKILL, -signal.SIGTERM)
 
     @property
     def memory_bytes(self) -> int:
-        """What its processes take; pages that they share are counted once (PSS)."""
+        """Memory of its processes; shared pages are counted once (PSS)."""
         total = 0
         for process in self._processes:
             with contextlib.suppress(psutil.Error):
@@ -125,7 +126,7 @@ class ServerProcess:
 
     @property
     def gpu_bytes(self) -> dict[int, int]:
-        """What its processes take of each GPU, by its number."""
+        """Memory that its processes use of each GPU, by the GPU's number."""
         return nvml.gpu_bytes({process.pid for process in self._processes})
 
     @property
@@ -137,18 +138,18 @@ class ServerProcess:
             return []
 
     def stop(self) -> None:
-        """Have it end, by force after its time; return when it has."""
-        self._say("stop")
-        if not self.ended.wait(self._stop_s + _STOPS_S):
+        """Stop it, and kill it if it takes too long; return when it has ended."""
+        self._send("stop")
+        if not self.ended.wait(self._stop_s + _KILL_AFTER_S):
             self.kill()
 
     def kill(self, *, is_suspect: bool = False) -> None:
-        """End all of its processes now; ``is_suspect``: because of what it did."""
+        """Kill all its processes; ``is_suspect``: because of a fault of the server."""
         self._is_suspect = is_suspect
         _kill_marked(self._mark)
-        self.ended.wait(_STOPS_S)
+        self.ended.wait(_KILL_AFTER_S)
 
-    def _say(self, line: object) -> None:
+    def _send(self, line: object) -> None:
         assert self._guardian.stdin is not None
         with contextlib.suppress(OSError, ValueError):
             self._guardian.stdin.write(json.dumps(line).encode() + b"\n")
@@ -159,22 +160,22 @@ class ServerProcess:
         assert self._guardian.stdout is not None
         with self._guardian.stdout as lines:
             for line in lines:
-                said: dict[str, Any] = json.loads(line)
-                self.pid = said.get("pid", self.pid)
-                if "status" in said:
-                    self.status, self.tail = said["status"], said["tail"]
-                    self.error = said.get("error", "")
+                report: dict[str, Any] = json.loads(line)
+                self.pid = report.get("pid", self.pid)
+                if "status" in report:
+                    self.status, self.tail = report["status"], report["tail"]
+                    self.error = report.get("error", "")
         self._guardian.wait()
         with contextlib.suppress(OSError, ValueError):
             self._guardian.stdin.close()
-        if self.status is None:  # What the server had forked has no guardian now.
+        if self.status is None:  # The guardian was killed, and its child processes may still run.
             _kill_marked(self._mark)
         self._pid_file.unlink(missing_ok=True)
         self.ended.set()
 
 
 def sweep(folder: Path) -> None:
-    """End what workers that are gone have left of their servers, by the pid files in the folder."""
+    """Kill the servers of dead workers, found by the pid files in the folder."""
     for path in folder.glob("*.json"):
         try:
             left = json.loads(path.read_text())
@@ -187,17 +188,12 @@ def sweep(folder: Path) -> None:
         logger.warning("%s: %d processes of a worker that is gone were ended", path.stem, killed)
         if stop:
             with contextlib.suppress(OSError, subprocess.SubprocessError):
-                subprocess.run(stop, check=False, timeout=_STOPS_S, stdin=subprocess.DEVNULL)
+                subprocess.run(stop, check=False, timeout=_KILL_AFTER_S, stdin=subprocess.DEVNULL)
         path.unlink(missing_ok=True)
 
 
-def _identity() -> list[float]:
-    me = psutil.Process()
-    return [me.pid, me.create_time()]
-
-
 def _runs(identity: Sequence[float]) -> bool:
-    """Whether this very process runs, not another that got its number."""
+    """Whether the process with this id and start time runs; ids are reused."""
     try:
         return abs(psutil.Process(int(identity[0])).create_time() - identity[1]) < 1
     except psutil.Error:
@@ -205,7 +201,7 @@ def _runs(identity: Sequence[float]) -> bool:
 
 
 def _kill_marked(mark: str) -> int:
-    """Kill the processes that have this mark in their environment; return how many there were."""
+    """Kill the processes with this mark in their environment; return their number."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

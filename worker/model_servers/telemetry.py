@@ -1,8 +1,6 @@
-"""What a model's server tells of itself on its ``/metrics``: llama.cpp's and vLLM's."""
+"""The metrics of model servers: reading ``/metrics`` of llama.cpp and vLLM."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -26,11 +24,11 @@ MEASURES = {
         "vllm:spec_decode_num_accepted_tokens_total",
     ),
 }
-"""Our names of what is read, and the servers' names, of which the first that is there counts."""
+"""Our names, and the servers' names for the same; the first that a page has is used."""
 
 
 def read(page: str) -> dict[str, float]:
-    """Return what a page of metrics tells; nothing of a page that is none."""
+    """Return the values of a page of metrics, by our names; none if it cannot be parsed."""
     found: dict[str, float] = {}
     try:
         for family in text_string_to_metric_families(page):
@@ -38,8 +36,8 @@ def read(page: str) -> dict[str, float]:
                 found[sample.name] = found.get(sample.name, 0.0) + sample.value
     except ValueError:
         return {}
-    return {name: value for name in MEASURES if (value := _first(found, name)) is not None}
-
-
-def _first(found: Mapping[str, float], name: str) -> float | None:
-    return next((found[theirs] for theirs in MEASURES[name] if theirs in found), None)
+    values: dict[str, float] = {}
+    for name, theirs in MEASURES.items():
+        if (first := next((one for one in theirs if one in found), None)) is not None:
+            values[name] = found[first]
+    return values

@@ -1,16 +1,15 @@
-"""Hooks: an operator's own functions, which see, change or drop what a model yields.
+"""Hooks: functions of the operator that see, change or drop the output of a model.
 
 ``ON_CHUNK`` and ``ON_DONE`` name them by their dotted paths:
 
     def on_chunk(context: HookContext, chunk: Chunk) -> Chunk | None: ...
     def on_done(context: HookContext, chunks: Sequence[Chunk]) -> None: ...
 
-They work on deltas, before anything is made of them: what is streamed, what is answered whole and
-what is stored all have what ``on_chunk`` returned, and nothing of what it dropped. ``on_done`` gets
-all of that once the engine has ended its answer, before the client learns of it. A call whose first
-chunk is dropped is dropped as a whole. Both run in the worker; ``on_chunk`` on the
-thread that drives the engine: a slow one slows every generation of its model, and of all models of
-other servers.
+They work on deltas, before the assembler: streams, whole answers and stored answers contain what
+``on_chunk`` returned, and nothing that it dropped. ``on_done`` gets all of that after the engine
+has ended its answer, before the client sees the end. If the first chunk of a tool call is dropped,
+the whole call is dropped. Both run in the worker. ``on_chunk`` runs on the thread that drives the
+engine: a slow one slows all generations of its model, and of all models of upstreams.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from inference_site.domain.deltas import Delta, Finish, ReasoningDelta, TextDelt
 from inference_site.domain.errors import HookFailed
 
 Chunk = TextDelta | ReasoningDelta | ToolCallDelta
-"""What hooks get: pieces of an answer. Its end and its usage cannot be changed."""
+"""The deltas that hooks get. The finish and the usage of an answer cannot be changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class HookContext:
-    """Which generation a hook is called for."""
+    """The generation that a hook is called for."""
 
     generation_id: str
     kind: str
@@ -45,18 +44,19 @@ OnDone = Callable[[HookContext, Sequence[Chunk]], None]
 
 
 class Hooks:
-    """The hooks of one generation. Chunks are kept only when there is somebody to see them."""
+    """The hooks of one generation. Chunks are kept only if there is an ``on_done``."""
 
     def __init__(self, context: HookContext, on_chunk: OnChunk | None, on_done: OnDone | None):
         self._context, self._on_chunk, self._on_done = context, on_chunk, on_done
         self._seen: list[Chunk] = []
         self._calls: dict[int, dict[int, int]] = {}
+        """The new numbers of the tool calls that were not dropped, by choice and old number."""
 
-    def pass_on(self, delta: Delta) -> Delta | None:
-        """Return what is to become of a delta; None drops it. Raise HookFailed."""
+    def filter(self, delta: Delta) -> Delta | None:
+        """Return the delta to pass on; None drops it. Raise HookFailed."""
         if isinstance(delta, Finish):
-            is_without = delta.reason == "tool_calls" and not self._calls.get(delta.index)
-            return replace(delta, reason="stop") if is_without else delta
+            has_no_calls = delta.reason == "tool_calls" and not self._calls.get(delta.index)
+            return replace(delta, reason="stop") if has_no_calls else delta
         if not isinstance(delta, Chunk):
             return delta
         chunk = self._call(self._on_chunk, delta) if self._on_chunk else delta
@@ -69,14 +69,14 @@ class Hooks:
         return chunk
 
     def _renumbered(self, delta: ToolCallDelta) -> ToolCallDelta | None:
-        """Number the calls that are passed on from 0; the rest of a call goes with its first."""
+        """Number the remaining calls from 0; return None if the first chunk of it was dropped."""
         numbers = self._calls.setdefault(delta.index, {})
         if delta.name is not None:
             numbers.setdefault(delta.call, len(numbers))
         return replace(delta, call=numbers[delta.call]) if delta.call in numbers else None
 
     def done(self) -> None:
-        """Show all that was passed on. Raise HookFailed."""
+        """Call ``on_done``. Raise HookFailed."""
         if self._on_done:
             self._call(self._on_done, tuple(self._seen))
 
@@ -89,21 +89,20 @@ class Hooks:
 
 
 def check_hooks() -> None:
-    """Import the hooks. Raise ImproperlyConfigured for a path that leads nowhere."""
+    """Import the hooks. Raise ImproperlyConfigured for a wrong path."""
     for name in ("ON_CHUNK", "ON_DONE"):
         try:
-            _loaded(getattr(settings, name))
+            _load(getattr(settings, name))
         except ImportError as exc:
             raise ImproperlyConfigured(f"{name}: {exc}.") from exc
 
 
 def hooks_for(context: HookContext) -> Hooks | None:
-    """Return the hooks of a generation, or None when the site has none."""
-    on_chunk, on_done = _loaded(settings.ON_CHUNK), _loaded(settings.ON_DONE)
+    """Return the hooks of a generation, or None if the site has none."""
+    on_chunk, on_done = _load(settings.ON_CHUNK), _load(settings.ON_DONE)
     return Hooks(context, on_chunk, on_done) if on_chunk or on_done else None
 
 
 @cache
-def _loaded(path: str) -> Callable[..., Any] | None:
-    """Return the function of this dotted path. Raise ImportError for a wrong one."""
+def _load(path: str) -> Callable[..., Any] | None:
     return import_string(path) if path else None

@@ -1,14 +1,14 @@
-"""The publisher: takes frames from the engine's threads and sends them out in ticks.
+"""The publisher: takes frames from the engine's threads and appends them to the event log in ticks.
 
 One thread with an asyncio loop serves all streams of the process, with one shard for each event log
-server. The first and the last frame of a stream go out at once, and without those that wait for the
-tick; the frames between go out in ticks. A tick is one append, whatever the number of streams, with
-one channel-layer message for each web process that follows any of them; if those go through another
-server, they are sent after it. The append also brings back who asked for cancellation, so that a
-stop needs no channel of its own and cannot be lost.
+server. The first and the last frames of a stream are flushed at once, without the other waiting
+streams; the frames between are flushed in ticks. A tick is one append for any number of streams,
+with one channel-layer message for each web process that follows any of them. If the channel layer
+uses another server, the messages are sent after the append. The append also returns the cancel
+flags, so a cancel needs no channel of its own and cannot be lost.
 
-A stream keeps the frames that it has sent. If Redis loses its log, it sends all of them again: its
-readers go on where they are, and whoever ends the stream in place of this process finds its text.
+A stream keeps the frames that it has sent. If Redis loses its log, the stream sends all of them
+again: its readers continue, and recovery finds its text.
 """
 
 from __future__ import annotations
@@ -43,31 +43,31 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.02
 _LONGEST_TICK_S = 0.1
-_SHARE = 9
-"""The rest after a tick is this many times as long as that took: it gets a tenth of the time."""
+_PAUSE_FACTOR = 9
+"""The pause after a tick is this many times as long as the tick: ticks use a tenth of the time."""
 _POLL_S = 0.05
-"""How often a stream that produces nothing asks whether it was cancelled."""
+"""How often a stream without new frames reads whether it was cancelled."""
 _RETRY_S = 0.2
 _SEND_TIMEOUT_S = 2.0
-_LARGEST_BATCH = 256 * 1024
-"""Bytes of a batch of several frames: readers hold whole batches. What is left comes next."""
-_MOST_KEPT = 2 * 1024 * 1024
-_MOST_KEPT_BY_ALL = 32 * 1024 * 1024
-"""Bytes of sent frames that one stream, and all streams of a server, keep in case of its loss."""
+_MAX_BATCH_BYTES = 256 * 1024
+"""Bytes of a batch of several frames, because readers hold whole batches in memory."""
+_MAX_KEPT_BYTES = 2 * 1024 * 1024
+_MAX_KEPT_BYTES_OF_ALL = 32 * 1024 * 1024
+"""Bytes of sent frames that one stream, and all streams of a shard, keep to send again."""
 
 
 class StopReason(Enum):
-    """Why a generation was told to stop."""
+    """Why a run is stopped."""
 
-    REQUESTED = "requested"  # The client left, or somebody cancelled it.
-    SHUTDOWN = "shutdown"  # The worker drains, and its time is up.
-    LOST = "lost"  # Somebody else ended the stream, or its log is out of reach.
+    REQUESTED = "requested"  # The client left, or the generation was cancelled.
+    SHUTDOWN = "shutdown"  # The worker drains, and the time for that is over.
+    LOST = "lost"  # Another process ended the stream, or its log is unreachable.
 
 
 class Stream:
-    """The outgoing frames of one generation. ``append`` and ``close`` are for its engine's thread.
+    """The outgoing frames of one generation. The engine's thread calls ``append`` and ``close``.
 
-    ``cancelled`` turns true when the engine must stop; ``stop_reason`` says why.
+    ``cancelled`` becomes true when the engine must stop; ``stop_reason`` is the reason.
     """
 
     def __init__(self, generation_id: str, shard: _Shard, attempt: int = 1) -> None:
@@ -79,21 +79,21 @@ class Stream:
         self._pending: list[bytes] = []
         self._ending: Ending | None = None
         self._unacknowledged: Batch | None = None
-        self._is_cut = self._is_closing = False
+        self._has_more = self._is_closing = False
         self._next = 0
         self.texts: Sequence[bytes] = ()
-        """The texts in the log that its frames refer to (see ``streams.shared_text``)."""
+        """The texts in the log that frames refer to (see ``streams.shared_text``)."""
         self._started = self._is_released = False
         self._sent: list[bytes] | None = []
-        """All frames in the log, or None if they are not kept."""
+        """All frames in the log; None if they are not kept."""
         self.sent_bytes = 0
         self.is_urgent = False
-        """Whether it has its first frames or its end to send, for which no tick is waited."""
+        """Whether the first frames or the end are to be sent, which do not wait for the tick."""
         self.waiting_since: float | None = None
-        """When the oldest frame that is not in the log was handed over; for the metrics."""
+        """When the oldest frame that is not in the log was appended; for the metrics."""
 
     def stop(self, reason: StopReason) -> None:
-        """Have the engine stop; the first reason counts."""
+        """Stop the engine; the first reason counts."""
         if not self.cancelled:
             self.stop_reason = reason
             self.cancelled = True
@@ -101,24 +101,24 @@ class Stream:
     def start_at(
         self, number: int, texts: Sequence[bytes] = (), sent: Sequence[bytes] = ()
     ) -> None:
-        """Number the frames from here; those before it, and these texts, are in the log already.
+        """Continue a stream: the frames before ``number``, and these texts, are in the log.
 
-        ``sent`` are those frames, if they are known.
+        ``sent`` are these frames, if they are known.
         """
         self._next, self.texts = number, texts
         if len(sent) == number:
             self._keep(sent)
         else:
-            self._forget_sent()
+            self._keep_nothing()
 
     @property
     def is_begun(self) -> bool:
-        """Whether it was given frames, or goes on after those of an earlier attempt."""
+        """Whether it has frames, its own or those of an earlier attempt."""
         return self._started or bool(self._next)
 
     @property
-    def goes_on(self) -> bool:
-        """Whether its log has frames, all of which it can send again."""
+    def can_resend(self) -> bool:
+        """Whether its log has frames, and all of them are kept."""
         return bool(self._sent)
 
     def _keep(self, frames: Sequence[bytes]) -> None:
@@ -127,15 +127,15 @@ class Stream:
         size = sum(map(len, frames))
         self._sent.extend(frames)
         self.sent_bytes += size
-        if self.sent_bytes > _MOST_KEPT or self._shard.sent_bytes > _MOST_KEPT_BY_ALL:
-            self._forget_sent()
+        is_over_limit = self.sent_bytes > _MAX_KEPT_BYTES
+        if is_over_limit or self._shard.sent_bytes > _MAX_KEPT_BYTES_OF_ALL:
+            self._keep_nothing()
 
-    def _forget_sent(self) -> None:
-        """Keep none of the frames that were sent or will be."""
+    def _keep_nothing(self) -> None:
         self._sent, self.sent_bytes = None, 0
 
     def send_again(self) -> None:
-        """Send all frames again, from the first: the log is lost, and its texts with it."""
+        """Send all frames again, because the log is lost, and its texts with it."""
         unacknowledged = self._unacknowledged.frames if self._unacknowledged else ()
         self._pending[:0] = [*(self._sent or ()), *unacknowledged]
         self._sent, self.sent_bytes = [], 0
@@ -143,20 +143,20 @@ class Stream:
         self._hurry()
 
     def release(self) -> None:
-        """Leave the stream open for another attempt; what was handed over still goes out."""
+        """Leave the stream open for another attempt; the appended frames are still sent."""
         self._is_released = True
         self._hurry()
 
     def append(self, frames: Sequence[bytes]) -> None:
-        """Hand over frames; they go out with the next tick, the very first ones at once."""
-        self._note_waiting()  # First: the publisher may take them before the next line.
+        """Send frames with the next tick, the very first ones at once."""
+        self._note_waiting()  # First, because the publisher may take them before the next line.
         self._pending.extend(frames)
         if not self._started:
             self._started = True
             self._hurry()
 
     def close(self, ending: Ending) -> None:
-        """Hand over the end; it goes out at once. Nothing may be appended afterwards."""
+        """Send the end at once. Nothing may be appended afterwards."""
         self._note_waiting()
         self._ending = ending
         self._hurry()
@@ -170,27 +170,27 @@ class Stream:
             self.waiting_since = time.monotonic()
 
     def take(self) -> Batch | None:
-        """Return what must go out next, the same again until ``acknowledge``; None for nothing."""
+        """Return the next batch, the same one until ``acknowledge``; None if there is none."""
         if self._unacknowledged is None:
-            self._unacknowledged = self._batch()
+            self._unacknowledged = self._next_batch()
         return self._unacknowledged
 
     def acknowledge(self) -> None:
-        """The batch that ``take`` returned is in the log."""
+        """Record that the batch that ``take`` returned is in the log."""
         if self._unacknowledged is not None:
             self._keep(self._unacknowledged.frames)
-            if self._is_cut:
+            if self._has_more:
                 self._shard.wake()
         self._unacknowledged = None
         self.waiting_since = time.monotonic() if self._pending else None
 
     @property
     def is_drained(self) -> bool:
-        """Whether it was released and nothing of it is left to send."""
+        """Whether it was released and all of its frames are in the log."""
         return self._is_released and not self._pending and self._unacknowledged is None
 
-    def _batch(self) -> Batch | None:
-        ending = self._ending  # Read first: nothing is appended once it is set.
+    def _next_batch(self) -> Batch | None:
+        ending = self._ending  # Read first, because nothing is appended once it is set.
         if ending is not None and not self._is_closing:
             self._is_closing = True
             self._pending.extend(ending.frames)
@@ -198,17 +198,24 @@ class Stream:
         frames = self._pending[:]
         if not frames and ending is None:
             return None
-        # A failure that a status can still tell has to come at once.
-        count = len(frames) if ending is not None and ending.is_early else _fitting(frames)
+        count = len(frames)
+        # An error that becomes an HTTP status must arrive as one batch.
+        if ending is None or not ending.is_early:
+            size = 0
+            for number, frame in enumerate(frames):
+                size += len(frame)
+                if size > _MAX_BATCH_BYTES and number:
+                    count = number
+                    break
         del self._pending[:count]
-        self._is_cut = count < len(frames)
-        batch = Batch(self._next, frames[:count], None if self._is_cut else ending)
+        self._has_more = count < len(frames)
+        batch = Batch(self._next, frames[:count], None if self._has_more else ending)
         self._next = batch.next
         return batch
 
 
 class Publisher:
-    """Owns the thread, its loop and the shards."""
+    """The thread of the publisher, its event loop and its shards."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -220,23 +227,23 @@ class Publisher:
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Send out what is left, then end the thread."""
+        """Send the remaining frames, then end the thread."""
         for shard in self._shards:
             shard.stop()
         self._thread.join(timeout_s)
 
     def open(self, generation_id: str, attempt: int = 1) -> Stream:
-        """Start the stream of an attempt; an earlier one of the same generation is stopped."""
+        """Open the stream of an attempt; stop an earlier attempt of the same generation."""
         return self._shards[shard_of(generation_id)].open(generation_id, attempt)
 
     @property
     def lag_s(self) -> float:
-        """For how long the oldest frame has waited that is not in the log yet, in seconds."""
+        """Age of the oldest frame that is not in the log yet, in seconds."""
         since = [s.waiting_since for shard in self._shards for s in shard.streams()]
         return max((time.monotonic() - at for at in since if at is not None), default=0.0)
 
     def stop_all(self) -> None:
-        """Make every running generation of this process stop, because it shuts down."""
+        """Stop all runs of this process, because it shuts down."""
         for shard in self._shards:
             shard.stop_all()
 
@@ -255,7 +262,7 @@ class Publisher:
             logs = [
                 AsyncEventLog(client, tells_followers=script_can_send(url)) for client, url in urls
             ]
-            # Once what each flush does, for nobody: the first frame comes later, and does not wait.
+            # Connect now, with an empty append and message, so that no first frame waits for it.
             with contextlib.suppress(redis.exceptions.RedisError):
                 await asyncio.gather(*(log.append(()) for log in logs))
                 if not all(log.tells_followers for log in logs):
@@ -267,7 +274,7 @@ class Publisher:
 
 
 class _Shard:
-    """The streams whose logs lie on one server. A server that is down delays only its own shard."""
+    """The streams whose logs are on one server. A server that is down delays its own shard only."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -277,13 +284,13 @@ class _Shard:
         self._tick_s, self._tick_at = TICK_S, 0.0
         self._rests_until = 0.0
         self._is_idle = False
-        """Whether it may wait for no tick, as no stream was open: one that opens then wakes it."""
+        """Whether the loop may wait without a tick: no stream is open, and ``open`` wakes it."""
         self._down_since: float | None = None
         self.sent_bytes = 0
         """Bytes of the frames that its streams keep, as of the last tick."""
 
     def open(self, generation_id: str, attempt: int) -> Stream:
-        # A process that was frozen may be given a generation again that it still runs.
+        # A process that was frozen may claim a generation again that it still runs.
         if (earlier := self._streams.get(generation_id)) is not None:
             earlier.stop(StopReason.LOST)
         stream = self._streams[generation_id] = Stream(generation_id, self, attempt)
@@ -299,8 +306,8 @@ class _Shard:
         return list(self._streams.values())
 
     def wake(self) -> None:
-        """Flush now rather than at the next tick. For any thread."""
-        with contextlib.suppress(RuntimeError):  # The publisher has stopped; nobody is there.
+        """Flush now rather than at the next tick. Thread-safe."""
+        with contextlib.suppress(RuntimeError):  # The publisher has stopped.
             self._loop.call_soon_threadsafe(self._wanted.set)
 
     def stop(self) -> None:
@@ -312,7 +319,7 @@ class _Shard:
             stream.stop(StopReason.SHUTDOWN)
 
     async def run(self, log: AsyncEventLog, layer: Any) -> None:
-        """Flush until stopped and empty."""
+        """Flush until the publisher is stopped and no stream is open."""
         self._log, self._layer = log, layer
         while self._streams or not self._stopping:
             is_tick = await self._pause()
@@ -325,15 +332,16 @@ class _Shard:
                 await asyncio.sleep(_RETRY_S)
 
     async def _pause(self) -> bool:
-        """Wait for the next tick or a wake-up; with no stream open, only for a wake-up.
+        """Wait for the next tick or ``wake``; with no stream open, only for ``wake``.
 
-        Return whether it is time for a tick. What is urgent goes out in a part of the time only, so
-        that with many requests several of them share a flush.
+        Return whether it is time for a tick. After a flush, urgent frames wait as long as that
+        flush took, so that under load several requests share a flush.
         """
         tick = None
-        self._is_idle = True  # Before its look at the streams: who opens one looks here after that.
+        # Set before the streams are read: ``open`` adds a stream, then reads it.
+        self._is_idle = True
         self._is_idle = not self._streams
-        if not self._is_idle:  # Not wait_for, which makes a task of it.
+        if not self._is_idle:  # Not wait_for, which creates a task.
             tick = self._loop.call_later(self._tick_at - time.monotonic(), self._wanted.set)
         await self._wanted.wait()
         if tick is not None:
@@ -344,7 +352,7 @@ class _Shard:
         return time.monotonic() >= self._tick_at
 
     async def _flush(self, *, is_tick: bool) -> None:
-        """Send out what is urgent, and at a tick all of it."""
+        """Send the urgent streams, and at a tick all of them."""
         started = time.monotonic()
         if is_tick:
             self._tick_at = started + self._tick_s
@@ -358,14 +366,19 @@ class _Shard:
                     batch.entry_id if batch else b"",
                     payload,
                     stream.attempt,
-                    is_refusal=_is_refusal(batch),
-                    goes_on=stream.goes_on,
+                    is_refusal=bool(batch and batch.ending and batch.ending.is_early),
+                    goes_on=stream.can_resend,
                 )
                 for stream, batch, payload in writes
             ]
         )
         self._down_since = None
-        _observe_lag(writes)
+        # One value for each append, for its oldest frame. A frame that came while the batch before
+        # it was acknowledged has no time, and has not waited.
+        now = time.monotonic()
+        since = [stream.waiting_since or now for stream, batch, _ in writes if batch is not None]
+        if since:
+            EVENT_LOG_LAG.observe(now - min(since))
         messages: dict[str, list[tuple[str, bytes]]] = {}
         for (stream, batch, payload), answer in zip(writes, answers, strict=True):
             self._note_answer(stream, batch, answer)
@@ -374,16 +387,16 @@ class _Shard:
                     messages.setdefault(channel, []).append((stream.id, payload))
         if messages:
             await asyncio.gather(*(self._send(*message) for message in messages.items()))
-        # Ticks stretch with their work: a token costs less the more of them go out at once.
+        # Ticks become longer with their work, because many tokens in one append cost less each.
         ended = time.monotonic()
         spent_s = ended - started
         self._rests_until = ended + min(spent_s, TICK_S)
         if is_tick:
-            self._tick_s = min(max(TICK_S, _SHARE * spent_s), _LONGEST_TICK_S)
+            self._tick_s = min(max(TICK_S, _PAUSE_FACTOR * spent_s), _LONGEST_TICK_S)
             self._tick_at = ended + self._tick_s
 
     def _due(self, now: float, *, is_tick: bool) -> list[tuple[Stream, Batch | None, bytes]]:
-        """Return the streams with something to send, and those that have not asked for a while."""
+        """Return the streams with frames to send, and those that must read their cancel flag."""
         writes: list[tuple[Stream, Batch | None, bytes]] = []
         streams = self.streams()
         if is_tick:
@@ -391,7 +404,7 @@ class _Shard:
         for stream in streams:
             if not (is_tick or stream.is_urgent):
                 continue
-            stream.is_urgent = False  # Before it is looked at: it may hurry again.
+            stream.is_urgent = False  # Before its frames are taken: it may become urgent again.
             batch = stream.take()
             if stream.is_drained:
                 self._forget(stream)
@@ -416,7 +429,7 @@ class _Shard:
             self._forget(stream)
 
     async def _send(self, channel: str, streams: list[tuple[str, bytes]]) -> None:
-        """Hint the followers. A hint that is lost costs them a second: they read the log then."""
+        """Send a hint to the followers. If it is lost, they read the log within a second."""
         try:
             async with asyncio.timeout(_SEND_TIMEOUT_S):
                 await self._layer.send(channel, channel_message(streams))
@@ -424,7 +437,7 @@ class _Shard:
             logger.warning("publisher: channel layer: %s", exc)
 
     async def _on_unreachable(self, error: redis.exceptions.RedisError) -> None:
-        """Keep the frames and try again; past the limit, give the streams up."""
+        """Keep the frames and retry; after ``EVENT_LOG_PATIENCE_S``, give up the streams."""
         now = time.monotonic()
         self._down_since = self._down_since or now
         down_s = now - self._down_since
@@ -434,28 +447,3 @@ class _Shard:
                 stream.stop(StopReason.LOST)
                 self._forget(stream)
         await asyncio.sleep(_RETRY_S)
-
-
-def _fitting(frames: Sequence[bytes]) -> int:
-    """Return how many of the frames make a batch."""
-    size = 0
-    for count, frame in enumerate(frames):
-        size += len(frame)
-        if size > _LARGEST_BATCH and count:
-            return count
-    return len(frames)
-
-
-def _is_refusal(batch: Batch | None) -> bool:
-    return batch is not None and batch.ending is not None and batch.ending.is_early
-
-
-def _observe_lag(writes: Sequence[tuple[Stream, Batch | None, bytes]]) -> None:
-    """Time the oldest frame of an append: one value for each, however many streams it has.
-
-    A frame that came while the one before it was acknowledged has not waited.
-    """
-    now = time.monotonic()
-    since = [stream.waiting_since or now for stream, batch, _ in writes if batch is not None]
-    if since:
-        EVENT_LOG_LAG.observe(now - min(since))

@@ -34,8 +34,7 @@ from inference_site.domain.errors import (
     StreamLost,
 )
 from inference_site.domain.model_spec import Price
-from inference_site.domain.request import GenerationRequest
-from inference_site.generations.kinds import Assembler, Kind, kind_of, recovered
+from inference_site.generations.kinds import Assembler, GenerationKind, kind_of, recovered
 from inference_site.generations.models import Claim, Generation, Status
 from inference_site.generations.wake_ups import send_wake_up
 from inference_site.kept_content.keeping import Keeper, keeper_for
@@ -52,40 +51,34 @@ from inference_site.streams.batches import Ending, Sent, sent_so_far
 from inference_site.streams.event_log import read_log
 from inference_site.streams.request_documents import Document, Loaded, ToStore, load_document
 from worker.engines.base import Engine
-from worker.media.resolve import has_images, resolve_media
-from worker.runtime.custom_calls import CustomCalls
+from worker.media import has_images, resolve_media
 from worker.runtime.hooks import HookContext, Hooks, hooks_for
 from worker.runtime.publisher import StopReason, Stream
+from worker.runtime.tool_calls import CustomCalls, TextCallParser, may_have_text_calls
 from worker.runtime.truncation import start_truncating
-from worker.runtime.written_calls import WrittenCalls, may_write_calls
 
 logger = logging.getLogger(__name__)
 
 _SERVER_LOST = (ConnectionLost, ModelServerAway, ModelServerLost)
 _RETRY_S = 0.5
-_HELD_UP_S = 60.0
+_LOCKED_S = 60.0
 """Seconds that the end of a run waits for a locked row or table; after that, the check for orphans
 ends the run."""
 _FIRST_WAIT_MS = 500
 """How long an end that is stored with its answer waits for a lock while its run has its slot."""
 _COMMITS = threading.BoundedSemaphore(8)
-"""How many ends are written at once: of a thousand runs that end in one moment, the others would
-only wait for a connection, give up and ask again, and leave no time for the lease."""
+"""How many ends are written at once. If a thousand runs end in one moment, more threads would only
+wait for a connection, time out and retry, and delay the renewal of the lease."""
 _STORING_COMMITS = threading.BoundedSemaphore(4)
-"""The same for ends that are stored with their answers: while the tables of these are locked, the
-ends of other runs need not wait."""
+"""The same for ends that are stored with their answers, so that a lock on the tables of answers
+does not delay the ends of other runs."""
 
 Later = Callable[[Callable[[], None]], bool]
-"""Runs a function on another thread, after the run has left its slot. False if it does not."""
+"""Calls a function on another thread, after the run has left its slot. False if it will not."""
 
 
-def never_later(_: Callable[[], None]) -> bool:
-    """Run nothing later: an end that has to wait keeps its slot."""
-    return False
-
-
-class _HeldUp(Exception):
-    """A row or table is locked, and has been for too long."""
+class _LockedTooLong(Exception):
+    """A row or table has been locked for ``_LOCKED_S``."""
 
 
 class _Deferred(Exception):
@@ -93,9 +86,13 @@ class _Deferred(Exception):
 
 
 class Run:
-    """Drives the engine; the sink of its deltas."""
+    """One attempt of one generation: drives the engine, and is the sink of its deltas.
 
-    def __init__(self, claim: Claim, stream: Stream, later: Later = never_later) -> None:
+    ``later`` stores an end that has to wait for a lock on another thread; without it, the run keeps
+    its slot meanwhile.
+    """
+
+    def __init__(self, claim: Claim, stream: Stream, later: Later = lambda finish: False) -> None:
         self._claim, self._stream = claim, stream
         self._later, self._is_late = later, False
         self._assembler: Assembler | None = None
@@ -105,7 +102,7 @@ class Run:
         self._output_since: float | None = None
         self._unfinished = 1
         self._hooks: Hooks | None = None
-        self._written_calls: WrittenCalls | None = None
+        self._text_calls: TextCallParser | None = None
         self._custom_calls: CustomCalls | None = None
         self._keeper: Keeper | None = None
         self._meter = Meter(claim.model, claim.attempt, claim.waited_s)
@@ -118,56 +115,53 @@ class Run:
 
     @property
     def output_s(self) -> float:
-        """For how long the engine has given output, in seconds."""
+        """For how many seconds the engine has produced output."""
         return 0.0 if self._output_since is None else time.monotonic() - self._output_since
 
     @property
     def unsent_tokens(self) -> int:
-        """How many output tokens there are, at least, of which nothing was sent; 0 once it was."""
+        """At least how many output tokens there are, while no frame was sent; 0 after that."""
         return 0 if self._stream.is_begun else max(self._pieces, self._usage.output_tokens)
 
     def feed(self, delta: Delta) -> None:
-        """Turn a delta into frames and hand them to the publisher (see ``Sink``)."""
+        """Convert a delta to frames and hand them to the publisher (see ``Sink``)."""
         if isinstance(delta, Usage):
             self._usage = delta
         elif not isinstance(delta, PromptProgress):
-            self._note(delta)
-        for piece in (delta,) if self._written_calls is None else self._written_calls.take(delta):
-            self._take(piece)
+            if self._first_token_at is None:
+                self._first_token_at = timezone.now()
+                self._output_since = time.monotonic()
+            if isinstance(delta, Finish):
+                self._unfinished -= 1
+            else:
+                self._meter.tick()
+                self._pieces += is_output(delta)
+        for piece in (delta,) if self._text_calls is None else self._text_calls.take(delta):
+            self._assemble(piece)
 
-    def _take(self, delta: Delta) -> None:
-        for piece in (delta,) if self._custom_calls is None else self._custom_calls.take(delta):
-            self._pass_on(piece)
-
-    def _note(self, delta: Delta) -> None:
-        if self._first_token_at is None:
-            self._first_token_at = timezone.now()
-            self._output_since = time.monotonic()
-        if isinstance(delta, Finish):
-            self._unfinished -= 1
-        else:
-            self._meter.tick()
-            self._pieces += is_output(delta)
-
-    def _pass_on(self, delta: Delta) -> None:
-        passed = delta if self._hooks is None else self._hooks.pass_on(delta)
+    def _assemble(self, delta: Delta) -> None:
+        """Pass a delta on: custom calls → hooks → kept content → assembler → publisher."""
         assert self._assembler is not None
-        if self._keeper is not None and passed is not None:
-            self._keeper.take(passed)
-        if passed is not None and (frames := self._assembler.feed(passed)):
-            self._stream.append(frames)
+        for piece in (delta,) if self._custom_calls is None else self._custom_calls.take(delta):
+            passed = piece if self._hooks is None else self._hooks.filter(piece)
+            if passed is None:
+                continue
+            if self._keeper is not None:
+                self._keeper.take(passed)
+            if frames := self._assembler.feed(passed):
+                self._stream.append(frames)
 
     @property
-    def _kind(self) -> Kind[Any]:
+    def _kind(self) -> GenerationKind[Any]:
         return kind_of(self._claim.kind)
 
     def start(self, engine: Engine, ended: Callable[[Exception | None], None]) -> bool:
-        """Have the engine answer. Return False when all is over, and a terminal state is stored.
+        """Start the engine. Return False when the run is over and its terminal state is stored.
 
         A terminal state that has to wait for a lock is stored ``later``.
 
-        Return True when the engine goes on by itself: it calls ``ended`` (see ``Engine.start``),
-        and then ``end`` is to be called with the same argument. Never raises.
+        Return True when the engine continues on its own: it calls ``ended`` (see ``Engine.start``),
+        after which the caller calls ``end`` with the same argument. Never raises.
         """
         error: Exception | None = None
         with self._logged():
@@ -180,60 +174,59 @@ class Run:
         return False
 
     def end(self, error: Exception | None) -> None:
-        """Leave a terminal state, whatever it is; ``error`` is what the engine raised, if it did.
+        """Store a terminal state; ``error`` is the error of the engine, if it raised one.
 
         Never raises.
         """
         with self._logged():
             try:
-                if self._written_calls is not None:
-                    for piece in self._written_calls.rest():
-                        self._take(piece)
-                self._count_pieces()
-                if error is not None and not self._was_stopped(error):
+                if self._text_calls is not None:
+                    for piece in self._text_calls.rest():
+                        self._assemble(piece)
+                if self._unfinished and self._pieces > self._usage.output_tokens:
+                    # The engine has not counted an unfinished answer; each piece is a token.
+                    self._usage = replace(self._usage, output_tokens=self._pieces)
+                    assert self._assembler is not None
+                    self._assembler.feed(self._usage)
+                # Losing the model's process is no error of a run that was cancelled.
+                is_cancelled = self._stream.stop_reason == StopReason.REQUESTED
+                if error is not None and not (is_cancelled and isinstance(error, _SERVER_LOST)):
                     raise error
                 assert self._assembler is not None
                 status, ending = self._ended(self._assembler)
             except (*_SERVER_LOST, ShuttingDown, StreamLost) as exc:
-                if self._may_be_repeated(exc) and self._give_back(exc):
+                if self._may_repeat(exc) and self._requeue(exc):
                     self._span.end("given back")
                     return
                 status, ending = Status.FAILED, self._failure(exc)
-            except Exception as exc:  # noqa: BLE001  # The boundary: it is logged and answered.
-                self._log(exc)
+            except Exception as exc:  # The boundary: it is logged and answered.
+                if not isinstance(exc, InvalidRequest):  # An error of the client is not logged.
+                    traceback = None if isinstance(exc, EngineError) else exc
+                    public_id = self._claim.public_id
+                    logger.error("generation %s: %s", public_id, exc, exc_info=traceback)
                 status, ending = Status.FAILED, self._failure(exc)
             self._finish(status, ending)
 
-    def _count_pieces(self) -> None:
-        """Count no less than was made of an answer that has not ended."""
-        if self._unfinished and self._pieces > self._usage.output_tokens:
-            self._usage = replace(self._usage, output_tokens=self._pieces)
-            assert self._assembler is not None
-            self._assembler.feed(self._usage)
+    def _may_repeat(self, error: Exception) -> bool:
+        """Whether another attempt may follow.
 
-    def _was_stopped(self, error: Exception) -> bool:
-        """Whether somebody has stopped what the end of its model's process has ended."""
-        is_asked = self._stream.stop_reason == StopReason.REQUESTED
-        return is_asked and isinstance(error, _SERVER_LOST)
-
-    def _may_be_repeated(self, error: Exception) -> bool:
-        """Whether it may be begun anew: in the background, and what waits for a server that went
-        away before it has said anything."""
+        It may in the background, and if the server was away before the first output.
+        """
         if self._claim.may_restart or not isinstance(error, ModelServerAway):
             return self._claim.may_restart
-        is_new = self._first_token_at is None and settings.SERVER_WAIT_S > 0
-        return is_new and self._claim.has_attempts_left
+        has_no_output = self._first_token_at is None and settings.SERVER_WAIT_S > 0
+        return has_no_output and self._claim.has_attempts_left
 
     def _logged(self) -> AbstractContextManager[None]:
         claim = self._claim
         return logged_with({"request_id": claim.request_id, "generation_id": claim.public_id})
 
-    def _give_back(self, error: Exception) -> bool:
-        """Have a generation in the background begun anew; False if it is ours no more.
+    def _requeue(self, error: Exception) -> bool:
+        """Put the generation back into the queue; False if it is no longer this worker's.
 
-        One that may have ended the process of its model is isolated the last time; what somebody
-        has stopped does not count as an attempt. If PostgreSQL does not take that, who looks for
-        orphans, or for dead workers, does it.
+        The last attempt of a run that may have ended its model's process is isolated. An attempt
+        that was ended from outside does not count. If PostgreSQL is unavailable, the check for
+        orphans or for dead workers requeues it later.
         """
         self._stream.release()
         claim = self._claim
@@ -256,54 +249,45 @@ class Run:
             return True
 
     def _begin(self, engine: Engine, ended: Callable[[Exception | None], None]) -> bool:
-        """Start the engine; return whether it goes on. Raise what the generation fails with."""
+        """Start the engine; return whether it continues. Raise the error of the generation."""
         claimed_at_s = time.time()
-        found, document = self._load()
+        loaded, document = self._load()
         self._begin_span(document.traceparent, claimed_at_s)
-        self._send_opening(self._prepare(document), found)
-        if found.is_cancelled:
+        self._send_opening(self._prepare(document), loaded)
+        if loaded.is_cancelled:
             self._stream.stop(StopReason.REQUESTED)
             return False
-        if engine.blocks or not has_images(document.request):
+
+        def start() -> bool:
             return start_truncating(engine, resolve_media(document.request), self, ended)
-        # To fetch takes seconds, which the few threads that begin and end such runs do not have.
-        arguments = (engine, document.request, ended)
-        threading.Thread(target=self._begin_with_media, args=arguments, daemon=True).start()
+
+        if engine.blocks or not has_images(document.request):
+            return start()
+
+        def start_with_media() -> None:
+            with self._logged():
+                try:
+                    continues = start()
+                except Exception as exc:  # noqa: BLE001  # The boundary: ``end`` answers it.
+                    ended(exc)
+                else:
+                    if not continues:
+                        ended(None)
+
+        # Fetching takes seconds; the few threads that start and end such runs must not wait.
+        threading.Thread(target=start_with_media, daemon=True).start()
         return True
 
-    def _begin_with_media(
-        self,
-        engine: Engine,
-        request: GenerationRequest,
-        ended: Callable[[Exception | None], None],
-    ) -> None:
-        with self._logged():
-            try:
-                goes_on = start_truncating(engine, resolve_media(request), self, ended)
-            except Exception as exc:  # noqa: BLE001  # The boundary: ``end`` logs and answers it.
-                ended(exc)
-            else:
-                if not goes_on:
-                    ended(None)
-
     def _load(self) -> tuple[Loaded[Any], Document[Any]]:
-        """Return what is kept of the request, its document made anew if that is lost and can be."""
-        claim, kind = self._claim, self._kind
-        found = self._found()
-        document = found.document
-        if document is None and kind.rebuild is not None:
-            with lent_connection():
-                document = kind.rebuild(claim.public_id)
-        if document is None:
-            raise DocumentLost
-        return found, document
+        """Return what is stored of the request; rebuild its document if that was lost.
 
-    def _found(self) -> Loaded[Any]:
-        """Return what Redis has of the request. Raise StreamLost when that is away for too long."""
-        claim, began = self._claim, time.monotonic()
+        Wait while Redis is away, and raise StreamLost after ``EVENT_LOG_PATIENCE_S``.
+        """
+        claim, kind, began = self._claim, self._kind, time.monotonic()
         while True:
             try:
-                return load_document(claim.public_id, self._kind.assembly, claim.attempt)
+                loaded = load_document(claim.public_id, kind.assembly, claim.attempt)
+                break
             except redis.exceptions.RedisError as exc:
                 if self._stream.stop_reason == StopReason.SHUTDOWN:
                     raise ShuttingDown from exc
@@ -312,9 +296,16 @@ class Run:
                     raise StreamLost from exc
                 logger.warning("generation %s: no document yet: %s", claim.public_id, exc)
                 time.sleep(_RETRY_S)
+        document = loaded.document
+        if document is None and kind.rebuild is not None:
+            with lent_connection():
+                document = kind.rebuild(claim.public_id)
+        if document is None:
+            raise DocumentLost
+        return loaded, document
 
     def _begin_span(self, parent: str, claimed_at_s: float) -> None:
-        """Begin the span of the run, after one that shows how long it has waited."""
+        """Begin the span of the run, after a span of its wait in the queue."""
         claim = self._claim
         wait = begin("queue wait", "internal", parent, claimed_at_s - claim.waited_s)
         wait.end(at_s=claimed_at_s)
@@ -331,37 +322,37 @@ class Run:
         )
 
     def _prepare(self, document: Document[Any]) -> Assembler:
-        """Set up what the deltas go through; return the assembler, which is the last of it."""
+        """Set up the stages that the deltas pass; return the assembler, which is the last."""
         claim, request = self._claim, document.request
         self._assembler = assembler = self._kind.assembler(document.assembly)
         self._store, self._unfinished = document.store, request.answers
         if document.store is None and not document.assembly.is_stored:
             self._keeper = keeper_for(claim.public_id, request)
         self._hooks = hooks_for(HookContext(claim.public_id, claim.kind, request.model))
-        if may_write_calls(request):
+        if may_have_text_calls(request):
             parallel = request.parallel_tool_calls
-            self._written_calls = WrittenCalls(request.tools, parallel=parallel)
+            self._text_calls = TextCallParser(request.tools, parallel=parallel)
         if any(tool.is_custom for tool in request.tools):
             self._custom_calls = CustomCalls(request.tools)
         return assembler
 
-    def _send_opening(self, assembler: Assembler, found: Loaded[Any]) -> None:
-        """Send what comes before the first delta, after the frames that were sent before."""
+    def _send_opening(self, assembler: Assembler, loaded: Loaded[Any]) -> None:
+        """Send the frames before the first delta; the stream of a restart continues."""
         opening: list[bytes] = []
-        sent = found.sent
-        # One in the foreground is only begun anew when nothing was sent.
+        sent = loaded.sent
+        # A restarted generation in the foreground has sent nothing before.
         may_lack = self._claim.background and self._claim.attempt > 1
         if not sent.frames and (sent.next or may_lack):
             sent = sent.beyond()
         if sent.next:
-            self._stream.start_at(sent.next, found.texts if sent.frames else (), sent.frames)
+            self._stream.start_at(sent.next, loaded.texts if sent.frames else (), sent.frames)
             opening += assembler.restart(sent)
         opening += assembler.begin()
         if opening:
             self._stream.append(opening)
 
     def _ended(self, assembler: Assembler) -> tuple[Status, Ending]:
-        """Return the end of an answer, once the engine has returned. Raise if it is a failure."""
+        """Return the ending once the engine has ended. Raise if the generation has failed."""
         if not self._unfinished:
             if self._hooks is not None:
                 self._hooks.done()
@@ -377,73 +368,58 @@ class Run:
                 return Status.CANCELLED, assembler.cancel()
 
     def _failure(self, error: Exception) -> Ending:
-        """Return the ending of a failure, whatever goes wrong while it is put into words."""
+        """Return the ending of a failure; a bare one if the assembler fails, too."""
         try:
-            return self._failed(error)
+            kind, first = self._kind, 0  # Inside, because a later release may have new kinds.
+            if self._assembler is None and kind.recover is not None:
+                try:
+                    sent = sent_so_far(read_log(self._claim.public_id))
+                except redis.exceptions.RedisError:
+                    sent = Sent()
+                with lent_connection():
+                    self._assembler, first = recovered(kind, self._claim.public_id, sent)
+                self._stream.start_at(first)
+            if self._assembler is not None:
+                return self._assembler.fail(error)
+            return kind.failure(error, first=first)
         except Exception:
             logger.exception("generation %s: no words for its failure", self._claim.public_id)
             return Ending((), 500, b"", error_code="server_error")
 
-    def _failed(self, error: Exception) -> Ending:
-        kind, first = self._kind, 0
-        if self._assembler is None and kind.recover is not None:
-            sent = self._sent()
-            with lent_connection():
-                self._assembler, first = recovered(kind, self._claim.public_id, sent)
-            self._stream.start_at(first)
-        if self._assembler is not None:
-            return self._assembler.fail(error)
-        return kind.failure(error, first=first)
-
-    def _sent(self) -> Sent:
-        """Return what was sent before this attempt; nothing while Redis is away."""
-        try:
-            return sent_so_far(read_log(self._claim.public_id))
-        except redis.exceptions.RedisError:
-            return Sent()
-
-    def _log(self, error: Exception) -> None:
-        """Log what is not the client's fault; the traceback only of what nobody foresaw."""
-        if isinstance(error, InvalidRequest):
-            return
-        traceback = None if isinstance(error, EngineError) else error
-        logger.error("generation %s: %s", self._claim.public_id, error, exc_info=traceback)
-
     def _finish(self, status: Status, ending: Ending) -> None:
-        """Commit the final row, then send the end: who sees it may rely on what is stored."""
+        """Commit the final row, then publish the ending: its readers rely on what is stored."""
         try:
             held = self._committed(status, ending)
         except _Deferred:
             return
-        except _HeldUp:
-            # Not even a failure can be stored. Who looks for orphans ends it, when it can.
+        except _LockedTooLong:
+            # Not even a failure can be stored. The check for orphans ends the run later.
             logger.exception("generation %s: its row is locked; it is left", self._claim.public_id)
             self._stream.release()
             self._span.end("left")
             return
         except DatabaseError:
-            # The stored response is ended by maintenance, without what was refused.
+            # Maintenance ends the stored response, without what PostgreSQL refused.
             logger.exception("generation %s: its end was refused", self._claim.public_id)
             status, ending = Status.FAILED, self._failure(GenerationFailed("It cannot be stored."))
             self._assembler = None
             held = self._committed(status, ending)
-        if held:  # What was taken away is counted by who took it, who also ends its stream.
+        if held:  # Otherwise whoever took the generation counts it and ends its stream.
             self._meter.end(self._claim.kind, status, ending.error_code, self._usage)
             self._stream.close(ending)
         else:
             logger.warning("generation %s was taken away meanwhile", self._claim.public_id)
             self._stream.release()
-        self._tell(status, ending)  # The client does not wait for this.
+        self._log_end(status, ending)  # The client does not wait for this.
         if held and self._keeper is not None:
             self._keeper.save()
 
     def _committed(self, status: Status, ending: Ending) -> bool:
-        """Commit the end; return False if the generation is not this worker's any more.
+        """Commit the end; return False if the generation is no longer this worker's.
 
-        While PostgreSQL is down this waits: a client that waits is better than one that has seen an
-        end that is not stored. Raise DatabaseError when it refuses what is to be stored, _Deferred
-        when somebody has locked the row or a table and the end is stored later, and _HeldUp when
-        that has gone on for ``_HELD_UP_S``.
+        Wait while PostgreSQL is down: the client must not see an end that is not stored. Raise
+        DatabaseError when PostgreSQL refuses the data, _Deferred when the row or a table is locked
+        and the end is stored later, and _LockedTooLong after ``_LOCKED_S``.
         """
         is_repeated, began = self._is_late, time.monotonic()
         while True:
@@ -456,8 +432,8 @@ class Run:
             except DATABASE_UNAVAILABLE as exc:
                 logger.warning("generation %s: cannot finish: %s", self._claim.public_id, exc)
                 if is_held_up(exc):
-                    if time.monotonic() - began > _HELD_UP_S:
-                        raise _HeldUp from exc
+                    if time.monotonic() - began > _LOCKED_S:
+                        raise _LockedTooLong from exc
                     finish = partial(self._finish_late, status, ending)
                     if not self._is_late and self._later(finish):
                         raise _Deferred from exc
@@ -465,43 +441,12 @@ class Run:
                 time.sleep(_RETRY_S)
 
     def _commit(self, status: Status, ending: Ending) -> bool:
-        """Write the final row, and with it what is to be kept; False if it was taken away."""
-        result, assembler = self._result(ending), self._assembler
-        if assembler is None or not self._stores:
-            return Generation.objects.finish(self._claim, status, **result)
-        lock_ms = None if self._is_late else _FIRST_WAIT_MS
-        with lent_connection(), impatient_transaction(lock_ms):
-            held = Generation.objects.finish(self._claim, status, **result)
-            if held and (store_result := self._kind.store_result):
-                store_result(self._claim.public_id, status, assembler, self._store)
-        return held
-
-    @property
-    def _stores(self) -> bool:
-        """Whether more than the row is written at the end."""
-        return self._assembler is not None and bool(self._store or self._kind.recover)
-
-    def _finish_late(self, status: Status, ending: Ending) -> None:
-        self._is_late = True
-        with self._logged():
-            self._finish(status, ending)
-
-    def _tell(self, status: Status, ending: Ending) -> None:
-        """Log and trace the end."""
-        usage, claim = self._usage, self._claim
-        tokens = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
-        facts = {"model": claim.model, "status": status.value, **tokens}
-        if ending.error_code:
-            facts["error_code"] = ending.error_code
-        logger.info("%s ended", claim.kind, extra=facts)
-        self._span.set(**facts)
-        self._span.end(ending.error_code)
-
-    def _result(self, ending: Ending) -> dict[str, Any]:
-        usage, spec = self._usage, catalogue().models.get(self._claim.model)
+        """Write the final row, and the answer if it is stored; False if the row was taken away."""
+        claim, usage, assembler = self._claim, self._usage, self._assembler
+        spec = catalogue().models.get(claim.model)
         price = Price() if spec is None else spec.price
         cached_tokens = min(usage.cached_tokens, usage.input_tokens)
-        return {
+        result: dict[str, Any] = {
             "first_token_at": self._first_token_at,
             "input_tokens": usage.input_tokens,
             "cached_tokens": cached_tokens,
@@ -513,3 +458,32 @@ class Run:
             "finish_reason": ending.finish_reason,
             "error_code": ending.error_code,
         }
+        if assembler is None or not self._stores:
+            return Generation.objects.finish(claim, status, **result)
+        lock_ms = None if self._is_late else _FIRST_WAIT_MS
+        with lent_connection(), impatient_transaction(lock_ms):
+            held = Generation.objects.finish(claim, status, **result)
+            if held and (store_result := self._kind.store_result):
+                store_result(claim.public_id, status, assembler, self._store)
+        return held
+
+    @property
+    def _stores(self) -> bool:
+        """Whether the end writes more than the row."""
+        return self._assembler is not None and bool(self._store or self._kind.recover)
+
+    def _finish_late(self, status: Status, ending: Ending) -> None:
+        self._is_late = True
+        with self._logged():
+            self._finish(status, ending)
+
+    def _log_end(self, status: Status, ending: Ending) -> None:
+        """Log and trace the end."""
+        usage, claim = self._usage, self._claim
+        tokens = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
+        facts = {"model": claim.model, "status": status.value, **tokens}
+        if ending.error_code:
+            facts["error_code"] = ending.error_code
+        logger.info("%s ended", claim.kind, extra=facts)
+        self._span.set(**facts)
+        self._span.end(ending.error_code)

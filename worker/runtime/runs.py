@@ -1,8 +1,8 @@
-"""The runs of a worker process: slots are filled with what waits, and filled again at each end.
+"""Runs: fills the slots of the models with waiting generations, and refills them at each end.
 
-An engine that blocks runs a generation on the thread that has claimed it. One that does not is only
-begun there; a few threads end its runs. Either thread then looks for the next generation itself if
-one may wait, so under load none waits for a wake-up.
+An engine that blocks runs a generation on the thread that claimed it. An engine that does not block
+only starts it there; a few threads end its runs. After a run, the thread claims the next generation
+itself if one may wait, so under load no generation waits for a wake-up.
 """
 
 from __future__ import annotations
@@ -20,52 +20,51 @@ from inference_site.fleet.leases import ModelState, live_view
 from inference_site.generations.models import Claim, Generation
 from inference_site.generations.wake_ups import send_wake_up
 from inference_site.storage.connections import DATABASE_UNAVAILABLE
-from worker.runtime.isolation import Permit
 from worker.runtime.publisher import Publisher, StopReason, Stream
 from worker.runtime.run import Run
-from worker.runtime.served_model import ServedModel
+from worker.runtime.served_model import Permit, ServedModel
 
 logger = logging.getLogger(__name__)
 
 _THREADS = 32
 _POLL_S = 0.02
 _LATE_THREADS = 8
-_MOST_LATE = 200
-"""How many ends may wait for a lock at once without their slots; more keep theirs."""
+_MAX_LATE = 200
+"""How many runs without a slot may wait for a lock to store their end; more keep their slots."""
 
 
 class Runs:
-    """What runs in this process. ``takes_nothing`` says whether nothing more is to be begun.
+    """The runs of this process. ``accepts_work`` returns whether another one may start.
 
-    ``changed`` is called when a model is open that was not, or the other way round.
+    ``changed`` is called when a model has opened or closed for runs.
     """
 
     def __init__(
         self,
         worker: str,
         publisher: Publisher,
-        takes_nothing: Callable[[], bool],
+        accepts_work: Callable[[], bool],
         changed: Callable[[], None],
     ) -> None:
         self._changed = changed
-        self._worker, self._publisher, self._takes_nothing = worker, publisher, takes_nothing
+        self._worker, self._publisher, self._accepts_work = worker, publisher, accepts_work
         self._running: dict[Claim, tuple[ServedModel, Stream, Permit, Run]] = {}
         self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="runs")
-        """For what an engine's own thread must not be blocked by."""
+        """For work that must not block the thread of an engine."""
         self._late: set[Claim] = set()
-        """What has left its slot, and is not stored yet."""
+        """The runs that have left their slots and whose ends are not stored yet."""
         self._late_pool = ThreadPoolExecutor(_LATE_THREADS, thread_name_prefix="late-ends")
 
     @property
     def attempts(self) -> set[tuple[str, int]]:
-        """What runs here, by id and attempt."""
-        # In this order: an end is added to the late ones before its run is removed.
+        """The ids and attempt numbers of all runs."""
+        # In this order: a late run is added to _late before it is removed from _running.
         claims = (*self._running, *self._late.copy())
         return {(claim.public_id, claim.attempt) for claim in claims}
 
     @property
     def unsent_tokens(self) -> dict[str, int]:
-        """The output tokens so far of the runs that have sent nothing, by id."""
+        """The output tokens so far of the runs that have sent no frame, by id."""
         running = tuple(self._running.items())
         found = ((claim.public_id, run.unsent_tokens) for claim, (*_, run) in running)
         return {id_: tokens for id_, tokens in found if tokens}
@@ -73,74 +72,75 @@ class Runs:
     def serve(self, model: ServedModel) -> None:
         """Run waiting generations of the model until none waits or no slot is free."""
         model.missed_wake_up = True
-        self._serve(model)
+        self._fill_slots(model)
 
     def stop(self, model: ServedModel) -> None:
-        """Have what runs on this model stop."""
+        """Stop the runs of this model."""
         for runs_on, stream, *_ in list(self._running.values()):
             if runs_on is model:
                 stream.stop(StopReason.SHUTDOWN)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for the ends of what engines run by themselves."""
+        """Wait for the ends of runs that no thread of Celery drives."""
         until = time.monotonic() + timeout_s
         while (self._running or self._late) and time.monotonic() < until:
             time.sleep(_POLL_S)
         self.pool.shutdown(wait=not self._running)
         self._late_pool.shutdown(wait=not self._late, cancel_futures=True)
 
-    def _serve(self, model: ServedModel) -> None:
+    def _fill_slots(self, model: ServedModel) -> None:
+        """Fill free slots as long as wake-ups are missed."""
         while model.missed_wake_up:
-            if not model.take():
-                self._pass_on(model.spec.id)
+            if not model.take_slot():
+                self._forward_wake_up(model.spec.id)
                 return
             model.missed_wake_up = False
-            if not self._fill(model):
+            if not self._use_slot(model):
                 return
-            if self._takes_nothing() or not model.isolation.is_open:
-                self._pass_on(model.spec.id)
+            if not self._accepts_work() or not model.isolation.is_open:
+                self._forward_wake_up(model.spec.id)
                 return
 
-    def _pass_on(self, model: str) -> None:
-        """Leave a wake-up that cannot be answered here any more to the others, if there are."""
+    def _forward_wake_up(self, model: str) -> None:
+        """Send a wake-up that this worker cannot serve to the other workers, if there are any."""
         try:
             if any(worker.id != self._worker for worker in live_view.serving(model)):
                 send_wake_up(model)
         except RedisError as exc:
             logger.warning("a wake-up for %s is lost; maintenance sends another: %s", model, exc)
 
-    def _fill(self, model: ServedModel) -> bool:
-        """Run what waits in the slot that was taken; return whether it was given back.
+    def _use_slot(self, model: ServedModel) -> bool:
+        """Run waiting generations in a slot that was taken, then release it.
 
-        If not, an engine goes on by itself, and what waits is run at its end.
+        Return False if the slot is still in use, by an engine that does not block.
         """
         try:
-            while model.state == ModelState.READY and not self._takes_nothing():
-                if (claimed := self._claimed(model)) is None:
+            while model.state == ModelState.READY and self._accepts_work():
+                if (claimed := self._claim(model)) is None:
                     break
                 claim, permit = claimed
-                model.note_served(claim.project_id)
+                model.note_project(claim.project_id)
                 if self._run(model, claim, permit):
                     return False
                 if not self._may_wait(model, claim):
                     break
         except BaseException:
-            model.release()
+            model.release_slot()
             raise
-        model.release()
+        model.release_slot()
         return True
 
     def _may_wait(self, model: ServedModel, claim: Claim) -> bool:
-        """Whether something may wait, once this run has ended, of which no wake-up will tell.
+        """Whether, after this run, a generation may wait that has no wake-up.
 
-        What came while a slot was free has one that is read, or has been.
+        A generation that came while a slot was free has a wake-up that is read.
         """
         if claim.others_waited or claim.may_restart or claim.is_isolated or model.missed_wake_up:
             return True
         return not model.is_open
 
-    def _claimed(self, model: ServedModel) -> tuple[Claim, Permit] | None:
-        """Claim what may run now, beside what runs; None when there is nothing."""
+    def _claim(self, model: ServedModel) -> tuple[Claim, Permit] | None:
+        """Claim a generation that may run beside the active runs; None if there is none."""
         permit = model.isolation.enter()
         if permit is None:
             return None
@@ -149,7 +149,7 @@ class Runs:
             claim = Generation.objects.claim(
                 model.spec.id,
                 self._worker,
-                model.served,
+                model.recent_projects,
                 is_idle=permit.is_only_run,
                 may_drain=permit.may_drain,
             )
@@ -158,49 +158,66 @@ class Runs:
                 permit.leave()
         return None if claim is None else (claim, permit)
 
-    def _leave(self, claim: Claim) -> None:
-        """Let others begin, once a run has ended."""
-        _, _, permit, _ = self._running.pop(claim)
-        if permit.leave():
-            self._changed()
-
     def _run(self, model: ServedModel, claim: Claim, permit: Permit) -> bool:
-        """Run what was claimed; return whether its engine goes on by itself."""
+        """Run a claimed generation; return True if the engine continues on its own."""
         stream = self._publisher.open(claim.public_id, claim.attempt)
         run = Run(claim, stream, partial(self._end_later, claim))
         self._running[claim] = model, stream, permit, run
         if claim.is_isolated:
             self._isolate(model, permit, run)
-        began_at = time.monotonic()
+        started_at = time.monotonic()
 
         def on_end(error: Exception | None) -> None:
-            model.note_run(time.monotonic() - began_at)
+            model.record_run_time(time.monotonic() - started_at)
             self.pool.submit(self._end, model, claim, run, error)
 
-        goes_on = False
+        continues = False
         try:
-            goes_on = run.start(model.engine, on_end)
+            continues = run.start(model.engine, on_end)
         finally:
-            if not goes_on:
+            if not continues:
                 self._leave(claim)
-                model.note_run(time.monotonic() - began_at)
-        return goes_on
+                model.record_run_time(time.monotonic() - started_at)
+        return continues
 
     def _isolate(self, model: ServedModel, permit: Permit, run: Run) -> None:
-        """Have nothing run beside this one, which may end the process, at its beginning."""
+        """Start a run alone that may end the process; others join it after its trial."""
         permit.isolate()
         self._changed()
 
         def watch() -> None:
-            if permit.share_after_trial(run):
+            if permit.share_after_trial(lambda: run.output_s):
                 self._changed()
-                send_wake_up(model.spec.id)  # One may have come meanwhile, for nothing.
+                send_wake_up(model.spec.id)  # A wake-up may have come during the trial.
 
         threading.Thread(target=watch, name="trial", daemon=True).start()
 
+    def _leave(self, claim: Claim) -> None:
+        """Remove a run that has ended; others may start that its isolation kept waiting."""
+        _, _, permit, _ = self._running.pop(claim)
+        if permit.leave():
+            self._changed()
+
+    def _end(self, model: ServedModel, claim: Claim, run: Run, error: Exception | None) -> None:
+        """End a run of an engine that does not block, and use its slot for the next generation."""
+        try:
+            run.end(error)
+        finally:
+            self._leave(claim)
+        try:
+            if not self._may_wait(model, claim):
+                model.release_slot()
+            elif not self._use_slot(model):
+                return
+            self._fill_slots(model)
+        except DATABASE_UNAVAILABLE as exc:
+            logger.warning("cannot claim for %s: %s", model.spec.id, exc)
+        except Exception:
+            logger.exception("model %s: a slot could not be filled again", model.spec.id)
+
     def _end_later(self, claim: Claim, finish: Callable[[], None]) -> bool:
-        """Store an end that waits for a lock on another thread; False if too many wait already."""
-        if len(self._late) >= _MOST_LATE:
+        """Store an end on another thread that waits for a lock; False if too many wait already."""
+        if len(self._late) >= _MAX_LATE:
             return False
 
         def end() -> None:
@@ -214,24 +231,7 @@ class Runs:
         self._late.add(claim)
         try:
             self._late_pool.submit(end)
-        except RuntimeError:  # The worker stops, and waits for what has its slot.
+        except RuntimeError:  # The worker stops; it waits for runs that hold their slots.
             self._late.discard(claim)
             return False
         return True
-
-    def _end(self, model: ServedModel, claim: Claim, run: Run, error: Exception | None) -> None:
-        """End what went on by itself, and run in its slot what waits."""
-        try:
-            run.end(error)
-        finally:
-            self._leave(claim)
-        try:
-            if not self._may_wait(model, claim):
-                model.release()
-            elif not self._fill(model):
-                return
-            self._serve(model)
-        except DATABASE_UNAVAILABLE as exc:
-            logger.warning("cannot claim for %s: %s", model.spec.id, exc)
-        except Exception:
-            logger.exception("model %s: a slot could not be filled again", model.spec.id)

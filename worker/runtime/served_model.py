@@ -1,4 +1,9 @@
-"""A model in this process, its state, its engine and its slots."""
+"""One model in this worker: its state, its engine, its slots, and the isolation of suspect runs.
+
+A run is isolated when its worker died during the attempt before its last one: the run may be the
+cause, and a further death then ends no other run. An isolated run starts with no other run beside
+it. After it has produced output for a while, other runs join it.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +19,123 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.leases import ModelReport, ModelState
 from worker.engines.base import Engine, ServerFacts
 from worker.engines.registry import load_engine
-from worker.runtime.isolation import Isolation
 
-_LATEST = 0.1
-"""The part that the latest run has in the mean of their times."""
-_MOST_SERVED = 100
+_BETWEEN_ISOLATED_S = 5.0
+"""After an isolated run, a busy worker drains for the next one only after this time. An idle worker
+starts one at once."""
+_DRAIN_S = 5.0
+"""How long an isolated run waits for the other runs to end; they may take minutes longer."""
+_TRIAL_S = 2.0
+"""How long an isolated run must produce output before other runs may start."""
+_CHECK_S = 0.2
+
+_NEWEST_WEIGHT = 0.1
+"""Weight of the newest run in the moving average of run times."""
+_MAX_RECENT_PROJECTS = 100
 _TAIL_BYTES = 16_384
 _THREADS = 32
-"""For a model that does not block: each generation needs one only while it begins and ends."""
+"""For an engine that does not block: a generation needs a thread only at its start and its end."""
+
+
+class Isolation:
+    """Which runs of one model may be active together: many shared runs, or one isolated run.
+
+    Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.shared = self.isolated = 0
+        """Number of shared runs, and of isolated runs, started or waiting."""
+        self.is_taken = False
+        """Whether an isolated run has started; other isolated runs wait for it."""
+        self.last_isolated_at = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a run may start."""
+        return not self.isolated
+
+    def enter(self) -> Permit | None:
+        """Return a permit for a run, to be held from before its claim; None if none may start."""
+        with self.changed:
+            if not self.is_open:
+                return None
+            self.shared += 1
+            return Permit(self)
+
+
+class Permit:
+    """The permission of one run to run in this process; ``leave`` returns it."""
+
+    def __init__(self, isolation: Isolation) -> None:
+        self._isolation = isolation
+        self._is_isolated = self._has_left = False
+
+    @property
+    def is_only_run(self) -> bool:
+        """Whether no other shared run is active."""
+        return self._isolation.shared == 1
+
+    @property
+    def may_drain(self) -> bool:
+        """Whether this run may wait for the others to end: not soon after an isolated run."""
+        return time.monotonic() - self._isolation.last_isolated_at > _BETWEEN_ISOLATED_S
+
+    def isolate(self) -> None:
+        """Let no other run start, and wait up to ``_DRAIN_S`` for the active ones to end."""
+        isolation = self._isolation
+        with isolation.changed:
+            isolation.shared -= 1
+            isolation.isolated += 1
+            self._is_isolated = True
+            isolation.changed.notify_all()
+            isolation.changed.wait_for(
+                lambda: not (isolation.is_taken or isolation.shared), _DRAIN_S
+            )
+            isolation.is_taken = True
+
+    def share_after_trial(self, output_s: Callable[[], float]) -> bool:
+        """Wait until the run has produced output for ``_TRIAL_S``, then let others run beside it.
+
+        ``output_s`` returns for how many seconds it has produced output. Return False if the run
+        ends before that.
+        """
+        while output_s() < _TRIAL_S:
+            with self._isolation.changed:
+                if self._isolation.changed.wait_for(lambda: self._has_left, _CHECK_S):
+                    return False
+        with self._isolation.changed:
+            if self._has_left:
+                return False
+            self._end_isolation()
+            self._isolation.shared += 1
+            return True
+
+    def leave(self) -> bool:
+        """Return the permit when the run has ended; return whether it was isolated."""
+        with self._isolation.changed:
+            was_isolated, self._has_left = self._is_isolated, True
+            if was_isolated:
+                self._end_isolation()
+            else:
+                self._isolation.shared -= 1
+            self._isolation.changed.notify_all()
+            return was_isolated
+
+    def _end_isolation(self) -> None:
+        self._is_isolated = self._isolation.is_taken = False
+        self._isolation.isolated -= 1
+        self._isolation.last_isolated_at = time.monotonic()
+        self._isolation.changed.notify_all()
 
 
 class ServedModel:
-    """An entry of the catalogue, from the beginning of its load until it is dropped.
+    """A model of the catalogue in this worker, from the start of its load until it is dropped.
 
-    ``on_change`` is called when it takes generations again, or takes no more; ``on_fault`` before
-    that when this is because its engine can run nothing, or can again. ``reason`` is why it has to
-    be loaded again, if it has.
+    ``on_change`` is called when the model opens or closes for generations. ``on_fault`` is called
+    before that if the cause is a fault of its engine, or the end of one. ``reason`` tells operators
+    why the model has to be loaded again.
     """
 
     def __init__(
@@ -42,45 +148,53 @@ class ServedModel:
         self.spec = spec
         self.progress: float | None = None
         self.missed_wake_up = False
-        """Whether a wake-up came while no slot was free; the thread that frees one looks again."""
+        """Whether a wake-up came while no slot was free; the thread that frees one claims again."""
         self.isolation = Isolation()
+        self.used_at = self.loaded_at = time.monotonic()
+        """When a run ended last, and when the model was loaded, by the monotonic clock."""
+        self.reason = reason
+        """Why the model is not ready, for operators."""
         self._on_change, self._on_fault = on_change, on_fault
         self._engine: Engine | None = None
-        self._state, self._reason, self._since = ModelState.LOADING, reason, time.time()
+        self._state, self._since = ModelState.LOADING, time.time()
         self._library = ""
-        self._is_closed = self._is_asleep = self._comes_back = False
+        self._is_closed = self._is_asleep = self._is_expected_back = False
         self._away_since = 0.0
         self._facts: FileFacts = {}
-        self._busy = self._expected = 0
-        self._used_at = self.loaded_at = time.monotonic()
+        self._busy = self._reserved = 0
         self._run_s = 0.0
-        self._served: dict[int, None] = {}
+        self._recent_projects: dict[int, None] = {}
         self._changed = threading.Condition()
 
     @property
     def engine(self) -> Engine:
-        """The engine, while a slot is held. Raise RuntimeError when it is not loaded."""
+        """The engine, while a slot is held. Raise RuntimeError if the model is not loaded."""
         if self._engine is None:
             raise RuntimeError(f"{self.spec.id} is not loaded.")
         return self._engine
 
     @property
     def is_loaded(self) -> bool:
-        """Whether it has an engine, be it one that can run nothing now; not while that sleeps."""
+        """Whether it has an engine that does not sleep; the engine may have a fault."""
         return self._engine is not None and not self._is_asleep
 
     @property
     def threads(self) -> int:
-        """How many threads its generations need at most to begin and, if it blocks, to run."""
+        """The most threads that its generations need at once."""
         blocks = self._engine is None or self._engine.blocks
         return self.spec.slots if blocks else min(self.spec.slots, _THREADS)
 
     @property
     def state(self) -> ModelState:
-        """How far it is; its engine may be starting still, or be able to run nothing."""
+        """The state of the model, or of its engine if that is starting or has a fault."""
         if self._starting:
             return ModelState.LOADING
         return ModelState.FAILED if self._fault else self._state
+
+    @property
+    def has_failed_to_load(self) -> bool:
+        """Whether its load has failed; a loaded model whose engine has a fault has not."""
+        return not self.is_loaded and self.state == ModelState.FAILED
 
     @property
     def _ready_engine(self) -> Engine | None:
@@ -96,63 +210,54 @@ class ServedModel:
 
     @property
     def is_open(self) -> bool:
-        """Whether it would take a generation now: not while an isolated one is on trial."""
-        taken = self._busy + self._expected
-        is_free = self.isolation.is_open and taken < self.spec.slots
+        """Whether it accepts a generation now: not during the trial of an isolated one."""
+        is_free = self.isolation.is_open and self.busy < self.spec.slots
         return is_free and self.state == ModelState.READY
 
     @property
     def busy(self) -> int:
-        """How many runs there are on it, or will be in a moment."""
-        return self._busy + self._expected
-
-    @property
-    def used_at(self) -> float:
-        """When a run has ended on it last, or it was loaded, by the monotonic clock."""
-        return self._used_at
+        """Number of slots that runs hold or wake-ups have reserved."""
+        return self._busy + self._reserved
 
     @property
     def idle_s(self) -> float:
-        """For how many seconds nothing has run; 0 while something does."""
-        return 0.0 if self._busy or self._expected else time.monotonic() - self._used_at
+        """Seconds since the last run ended; 0 while a slot is busy."""
+        return 0.0 if self.busy else time.monotonic() - self.used_at
 
     @property
     def report(self) -> ModelReport:
-        """What the lease says of this model."""
+        """The model as the lease describes it."""
+        engine = self._engine
+        server = ServerFacts() if engine is None else engine.server
+        capabilities = () if engine is None else tuple(sorted(model_capabilities(self.spec)))
+        tools: Literal["native", "prompt"] | None = None
+        if engine is not None and "tools" in capabilities:
+            tools = "native" if engine.shows_tools else "prompt"
         return ModelReport(
             self.spec.id,
             self.spec.slots,
             self._busy,
             self.state,
             self.progress if self._state == ModelState.LOADING else None,
-            self._starting or self._fault or self._reason,
+            self._starting or self._fault or self.reason,
             self._since,
             self.spec.engine,
             self._library,
-            tuple(sorted(model_capabilities(self.spec))) if self._engine else (),
+            capabilities,
             round(self._run_s, 3),
-            (self._engine and self._engine.context_length) or self.spec.context_length,
+            (engine and engine.context_length) or self.spec.context_length,
             away_since=self._away_since if self._state == ModelState.READY else 0.0,
-            taken_bytes=self._server.taken_bytes,
-            telemetry=dict(self._server.telemetry),
-            tools=self._tools,
+            taken_bytes=server.taken_bytes,
+            telemetry=dict(server.telemetry),
+            tools=tools,
             **self._facts,
         )
 
     @property
-    def _tools(self) -> Literal["native", "prompt"] | None:
-        if self._engine is None or "tools" not in model_capabilities(self.spec):
-            return None
-        return "native" if self._engine.shows_tools else "prompt"
-
-    @property
-    def _server(self) -> ServerFacts:
-        return ServerFacts() if (engine := self._engine) is None else engine.server
-
-    @property
     def log_lines(self) -> list[str]:
-        """The last lines that its server has written."""
-        if (path := self._server.log) is None:
+        """The last lines of its server's log."""
+        path = None if self._engine is None else self._engine.server.log
+        if path is None:
             return []
         try:
             with path.open("rb") as file:
@@ -162,22 +267,22 @@ class ServedModel:
             return []
 
     def sleep(self) -> bool:
-        """Give the GPU's memory back; False if its engine cannot. Nothing runs when it is called.
+        """Free the GPU memory of its server; return False if the engine cannot.
 
-        Then ``awake`` announces that it will be loaded again, and ``load`` does so.
+        Call it while nothing runs. To load the model again, call ``wake`` and then ``load``.
         """
         if self._engine is None or not self._engine.sleep():
             return False
-        self._is_asleep, self._comes_back, self._away_since = True, False, 0.0
+        self._is_asleep, self._is_expected_back, self._away_since = True, False, 0.0
         self._state, self._since = ModelState.SLEEPING, time.time()
         return True
 
-    def awake(self) -> None:
-        """Say that it will be loaded again."""
+    def wake(self) -> None:
+        """Report a sleeping model as loading; ``load`` wakes its server."""
         self._state, self._since = ModelState.LOADING, time.time()
 
     def load(self) -> None:
-        """Build its engine, or wake it. Raise EngineLoadError, after which it counts as failed."""
+        """Load its engine, or wake it. Raise EngineLoadError, after which the state is failed."""
         if self._is_asleep and self._engine and not self._engine.wake():
             self._engine.close()
             self._engine = None
@@ -193,101 +298,101 @@ class ServedModel:
             engine.close()
             return
         self._facts = file_facts(self.spec)
-        self._library, self._reason = library_of(self.spec.engine), ""
+        self._library, self.reason = library_of(self.spec.engine), ""
         self._state, self._since = ModelState.READY, time.time()
-        self._used_at = self.loaded_at = time.monotonic()
-        self._comes_back = not self._starting  # The server of others that is down, too.
-        self._note_away()
-        self._engine.watch(self._note_change)
+        self.used_at = self.loaded_at = time.monotonic()
+        # Not if the engine starts its server now; true for an upstream that is down.
+        self._is_expected_back = not self._starting
+        self._update_away_since()
+        self._engine.watch(self._on_engine_change)
 
-    def _note_change(self) -> None:
+    def _on_engine_change(self) -> None:
         self._since = time.time()
-        self._note_away()
+        self._update_away_since()
         self._on_fault(self)
         self._on_change()
 
-    def _note_away(self) -> None:
-        """Note since when its server is away, which was there once or is another's."""
+    def _update_away_since(self) -> None:
+        """Record since when the server is away, if it was ready once or belongs to others."""
         if self.state == ModelState.READY:
-            self._comes_back, self._away_since = True, 0.0
-        elif self._comes_back and not self._away_since:
+            self._is_expected_back, self._away_since = True, 0.0
+        elif self._is_expected_back and not self._away_since:
             self._away_since = time.time()
 
-    def say(self, reason: str) -> None:
-        """Say why it is not loaded yet."""
-        self._reason = reason
-
     def fail(self, reason: str) -> None:
-        """Say that it could not be loaded, and why."""
-        self._state, self._reason = ModelState.FAILED, reason
+        """Record that it could not be loaded, and why."""
+        self._state, self.reason = ModelState.FAILED, reason
 
-    def drain(self, timeout_s: float | None, *, comes_again: bool = False) -> bool:
-        """Take no new work; return whether what runs has ended within the time.
+    def drain(self, timeout_s: float | None, *, reloads: bool = False) -> bool:
+        """Accept no new runs; return whether the active ones have ended within the time.
 
-        ``comes_again``: it will be loaded anew at once, which requests can wait for.
+        ``reloads``: report the model as loading, because requests can wait for its next load.
         """
         with self._changed:
             if self._state == ModelState.READY:
-                self._state = ModelState.LOADING if comes_again else ModelState.DRAINING
+                self._state = ModelState.LOADING if reloads else ModelState.DRAINING
                 self._since = time.time()
                 self._on_change()
             return self._changed.wait_for(lambda: self._busy == 0, timeout_s)
 
     def resume(self) -> None:
-        """Take work again after a drain."""
+        """Accept runs again after a drain."""
         with self._changed:
             if self._state in (ModelState.DRAINING, ModelState.LOADING) and self._engine:
                 self._state, self._since = ModelState.READY, time.time()
         self._on_change()
 
     def close(self) -> None:
-        """Free its memory. Nothing runs when this is called."""
+        """Free its memory. Call it while nothing runs."""
         with self._changed:
             self._is_closed = True
             engine, self._engine = self._engine, None
         if engine is not None:
             engine.close()
 
-    def expect(self) -> None:
-        """Hold a slot for a wake-up that was received, until its task asks for one."""
-        with self._changed:
-            self._expected += 1
-
     @property
-    def served(self) -> list[int]:
-        """The projects whose generations were taken last, the latest at the end."""
+    def recent_projects(self) -> list[int]:
+        """The projects whose generations were claimed last, the latest at the end."""
         with self._changed:
-            return list(self._served)
+            return list(self._recent_projects)
 
-    def note_served(self, project_id: int) -> None:
-        """Note whose generation was taken: of projects that have as many running, the others come
-        first, however long the line of this one is."""
-        with self._changed:
-            self._served.pop(project_id, None)
-            self._served[project_id] = None
-            if len(self._served) > _MOST_SERVED:
-                del self._served[next(iter(self._served))]
+    def note_project(self, project_id: int) -> None:
+        """Record the project of a claimed generation.
 
-    def note_run(self, seconds: float) -> None:
-        """Note how long a run has held its slot."""
+        Among projects with equally many running generations, the claim prefers those that are not
+        recent, so the length of a project's queue gives it no advantage.
+        """
         with self._changed:
-            self._run_s += (seconds - self._run_s) * (_LATEST if self._run_s else 1)
+            self._recent_projects.pop(project_id, None)
+            self._recent_projects[project_id] = None
+            if len(self._recent_projects) > _MAX_RECENT_PROJECTS:
+                del self._recent_projects[next(iter(self._recent_projects))]
 
-    def take(self) -> bool:
-        """Take a slot; return False if none is free. ``release`` gives it back."""
+    def record_run_time(self, seconds: float) -> None:
+        """Add a run to the moving average of how long runs hold their slots."""
         with self._changed:
-            self._expected = max(0, self._expected - 1)
+            self._run_s += (seconds - self._run_s) * (_NEWEST_WEIGHT if self._run_s else 1)
+
+    def reserve_slot(self) -> None:
+        """Reserve a slot for a received wake-up, until its task takes it."""
+        with self._changed:
+            self._reserved += 1
+
+    def take_slot(self) -> bool:
+        """Take a slot; return False if none is free. ``release_slot`` returns it."""
+        with self._changed:
+            self._reserved = max(0, self._reserved - 1)
             if self.state != ModelState.READY or self._busy >= self.spec.slots:
                 return False
             self._busy += 1
             return True
 
-    def release(self) -> None:
-        """Give a slot back."""
+    def release_slot(self) -> None:
+        """Return a slot."""
         with self._changed:
             was_open = self.is_open
             self._busy -= 1
-            self._used_at = time.monotonic()
+            self.used_at = time.monotonic()
             self._changed.notify_all()
         if not was_open:
             self._on_change()

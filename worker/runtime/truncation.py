@@ -1,7 +1,7 @@
-"""Truncation: an old conversation loses its oldest turns rather than its answer.
+"""Truncation: a conversation that exceeds the context loses its oldest turns.
 
-How many tokens a prompt has is known only once an engine has refused it, so the turns to drop are
-estimated from the length of their texts, and the engine is asked again.
+The number of tokens of a prompt is known only after the engine has refused it. So the turns to drop
+are estimated from the lengths of their texts, and the engine is asked again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from inference_site.domain.turns import without_oldest
 from worker.engines.base import Engine, Sink
 
 _MEDIA_CHARACTERS = 2_000
-"""What an image or a sound counts for: about as many tokens as a text of this length."""
+"""Counted for an image or a sound: it has about as many tokens as a text of this length."""
 
 
 def start_truncating(
@@ -26,10 +26,10 @@ def start_truncating(
     sink: Sink,
     ended: Callable[[Exception | None], None],
 ) -> bool:
-    """Start the request; when its turns do not fit and it allows it, without the oldest of them.
+    """Start the request like ``Engine.start``, without its oldest turns if it must be truncated.
 
-    Nothing is begun once the sink is cancelled. Raise, or end with, ContextLengthExceeded when even
-    the last turn does not fit. Otherwise like ``Engine.start``.
+    Nothing is started once the sink is cancelled. Raise, or end with, ContextLengthExceeded when
+    even the last turn does not fit or the request does not allow truncation.
     """
 
     def start(request: GenerationRequest) -> bool:
@@ -37,7 +37,7 @@ def start_truncating(
             try:
                 return engine.start(request, sink, partial(on_end, request))
             except ContextLengthExceeded as exc:
-                request = _fitting(request, exc)
+                request = _truncated(request, exc)
         return False
 
     def on_end(request: GenerationRequest, error: Exception | None) -> None:
@@ -45,8 +45,8 @@ def start_truncating(
             ended(error)
             return
         try:
-            is_over = not start(_fitting(request, error))
-        except Exception as exc:  # noqa: BLE001  # The caller of ``start`` has gone.
+            is_over = not start(_truncated(request, error))
+        except Exception as exc:  # noqa: BLE001  # The caller of ``start`` has returned.
             ended(exc)
         else:
             if is_over:
@@ -55,21 +55,21 @@ def start_truncating(
     return start(request)
 
 
-def _fitting(request: GenerationRequest, refused: ContextLengthExceeded) -> GenerationRequest:
-    """Return the request without its oldest turns. Raise what refused it if none may go."""
-    messages = _shorter(request, refused) if request.truncate else request.messages
-    if len(messages) == len(request.messages):
+def _truncated(request: GenerationRequest, refused: ContextLengthExceeded) -> GenerationRequest:
+    """Return the request without at least one of its oldest turns.
+
+    Raise ``refused`` if none may be dropped.
+    """
+    if not request.truncate:
         raise refused
-    return replace(request, messages=messages)
-
-
-def _shorter(request: GenerationRequest, refused: ContextLengthExceeded) -> tuple[Message, ...]:
-    """Return the messages without as many of the oldest turns as are too many, at least one."""
     context = refused.context_length
     answer = min(request.max_output_tokens or context // 4, context // 2)
     lengths = [_length(message) for message in request.messages]
-    too_many = sum(lengths) * (1 - (context - answer) / refused.input_tokens)
-    return without_oldest(request.messages, lengths, too_many)
+    excess = sum(lengths) * (1 - (context - answer) / refused.input_tokens)
+    messages = without_oldest(request.messages, lengths, excess)
+    if len(messages) == len(request.messages):
+        raise refused
+    return replace(request, messages=messages)
 
 
 def _length(message: Message) -> int:

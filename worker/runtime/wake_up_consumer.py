@@ -1,7 +1,7 @@
-"""WakeUpConsumer: a step of the Celery worker that reads wake-ups while a slot is free.
+"""WakeUpConsumer: a step of the Celery worker that reads wake-ups only while a slot is free.
 
-A wake-up that this worker could not answer now stays in Redis, where an idle worker reads it.
-``at_once`` is how Celery runs the task of one.
+A wake-up that this worker cannot serve now stays in Redis, where an idle worker reads it.
+``at_once`` is the strategy with which Celery runs the task of a wake-up.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import redis.exceptions
 from celery import bootsteps
@@ -20,62 +20,38 @@ from celery.exceptions import InvalidTaskError
 
 from inference_site.generations.wake_ups import own_queue, queue_name, queue_named, send
 
+if TYPE_CHECKING:
+    from worker.runtime.runtime import Runtime
+
 logger = logging.getLogger(__name__)
 
 LISTEN_TASK = "worker.listen_again"
-"""A task that does nothing: its message ends a wait on the queues of before, and shows that
-messages are read."""
+"""A task that does nothing. Its message ends a blocking read of the previous list of queues, and
+proves that messages are read."""
 AT_ONCE, NOTED = f"{__name__}:at_once", f"{__name__}:noted"
-"""The strategies of the two tasks, by their names as Celery takes them."""
+"""The strategies of the two tasks, as Celery names them."""
 
-_LOOK_S = 1.0
+_CHECK_S = 1.0
 _PROBE_AGAIN = 3
-"""Looks after which another message is sent, read or not: Redis may have lost the one before."""
+"""Checks after which another probe is sent, read or not: Redis may have lost the previous one."""
 _SILENT = 6
-"""Looks without a sign after which the consumer is restarted, and restarted again after as many."""
+"""Checks without an answer after which the consumer is restarted, and again after as many."""
 _HOPELESS = 60
-"""Looks without a sign after which a process that runs nothing ends; its supervisor restarts it."""
+"""Checks without an answer after which an idle process ends; its supervisor restarts it."""
 _WAKES = signal.SIGUSR2
-"""Interrupts whatever the main thread waits for."""
-
-
-class Worker(Protocol):
-    """A runtime, as it is seen from here."""
-
-    id: str
-    on_change: Any
-    """Called, from any thread, when other models may be open than before."""
-
-    def open_models(self) -> list[str]:
-        """Return the models of which a generation would be taken now."""
-
-    def expect(self, model: str) -> bool:
-        """Hold a slot for a wake-up of this model until its task has begun.
-
-        Return whether one generation more of it would be taken.
-        """
-
-    def note_consumer(self, *, reads: bool) -> None:
-        """Announce that wake-ups are not read, or are read again."""
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing runs."""
-
-    def end_now(self) -> None:
-        """End this process."""
+"""The signal that interrupts a blocked main thread."""
 
 
 class WakeUpConsumer(bootsteps.StartStopStep):
-    """Consumes the queues of the models with a free slot, and the worker's own with them.
+    """Consumes the queues of the models with a free slot, and the worker's own queue with them.
 
-    All of it runs on the event loop of the Celery consumer. A message takes its slot before the
-    next one is asked for, so that no more are read than can be answered.
+    All of it runs on the event loop of the Celery consumer. A message reserves its slot before the
+    next one is requested, so no more are read than there are slots.
     """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
-    def __init__(self, parent: Any, runtime: Worker, **options: Any) -> None:
+    def __init__(self, parent: Any, runtime: Runtime, **options: Any) -> None:
         super().__init__(parent, **options)
         self._runtime, self._consumer = runtime, parent
         self._own = own_queue(runtime.id)
@@ -84,35 +60,35 @@ class WakeUpConsumer(bootsteps.StartStopStep):
         parent.wake_ups = self
 
     def start(self, parent: Any) -> None:
-        """Begin with a connection; Celery does so again after each loss of one."""
-        parent.task_consumer.cancel_by_queue(self._own)  # Celery was given no other queue.
+        """Consume with a new connection; Celery calls this again after each lost connection."""
+        parent.task_consumer.cancel_by_queue(self._own)  # The only queue that Celery was given.
         self._consumed = set()
         self._runtime.on_change = lambda: parent.call_soon(self._reopen)
         self._update()
-        self.watch.begin()
+        self.watch.start()
 
     def stop(self, parent: Any) -> None:
-        """Have no part in the end of the consumer, which cancels all queues."""
+        """Do nothing more; Celery's consumer cancels its queues itself."""
         self._runtime.on_change = lambda: None
         self.watch.pause()
 
     def take(self, model: str) -> None:
-        """Hold a slot for a wake-up of this model that has been read."""
+        """Reserve a slot for a wake-up of this model that was read."""
         self.watch.note_read()
-        if not self._runtime.expect(model):
+        if not self._runtime.reserve_slot(model):
             self._update()
 
     def _reopen(self) -> None:
         is_waiting = bool(self._consumed)
         if self._update() and is_waiting:
-            # The wait goes on for the queues with which it began, until a message ends it.
+            # A blocking read continues with the queues that it started with, until a message comes.
             with contextlib.suppress(redis.exceptions.RedisError):
                 send(LISTEN_TASK, self._own)
 
     def _update(self) -> bool:
-        """Consume what is open and nothing else; return whether there is more than before."""
+        """Consume the queues of the open models only; return whether queues were added."""
         consumer = self._consumer.task_consumer
-        if consumer is None:  # The connection is lost; ``start`` comes with the next.
+        if consumer is None:  # The connection is lost; ``start`` is called with the next one.
             return False
         wanted = {queue_name(model) for model in self._runtime.open_models()}
         wanted |= {self._own} if wanted else set()
@@ -128,27 +104,27 @@ class WakeUpConsumer(bootsteps.StartStopStep):
 
 
 class ConsumerWatch:
-    """Sees that the Celery consumer reads, and starts it anew when it does not.
+    """Checks that the Celery consumer reads messages, and restarts it if it does not.
 
-    A thread asks the consumer's event loop for a sign every second and, while the worker's own
-    queue is read, for a message that it has put there. A worker with free slots and without either
-    for seconds is cut off from its wake-ups, whatever the cause: a connection that the other side
-    has forgotten, a callback that does not return. Then the loop gets a connection error, at which
-    Celery connects again; a loop that stands still gets it from a signal. Seconds in which this
-    thread does not run do not count, nor do those without a broker.
+    Every second a thread schedules a callback on the consumer's event loop and, while the worker's
+    own queue is consumed, sends probe messages to that queue. If a worker with free slots answers
+    neither for seconds, it gets no wake-ups. Possible causes are a connection that the other side
+    has dropped, or a callback that does not return. Then a connection error is raised in the loop,
+    after which Celery connects again; in a blocked loop, a signal handler raises it. Seconds in
+    which this thread does not run do not count, nor do seconds without a broker.
     """
 
-    def __init__(self, consumer: Any, runtime: Worker) -> None:
+    def __init__(self, consumer: Any, runtime: Runtime) -> None:
         self._consumer, self._runtime = consumer, runtime
         self._own = own_queue(runtime.id)
-        self._is_watching = self._must_wake = self._can_wake = self._is_deaf = False
-        self._is_turning = self._has_read = True
+        self._is_watching = self._must_wake = self._can_wake = self._is_cut_off = False
+        self._loop_runs = self._has_read = True
         self._silent = self._probed = 0
         self._thread: threading.Thread | None = None
 
-    def begin(self) -> None:
-        """Watch, as the consumer has a connection. Called by the thread of its loop."""
-        self._must_wake, self._is_turning, self._has_read = False, True, False
+    def start(self) -> None:
+        """Watch a consumer that has a connection. The thread of its loop calls this."""
+        self._must_wake, self._loop_runs, self._has_read = False, True, False
         self._probed = _PROBE_AGAIN
         self._is_watching = True
         if self._thread is None:
@@ -159,36 +135,32 @@ class ConsumerWatch:
             self._thread.start()
 
     def pause(self) -> None:
-        """Expect nothing: the consumer has lost its connection, or ends."""
+        """Stop checking: the consumer has lost its connection, or ends."""
         self._is_watching = self._must_wake = False
 
     def note_read(self) -> None:
-        """Note that a message was read."""
+        """Record that a message was read."""
         self._has_read = True
 
     def _main(self) -> None:
         while True:
-            time.sleep(_LOOK_S)
+            time.sleep(_CHECK_S)
             try:
-                self._look()
+                if self._is_watching:
+                    self._check()
             except redis.exceptions.RedisError:
-                self._silent = 0  # Nobody could read now.
+                self._silent = 0  # Without a broker, no consumer can read.
 
-    def _look(self) -> None:
-        if not self._is_watching:
-            return
+    def _check(self) -> None:
+        """Evaluate the answers of the last second, and ask again."""
         must_read = bool(self._runtime.open_models())
-        if self._is_turning and (self._has_read or not must_read):
-            self._note(0)
+        if self._loop_runs and (self._has_read or not must_read):
+            self._handle_silence(0)
         else:
-            self._note(self._silent + 1)
-        self._ask(must_read)
-
-    def _ask(self, must_read: bool) -> None:
-        """Ask for the signs that the next look sees."""
-        if self._is_turning:
-            self._is_turning = False
-            self._consumer.call_soon(self._turn)
+            self._handle_silence(self._silent + 1)
+        if self._loop_runs:
+            self._loop_runs = False
+            self._consumer.call_soon(self._note_loop_runs)
         self._probed += 1
         if must_read and self._probed >= _PROBE_AGAIN:
             self._has_read, self._probed = False, 0
@@ -196,33 +168,30 @@ class ConsumerWatch:
         elif not must_read:
             self._has_read = True
 
-    def _turn(self) -> None:
-        self._is_turning, self._must_wake = True, False
+    def _note_loop_runs(self) -> None:
+        self._loop_runs, self._must_wake = True, False
 
-    def _note(self, silent: int) -> None:
-        """Take up the number of looks without a sign."""
+    def _handle_silence(self, silent: int) -> None:
+        """Restart the consumer, or end the process, after ``silent`` checks without an answer."""
         self._silent = silent
-        if silent == 0 and self._is_deaf:
-            self._is_deaf = False
+        if silent == 0 and self._is_cut_off:
+            self._is_cut_off = False
             logger.warning("wake-ups are read again")
-            self._runtime.note_consumer(reads=True)
+            self._runtime.announce_consumer(reads=True)
         elif silent and silent % _SILENT == 0:
-            self._is_deaf = True
+            self._is_cut_off = True
             logger.error("no wake-up was read for %d s; connecting to the broker anew", silent)
-            self._runtime.note_consumer(reads=False)
-            self._restart()
+            self._runtime.announce_consumer(reads=False)
+            if self._loop_runs:
+                self._consumer.call_soon(_lose_connection)
+            elif self._can_wake:
+                self._must_wake = True
+                main = threading.main_thread().ident
+                assert main is not None
+                signal.pthread_kill(main, _WAKES)
             if silent >= _HOPELESS and self._runtime.is_idle:
                 logger.critical("the consumer cannot be started anew; this process ends")
                 self._runtime.end_now()
-
-    def _restart(self) -> None:
-        if self._is_turning:
-            self._consumer.call_soon(_lose_connection)
-        elif self._can_wake:
-            self._must_wake = True
-            main = threading.main_thread().ident
-            assert main is not None
-            signal.pthread_kill(main, _WAKES)
 
     def _on_signal(self, *_: Any) -> None:
         if self._must_wake:
@@ -235,7 +204,7 @@ def _lose_connection() -> None:
 
 
 def noted(task: Any, app: Any, consumer: Any, **_: Any) -> Callable[..., None]:
-    """Return what notes that a message was read, on the consumer's event loop."""
+    """Celery strategy: record, on the consumer's event loop, that a message was read."""
     errors = consumer.connection_errors
 
     def on_message(message: Any, body: Any, ack: Any, reject: Any, callbacks: Any) -> None:
@@ -246,10 +215,10 @@ def noted(task: Any, app: Any, consumer: Any, **_: Any) -> Callable[..., None]:
 
 
 def at_once(task: Any, app: Any, consumer: Any, **_: Any) -> Callable[..., None]:
-    """Return what runs the task of a wake-up on Celery's pool, once its slot is held.
+    """Celery strategy: run the task of a wake-up on Celery's pool, after its slot is reserved.
 
-    Celery's own strategy makes a request of each message, that can be revoked, retried, delayed,
-    limited and timed. Of a wake-up nobody wants any of this, and there is one for each generation.
+    Celery's own strategy creates a request for each message, which can be revoked, retried, delayed
+    and rate-limited. A wake-up needs none of this, and there is one for each generation.
     Source: ``celery.app.task.Task.Strategy``.
     """
     errors = consumer.connection_errors
@@ -260,7 +229,7 @@ def at_once(task: Any, app: Any, consumer: Any, **_: Any) -> Callable[..., None]
         except (TypeError, ValueError) as exc:
             raise InvalidTaskError(f"a wake-up names one model: {exc}") from exc
         consumer.wake_ups.take(model)
-        consumer.pool.apply_async(_run, (task, model), callback=_ignore)
+        consumer.pool.apply_async(_run, (task, model), callback=lambda result: None)
         ack(logger, errors)
 
     return on_message
@@ -271,7 +240,3 @@ def _run(task: Any, model: str) -> None:
         task.run(model)
     except Exception:
         logger.exception("the task of a wake-up for %s failed", model)
-
-
-def _ignore(result: Any) -> None:
-    """Take the result of a task that has none."""

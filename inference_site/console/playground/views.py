@@ -37,8 +37,8 @@ from inference_site.errors.api_errors import (
     NotFoundError,
 )
 from inference_site.fleet.fleet import ModelStatus, capabilities_of, statuses_among, workers
+from inference_site.generations.cancellation import stop
 from inference_site.generations.models import Generation
-from inference_site.generations.operator_actions import stop
 from inference_site.site_settings.current import site_settings
 from inference_site.submission.model_access import may_use
 from responses_api.context import decode_item, newest_input_of, previous_not_found

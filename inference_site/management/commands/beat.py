@@ -13,7 +13,7 @@ from django.core.management.base import BaseCommand, CommandParser
 from inference_site.alarms.evaluation import evaluate
 from inference_site.alarms.outbox import deliver
 from inference_site.gc_freeze import freeze_imported_objects
-from inference_site.generations.maintenance import attempt, maintain, mend_torn
+from inference_site.generations.maintenance import maintain, repair_inconsistent, try_and_log
 from inference_site.model_store.watching import watch_models
 from inference_site.observability.metrics import MAINTENANCE_DONE
 from inference_site.observability.process_health import watch_maintenance
@@ -53,7 +53,7 @@ def run_periodically(stopped: threading.Event) -> None:
     """Do all jobs, each with its period, until the event is set."""
     jobs = (
         ("maintenance", _maintain, 1.0),
-        ("mending", mend_torn, 1.0),
+        ("mending", repair_inconsistent, 1.0),
         ("accounting", _patiently(account_ended), 1.0),
         ("alarms", evaluate, 5.0),
         ("notices", deliver, 2.0),
@@ -75,7 +75,7 @@ def repeat(name: str, act: Callable[[], None], period_s: float, stopped: threadi
     while not stopped.is_set():
         started = time.monotonic()
         with lent_connection():
-            attempt(name, act)
+            try_and_log(name, act)
         stopped.wait(max(0.0, started + period_s - time.monotonic()))
 
 

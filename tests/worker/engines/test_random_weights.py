@@ -19,7 +19,7 @@ from tests.sinks import RecordingSink
 from tests.tiny_weights import write_model
 from worker.engines.base import Engine
 from worker.engines.registry import load_engine
-from worker.runtime.custom_calls import CustomCalls
+from worker.runtime.tool_calls import CustomCalls
 
 pytestmark = pytest.mark.slow  # It generates with weights.
 

@@ -15,8 +15,8 @@ from inference_site.domain.messages import AudioPart, ImagePart, Message, TextPa
 from inference_site.domain.request import GenerationRequest
 from tests.image_server import ImageServer
 from tests.images import JPEG, PNG, data_url, encoded, refusal, request_of, resolved
-from worker.media import fetch
-from worker.media.resolve import resolve_media
+from worker import media
+from worker.media import resolve_media
 
 pytestmark = pytest.mark.usefixtures("private_network")
 
@@ -219,4 +219,4 @@ def test_a_port_that_speaks_no_tls_is_told(server: ImageServer) -> None:
 
 
 def test_redirects_are_counted_as_the_documentation_says() -> None:
-    assert fetch.MAX_REDIRECTS == 3
+    assert media.MAX_REDIRECTS == 3

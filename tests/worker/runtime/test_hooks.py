@@ -41,7 +41,7 @@ def test_chunk_becomes_what_the_hook_returns() -> None:
         return None if isinstance(chunk, ToolCallDelta) else replace(chunk, text="A")
 
     passing = hooks(shout)
-    assert [passing.pass_on(chunk) for chunk in CHUNKS] == [
+    assert [passing.filter(chunk) for chunk in CHUNKS] == [
         TextDelta("A"),
         ReasoningDelta("A", 1),
         None,
@@ -54,7 +54,7 @@ def test_ends_and_usage_are_not_shown(delta: Finish | Usage) -> None:
     def never(context: HookContext, chunk: Chunk) -> Chunk:
         raise AssertionError
 
-    assert hooks(never).pass_on(delta) is delta
+    assert hooks(never).filter(delta) is delta
 
 
 def test_calls_that_are_left_are_numbered_anew_and_whole() -> None:
@@ -70,7 +70,7 @@ def test_calls_that_are_left_are_numbered_anew_and_whole() -> None:
         ToolCallDelta(0, "", id="c", name="pick", index=1),
         Finish("tool_calls"),
     ]
-    assert [passed for delta in deltas if (passed := passing.pass_on(delta))] == [
+    assert [passed for delta in deltas if (passed := passing.filter(delta))] == [
         ToolCallDelta(0, "", id="b", name="pick"),
         ToolCallDelta(0, "{}"),
         ToolCallDelta(0, "", id="c", name="pick", index=1),
@@ -80,9 +80,9 @@ def test_calls_that_are_left_are_numbered_anew_and_whole() -> None:
 
 def test_choice_that_has_lost_its_calls_has_stopped() -> None:
     passing = hooks(lambda *_: None)
-    passing.pass_on(ToolCallDelta(0, "", id="a", name="look"))
-    assert passing.pass_on(Finish("tool_calls", 0)) == Finish("stop", 0)
-    assert passing.pass_on(Finish("length", 1)) == Finish("length", 1)
+    passing.filter(ToolCallDelta(0, "", id="a", name="look"))
+    assert passing.filter(Finish("tool_calls", 0)) == Finish("stop", 0)
+    assert passing.filter(Finish("length", 1)) == Finish("length", 1)
 
 
 def test_done_gets_what_was_passed_on() -> None:
@@ -93,15 +93,15 @@ def test_done_gets_what_was_passed_on() -> None:
 
     passing = hooks(drop_reasoning, lambda _, chunks: shown.append(chunks))
     for chunk in CHUNKS:
-        passing.pass_on(chunk)
-    passing.pass_on(Finish("stop"))
+        passing.filter(chunk)
+    passing.filter(Finish("stop"))
     passing.done()
     assert shown == [(CHUNKS[0], CHUNKS[2])]
 
 
 def test_chunks_are_kept_only_for_somebody_to_see() -> None:
     passing = hooks(lambda _, chunk: chunk)
-    passing.pass_on(CHUNKS[0])
+    passing.filter(CHUNKS[0])
     passing.done()
     assert passing._seen == []
 
@@ -120,7 +120,7 @@ def raising(context: HookContext, chunk: Any) -> Any:
 @pytest.mark.parametrize("hook", [raising, Unnamed()])
 def test_hook_that_raises_has_failed(hook: Callable[..., Any]) -> None:
     with pytest.raises(HookFailed, match="raised ValueError: boom"):
-        hooks(hook).pass_on(CHUNKS[0])
+        hooks(hook).filter(CHUNKS[0])
     with pytest.raises(HookFailed, match="raised ValueError: boom"):
         hooks(on_done=hook).done()
 
@@ -128,7 +128,7 @@ def test_hook_that_raises_has_failed(hook: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("returned", ["text", Finish("stop"), Usage(1), [TextDelta("a")], True])
 def test_what_is_no_chunk_is_a_failure(returned: Any) -> None:
     with pytest.raises(HookFailed, match="which is no chunk"):
-        hooks(lambda *_: returned).pass_on(CHUNKS[0])
+        hooks(lambda *_: returned).filter(CHUNKS[0])
 
 
 def test_site_without_hooks_has_none(settings: Settings) -> None:
@@ -142,7 +142,7 @@ def test_hooks_are_found_by_their_dotted_paths(settings: Settings) -> None:
     settings.ON_DONE = ""
     found = hooks_for(replace(CONTEXT, model="hooked"))
     assert found is not None
-    assert found.pass_on(TextDelta("a")) == TextDelta("A")
+    assert found.filter(TextDelta("a")) == TextDelta("A")
     check_hooks()
 
 

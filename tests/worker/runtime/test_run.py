@@ -25,7 +25,7 @@ from inference_site.domain.errors import EngineUnavailable
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from inference_site.generations import maintenance
-from inference_site.generations.maintenance import give_up_orphans
+from inference_site.generations.maintenance import end_orphans
 from inference_site.generations.models import Claim, Generation, GenerationQuerySet, Status
 from inference_site.observability.metrics import Meter
 from inference_site.storage import connections
@@ -334,7 +334,7 @@ def test_a_generation_that_was_given_up_keeps_its_state(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     attempt = start()
-    Generation.objects.fail_abandoned(attempt.id, "w", 1, "worker_lost")
+    Generation.objects.fail_running(attempt.id, "w", 1, "worker_lost")
     row = attempt.drive()
     assert (row.status, row.error_code, row.output_tokens) == (Status.FAILED, "worker_lost", 0)
     assert "was taken away" in caplog.text
@@ -367,7 +367,7 @@ def test_the_end_waits_for_a_locked_row_but_not_for_ever(
 ) -> None:
     monkeypatch.setattr(connections, "_LOCK_TIMEOUT_MS", 20)
     monkeypatch.setattr(run, "_RETRY_S", 0.01)
-    monkeypatch.setattr(run, "_HELD_UP_S", 60 if is_freed else 0.1)
+    monkeypatch.setattr(run, "_LOCKED_S", 60 if is_freed else 0.1)
     attempt = start()
 
     def drive() -> str:
@@ -387,7 +387,7 @@ def test_the_end_waits_for_a_locked_row_but_not_for_ever(
         driven.result(timeout=60)
     if not is_freed:
         monkeypatch.setattr(maintenance, "_ORPHAN_S", 0)
-        give_up_orphans("w", lambda: ())
+        end_orphans("w", lambda: ())
     expected = (Status.COMPLETED, "") if is_freed else (Status.FAILED, "worker_lost")
     assert (attempt.row.status, attempt.row.error_code) == expected
 
@@ -410,7 +410,7 @@ def test_what_cannot_be_given_back_is_left_to_who_looks_for_orphans(
     with ThreadPoolExecutor(1) as pool, transaction.atomic():
         assert Generation.objects.select_for_update().get(public_id=attempt.id)
         assert pool.submit(drive).result(timeout=60) == Status.RUNNING
-    give_up_orphans("w", lambda: ())
+    end_orphans("w", lambda: ())
     assert attempt.row.status == Status.QUEUED
 
 

@@ -37,8 +37,7 @@ from tests.waiting import wait_until
 from worker import tasks
 from worker.engines.base import Engine
 from worker.engines.registry import load_engine
-from worker.runtime import isolation, runs, served_model
-from worker.runtime.host import memory
+from worker.runtime import host, runs, served_model
 from worker.runtime.runtime import Runtime
 
 Key = tuple[ApiKey, str]
@@ -148,8 +147,8 @@ def test_nothing_runs_beside_what_may_have_killed_its_worker(
 def test_what_may_have_killed_its_worker_holds_others_up_for_a_while_only(
     runtime: Runtime, api_key: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolation, "_TRIAL_S", 0.2)
-    monkeypatch.setattr(isolation, "_DRAIN_S", 0.2)
+    monkeypatch.setattr(served_model, "_TRIAL_S", 0.2)
+    monkeypatch.setattr(served_model, "_DRAIN_S", 0.2)
     endless: list[dict[str, Any]] = [{"text": "a"}, {"sleep_ms": 60_000}]
     running = Generation.objects.filter(status=Status.RUNNING)
     with ThreadPoolExecutor(4) as pool:
@@ -163,7 +162,7 @@ def test_what_may_have_killed_its_worker_holds_others_up_for_a_while_only(
         pool.submit(runtime.serve, "m")
         wait_until(lambda: running.count() == 2)  # It does not wait for the other's end,
         wait_until(
-            lambda: runtime._models["m"].isolation.is_open
+            lambda: runtime.loader.models["m"].isolation.is_open
         )  # and has given output for long enough.
         runtime.drain()
         runtime._publisher.stop_all()
@@ -268,7 +267,7 @@ def test_a_model_that_cannot_load_beside_one_that_can_is_announced_with_the_reas
         assert (bad.state, bad.free) == (ModelState.FAILED, 0)
         assert "needs a 'file'" in bad.reason
         assert not found.serves("broken")
-        assert worker.lacking() == ["broken"]
+        assert worker.not_ready() == ["broken"]
 
 
 def reports(worker: Runtime) -> Sequence[ModelReport]:
@@ -319,7 +318,7 @@ def test_a_model_takes_work_while_others_load(monkeypatch: pytest.MonkeyPatch, r
 
     monkeypatch.setattr(served_model, "load_engine", load)
     worker.start()
-    found, lacking = announced(worker), worker.lacking()
+    found, lacking = announced(worker), worker.not_ready()
     go_on.set()
     wait_until(lambda: all(one.state == "ready" for one in worker.described().models))
     worker.stop()
@@ -334,12 +333,12 @@ def test_a_model_may_be_dropped_while_the_lease_is_written(
     report = served_model.ServedModel.report.fget  # type: ignore[attr-defined]  # It is a property.
 
     def dropped(model: served_model.ServedModel) -> ModelReport:
-        runtime._models.clear()
+        runtime.loader.models.clear()
         made: ModelReport = report(model)
         return made
 
     monkeypatch.setattr(served_model.ServedModel, "report", property(dropped))
-    runtime._models["another"] = served_model.ServedModel(ModelSpec("another", "scripted"))
+    runtime.loader.models["another"] = served_model.ServedModel(ModelSpec("another", "scripted"))
     assert [model.id for model in runtime.described().models] == ["m", "another"]
 
 
@@ -348,9 +347,9 @@ def test_a_load_tells_how_much_of_its_file_is_read(
 ) -> None:
     file = tmp_path / "weights"
     file.write_bytes(bytes(1000))
-    monkeypatch.setattr(memory, "_CHUNK_BYTES", 250)
-    assert list(memory.read_ahead(file)) == [0.25, 0.5, 0.75, 1.0]
-    assert list(memory.read_ahead(tmp_path / "absent")) == []
+    monkeypatch.setattr(host, "_CHUNK_BYTES", 250)
+    assert list(host.read_ahead(file)) == [0.25, 0.5, 0.75, 1.0]
+    assert list(host.read_ahead(tmp_path / "absent")) == []
 
 
 def test_a_worker_tells_its_host_its_memory_and_what_runs_its_models(runtime: Runtime) -> None:

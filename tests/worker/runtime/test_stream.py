@@ -153,16 +153,16 @@ def test_what_was_sent_is_sent_again_from_the_first_frame() -> None:
     stream.append([b"4"])
     stream.take()
     stream.append([b"5"])
-    assert stream.goes_on
+    assert stream.can_resend
     stream.send_again()
-    assert not stream.goes_on
+    assert not stream.can_resend
     batch = stream.take()
     assert batch is not None
     assert (batch.first, list(batch.frames)) == (0, [b"0", b"1", b"2", b"3", b"4", b"5"])
     assert not stream.texts
     stream.close(END)
     stream.acknowledge()
-    assert stream.goes_on
+    assert stream.can_resend
     stream.take()
     stream.send_again()
     batch = stream.take()
@@ -179,4 +179,4 @@ def test_frames_that_are_too_many_or_unknown_are_not_sent_again() -> None:
         stream.append([b"0"])
         while stream.take() is not None:
             stream.acknowledge()
-        assert not stream.goes_on
+        assert not stream.can_resend

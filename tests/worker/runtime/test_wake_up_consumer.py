@@ -38,11 +38,11 @@ class Models:
     def open_models(self) -> list[str]:
         return [model for model, free in self.free.items() if free > 0]
 
-    def expect(self, model: str) -> bool:
+    def reserve_slot(self, model: str) -> bool:
         self.free[model] -= 1
         return self.free[model] > 0
 
-    def note_consumer(self, *, reads: bool) -> None:
+    def announce_consumer(self, *, reads: bool) -> None:
         self.noted.append(reads)
 
     def end_now(self) -> None:
@@ -68,7 +68,8 @@ class Consumer(threading.Thread):
         self.task_consumer = app.amqp.TaskConsumer(connection, queues=[own])
         self.task_consumer.on_message = self._on_message
         self.connection_errors, self.pool = (), self
-        self._connection, self._step = connection, WakeUpConsumer(self, models)
+        runtime: Any = models
+        self._connection, self._step = connection, WakeUpConsumer(self, runtime)
         self._begin, self._note = at_once(None, app, self), noted(None, app, self)
 
     def _on_message(self, message: Any) -> None:
@@ -219,7 +220,7 @@ def test_after_a_lost_connection_the_open_models_are_read_again(worker: Start, m
 def test_a_consumer_to_which_no_message_comes_is_started_anew(
     worker: Start, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wake_up_consumer, "_LOOK_S", 0.1)
+    monkeypatch.setattr(wake_up_consumer, "_CHECK_S", 0.1)
     consumer = worker(**{model: 1})
     wait_until(lambda: consumer._step.watch._silent == 0)
     assert consumer.models.noted == []
@@ -233,7 +234,7 @@ def test_a_consumer_to_which_no_message_comes_is_started_anew(
 def test_a_full_worker_and_one_without_a_broker_are_not_started_anew(
     worker: Start, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wake_up_consumer, "_LOOK_S", 0.2)
+    monkeypatch.setattr(wake_up_consumer, "_CHECK_S", 0.2)
     asked: list[str] = []
 
     def refused(task: str, queue: str) -> None:

@@ -1,4 +1,4 @@
-"""Places in the queue: positions by the order of claims, estimated waits, and the bound."""
+"""Positions in the queue by the order of claims, estimated waits, and the limits of the queue."""
 
 from __future__ import annotations
 
@@ -20,10 +20,16 @@ from inference_site.accounts.keys import create_key
 from inference_site.accounts.models import ApiKey, Project
 from inference_site.domain.errors import ProjectQueueFull, QueueFull
 from inference_site.fleet.leases import LiveView, LiveWorker, ModelReport
-from inference_site.generations import places
+from inference_site.generations import queue_position
 from inference_site.generations.models import Generation, ServiceClass, Status
-from inference_site.generations.places import Crowd, Crowds, Place, place_of, place_of_waiting
 from inference_site.generations.queue import enqueue, new_id
+from inference_site.generations.queue_position import (
+    CachedQueueCounts,
+    QueueCounts,
+    QueuePosition,
+    position_of,
+    position_of_waiting,
+)
 from inference_site.generations.wake_ups import queue_name
 from inference_site.storage.redis_clients import broker_client
 from tests.generations.rows import create_generation
@@ -36,8 +42,8 @@ NORMAL, LATE = int(ServiceClass.FOREGROUND), int(ServiceClass.BACKGROUND)
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count each time anew."""
-    monkeypatch.setattr(places, "crowds", Crowds())
-    monkeypatch.setattr(places, "_COUNTED_S", -1.0)
+    monkeypatch.setattr(queue_position, "queue_counts", CachedQueueCounts())
+    monkeypatch.setattr(queue_position, "_COUNT_EVERY_S", -1.0)
 
 
 @pytest.fixture
@@ -55,15 +61,15 @@ def served_by(monkeypatch: pytest.MonkeyPatch, *workers: tuple[int, float]) -> N
         for n, (slots, run_s) in enumerate(workers)
     ]
     monkeypatch.setattr(view, "workers", lambda: live)
-    monkeypatch.setattr(places, "live_view", view)
+    monkeypatch.setattr(queue_position, "live_view", view)
 
 
-def claims_until(crowd: Crowd, project: int, ended: list[int]) -> int:
+def claims_until(counts: QueueCounts, project: int, ended: list[int]) -> int:
     """How many claims it takes to reach a new one of a project, as the database would order them.
 
     ``ended`` are the projects whose runs end, one before each claim.
     """
-    waiting, running = Counter(crowd.waiting), Counter(crowd.running)
+    waiting, running = Counter(counts.waiting), Counter(counts.running)
     own, served = waiting[project, NORMAL] + 1, dict[int, int]()
     waiting[project, NORMAL] += 1
     for claims, over in enumerate(ended, start=1):
@@ -85,8 +91,8 @@ def claims_until(crowd: Crowd, project: int, ended: list[int]) -> int:
     raise AssertionError("it was never claimed")
 
 
-CROWDS = st.builds(
-    Crowd,
+COUNTS = st.builds(
+    QueueCounts,
     st.dictionaries(
         st.tuples(st.integers(1, 4), st.sampled_from([NORMAL, LATE])), st.integers(0, 8)
     ).map(Counter),
@@ -95,15 +101,15 @@ CROWDS = st.builds(
 
 
 @limits(deadline=None)
-@given(CROWDS, st.integers(1, 4), st.randoms())
+@given(COUNTS, st.integers(1, 4), st.randoms())
 def test_a_position_is_about_the_number_of_claims_until_its_own(
-    crowd: Crowd, project: int, chance: Random
+    counts: QueueCounts, project: int, chance: Random
 ) -> None:
     """Whose runs end next is not known, so it is off by what may run meanwhile."""
     ends = [chance.randint(1, 4) for _ in range(120)]
-    position = crowd.position(project, NORMAL)
-    slack = 4 * crowd.running.total() + 4
-    assert abs(claims_until(crowd, project, ends) - position) <= slack
+    position = counts.position(project, NORMAL)
+    slack = 4 * counts.running.total() + 4
+    assert abs(claims_until(counts, project, ends) - position) <= slack
 
 
 @pytest.mark.parametrize(
@@ -120,7 +126,7 @@ def test_a_position_is_about_the_number_of_claims_until_its_own(
 def test_who_starts_first(
     waiting: dict[tuple[int, int], int], running: dict[int, int], position: int
 ) -> None:
-    assert Crowd(Counter(waiting), Counter(running)).position(2, NORMAL) == position
+    assert QueueCounts(Counter(waiting), Counter(running)).position(2, NORMAL) == position
 
 
 @pytest.mark.django_db
@@ -131,22 +137,22 @@ def test_a_wait_is_the_position_by_how_fast_runs_end(
     rows = [create_generation(api_key[0]) for _ in range(3)]
     for _ in range(3):
         create_generation(api_key[0], status=Status.RUNNING)
-    assert place_of("m", api_key[0].project_id, NORMAL) == Place(4, 4.0)
-    found = [place_of_waiting(row.public_id) for row in rows]
-    assert found == [Place(1, 1.0), Place(2, 2.0), Place(3, 3.0)]
+    assert position_of("m", api_key[0].project_id, NORMAL) == QueuePosition(4, 4.0)
+    found = [position_of_waiting(row.public_id) for row in rows]
+    assert found == [QueuePosition(1, 1.0), QueuePosition(2, 2.0), QueuePosition(3, 3.0)]
     assert found[0] is not None
     assert found[0].headers == {"x-queue-position": "1", "x-queue-estimated-wait": "1"}
     served_by(monkeypatch, (2, 0.0))  # Nothing has run yet.
-    assert place_of("m", api_key[0].project_id, NORMAL).headers == {"x-queue-position": "4"}
+    assert position_of("m", api_key[0].project_id, NORMAL).headers == {"x-queue-position": "4"}
 
 
 @pytest.mark.django_db
 def test_who_finds_a_free_slot_has_no_place(monkeypatch: pytest.MonkeyPatch, api_key: Key) -> None:
     served_by(monkeypatch, (2, 4.0))
     create_generation(api_key[0], status=Status.RUNNING)
-    assert place_of("m", api_key[0].project_id, NORMAL) == Place(0, 0.0)
+    assert position_of("m", api_key[0].project_id, NORMAL) == QueuePosition(0, 0.0)
     ended = create_generation(api_key[0], status=Status.RUNNING)
-    assert place_of_waiting(ended.public_id) is None
+    assert position_of_waiting(ended.public_id) is None
 
 
 def accepted(key: ApiKey, model: str, tries: int, service_class: int = NORMAL) -> int:
@@ -183,7 +189,7 @@ def test_however_many_come_at_once_no_more_wait_than_may(
         assert sum(pool.map(come, range(4))) == 20  # As many as are free then.
     assert Generation.objects.filter(model=model).count() == 20
     Generation.objects.claim(model, "w")
-    places.crowds._refusals.clear()  # A moment later.
+    queue_position.queue_counts._refusals.clear()  # A moment later.
     assert accepted(api_key[0], model, 5) == 1
 
 
@@ -221,7 +227,7 @@ def test_a_refusal_of_one_project_is_none_of_another(
     settings.QUEUE_LIMIT = 20
     (other,) = keys_of_projects(1)
     assert accepted(api_key[0], model, 20, LATE) == 5
-    refusal = partial(places.crowds.refusal, model)
+    refusal = partial(queue_position.queue_counts.refusal, model)
     error = refusal(api_key[0].project_id, is_background=True)
     assert isinstance(error, ProjectQueueFull)
     assert refusal(api_key[0].project_id, is_background=False) is None

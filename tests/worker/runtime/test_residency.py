@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,76 +14,66 @@ from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
 from worker.engines import own_server
 from worker.engines.own_server import Taken, server_settings
-from worker.runtime import residents
-from worker.runtime.residents import Room, needed_bytes, next_to_go
+from worker.runtime import residency
+from worker.runtime.residency import Capacity, needed_bytes, next_to_evict
+from worker.runtime.served_model import ServedModel
 
 MIB = 2**20
 WANTED = ModelSpec("wanted", "scripted")
 
 
-@dataclass
-class Loaded:
-    """A model that is loaded; times are seconds ago."""
-
-    id: str
-    loaded: float = 100.0
-    used: float = 50.0
-    busy: int = 0
-    spec: ModelSpec = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.spec = ModelSpec(self.id, "scripted")
-
-    @property
-    def loaded_at(self) -> float:
-        return time.monotonic() - self.loaded
-
-    @property
-    def used_at(self) -> float:
-        return time.monotonic() - self.used
+def loaded_model(id_: str, loaded: float = 100.0, used: float = 50.0, busy: int = 0) -> ServedModel:
+    """A model that was loaded and used so many seconds ago, with so many busy slots."""
+    model = ServedModel(ModelSpec(id_, "scripted"))
+    model.loaded_at, model.used_at = time.monotonic() - loaded, time.monotonic() - used
+    for _ in range(busy):
+        model.reserve_slot()
+    return model
 
 
-def goes(*loaded: Loaded, waited_for: tuple[str, ...] = (), wanted: ModelSpec = WANTED) -> str:
-    found = next_to_go(wanted, loaded, waited_for)
+def goes(*loaded: ServedModel, waited_for: tuple[str, ...] = (), wanted: ModelSpec = WANTED) -> str:
+    found = next_to_evict(wanted, loaded, waited_for)
     return "" if found is None else found.spec.id
 
 
 def test_the_idle_one_that_was_used_least_lately_goes_at_once() -> None:
-    fresh = Loaded("fresh", loaded=0.1, used=0.1)
-    assert goes(Loaded("a", used=20), Loaded("b", used=30), fresh) == "b"
-    assert goes(Loaded("busy", busy=1), fresh) == "fresh"
-    assert goes(Loaded("busy", busy=1), Loaded("other"), waited_for=("other",)) == "busy"
+    fresh = loaded_model("fresh", loaded=0.1, used=0.1)
+    assert goes(loaded_model("a", used=20), loaded_model("b", used=30), fresh) == "b"
+    assert goes(loaded_model("busy", busy=1), fresh) == "fresh"
+    assert (
+        goes(loaded_model("busy", busy=1), loaded_model("other"), waited_for=("other",)) == "busy"
+    )
 
 
 def test_one_that_is_used_keeps_its_place_for_its_time() -> None:
-    a, b = Loaded("a", loaded=9, busy=1), Loaded("b", loaded=8, busy=1)
+    a, b = loaded_model("a", loaded=9, busy=1), loaded_model("b", loaded=8, busy=1)
     assert goes(a, b) == ""
     b.spec = replace(b.spec, min_resident_s=5.0)
     assert goes(a, b) == "b"
-    assert goes(Loaded("a", loaded=11, busy=1), b) == "a"  # It has been there for longer.
+    assert goes(loaded_model("a", loaded=11, busy=1), b) == "a"  # It has been there for longer.
 
 
 def test_one_that_is_pinned_or_elsewhere_stays() -> None:
-    pinned, remote = Loaded("pinned"), Loaded("remote")
+    pinned, remote = loaded_model("pinned"), loaded_model("remote")
     pinned.spec = replace(pinned.spec, is_pinned=True)
     remote.spec = replace(remote.spec, engine="openai_upstream")
     assert goes(pinned, remote) == ""
 
 
 def test_a_number_of_models_is_kept_and_servers_elsewhere_do_not_count() -> None:
-    room, loaded = Room(models=2), [Loaded("a"), Loaded("b")]
-    assert room.lacks(WANTED, loaded)
-    assert not room.lacks(WANTED, loaded[:1])
+    room, loaded = Capacity(models=2), [loaded_model("a"), loaded_model("b")]
+    assert not room.fits(WANTED, loaded)
+    assert room.fits(WANTED, loaded[:1])
     loaded[0].spec = replace(loaded[0].spec, engine="openai_upstream")
-    assert not room.lacks(WANTED, loaded)
+    assert room.fits(WANTED, loaded)
 
 
 def test_models_that_exclude_each_other_are_never_there_together() -> None:
-    other, third = Loaded("other", used=1), Loaded("third", used=90)
-    assert Room().lacks(replace(WANTED, exclusive_with=("other",)), [other])
+    other, third = loaded_model("other", used=1), loaded_model("third", used=90)
+    assert not Capacity().fits(replace(WANTED, exclusive_with=("other",)), [other])
     assert goes(other, third, wanted=replace(WANTED, exclusive_with=("other",))) == "other"
     other.spec = replace(other.spec, exclusive_with=("wanted",))
-    assert Room().lacks(WANTED, [other])
+    assert not Capacity().fits(WANTED, [other])
 
 
 def test_memory_is_what_was_seen_and_an_estimate_before_that(
@@ -97,14 +87,14 @@ def test_memory_is_what_was_seen_and_an_estimate_before_that(
     own_server._keep_learnt(spec, Taken(30 * MIB))
     assert needed_bytes(spec) == 40 * MIB
     assert needed_bytes(replace(spec, slots=4)) != 40 * MIB  # That was not seen yet.
-    assert not Room(bytes=90 * MIB).lacks(spec, [])
-    beside = Loaded("beside")
+    assert Capacity(bytes=90 * MIB).fits(spec, [])
+    beside = loaded_model("beside")
     beside.spec = replace(spec, id="beside")
     own_server._keep_learnt(beside.spec, Taken(60 * MIB))
-    assert Room(bytes=90 * MIB).lacks(spec, [beside])
-    assert not Room(bytes=101 * MIB).lacks(spec, [beside])
+    assert not Capacity(bytes=90 * MIB).fits(spec, [beside])
+    assert Capacity(bytes=101 * MIB).fits(spec, [beside])
     with pytest.raises(EngineLoadError, match=r"needs about 40 MiB .* may take 30 MiB"):
-        Room(bytes=30 * MIB).lacks(spec, [])
+        Capacity(bytes=30 * MIB).fits(spec, [])
 
 
 def test_on_gpus_what_is_free_there_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,11 +103,11 @@ def test_on_gpus_what_is_free_there_counts(tmp_path: Path, monkeypatch: pytest.M
     spec = ModelSpec("demo", "llama_cpp", DEMO_FILE, slots=2, context_length=512)
     own_server._keep_learnt(spec, Taken(40 * MIB))
     own_server._keep_learnt(replace(spec, gpu_layers=0), Taken(40 * MIB))
-    monkeypatch.setattr(residents, "gpus", lambda: (Device("gpu", 100 * MIB, 30 * MIB),))
-    assert Room().lacks(spec, [])
-    assert not Room().lacks(replace(spec, gpu_layers=0), [])
-    monkeypatch.setattr(residents, "gpus", lambda: (Device("gpu", 100 * MIB, 50 * MIB),))
-    assert not Room().lacks(spec, [])
+    monkeypatch.setattr(residency, "gpus", lambda: (Device("gpu", 100 * MIB, 30 * MIB),))
+    assert not Capacity().fits(spec, [])
+    assert Capacity().fits(replace(spec, gpu_layers=0), [])
+    monkeypatch.setattr(residency, "gpus", lambda: (Device("gpu", 100 * MIB, 50 * MIB),))
+    assert Capacity().fits(spec, [])
 
 
 def test_on_gpus_what_was_seen_on_each_counts_and_what_the_settings_leave(
@@ -127,7 +117,7 @@ def test_on_gpus_what_was_seen_on_each_counts_and_what_the_settings_leave(
     monkeypatch.setattr(server_settings, "files", tmp_path)
     free = [30 * MIB, 80 * MIB]
     monkeypatch.setattr(
-        residents, "gpus", lambda: tuple(Device("gpu", 100 * MIB, each) for each in free)
+        residency, "gpus", lambda: tuple(Device("gpu", 100 * MIB, each) for each in free)
     )
     first, second = (
         ModelSpec(f"on-{index}", "command", options={"gpus": [index]}) for index in (0, 1)
@@ -137,16 +127,16 @@ def test_on_gpus_what_was_seen_on_each_counts_and_what_the_settings_leave(
     own_server._keep_learnt(first, Taken(5 * MIB, {0: 40 * MIB}))
     own_server._keep_learnt(second, Taken(5 * MIB, {1: 40 * MIB}))
     own_server._keep_learnt(both, Taken(5 * MIB, {0: 20 * MIB, 1: 20 * MIB}))
-    assert Room().lacks(first, [])
-    assert not Room().lacks(second, [])
-    assert not Room().lacks(both, [])
-    loaded = Loaded("there")
+    assert not Capacity().fits(first, [])
+    assert Capacity().fits(second, [])
+    assert Capacity().fits(both, [])
+    loaded = loaded_model("there")
     loaded.spec = second
-    assert Room(gpu_bytes=50 * MIB).lacks(both, [loaded])
-    assert not Room(gpu_bytes=60 * MIB).lacks(both, [loaded])
+    assert not Capacity(gpu_bytes=50 * MIB).fits(both, [loaded])
+    assert Capacity(gpu_bytes=60 * MIB).fits(both, [loaded])
     with pytest.raises(EngineLoadError, match=r"about 40 MiB .* may take 35 MiB on GPU 1"):
-        Room(gpu_bytes=35 * MIB).lacks(second, [])
+        Capacity(gpu_bytes=35 * MIB).fits(second, [])
     own_server._keep_learnt(host, Taken(10 * MIB))
-    assert Room(bytes=14 * MIB).lacks(host, [loaded])
-    assert Room(bytes=16 * MIB).lacks(host, [loaded], asleep=2 * MIB)
-    assert not Room(bytes=16 * MIB).lacks(host, [loaded])
+    assert not Capacity(bytes=14 * MIB).fits(host, [loaded])
+    assert not Capacity(bytes=16 * MIB).fits(host, [loaded], sleeping_bytes=2 * MIB)
+    assert Capacity(bytes=16 * MIB).fits(host, [loaded])

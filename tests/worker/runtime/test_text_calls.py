@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from inference_site.domain.deltas import Delta, Finish, FinishReason, TextDelta, ToolCallDelta
 from inference_site.domain.request import Tool
-from worker.runtime.written_calls import WrittenCalls
+from worker.runtime.tool_calls import TextCallParser
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
 TOOLS = (Tool("weather", None, CITY), Tool("stop", None, {"type": "object"}))
@@ -57,7 +57,7 @@ def taken(
     tools: tuple[Tool, ...] = TOOLS,
 ) -> list[Delta]:
     """What becomes of an answer."""
-    calls = WrittenCalls(tools, parallel=parallel)
+    calls = TextCallParser(tools, parallel=parallel)
     deltas: list[Delta] = [*map(TextDelta, pieces), Finish(reason)]
     return [passed for delta in deltas for passed in calls.take(delta)]
 
@@ -95,7 +95,7 @@ def test_everything_else_is_the_text_that_it_was(answer: str) -> None:
 
 
 def test_a_text_that_can_be_no_call_is_not_held_back() -> None:
-    calls = WrittenCalls(TOOLS, parallel=True)
+    calls = TextCallParser(TOOLS, parallel=True)
     for text in ("Hel", '{"name'):
         assert list(calls.take(TextDelta(text))) == [TextDelta(text)]
 
@@ -103,9 +103,9 @@ def test_a_text_that_can_be_no_call_is_not_held_back() -> None:
 def test_what_was_cut_off_or_is_too_long_is_text() -> None:
     assert text_of(taken([PARIS], reason="length")) == PARIS
     long = '{"name": "stop", "arguments": {"a": "' + "x" * 70_000
-    calls = WrittenCalls(TOOLS, parallel=True)
+    calls = TextCallParser(TOOLS, parallel=True)
     assert list(calls.take(TextDelta(long))) == [TextDelta(long)]
-    calls = WrittenCalls(TOOLS, parallel=True)
+    calls = TextCallParser(TOOLS, parallel=True)
     assert list(calls.take(TextDelta(PARIS))) == []
     assert calls.rest() == [TextDelta(PARIS)]
 
@@ -115,7 +115,7 @@ def test_one_call_at_most_where_no_more_may_come() -> None:
 
 
 def test_each_choice_is_read_by_itself() -> None:
-    calls = WrittenCalls(TOOLS, parallel=True)
+    calls = TextCallParser(TOOLS, parallel=True)
     deltas: list[Delta] = [
         TextDelta(PARIS, 1),
         TextDelta("Hi", 0),

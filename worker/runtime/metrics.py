@@ -1,9 +1,8 @@
-"""The metrics of a worker process, and its health."""
+"""The metrics and the health of a worker process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 from django.conf import settings
 from prometheus_client import REGISTRY
@@ -15,46 +14,29 @@ from inference_site.observability.metrics import BUILD, LEASE_RENEWED
 from inference_site.observability.process_health import fresh
 from inference_site.observability.telemetry import serve_telemetry
 from worker.model_servers.telemetry import MEASURES
+from worker.runtime.runtime import Runtime
 
 
-class Worker(Protocol):
-    """A runtime, as it is seen from here."""
-
-    id: str
-
-    def described(self) -> LiveWorker:
-        """Return what its lease says."""
-
-    def lacking(self) -> list[str]:
-        """Return the models it was started with that have never been ready."""
-
-    @property
-    def lag_s(self) -> float:
-        """How long the oldest frame waits that is not in the event log, in seconds."""
-
-
-def watch_worker(worker: Worker) -> None:
+def serve_metrics(runtime: Runtime) -> None:
     """Serve a worker's metrics and health on ``METRICS_PORT``, if that is set."""
-    BUILD.labels(settings.VERSION, "worker", worker.id).set(1)
-    REGISTRY.register(_WorkerMetrics(worker))
-    health = fresh(LEASE_RENEWED, "the lease was not renewed")
-    serve_telemetry(health, lambda: _not_ready(worker))
+
+    def why_not_ready() -> str:
+        models = runtime.not_ready()
+        return f"not ready: {', '.join(models)}" if models else ""
+
+    BUILD.labels(settings.VERSION, "worker", runtime.id).set(1)
+    REGISTRY.register(_RuntimeCollector(runtime))
+    serve_telemetry(fresh(LEASE_RENEWED, "the lease was not renewed"), why_not_ready)
 
 
-def _not_ready(worker: Worker) -> str:
-    lacking = worker.lacking()
-    return f"not ready: {', '.join(lacking)}" if lacking else ""
+class _RuntimeCollector(Collector):
+    """Gauges that are read from the runtime at each scrape."""
 
-
-class _WorkerMetrics(Collector):
-    """Gauges that are read off a worker when they are asked for."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
 
     def collect(self) -> Iterator[Metric]:
-        """Return slots and runs by model, whether it drains, and how late its event log is."""
-        worker = self._worker.described()
+        worker = self._runtime.described()
         slots = GaugeMetricFamily(
             "inference_worker_slots", "Slots of this worker.", labels=["model", "state"]
         )
@@ -64,7 +46,7 @@ class _WorkerMetrics(Collector):
         for model in worker.models:
             slots.add_metric([model.id, model.state], model.slots)
             running.add_metric([model.id], model.busy)
-        yield from _of_servers(worker)
+        yield from _server_metrics(worker)
         yield slots
         yield running
         yield GaugeMetricFamily(
@@ -73,18 +55,18 @@ class _WorkerMetrics(Collector):
         yield GaugeMetricFamily(
             "inference_event_log_backlog_seconds",
             "How long the oldest frame has waited that is not in the event log.",
-            value=self._worker.lag_s,
+            value=self._runtime.lag_s,
         )
 
 
-def _of_servers(worker: LiveWorker) -> Iterator[Metric]:
-    """Return what the servers of the models take, and what they tell of themselves."""
-    taken = GaugeMetricFamily(
+def _server_metrics(worker: LiveWorker) -> Iterator[Metric]:
+    """Return the memory of the models' servers, and what these report."""
+    memory = GaugeMetricFamily(
         "inference_model_server_memory_bytes",
         "What the processes of a model's server take.",
         labels=["model"],
     )
-    told = {
+    reported = {
         name: GaugeMetricFamily(
             f"inference_model_server_{name}",
             f"What a model's server tells as {' or '.join(theirs)}.",
@@ -94,8 +76,8 @@ def _of_servers(worker: LiveWorker) -> Iterator[Metric]:
     }
     for model in worker.models:
         if model.taken_bytes:
-            taken.add_metric([model.id], model.taken_bytes)
+            memory.add_metric([model.id], model.taken_bytes)
         for name, value in model.telemetry.items():
-            told[name].add_metric([model.id], value)
-    yield taken
-    yield from told.values()
+            reported[name].add_metric([model.id], value)
+    yield memory
+    yield from reported.values()

@@ -1,0 +1,230 @@
+"""Cancelling generations, and ending them in place of a worker.
+
+``cancel`` is the one cancel of clients, the API, operators and maintenance. It first sets the
+cancel flag in Redis, then updates the row. A worker that claims the row between the two reads the
+flag when it starts the run; in the other order, it could start and see no flag for a while. The row
+of a background generation records the cancel, because a later attempt may start after Redis has
+lost the flag.
+
+``end_without_worker`` ends a generation whose worker died, never claimed it, or is not needed.
+
+A generation with a disconnect grace continues for that time after its last reader has left. Its
+deadline is in Redis. A web process with a reader extends it. When it passes, because the client has
+left or the web process died, maintenance cancels the generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
+
+import redis.asyncio
+from asgiref.sync import async_to_sync
+from channels.layers import get_channel_layer
+
+from inference_site.catalogue.catalogue import catalogue
+from inference_site.domain.deltas import Usage
+from inference_site.domain.errors import StoppedByOperator
+from inference_site.domain.model_spec import Price
+from inference_site.fleet.leases import unsent_tokens
+from inference_site.generations.kinds import Assembler, kind_of, recovered
+from inference_site.generations.models import TERMINAL, Generation, Status
+from inference_site.observability.metrics import count_ended
+from inference_site.storage.connections import impatient_transaction
+from inference_site.storage.deadlines import Deadlines
+from inference_site.storage.redis_clients import shard_of
+from inference_site.streams.batches import Ending
+from inference_site.streams.event_log import (
+    AsyncEventLog,
+    channel_message,
+    close_log,
+    drop_cancel_flag,
+    request_cancel,
+    take_log,
+)
+from inference_site.streams.request_documents import drop_document, load_document
+
+_reader_deadlines = Deadlines("disconnect-grace")
+_SLACK_S = 5
+"""Seconds added to the grace of a generation with readers: a web process or Redis may be slow."""
+
+
+def cancel(generation_ids: Collection[str], error: Exception | None = None) -> frozenset[str]:
+    """Cancel these generations; return those that have ended now, because no worker had them.
+
+    A running generation is ended by its worker, within a tick of its publisher and a token of its
+    engine. One that has ended stays as it is. ``error`` is shown to the readers of a waiting one
+    whose kind has no ending of its own for a cancel; without it, it must have no readers. Raise
+    redis' errors when Redis is down.
+    """
+    for generation_id in generation_ids:
+        request_cancel(generation_id)
+    return cancel_waiting(generation_ids, error)
+
+
+def stop(generation: Generation) -> bool:
+    """Cancel a generation for an operator; return False if it has ended already.
+
+    Raise redis' errors when Redis is down.
+    """
+    if generation.status in TERMINAL:
+        return False
+    cancel([generation.public_id], StoppedByOperator())
+    return True
+
+
+def flag_writes(
+    logs: Sequence[AsyncEventLog], generation_ids: Collection[str]
+) -> list[Callable[[], Awaitable[None]]]:
+    """Return calls that set the cancel flags, one for each server; then call ``cancel_waiting``.
+
+    ``logs`` are the event logs of all servers, in the order of the settings.
+    """
+    shards: dict[int, list[str]] = {}
+    for generation_id in generation_ids:
+        shards.setdefault(shard_of(generation_id), []).append(generation_id)
+    return [partial(logs[shard].request_cancel, members) for shard, members in shards.items()]
+
+
+def cancel_waiting(
+    generation_ids: Collection[str], error: Exception | None = None
+) -> frozenset[str]:
+    """Cancel those that no worker has claimed, whose flags are set; return their ids."""
+    waiting: dict[str, Generation] = {}
+    may_restart: set[str] = set()
+    for generation in Generation.objects.filter(public_id__in=generation_ids):
+        if generation.status in TERMINAL:  # No worker will see the flag and remove it.
+            drop_cancel_flag(generation.public_id)
+            continue
+        if generation.status == Status.QUEUED:
+            waiting[generation.public_id] = generation
+        if generation.background:
+            may_restart.add(generation.public_id)
+    has_readers = {g.public_id for g in waiting.values() if error or kind_of(g.kind).recover}
+    ended = {id_ for id_ in has_readers if _cancel_with_readers(waiting[id_], error)}
+    if others := waiting.keys() - has_readers:
+        for id_ in Generation.objects.cancel_queued(others):
+            count_ended(waiting[id_].model, waiting[id_].kind, Status.CANCELLED)
+            drop_document(id_)
+            ended.add(id_)
+    if may_restart - ended:
+        Generation.objects.note_cancel(may_restart - ended)
+    return frozenset(ended)
+
+
+def _cancel_with_readers(generation: Generation, error: Exception | None) -> bool:
+    """Cancel a waiting generation and end its stream; return False if it no longer waits."""
+    if kind_of(generation.kind).recover is not None:
+        error = None  # Its assembler has an ending for a cancel.
+
+    def move() -> bool:
+        return bool(Generation.objects.cancel_queued([generation.public_id]))
+
+    return end_without_worker(generation, Status.CANCELLED, move, error)
+
+
+def set_reader_deadline(generation_id: str, grace_s: int) -> None:
+    """Have a generation cancelled ``grace_s`` after its last reader has left."""
+    _reader_deadlines.push(generation_id, grace_s + _SLACK_S)
+
+
+async def refresh_reader_deadlines(
+    client: redis.asyncio.Redis, read: Mapping[str, int], left: Mapping[str, int]
+) -> None:
+    """Extend the deadlines of generations with readers; start the countdown of the others.
+
+    Both are ids with their grace in seconds. Another process may have a reader of a generation that
+    was left here; it extends the deadline again.
+    """
+    await _reader_deadlines.push_known(client, left)
+    extended = {id_: grace_s + _SLACK_S for id_, grace_s in read.items()}
+    await _reader_deadlines.push_known(client, extended)
+
+
+def without_readers() -> list[str]:
+    """Return the generations whose deadline has passed; some may have ended."""
+    return _reader_deadlines.passed()
+
+
+def drop_reader_deadlines(generation_ids: Collection[str]) -> None:
+    """Remove the deadlines of these generations."""
+    _reader_deadlines.forget(generation_ids)
+
+
+def end_without_worker(
+    generation: Generation, status: Status, move: Callable[[], bool], error: Exception | None
+) -> bool:
+    """End a generation and its stream; without an error it counts as cancelled.
+
+    ``move`` is the guarded update of its row. If another process was first, nothing is done and
+    False is returned.
+    """
+    kind = kind_of(generation.kind)
+    with impatient_transaction():
+        if not move():  # From here to the commit, a worker that still lives waits for the row.
+            return False
+        unsent = unsent_tokens(generation.worker, generation.public_id) if generation.worker else 0
+        assembler, ending, first = _ending_of(generation, error, unsent)
+        if tokens := max(unsent, 0 if assembler is None else assembler.pieces):
+            # A piece that was sent is at least one token; of a run that has sent nothing, the lease
+            # has the tokens as of its last renewal. The other counts were lost with the worker.
+            spec = catalogue().models.get(generation.model)
+            price = Price() if spec is None else spec.price
+            rows = Generation.objects.filter(public_id=generation.public_id)
+            rows.update(output_tokens=tokens, cost=price.cost(0, 0, tokens))
+        if kind.store_result is not None and assembler is not None:
+            kind.store_result(generation.public_id, status, assembler, None)
+    error_code = "" if ending is None else ending.error_code
+    count_ended(generation.model, generation.kind, status, error_code)
+    if ending is None:
+        drop_document(generation.public_id)
+        return True
+    # Its worker appends nothing more, unless it is of a release that does not check.
+    answer = close_log(generation.public_id, ending, first)
+    if answer is None:
+        answer = close_log(generation.public_id, ending)
+    assert answer is not None
+    _hint(generation.public_id, answer.followers)
+    return True
+
+
+def _ending_of(
+    generation: Generation, error: Exception | None, unsent: int
+) -> tuple[Assembler | None, Ending | None, int | None]:
+    """Return the assembler, its ending, and the number of the first frame of the ending.
+
+    The number is None if the ending does not depend on it.
+    """
+    kind = kind_of(generation.kind)
+    # The next attempt's number: a worker that returns after the log has expired cannot restart it.
+    sent = take_log(generation.public_id, generation.attempt + 1)
+    first = sent.next
+    assembler: Assembler | None = None
+    if kind.recover is None:
+        # Nothing of it is stored: the request document is needed to end its stream.
+        document = None
+        if sent.frames:
+            document = load_document(generation.public_id, kind.assembly).document
+        if document is None or error is None:
+            return None, None if error is None else kind.failure(error), None
+        assembler = kind.assembler(document.assembly)
+        assembler.recover(sent)
+    else:
+        assembler, first = recovered(kind, generation.public_id, sent)
+        if assembler is None:
+            return None, None if error is None else kind.failure(error, first=first), first
+    if tokens := max(unsent, assembler.pieces):
+        assembler.feed(Usage(output_tokens=tokens))
+    return assembler, assembler.cancel() if error is None else assembler.fail(error), first
+
+
+def _hint(generation_id: str, followers: Collection[str]) -> None:
+    """Have the followers read the log, which has the numbers of the frames."""
+
+    async def send() -> None:
+        for channel in followers:
+            await get_channel_layer().send(channel, channel_message([(generation_id, b"")]))
+
+    if followers:
+        # Without a new loop, a loop that has ended might be asked to run it, and never would.
+        async_to_sync(send, force_new_loop=True)()

@@ -1,0 +1,341 @@
+"""The images of a request, fetched and decoded: engines get bytes, never addresses.
+
+Images are fetched by HTTP from public hosts only. The check is made where the connection is made:
+the name is resolved once, every address is checked, and the connection goes to one of the checked
+addresses. A name that resolves differently a moment later gains nothing. Redirects are followed by
+hand, so each URL on the way is checked like the first. Neither proxies nor passwords are taken from
+the environment.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import queue
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import httpcore
+import httpx
+from django.conf import settings
+from PIL import Image
+
+from inference_site.domain.addresses import is_listed, is_public
+from inference_site.domain.errors import InvalidRequest
+from inference_site.domain.messages import ImagePart, Part
+from inference_site.domain.request import GenerationRequest
+
+MAX_REDIRECTS = 3
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+_FORMATS_OF_ENGINES = ("PNG", "JPEG")
+_IMAGES = 4
+"""How many images of the largest size one request may have; more images must be smaller."""
+_REDIRECTS = {301, 302, 303, 307, 308}
+_FAILURES = (
+    httpcore.NetworkError,
+    httpcore.ProtocolError,
+    httpcore.ProxyError,
+    httpcore.UnsupportedProtocol,
+)
+
+
+class MediaError(Exception):
+    """An image cannot be used. The client sees the message; it says nothing about the network."""
+
+
+@dataclass
+class Allowance:
+    """Bytes, pixels and time that the remaining images of a request may use.
+
+    The limits are for the request: with a limit for each image, a request could name a thousand of
+    them. ``deadline`` is a time of the monotonic clock.
+    """
+
+    size_bytes: int
+    pixels: int
+    deadline: float
+
+    @classmethod
+    def full(cls) -> Allowance:
+        """Return the allowance of a new request, from the settings."""
+        return cls(
+            settings.MEDIA_MAX_BYTES,
+            settings.MEDIA_MAX_PIXELS * _IMAGES,
+            time.monotonic() + settings.MEDIA_TIMEOUT_S,
+        )
+
+    def seconds_left(self) -> float:
+        """Return the time left for all fetches. Raise MediaError if it is over."""
+        seconds = self.deadline - time.monotonic()
+        if seconds <= 0:
+            raise _timed_out()
+        return seconds
+
+    def check_bytes(self, size_bytes: int) -> None:
+        """Raise MediaError if an image of this size exceeds the allowance."""
+        if size_bytes > self.size_bytes:
+            raise MediaError(
+                "The images of a request may have at most "
+                f"{settings.MEDIA_MAX_BYTES} bytes, all together."
+            )
+
+    def take_bytes(self, size_bytes: int) -> None:
+        """Use bytes. Raise MediaError if they exceed the allowance."""
+        self.check_bytes(size_bytes)
+        self.size_bytes -= size_bytes
+
+    def take_pixels(self, pixels: int) -> None:
+        """Use the pixels of one image. Raise MediaError if it has too many."""
+        limit = settings.MEDIA_MAX_PIXELS
+        if pixels > limit:
+            raise MediaError(f"The image has {pixels} pixels; at most {limit} are allowed.")
+        if pixels > self.pixels:
+            raise MediaError(
+                f"The images of a request may have at most {_IMAGES * limit} pixels, all together."
+            )
+        self.pixels -= pixels
+
+
+def _timed_out() -> MediaError:
+    return MediaError(f"The image could not be fetched within {settings.MEDIA_TIMEOUT_S} s.")
+
+
+def resolve_media(request: GenerationRequest) -> GenerationRequest:
+    """Return the request with each image as a checked ``data:`` URL; the same one without images.
+
+    Blocks while it fetches. Raise InvalidRequest, for the image's field, if an image cannot be
+    fetched, decoded or allowed.
+    """
+    if not has_images(request):
+        return request
+    allowance = Allowance.full()
+
+    def resolved(part: Part) -> Part:
+        if not isinstance(part, ImagePart):
+            return part
+        try:
+            if part.url[:5].lower() == "data:":
+                content = _decode_data_url(part.url, allowance)
+            else:
+                content = _fetch(part.url, allowance)
+            return replace(part, url=_image_url(content, allowance))
+        except MediaError as exc:
+            raise InvalidRequest(str(exc), part.param) from exc
+
+    messages = (replace(m, parts=tuple(map(resolved, m.parts))) for m in request.messages)
+    return replace(request, messages=tuple(messages))
+
+
+def has_images(request: GenerationRequest) -> bool:
+    """Whether the request has images to resolve."""
+    return any(isinstance(part, ImagePart) for turn in request.messages for part in turn.parts)
+
+
+def _decode_data_url(url: str, allowance: Allowance) -> bytes:
+    """Return the bytes of a ``data:`` URL, and take them from the allowance."""
+    media_type, comma, encoded = url[5:].partition(",")
+    if not comma or not media_type.lower().endswith(";base64"):
+        raise MediaError("A data: URL must be data:image/<type>;base64,<data>.")
+    allowance.check_bytes(len(encoded) // 4 * 3 - 2)
+    try:
+        content = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise MediaError("The data: URL holds no valid base64.") from exc
+    allowance.take_bytes(len(content))
+    return content
+
+
+def _image_url(content: bytes, allowance: Allowance) -> str:
+    """Return the image as a ``data:`` URL, converted to PNG if it is neither PNG nor JPEG.
+
+    Of an animation, the first frame is used. Raise MediaError if the content is no image or is too
+    large.
+    """
+    try:
+        image = Image.open(io.BytesIO(content), formats=FORMATS)  # Reads the header only.
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as exc:
+        # Pillow's own limit is far above ours.
+        raise MediaError("The image has too many pixels.") from exc
+    except Exception as exc:  # A decoder of hostile files may raise anything.
+        raise MediaError(
+            "This is not an image that can be read; it must be PNG, JPEG, WebP, GIF or BMP."
+        ) from exc
+    allowance.take_pixels(image.width * image.height)
+    format_ = image.format
+    if format_ not in _FORMATS_OF_ENGINES:
+        format_, file = "PNG", io.BytesIO()
+        try:
+            # Compression level 1: the file does not leave this process.
+            image.convert("RGB").save(file, "PNG", compress_level=1)
+        except Exception as exc:  # As above.
+            raise MediaError("The image is damaged.") from exc
+        content = file.getvalue()
+    return f"data:image/{format_.lower()};base64,{base64.b64encode(content).decode()}"
+
+
+def _fetch(url: str, allowance: Allowance) -> bytes:
+    """Return the content behind the URL, and take its bytes from the allowance.
+
+    Raise MediaError if it cannot or must not be fetched.
+    """
+    address, backend = _checked_url(url), CheckedBackend(allowance)
+    try:
+        with httpcore.ConnectionPool(_ssl_context(), network_backend=backend) as pool:
+            for _ in range(MAX_REDIRECTS + 1):
+                # By its parts: httpcore would parse a text differently from httpx.
+                target = httpcore.URL(
+                    scheme=address.raw_scheme,
+                    host=address.raw_host,
+                    port=address.port,
+                    target=address.raw_path,
+                )
+                headers_sent = [
+                    (b"Host", address.netloc),
+                    (b"User-Agent", b"inference-site"),
+                    (b"Accept", b"image/*"),
+                    (b"Accept-Encoding", b"identity"),  # The size limit counts received bytes.
+                ]
+                with pool.stream("GET", target, headers=headers_sent) as response:
+                    headers = {name.lower(): value for name, value in response.headers}
+                    if response.status not in _REDIRECTS or b"location" not in headers:
+                        return _read_body(response, headers, allowance)
+                    location = headers[b"location"].decode("latin-1")
+                    try:
+                        address = _checked_url(str(address.join(location)))
+                    except httpx.InvalidURL as exc:
+                        raise MediaError("The image's host redirects to no valid URL.") from exc
+    except httpcore.TimeoutException as exc:
+        raise _timed_out() from exc
+    except _FAILURES as exc:
+        raise MediaError("The image could not be fetched: its host closed the connection.") from exc
+    raise MediaError(f"The image is behind more than {MAX_REDIRECTS} redirects.")
+
+
+def _checked_url(url: str) -> httpx.URL:
+    """Return the parsed URL. Raise MediaError if it must not be fetched."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as exc:
+        raise MediaError("The image's URL is not valid.") from exc
+    if parsed.scheme not in ("http", "https"):
+        raise MediaError("The image's URL must begin with http://, https:// or data:.")
+    if parsed.userinfo:
+        raise MediaError("The image's URL must hold no user name or password.")
+    if not parsed.host or not 0 < (parsed.port or 80) < 65536:
+        raise MediaError("The image's URL is not valid.")
+    if settings.MEDIA_ALLOWED_HOSTS and not is_listed(parsed.host, settings.MEDIA_ALLOWED_HOSTS):
+        raise MediaError("Images are not fetched from this host here.")
+    return parsed
+
+
+def _read_body(
+    response: httpcore.Response, headers: dict[bytes, bytes], allowance: Allowance
+) -> bytes:
+    if response.status != 200:
+        raise MediaError(f"The image could not be fetched: HTTP status {response.status}.")
+    if (length := headers.get(b"content-length", b"")).isdigit():
+        allowance.check_bytes(int(length))
+    content = bytearray()
+    for chunk in response.iter_stream():
+        allowance.take_bytes(len(chunk))
+        content += chunk
+    return bytes(content)
+
+
+@cache
+def _ssl_context() -> ssl.SSLContext:
+    return httpcore.default_ssl_context()
+
+
+class CheckedBackend(httpcore.NetworkBackend):
+    """Connects to public addresses only, within the allowance of one request."""
+
+    def __init__(self, allowance: Allowance, inner: httpcore.NetworkBackend | None = None) -> None:
+        self._allowance = allowance
+        self._inner = inner or httpcore.SyncBackend()
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.NetworkStream:
+        """Connect to the first address that answers. Raise MediaError unless all are public."""
+        addresses = _resolve_within(host, self._allowance)
+        if not addresses or not (settings.MEDIA_ALLOW_PRIVATE or all(map(is_public, addresses))):
+            # One message for both cases: clients must not learn which internal names exist.
+            raise MediaError("The host of the image has no public address.")
+        for untried, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
+            share_s = self._allowance.seconds_left() / untried
+            try:
+                stream = self._inner.connect_tcp(
+                    address, port, share_s, local_address, socket_options
+                )
+            except (httpcore.ConnectError, httpcore.ConnectTimeout):
+                continue
+            return _TimedStream(stream, self._allowance)
+        raise MediaError("The image could not be fetched: its host does not answer.")
+
+
+class _TimedStream(httpcore.NetworkStream):
+    """A stream whose reads and writes together take no longer than the allowance.
+
+    A host that sends one byte at a time cannot exceed it.
+    """
+
+    def __init__(self, inner: httpcore.NetworkStream, allowance: Allowance) -> None:
+        self._inner, self._allowance = inner, allowance
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return self._inner.read(max_bytes, self._allowance.seconds_left())
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._inner.write(buffer, self._allowance.seconds_left())
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore.NetworkStream:
+        """Encrypt the stream; the certificate is checked for the name, not for the address."""
+        seconds = self._allowance.seconds_left()
+        encrypted = self._inner.start_tls(ssl_context, server_hostname, seconds)
+        return _TimedStream(encrypted, self._allowance)
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._inner.get_extra_info(info)
+
+
+def _resolve_within(host: str, allowance: Allowance) -> list[str]:
+    """Return the addresses of a host, within the allowance; none for an unknown host.
+
+    The system's resolver has no time limit, so it runs on a thread that is abandoned if it is slow.
+    """
+    found: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+    threading.Thread(target=lambda: found.put(resolve_host(host)), daemon=True).start()
+    try:
+        return found.get(timeout=allowance.seconds_left())
+    except queue.Empty:
+        raise _timed_out() from None
+
+
+def resolve_host(host: str) -> list[str]:
+    """Return the addresses that the system knows of a host, in the order to try them."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))

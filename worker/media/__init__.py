@@ -1,1 +1,0 @@
-"""Fetching and decoding the images of requests; only ``worker.runtime`` imports it."""

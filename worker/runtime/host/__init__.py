@@ -1,1 +1,0 @@
-"""What a worker tells of its host: processors, memory, GPUs and their temperature."""

@@ -1,0 +1,475 @@
+"""ModelLoader: loads, evicts and unloads the models of one worker (see ``residency``)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import django.db
+import redis.exceptions
+from django.conf import settings
+from django.db import connection
+
+from inference_site.catalogue.catalogue import Changes, catalogue
+from inference_site.domain.errors import EngineLoadError
+from inference_site.domain.model_spec import ModelSpec
+from inference_site.fleet import fleet
+from inference_site.fleet.fleet import ModelStatus
+from inference_site.fleet.leases import live_workers
+from inference_site.generations.maintenance import try_and_log
+from inference_site.generations.models import Generation, Status
+from inference_site.model_store import adapters
+from worker.runtime.host import read_ahead
+from worker.runtime.replicas import Replicas
+from worker.runtime.residency import (
+    Capacity,
+    IdleWatch,
+    LoadQueue,
+    longest_residency_s,
+    next_to_evict,
+    uses_host,
+)
+from worker.runtime.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from worker.runtime.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+
+_CHECK_WAITING_S = 1.0
+STOP_S = 5.0
+"""How long runs may take to end after they were stopped."""
+_POLL_S = 0.2
+
+
+def in_background(act: Callable[..., object], *arguments: Any) -> None:
+    """Call a function on a new daemon thread."""
+    threading.Thread(target=act, args=arguments, daemon=True).start()
+
+
+class ModelLoader:
+    """The models of a worker in any state, and the threads that load and unload them."""
+
+    def __init__(self, worker: Runtime, specs: list[ModelSpec]) -> None:
+        self.worker = worker
+        self.replicas = Replicas(self, [spec.id for spec in specs])
+        self._sleeping: dict[str, ServedModel] = {}
+        """Evicted models whose servers sleep, the longest sleeping first."""
+        self.models = {
+            spec.id: self._new_model(spec)
+            for spec in specs
+            if spec.replicas is None and self.replicas.may_host(spec)
+        }
+        self.never_ready = set(self.models)
+        """The models of the start that have not been announced as ready yet."""
+        self.after_restart = set(self.models)
+        """The models that a worker started in place of this one would serve, too."""
+        self._idle_watches: dict[str, IdleWatch] = {}
+        self._loaded_on_demand: set[str] = set()
+        """The models that were loaded at run time; they are unloaded when idle."""
+        mib = settings.MODEL_MEMORY_MIB, settings.GPU_MEMORY_MIB
+        self._capacity = Capacity(settings.MAX_LOADED_MODELS, *(n * 2**20 for n in mib))
+        self._queue = LoadQueue()
+        self._placed: set[ServedModel] = set()
+        """The models that have room and are loading."""
+        self._waits_for_room = False
+        """Whether the first of the queue does not fit."""
+        self._leaving: set[str] = set()
+        """The models whose place among the replicas was lost; they are dropped when idle."""
+        self._settled = threading.Condition()
+        """Notified when a load has succeeded or failed."""
+
+    def _new_model(self, spec: ModelSpec) -> ServedModel:
+        """Return a model to load: the sleeping one, if its entry is the same."""
+        if asleep := self._sleeping.pop(spec.id, None):
+            if asleep.spec == spec:
+                asleep.wake()
+                return asleep
+            asleep.close()
+        return ServedModel(spec, self.worker.changed, self.worker.announce_fault)
+
+    def start(self) -> None:
+        """Start to load the models; return when one is loaded.
+
+        Raise EngineLoadError if all fail.
+        """
+        self._queue.read_history()
+        in_background(self._load_in_order)
+        for model in tuple(self.models.values()):
+            self._enqueue(model)
+        self.replicas.reconcile()
+        with self._settled:
+            self._settled.wait_for(
+                lambda: (
+                    any(model.is_loaded for model in self.models.values())
+                    or all(model.has_failed_to_load for model in self.models.values())
+                )
+            )
+        models = list(self.models.values())
+        if models and not any(model.is_loaded for model in models):
+            raise EngineLoadError("\n".join(model.report.reason for model in models))
+
+    def watch(self) -> None:
+        """Start the threads that claim replicas and load models that generations wait for."""
+        self.replicas.watch(self.worker.stopped)
+        threading.Thread(target=self._watch_waiting, name="wanted", daemon=True).start()
+
+    def stop_idle_watches(self) -> None:
+        """Unload no model for being idle any more."""
+        for watch in tuple(self._idle_watches.values()):
+            watch.stop()
+
+    def close(self) -> None:
+        """Free the memory of all models. Nothing runs when this is called."""
+        models = (*self.models.values(), *self._sleeping.values())
+        with ThreadPoolExecutor(max(1, len(models))) as pool:
+            list(pool.map(ServedModel.close, models))
+
+    @property
+    def sleeping(self) -> tuple[ServedModel, ...]:
+        """The evicted models whose servers sleep."""
+        return tuple(self._sleeping.values())
+
+    def loadable(self) -> tuple[str, ...]:
+        """Return the other models of the catalogue that this worker could load."""
+        if not self.worker.is_up or not self.worker.accepts_work:
+            return ()
+        taken = {id_ for id_, m in tuple(self.models.items()) if not m.has_failed_to_load}
+        taken -= {id_ for id_, watch in tuple(self._idle_watches.items()) if watch.is_leaving}
+        return tuple(
+            spec.id
+            for spec in catalogue().models.values()
+            if spec.id not in taken
+            and self.replicas.may_host(spec)
+            and (spec.file is None or spec.file.is_file())
+        )
+
+    def expected_s(self, model: ServedModel, loading_s: float) -> float | None:
+        """Return in how many seconds a model should be loaded; None if unknown.
+
+        ``loading_s`` is for how long its state has been loading.
+        """
+        eviction_s = None
+        if self._waits_for_room:
+            eviction_s = longest_residency_s(
+                [m for m in tuple(self.models.values()) if m.is_loaded]
+            )
+        seconds = self._queue.expected_s(model, loading_s, eviction_s)
+        return None if seconds is None else round(seconds, 1)
+
+    def apply(self, changes: Changes, *, takes_new: bool) -> None:
+        """Load and unload models after a change of the catalogue.
+
+        ``takes_new``: load new entries, too.
+        """
+        for spec in changes.gone:
+            self.after_restart.discard(spec.id)
+            in_background(self.unload, spec.id)
+        for old, new in changes.changed:
+            if new.runs_otherwise_than(old):
+                in_background(self.reload, new.id)
+            is_absent = new.id not in self.models and self.replicas.is_assigned(new.id)
+            if is_absent and (old.replicas, old.hosts) != (new.replicas, new.hosts):
+                self._load_assigned(new)
+        for spec in changes.new if takes_new else ():
+            if spec.is_preloaded:
+                self.replicas.assign(spec.id)
+                self._load_assigned(spec)
+
+    def _load_assigned(self, spec: ModelSpec) -> None:
+        """Load a model that is assigned to this worker; one with replicas is claimed later."""
+        if spec.replicas is None and self.replicas.may_host(spec):
+            self.after_restart.add(spec.id)
+            self.load(spec.id)
+
+    def load(self, model_id: str) -> None:
+        """Load a model that this worker was not started with."""
+        spec = self._find_spec(model_id)
+        if spec is None or spec.id not in self.loadable():
+            logger.warning("cannot load %s: unknown, loaded already, or without file", model_id)
+            fleet.clear_pending_load(model_id)  # Of a request that saw an older lease.
+            return
+        if (watch := self._idle_watches.get(spec.id)) and watch.keep():
+            fleet.clear_pending_load(spec.id)
+            return
+        try:
+            is_claimed = self.replicas.claim(spec)
+        except redis.exceptions.RedisError as exc:
+            logger.warning("model %s: no place was claimed: %s", spec.id, exc)
+            is_claimed = False
+        if not is_claimed:
+            logger.info("model %s is not loaded: other workers have its places", spec.id)
+            fleet.clear_pending_load(spec.id)
+            return
+        self._loaded_on_demand.add(spec.id)
+        model = self.models[spec.id] = self._new_model(spec)
+        self.worker.lease.renew()
+        fleet.note_announced_load(spec.id)
+        self._enqueue(model)
+
+    def reload(self, model_id: str) -> None:
+        """Load a model again, if this worker has it or has failed to load it."""
+        model = self.models.get(model_id)
+        if model is None or not self._drain(model, reloads=True):
+            return
+        model.close()
+        if (spec := self._find_spec(model_id)) is None:
+            self.models.pop(model_id, None)
+            return
+        self.models[model_id] = model = self._new_model(spec)
+        self.worker.lease.renew()
+        self._enqueue(model)
+
+    def unload(self, model_id: str, *, may_sleep: bool = False) -> None:
+        """Drop a model once its runs have ended; ``may_sleep``: its server may sleep instead."""
+        self._end_sleep(model_id)
+        model = self.models.get(model_id)
+        if model is not None and self._drain(model):
+            (self._sleep_or_drop if may_sleep else self._drop)(model)
+
+    def _find_spec(self, model_id: str) -> ModelSpec | None:
+        """Return the current spec of a model, with the adapters that were added to it."""
+        spec = catalogue().find(model_id)
+        if spec is not None:
+            with contextlib.suppress(django.db.Error):
+                return adapters.read().to(spec)
+        return spec
+
+    def _drain(self, model: ServedModel, *, reloads: bool = False) -> bool:
+        """Let the runs of a model end, for ``DRAIN_TIMEOUT_S``; return whether none is left."""
+        if not model.drain(settings.DRAIN_TIMEOUT_S, reloads=reloads):
+            self.worker.runs.stop(model)
+        if model.drain(STOP_S, reloads=reloads):
+            return True
+        logger.error("model %s is not dropped: what runs on it does not stop", model.spec.id)
+        return False
+
+    def held(self) -> Collection[str]:
+        """Return the models that are loaded or loading, and are not leaving."""
+        models = tuple(self.models.items())
+        return [id_ for id_, m in models if not m.has_failed_to_load and id_ not in self._leaving]
+
+    def has_room_for(self, spec: ModelSpec) -> bool:
+        """Whether a model can be loaded beside the present ones."""
+        models = [m for m in tuple(self.models.values()) if not m.has_failed_to_load]
+        try:
+            return self._capacity.fits(spec, models)
+        except EngineLoadError:
+            return False
+
+    def load_replica(self, model_id: str) -> None:
+        """Load a model of which this worker has claimed a place."""
+        if (spec := self._find_spec(model_id)) is None:
+            return
+        model = self.models[spec.id] = self._new_model(spec)
+        self.after_restart.add(spec.id)
+        if not self.worker.is_announced:
+            self.never_ready.add(spec.id)
+        self.worker.lease.renew()
+        self._enqueue(model)
+
+    def leave(self, model_id: str) -> None:
+        """Accept no new runs of a model, and drop it when its runs have ended."""
+
+        def drop_when_idle(model: ServedModel) -> None:
+            model.drain(0)
+            self.worker.lease.renew()
+            while not model.drain(_POLL_S):
+                if self.worker.stopped.is_set():
+                    return
+            self._drop(model)
+
+        if model := self.models.get(model_id):
+            self._leaving.add(model_id)
+            in_background(drop_when_idle, model)
+
+    def _enqueue(self, model: ServedModel) -> None:
+        """Load a model in its turn, or at once if it uses no memory of this host."""
+        if uses_host(model.spec):
+            self._queue.add(model)
+        else:
+            in_background(self._load, model)
+
+    def _load_in_order(self) -> None:
+        """Make room for the models of the queue, one after the other, until the process ends.
+
+        The loads themselves run concurrently, except on GPUs.
+        """
+        while True:
+            model = self._queue.next()
+            if self._reserve_room(model):
+                self._queue.start(model)
+                in_background(self._load_placed, model)
+            self._queue.remove(model)
+            self._waits_for_room = False
+
+    def _load_placed(self, model: ServedModel) -> None:
+        try:
+            self._load(model)
+        except Exception as exc:
+            logger.exception("model %s could not be loaded", model.spec.id)
+            model.fail(f"Model '{model.spec.id}': it could not be loaded ({type(exc).__name__}).")
+            self._settle(model)
+        self._placed.discard(model)
+
+    def _load(self, model: ServedModel) -> None:
+        """Load a model; report the result in the log and the lease.
+
+        If a model with added adapters cannot be loaded, it is loaded again without the newest one.
+        """
+        spec = model.spec
+        self._queue.start(model)
+        try:
+            if spec.file is not None:
+                for model.progress in read_ahead(spec.file):
+                    pass
+            model.load()
+        except EngineLoadError as exc:
+            logger.error("%s", exc)  # Its message is complete.
+        else:
+            logger.info("loaded model %s on %s (%d slots)", spec.id, spec.engine, spec.slots)
+            fleet.clear_pending_load(spec.id)
+        finally:
+            self._queue.end(model, is_loaded=model.is_loaded)
+        dropped = None
+        if not model.is_loaded:
+            with contextlib.suppress(django.db.Error):
+                dropped = adapters.remove_newest(spec.id)
+        if dropped is not None:
+            logger.error("%s: it is loaded without the adapter %s", spec.id, dropped)
+            self.reload(spec.id)
+            return
+        if spec.id in self._loaded_on_demand and model.is_loaded:
+            watch = IdleWatch(
+                model, self.worker.lease.renew, lambda: self.unload(spec.id, may_sleep=True)
+            )
+            self._idle_watches[spec.id] = watch
+            watch.start()
+        self._settle(model)
+
+    def _settle(self, model: ServedModel) -> None:
+        """Announce that a load has succeeded or failed."""
+        with self._settled:
+            self._settled.notify_all()
+        if self.worker.is_announced:
+            self.worker.lease.renew()
+            self.worker.changed()
+            if model.is_loaded:
+                self.worker.note_restarted([model.spec.id])
+
+    def _reserve_room(self, model: ServedModel) -> bool:
+        """Make room for a model, and reserve it; return False if it is not to be loaded."""
+        try:
+            if not self._make_room(model):
+                return False
+        except EngineLoadError as exc:
+            model.fail(str(exc))
+            logger.error("%s", exc)
+            self._settle(model)
+            return False
+        except Exception:
+            logger.exception("model %s: no room was made for it", model.spec.id)
+            return False
+        self._placed.add(model)
+        return True
+
+    def _make_room(self, model: ServedModel) -> bool:
+        """Evict models until this one fits; return False if it is not wanted any more.
+
+        Raise EngineLoadError if it never fits.
+        """
+        while not self.worker.stopped.is_set() and self.models.get(model.spec.id) is model:
+            loaded = [m for m in tuple(self.models.values()) if m.is_loaded]
+            residents = [*loaded, *(m for m in self._placed.copy() if not m.is_loaded)]
+            self._waits_for_room = uses_host(model.spec) and not self._fits(model.spec, residents)
+            if not self._waits_for_room:
+                return True
+            model.reason = "It waits until there is room for it."
+            evicted = next_to_evict(model.spec, loaded, self._waited_for())
+            if evicted is not None:
+                self._evict(evicted, model)
+            else:
+                self.worker.stopped.wait(_POLL_S)
+        return False
+
+    def _fits(self, wanted: ModelSpec, residents: Sequence[ServedModel]) -> bool:
+        """Whether a model fits. Ends sleeping servers if their memory is what is missing."""
+        while asleep := tuple(self._sleeping.values()):
+            sleeping_bytes = sum(model.report.taken_bytes for model in asleep)
+            if self._capacity.fits(wanted, residents, sleeping_bytes):
+                return True
+            if not self._capacity.fits(wanted, residents):
+                return False
+            self._end_sleep(asleep[0].spec.id)
+        return self._capacity.fits(wanted, residents)
+
+    def _evict(self, model: ServedModel, wanted: ServedModel) -> None:
+        """Unload a model when its runs have ended, unless the other is no longer wanted by then."""
+        logger.info("model %s makes room for %s", model.spec.id, wanted.spec.id)
+        while not model.drain(_POLL_S, reloads=fleet.is_on_demand(model.spec)):
+            if self.worker.stopped.is_set() or self.models.get(wanted.spec.id) is not wanted:
+                model.resume()
+                return
+        self.replicas.unassign(model.spec.id)
+        self._sleep_or_drop(model)
+
+    def _sleep_or_drop(self, model: ServedModel) -> None:
+        """Drop a model on which nothing runs; its server sleeps if its entry says so."""
+        if model.sleep():
+            self._sleeping[model.spec.id] = model
+        self._drop(model)
+
+    def _drop(self, model: ServedModel) -> None:
+        """Forget a model on which nothing runs, and free its memory unless its server sleeps."""
+        id_ = model.spec.id
+        if watch := self._idle_watches.pop(id_, None):
+            watch.stop()
+        if self.models.get(id_) is model:  # It may have been loaded again.
+            del self.models[id_]
+            self._leaving.discard(id_)
+            self.never_ready.discard(id_)
+            self.replicas.release(id_)
+        if self._sleeping.get(id_) is model:
+            logger.info("model %s sleeps", id_)
+        else:
+            model.close()
+            logger.info("dropped model %s", id_)
+        self.worker.lease.renew()
+
+    def _end_sleep(self, model_id: str) -> None:
+        if asleep := self._sleeping.pop(model_id, None):
+            asleep.close()
+            self.worker.lease.renew()
+            logger.info("ended the sleeping server of model %s", model_id)
+
+    def _waited_for(self) -> set[str]:
+        """Return the models that queued generations wait for; all while PostgreSQL is down."""
+        models = set(self.models)
+
+        def query() -> None:
+            waiting = Generation.objects.filter(status=Status.QUEUED).order_by()
+            models.clear()
+            models.update(waiting.values_list("model", flat=True).distinct())
+
+        try_and_log("waiting models", query)
+        connection.close()
+        return models
+
+    def _watch_waiting(self) -> None:
+        """Load models on demand that generations wait for and no worker has.
+
+        A model may be evicted after generations of it were accepted.
+        """
+        while not self.worker.stopped.wait(_CHECK_WAITING_S):
+            specs = (catalogue().models.get(id_) for id_ in self.loadable())
+            on_demand = {spec.id for spec in specs if spec and fleet.is_on_demand(spec)}
+            if wanted := on_demand and self._waited_for() & on_demand:
+                statuses = fleet.statuses_among(live_workers(), sorted(wanted))
+                for id_, status in statuses.items():
+                    if status == ModelStatus.UNLOADED:
+                        with contextlib.suppress(fleet.FleetError):
+                            fleet.load(None, id_)
