@@ -40,13 +40,12 @@ from inference_site.catalogue.routes import Route
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import ConflictError, InvalidRequestError, NotFoundError
 from inference_site.fleet import fleet, placement
-from inference_site.fleet.fleet import ModelReport, ModelState, ModelStatus
-from inference_site.fleet.leases import LiveWorker, live_view
+from inference_site.fleet.fleet import ModelStatus
+from inference_site.fleet.leases import LiveWorker, ModelReport, ModelState, live_view
 from inference_site.gateway.handoff import Feed, hand_feed
 from inference_site.generations.places import waiting_for
 from inference_site.model_store import adapters
-from inference_site.model_store.adapter_files import adapter_file
-from inference_site.model_store.adapters import added_view
+from inference_site.model_store.adapters import adapter_file, added_view
 from inference_site.submission.loading import loading_of
 from inference_site.submission.model_access import may_use
 

@@ -9,7 +9,7 @@ entry also goes before what else is found of its file.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -18,10 +18,14 @@ from types import MappingProxyType
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from inference_site.catalogue.architectures import architecture_of
-from inference_site.catalogue.discovery import Folder, discover
-from inference_site.catalogue.model_files import files_of
-from inference_site.catalogue.models_file import read_models_and_routes, site_sampling
+from inference_site.catalogue.gguf_files import is_later_part, model_context, parts_of
+from inference_site.catalogue.memory import fitting_sizes
+from inference_site.catalogue.model_files import architecture_of, file_fault, files_of
+from inference_site.catalogue.models_file import (
+    default_threads,
+    read_models_and_routes,
+    site_sampling,
+)
 from inference_site.catalogue.routes import Route
 from inference_site.domain.model_spec import ModelSpec
 
@@ -242,3 +246,91 @@ def demo_specs() -> list[ModelSpec]:
     recall = {"script": [{"recall": "You said: "}]}
     memory = ModelSpec("demo-memory", "scripted", context_length=8192, options=recall)
     return [chat, embedding, memory]
+
+
+_Seen = tuple[tuple[int, int], ...]
+
+
+def discover(folder: Path) -> list[ModelSpec]:
+    """Return a spec for each model file, in order of their names; the id is the file's name.
+
+    Projectors, adapters, later parts of split files and what cannot be read are left out.
+    """
+    return list(_specs(_files(folder)))
+
+
+def id_of(file: Path) -> str:
+    """Return the id of the model in a file."""
+    return file.stem.lower()
+
+
+class Folder:
+    """A folder in which files appear while the site runs."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[Path, _Seen] = {path: _seen(path) for path in _files(path)}
+        self._growing: dict[Path, _Seen] = {}
+
+    def appeared(self) -> list[ModelSpec]:
+        """Return the models of files that are new since the last call, and whole.
+
+        A file that is still being written is looked at again once it has stayed the same from one
+        call to the next.
+        """
+        found = {path: _seen(path) for path in _files(self._path)}
+        new = {path: seen for path, seen in found.items() if self._known.get(path) != seen}
+        still = [path for path, seen in new.items() if self._growing.get(path) == seen]
+        self._growing = new
+        self._known |= {path: new[path] for path in still}
+        return list(_specs([path for path in still if _is_whole(path)]))
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.gguf") if not is_later_part(path))
+
+
+def _seen(path: Path) -> _Seen:
+    """Return what changes when a file, or a part of it, is written."""
+    return tuple(_time_and_size(part) for part in parts_of(path))
+
+
+def _time_and_size(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError:  # It is gone, or not there yet.
+        return 0, 0
+    return status.st_mtime_ns, status.st_size
+
+
+def _is_whole(path: Path) -> bool:
+    fault = next((fault for part in parts_of(path) if (fault := file_fault(part))), "")
+    if fault:
+        logger.warning("%s is left out: %s", path, fault)
+    return not fault
+
+
+def _specs(files: list[Path]) -> Iterator[ModelSpec]:
+    ids = set()
+    for path in files:
+        try:
+            is_model = model_context(path) is not None
+        except (OSError, ValueError) as exc:
+            logger.warning("%s is left out: %s", path, exc)
+            continue
+        if is_model and id_of(path) not in ids:
+            ids.add(id_of(path))
+            yield _spec(path)
+
+
+def _spec(path: Path) -> ModelSpec:
+    slots, context_length = fitting_sizes(path, None, None, {})
+    return ModelSpec(
+        id=id_of(path),
+        engine="llama_cpp",
+        file=path,
+        slots=slots,
+        context_length=context_length,
+        threads=default_threads("llama_cpp"),
+        sampling=site_sampling(),
+    )

@@ -17,12 +17,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 from urllib.parse import quote
 
-from inference_site.catalogue.model_files import (
-    MAGIC_BYTES,
-    is_later_part,
-    is_weights,
-    parts_of,
-)
+from inference_site.catalogue.gguf_files import is_later_part, parts_of
+from inference_site.catalogue.model_files import MAGIC_BYTES, is_weights
 from inference_site.catalogue.operator_settings import WEIGHTS
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from inference_site.catalogue.engines.llama_cpp import PREFILL_BATCH
-from inference_site.catalogue.gguf_header import Tensor, beginning, header
-from inference_site.catalogue.model_files import parts_of
+from inference_site.catalogue.gguf_files import Tensor, beginning, header, parts_of
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.host import memory_bytes
 

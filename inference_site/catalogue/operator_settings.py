@@ -104,6 +104,7 @@ def file_name(*endings: str) -> AfterValidator:
 Text = Annotated[str, StringConstraints(min_length=1)]
 AnyText = Annotated[str, Field(strict=False, coerce_numbers_to_str=True)]
 """A text that YAML may have read as a number."""
+Names = Annotated[tuple[Annotated[str, Field(pattern=r"\S")], ...], Field(strict=False)]
 WEIGHTS = (".gguf", ".ggml", ".bin")
 """The endings of the names of files of weights; GGML files of 2023 are called ``.bin``."""
 WeightsFile = Annotated[AnyText, file_name(*WEIGHTS)]

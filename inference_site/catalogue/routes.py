@@ -16,8 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from inference_site.catalogue.entry import Names
-from inference_site.catalogue.operator_settings import BadKey, OperatorSettings, Text
+from inference_site.catalogue.operator_settings import BadKey, Names, OperatorSettings, Text
 from inference_site.domain.model_spec import ModelSpec
 
 _CONTEXT_ELSEWHERE = 2**20

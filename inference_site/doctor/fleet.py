@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from django.conf import settings
 
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.catalogue.model_files import fault_of, parts_of
+from inference_site.catalogue.gguf_files import parts_of
+from inference_site.catalogue.model_files import fault_of
 from inference_site.doctor.finding import Finding, Level, judged
 from inference_site.fleet.leases import live_workers
 from inference_site.fleet.placement import why_no_host
 from inference_site.generations.maintenance import last_maintained
 from inference_site.model_store.entries import fault_of_entry, private_servers
 from inference_site.model_store.models import StoredModel
-from inference_site.model_store.watching import look
+from inference_site.model_store.refresh import look
 
 _MAINTENANCE_S = 10.0
 _FIX_FILE = (

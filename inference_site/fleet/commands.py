@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -88,3 +88,26 @@ class Listener:
             self._run(command)
         except Exception:
             logger.exception("commands: %r failed", message)
+
+
+_KEPT_S = 30
+LINES = 100
+
+
+def lines_of(worker: str, model: str) -> list[str]:
+    """Return the lines that the worker has told last, and ask it for the latest ones."""
+    try:
+        send(worker, Command("log", model))
+        found = site_client().get(_log_key(worker, model))
+    except redis.exceptions.RedisError:
+        return []
+    return found.decode(errors="replace").splitlines() if isinstance(found, bytes) else []
+
+
+def tell(worker: str, model: str, lines: Sequence[str]) -> None:
+    """Keep the latest lines for who looks at them."""
+    site_client().set(_log_key(worker, model), "\n".join(lines[-LINES:]), ex=_KEPT_S)
+
+
+def _log_key(worker: str, model: str) -> str:
+    return f"server-log:{worker}:{model}"

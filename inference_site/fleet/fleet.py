@@ -14,7 +14,7 @@ API requires the scope ``models:write``, because models belong to the whole site
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -27,11 +27,11 @@ from inference_site.fleet import placement
 from inference_site.fleet.commands import Command, send
 from inference_site.fleet.leases import (
     LiveWorker,
-    ModelReport,
     ModelState,
     live_view,
     live_workers,
 )
+from inference_site.storage.deadlines import Deadlines
 from inference_site.storage.redis_clients import site_client
 
 _LOAD_REQUEST_S = 30
@@ -323,36 +323,19 @@ def _restart_key(model: str) -> str:
     return f"restart:{model}"
 
 
-__all__ = [
-    "AlreadyLoading",
-    "FleetError",
-    "LiveWorker",
-    "ModelReport",
-    "ModelState",
-    "ModelStatus",
-    "NotLoadable",
-    "NotLoaded",
-    "UnknownModel",
-    "UnknownWorker",
-    "capabilities_of",
-    "clear_pending_load",
-    "context_of",
-    "drain",
-    "has_pending_command",
-    "is_on_demand",
-    "load",
-    "loading_worker",
-    "note_restart",
-    "note_restarted",
-    "reload",
-    "restarting",
-    "resume",
-    "status_among",
-    "status_of",
-    "statuses_among",
-    "tools_of",
-    "unload",
-    "unloaded_on_purpose",
-    "why_absent",
-    "workers",
-]
+_deadlines = Deadlines("load-deadlines")
+
+
+def wait_for_load(generation_id: str, wait_s: int) -> None:
+    """Have a generation given up when its model is not served after so long."""
+    _deadlines.push(generation_id, wait_s)
+
+
+def overdue() -> list[str]:
+    """Return the generations whose time has passed, those among them that have ended too."""
+    return _deadlines.passed()
+
+
+def forget_waits(generation_ids: Collection[str]) -> None:
+    """Wait no longer for the models of these."""
+    _deadlines.forget(generation_ids)

@@ -42,8 +42,8 @@ from inference_site.domain.errors import (
     QueueTimeout,
     WorkerLost,
 )
+from inference_site.fleet.fleet import forget_waits, overdue
 from inference_site.fleet.leases import is_alive, live_view, prune
-from inference_site.fleet.load_deadlines import forget_waits, overdue
 from inference_site.generations.cancel import cancel, cancel_waiting
 from inference_site.generations.disconnect_grace import forget, unattended
 from inference_site.generations.ending_without_worker import end_in_place

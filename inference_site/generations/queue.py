@@ -13,8 +13,8 @@ from django.conf import settings
 from django.db import transaction
 
 from inference_site.errors.api_errors import UnavailableError
+from inference_site.fleet.fleet import wait_for_load
 from inference_site.fleet.leases import live_view
-from inference_site.fleet.load_deadlines import wait_for_load
 from inference_site.generations.affinity import Preference, preference
 from inference_site.generations.cancel import cancel
 from inference_site.generations.models import Generation, ServiceClass

@@ -17,8 +17,8 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.device import Device
 from inference_site.fleet.leases import HostState, Lease, LiveWorker, ModelReport
 from inference_site.generations.models import Status
+from inference_site.model_store.entries import opened
 from inference_site.model_store.models import Pull, PullState, StoredModel
-from inference_site.model_store.sealed_entries import opened
 from inference_site.storage.redis_clients import site_client
 from tests.generations.rows import create_generation
 

@@ -19,8 +19,7 @@ from pytest_django.fixtures import Settings
 
 from inference_site.catalogue.catalogue import Catalogue, catalogue
 from inference_site.catalogue.engines.registry import ENGINES
-from inference_site.catalogue.entry import Entry
-from inference_site.catalogue.models_file import read_models_file
+from inference_site.catalogue.models_file import Entry, read_models_file
 from inference_site.catalogue.operator_settings import BadKey
 from inference_site.console.model_pages.entry_fields import (
     HIDDEN,
@@ -33,10 +32,15 @@ from inference_site.doctor.finding import Level
 from inference_site.doctor.fleet import check_models
 from inference_site.domain.addresses import AllowedAddresses
 from inference_site.domain.model_spec import ModelSpec, Price
-from inference_site.model_store.entries import ALLOWED_OPTIONS, StoredSpecs, read_stored_entry
+from inference_site.model_store.entries import (
+    ALLOWED_OPTIONS,
+    StoredSpecs,
+    opened,
+    read_stored_entry,
+    sealed,
+)
 from inference_site.model_store.models import StoredModel
-from inference_site.model_store.sealed_entries import opened, sealed
-from inference_site.model_store.watching import wanted_specs
+from inference_site.model_store.refresh import wanted_specs
 
 ENTRY = {
     "engine": "openai_upstream",

@@ -27,7 +27,7 @@ from inference_site.model_store.models import (
     StoredModel,
     TooManyPulls,
 )
-from inference_site.model_store.watching import look
+from inference_site.model_store.refresh import look
 from inference_site.storage.connections import lent_connection
 from inference_site.streams.ending import Ending
 from tests.gateway.asgi import scope

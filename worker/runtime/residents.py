@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from inference_site.catalogue.file_facts import file_facts
+from inference_site.catalogue.model_files import file_facts
 from inference_site.domain.device import Device
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec

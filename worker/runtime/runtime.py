@@ -22,7 +22,7 @@ from django.db import connection
 from inference_site.catalogue.catalogue import Changes, catalogue
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.fleet import fleet, server_logs
+from inference_site.fleet import commands, fleet
 from inference_site.fleet.commands import Command, Listener
 from inference_site.fleet.fleet import ModelStatus
 from inference_site.fleet.leases import (
@@ -343,7 +343,7 @@ class Runtime:
     def _tell_log(self, model_id: str) -> None:
         if model := self._models.get(model_id):
             with contextlib.suppress(redis.exceptions.RedisError):
-                server_logs.tell(self.id, model_id, model.log_lines)
+                commands.tell(self.id, model_id, model.log_lines)
 
     def take_up(self, changes: Changes, *, takes_new: bool) -> None:
         """Serve the models as they are described now; ``takes_new``: also those that are new."""

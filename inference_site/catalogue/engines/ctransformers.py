@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
-from inference_site.catalogue.engines.chat import ChatOptions, chat_capabilities
-from inference_site.catalogue.gguf_header import chat_template
+from inference_site.catalogue.engines.options import ChatOptions, chat_capabilities
+from inference_site.catalogue.gguf_files import chat_template
 from inference_site.domain.model_spec import ModelSpec
 
 COMPLETES = frozenset(
@@ -66,3 +67,23 @@ def _has_template(path: Path) -> bool:
 def capabilities(spec: ModelSpec) -> frozenset[str]:
     """Return what requests to this model may ask for: chats too, when it has a template."""
     return chat_capabilities(COMPLETES) if has_chat(spec) else COMPLETES
+
+
+_MAGIC = 0x67676D6C
+_NAMING = ("gpt2", "starcoder", "gptbigcode", "gptj", "gptneox", "dollyv2", "mpt", "replit")
+"""Architectures whose files begin with a magic number, another size, and the context."""
+
+
+def ggml_context(file: Path, architecture: str) -> int | None:
+    """Return the tokens of the context; None if the file does not say, or cannot be read.
+
+    ``architecture`` is the library's name of it.
+    """
+    if architecture not in _NAMING:
+        return None
+    try:
+        with file.open("rb") as opened:
+            magic, _, context = struct.unpack("<Iii", opened.read(12))
+    except (OSError, struct.error):
+        return None
+    return context if magic == _MAGIC and context > 0 else None

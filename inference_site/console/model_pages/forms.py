@@ -27,9 +27,9 @@ from inference_site.model_store.entries import (
     ALLOWED_OPTIONS,
     check_names_of_servers,
     read_stored_entry,
+    sealed,
 )
 from inference_site.model_store.models import Pull, StoredModel
-from inference_site.model_store.sealed_entries import sealed
 
 _PRICES = ("price_input", "price_cached", "price_output")
 _FIELD_OF = {"listed": "is_listed", "price": "price_input"}

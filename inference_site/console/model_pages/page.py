@@ -18,13 +18,13 @@ from django.utils import timezone
 from inference_site.admin_pages.labels import money, size
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
-from inference_site.catalogue.file_facts import FileFacts, file_facts
+from inference_site.catalogue.model_files import FileFacts, file_facts
 from inference_site.catalogue.model_labels import NO_PRICE, is_priced
 from inference_site.console.usage_page.tiles import LATEST, Tile, latest_errors, tiles_over
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import fleet
+from inference_site.fleet.commands import lines_of
 from inference_site.fleet.leases import LiveWorker, ModelReport
-from inference_site.fleet.server_logs import lines_of
 from inference_site.generations.models import Generation
 from inference_site.model_store.models import StoredModel
 from inference_site.usage.models import Period

@@ -20,7 +20,7 @@ from inference_site.catalogue.hub import HubError, Reference, kept
 from inference_site.catalogue.model_files import fault_of
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.management.commands.pull import pulled
-from inference_site.model_store.watching import wanted_specs
+from inference_site.model_store.refresh import wanted_specs
 from inference_site.supervisor.preparation import FirstSecrets, prepare_site
 from inference_site.supervisor.readiness import wait_until_ready
 from inference_site.supervisor.real_model import RealModel

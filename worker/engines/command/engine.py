@@ -10,8 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from inference_site.catalogue.engines.command import CommandOptions, words_of
-from inference_site.catalogue.engines.openai_upstream import ServerOptions
-from inference_site.catalogue.engines.upstream_flavors import FLAVORS
+from inference_site.catalogue.engines.openai_upstream import FLAVORS, ServerOptions
 from inference_site.domain.model_spec import ModelSpec
 from worker.engines.base import Engine
 from worker.engines.openai_upstream.engine import engine_of

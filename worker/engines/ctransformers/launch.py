@@ -15,7 +15,7 @@ from inference_site.catalogue.engines.ctransformers import (
     CtransformersOptions,
     has_chat,
 )
-from inference_site.catalogue.engines.upstream_flavors import Flavor
+from inference_site.catalogue.engines.openai_upstream import Flavor
 from inference_site.domain.errors import EngineLoadError, InvalidRequest
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest

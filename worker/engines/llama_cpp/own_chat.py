@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from inference_site.catalogue.engines.chat import READING, ChatOptions
+from inference_site.catalogue.engines.options import READING, ChatOptions
 from inference_site.domain.errors import EngineLoadError, InvalidRequest
 from inference_site.domain.messages import TextPart
 from inference_site.domain.model_spec import ModelSpec

@@ -8,6 +8,7 @@ Source: the GGUF specification, versions 2 and 3.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -36,6 +37,35 @@ _VERSIONS = (2, 3)
 _LONGEST_TEXT, _LONGEST_ARRAY = 2**26, 2**40
 """Bytes: what is longer is no length."""
 _ALIGNMENT, _MOST_DIMENSIONS = 32, 4
+
+
+_PART = re.compile(r"-(\d{1,9})-of-(\d{1,9})$")
+_MOST_PARTS = 1000
+"""A name with a larger number is that of a file which is whole: each part takes memory and time."""
+
+
+def _part(path: Path) -> re.Match[str] | None:
+    """Return the number and the count in the name of a part of a split file."""
+    found = _PART.search(path.stem)
+    is_part = found is not None and 1 <= int(found[1]) <= int(found[2]) <= _MOST_PARTS
+    return found if is_part else None
+
+
+def is_later_part(path: Path) -> bool:
+    """Return whether it is a part of a split file, and not the first."""
+    found = _part(path)
+    return found is not None and int(found[1]) > 1
+
+
+def parts_of(path: Path) -> list[Path]:
+    """Return all parts of a split file by its first; other files have one."""
+    found = _part(path)
+    if found is None:
+        return [path]
+    number, count = found[1], int(found[2])
+    stem = path.stem[: found.start()]
+    names = (f"{stem}-{n:0{len(number)}}-of-{found[2]}" for n in range(1, count + 1))
+    return [path.with_name(f"{name}{path.suffix}") for name in names]
 
 
 @dataclass(frozen=True, slots=True)
