@@ -1,7 +1,8 @@
-"""The beginning of a GGUF file, read no further than is asked.
+"""GGUF files: the parts of split files, and a reader of their headers.
 
-The package ``gguf`` reads every token of the vocabulary first: 0.15 s for a small one, seconds for
-a large one. What a file is and how long its context is comes before that.
+The package ``gguf`` reads every token of the vocabulary first: 0.15 s for a small vocabulary,
+seconds for a large one. This reader stops at the keys that are asked for; the type of a file and
+its context length come before the vocabulary.
 Source: the GGUF specification, versions 2 and 3.
 """
 
@@ -30,49 +31,49 @@ _FORMATS = {
     12: "d",
 }
 CHAT_TEMPLATE, TOKENS = "tokenizer.chat_template", "tokenizer.ggml.tokens"
-"""Keys of the header."""
+"""Keys of the metadata."""
 _SPECIAL_TOKENS = ("bos", "eos", "unknown", "padding")
 _STRING, _ARRAY = 8, 9
 _VERSIONS = (2, 3)
-_LONGEST_TEXT, _LONGEST_ARRAY = 2**26, 2**40
-"""Bytes: what is longer is no length."""
-_ALIGNMENT, _MOST_DIMENSIONS = 32, 4
+_MAX_TEXT_BYTES, _MAX_ARRAY_BYTES = 2**26, 2**40
+"""A larger length means that the file is damaged."""
+_DEFAULT_ALIGNMENT, _MAX_DIMENSIONS = 32, 4
 
 
 _PART = re.compile(r"-(\d{1,9})-of-(\d{1,9})$")
-_MOST_PARTS = 1000
-"""A name with a larger number is that of a file which is whole: each part takes memory and time."""
+_MAX_PARTS = 1000
+"""A file with a larger number in its name counts as one file: each part costs memory and time."""
 
 
-def _part(path: Path) -> re.Match[str] | None:
-    """Return the number and the count in the name of a part of a split file."""
-    found = _PART.search(path.stem)
-    is_part = found is not None and 1 <= int(found[1]) <= int(found[2]) <= _MOST_PARTS
-    return found if is_part else None
+def _match_part(path: Path) -> re.Match[str] | None:
+    """Match the number and the count in the name of a part of a split file."""
+    match = _PART.search(path.stem)
+    is_part = match is not None and 1 <= int(match[1]) <= int(match[2]) <= _MAX_PARTS
+    return match if is_part else None
 
 
 def is_later_part(path: Path) -> bool:
-    """Return whether it is a part of a split file, and not the first."""
-    found = _part(path)
-    return found is not None and int(found[1]) > 1
+    """Whether the file is a part of a split file, but not the first part."""
+    match = _match_part(path)
+    return match is not None and int(match[1]) > 1
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return all parts of a split file by its first; other files have one."""
-    found = _part(path)
-    if found is None:
+    """Return the paths of all parts of a split file; a list of one path for another file."""
+    match = _match_part(path)
+    if match is None:
         return [path]
-    number, count = found[1], int(found[2])
-    stem = path.stem[: found.start()]
-    names = (f"{stem}-{n:0{len(number)}}-of-{found[2]}" for n in range(1, count + 1))
+    number, count = match[1], int(match[2])
+    stem = path.stem[: match.start()]
+    names = (f"{stem}-{n:0{len(number)}}-of-{match[2]}" for n in range(1, count + 1))
     return [path.with_name(f"{name}{path.suffix}") for name in names]
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor as the header describes it. ``kind`` is the number of its type in GGML.
+    """A tensor as the header describes it. ``kind`` is the number of its GGML type.
 
-    ``offset`` is from the end of the header on. ``size_bytes`` is 0 for a type of a later GGML.
+    ``offset`` counts from the end of the header. ``size_bytes`` is 0 for an unknown type.
     """
 
     name: str
@@ -83,22 +84,22 @@ class Tensor:
 
 
 def metadata(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the keys and values of a file, in its order; an array's value is None.
+    """Yield the keys and values of a file in order; the value of an array is None. It reads lazily.
 
-    Only what is taken is read. Raise ValueError for what is no GGUF file, OSError as ``open`` does.
+    Raise ValueError for a file that is not GGUF, and OSError as ``open`` does.
     """
     with path.open("rb") as file:
-        _tensors, count = _begin(file)
-        yield from _pairs(file, count)
+        _tensor_count, pair_count = _read_counts(file)
+        yield from _read_pairs(file, pair_count)
 
 
 def fields(path: Path, *keys: str) -> dict[str, Any]:
-    """Return those of these keys that a file has, arrays as lists; none of what is no GGUF file."""
+    """Return the values of these keys, arrays as lists; nothing for a file that is not GGUF."""
     found: dict[str, Any] = {}
     try:
         with path.open("rb") as file:
-            _tensors, count = _begin(file)
-            for key, value in _pairs(file, count, keys):
+            _tensor_count, pair_count = _read_counts(file)
+            for key, value in _read_pairs(file, pair_count, keys):
                 if key in keys:
                     found[key] = value
                 if len(found) == len(keys):
@@ -109,18 +110,18 @@ def fields(path: Path, *keys: str) -> dict[str, Any]:
 
 
 def chat_template(path: Path) -> str | None:
-    """Return the chat template of a file, if it is a GGUF file and has one."""
+    """Return the chat template of a GGUF file; None without one, or for another file."""
     template: str | None = fields(path, CHAT_TEMPLATE).get(CHAT_TEMPLATE)
     return template
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """What a file says of its tokenizer.
+    """The tokenizer of a file.
 
-    ``kind`` is the algorithm as GGUF names it: ``llama`` (SentencePiece), ``gpt2`` (BPE), ``bert``
+    ``kind`` is the algorithm in GGUF's terms: ``llama`` (SentencePiece), ``gpt2`` (BPE), ``bert``
     (WordPiece), ``t5`` … ``special`` has the texts of the tokens ``bos``, ``eos``, ``unknown`` and
-    ``padding``, where there are such.
+    ``padding`` that the file defines.
     """
 
     kind: str
@@ -131,40 +132,39 @@ class TokenizerFacts:
 
 @cache
 def tokenizer_facts(path: Path) -> TokenizerFacts | None:
-    """Return what a GGUF file says of its tokenizer; None for what is none or has none."""
-    ids = {name: f"tokenizer.ggml.{name}_token_id" for name in _SPECIAL_TOKENS}
-    adds = [f"tokenizer.ggml.add_{name}_token" for name in ("bos", "eos")]
-    found = fields(path, "tokenizer.ggml.model", TOKENS, *ids.values(), *adds)
+    """Return the tokenizer of a GGUF file; None without one, or for another file."""
+    id_keys = {name: f"tokenizer.ggml.{name}_token_id" for name in _SPECIAL_TOKENS}
+    add_keys = [f"tokenizer.ggml.add_{name}_token" for name in ("bos", "eos")]
+    found = fields(path, "tokenizer.ggml.model", TOKENS, *id_keys.values(), *add_keys)
     tokens = found.get(TOKENS)
     if tokens is None:
         return None
     special = {
-        name: tokens[found[key]] for name, key in ids.items() if found.get(key, -1) < len(tokens)
+        name: tokens[found[key]]
+        for name, key in id_keys.items()
+        if key in found and found[key] < len(tokens)
     }
-    return TokenizerFacts(
-        str(found.get("tokenizer.ggml.model", "")),
-        {name: text for name, text in special.items() if ids[name] in found},
-        *(found.get(key) for key in adds),
-    )
+    kind = str(found.get("tokenizer.ggml.model", ""))
+    return TokenizerFacts(kind, special, *(found.get(key) for key in add_keys))
 
 
 def model_context(path: Path) -> int | None:
-    """Return the context length of a model, 0 if it does not say; None for what is no model.
+    """Return the context length of a model, 0 if unknown; None for a projector or an adapter.
 
-    Files say what they are before their vocabulary, which is long and is not read. Raise as
-    ``metadata`` does.
+    The vocabulary is not read. Raise as ``metadata`` does.
     """
-    found = beginning(path)
-    is_projector = found.get("general.architecture") == "clip"
-    if found.get("general.type", "mmproj" if is_projector else "model") != "model":
+    found = metadata_before_vocabulary(path)
+    architecture = found.get("general.architecture")
+    if found.get("general.type", "mmproj" if architecture == "clip" else "model") != "model":
         return None
-    return int(found.get(f"{found.get('general.architecture')}.context_length") or 0)
+    return int(found.get(f"{architecture}.context_length") or 0)
 
 
-def beginning(path: Path) -> dict[str, Any]:
-    """Return the keys that come before the vocabulary: what the model is, and its sizes.
+def metadata_before_vocabulary(path: Path) -> dict[str, Any]:
+    """Return the keys before the vocabulary: the type, the architecture and the sizes of a model.
 
-    Of a file that has its context after the vocabulary, return more. Raise as ``metadata`` does.
+    If the context length comes after the vocabulary, read on until there. Raise as ``metadata``
+    does.
     """
     found: dict[str, Any] = {}
     for key, value in metadata(path):
@@ -175,19 +175,19 @@ def beginning(path: Path) -> dict[str, Any]:
     return found
 
 
-def check_whole(path: Path) -> None:
-    """Read all of the header. Raise ValueError if not all of the tensors that it names are there.
+def check_complete(path: Path) -> None:
+    """Read the whole header; raise ValueError if the file ends before its last tensor does.
 
     It takes 0.2 s for a large vocabulary. Raise as ``metadata`` does, too.
     """
     with path.open("rb") as file:
-        found, tensors = _whole_header(file)
+        found, tensors = _read_header(file)
         length = max((tensor.offset + tensor.size_bytes for tensor in tensors), default=0)
-        step = int(found.get("general.alignment") or _ALIGNMENT)
-        whole = -(-file.tell() // step) * step + length
+        alignment = int(found.get("general.alignment") or _DEFAULT_ALIGNMENT)
+        expected = -(-file.tell() // alignment) * alignment + length
         size = file.seek(0, 2)
-    if size < whole:
-        raise ValueError(f"it is cut short: it has {size:,} of {whole:,} bytes")
+    if size < expected:
+        raise ValueError(f"it is cut short: it has {size:,} of {expected:,} bytes")
 
 
 def header(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
@@ -196,96 +196,90 @@ def header(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
     It takes 0.2 s for a large vocabulary. Raise as ``metadata`` does.
     """
     with path.open("rb") as file:
-        return _whole_header(file)
+        return _read_header(file)
 
 
-def _whole_header(file: BinaryIO) -> tuple[dict[str, Any], list[Tensor]]:
-    tensors, count = _begin(file)
-    found = dict(_pairs(file, count))
-    return found, [_tensor(file) for _ in range(tensors)]
+def _read_header(file: BinaryIO) -> tuple[dict[str, Any], list[Tensor]]:
+    tensor_count, pair_count = _read_counts(file)
+    found = dict(_read_pairs(file, pair_count))
+    return found, [_read_tensor(file) for _ in range(tensor_count)]
 
 
-def _begin(file: BinaryIO) -> tuple[int, int]:
-    """Return how many tensors and how many keys there are."""
+def _read_counts(file: BinaryIO) -> tuple[int, int]:
+    """Return the numbers of tensors and of key-value pairs."""
     if file.read(4) != b"GGUF":
         raise ValueError("it is not a GGUF file")
-    version, tensors, count = _unpack(file, "IQQ")
+    version, tensor_count, pair_count = _unpack(file, "IQQ")
     if version not in _VERSIONS:
         raise ValueError(f"its version of GGUF, {version}, is not known")
-    return tensors, count
+    return tensor_count, pair_count
 
 
-def _pairs(file: BinaryIO, count: int, arrays: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
-    """Yield the keys and values; of arrays, only those of the keys ``arrays`` are read."""
+def _read_pairs(
+    file: BinaryIO, count: int, arrays: Collection[str] = ()
+) -> Iterator[tuple[str, Any]]:
+    """Yield the keys and values; arrays are read only for the keys in ``arrays``, else skipped."""
     for _ in range(count):
-        key = _text(file)
+        key = _read_text(file)
         (kind,) = _unpack(file, "I")
-        is_wanted = kind == _ARRAY and key in arrays
-        yield key, _array(file) if is_wanted else _value(file, kind)
+        if kind == _STRING:
+            yield key, _read_text(file)
+        elif kind == _ARRAY:
+            yield key, _read_array(file, is_wanted=key in arrays)
+        elif kind in _FORMATS:
+            yield key, _unpack(file, _FORMATS[kind])[0]
+        else:
+            raise ValueError(f"it holds a value of the unknown type {kind}")
 
 
-def _tensor(file: BinaryIO) -> Tensor:
-    name = _text(file)
+def _read_array(file: BinaryIO, is_wanted: bool) -> list[Any] | None:
+    """Read an array, or skip it and return None."""
+    kind, count = _unpack(file, "IQ")
+    if kind == _STRING:
+        if is_wanted:
+            return [_read_text(file) for _ in range(count)]
+        for _ in range(count):
+            _skip(file, _unpack(file, "Q")[0])
+        return None
+    if kind not in _FORMATS:
+        raise ValueError(f"it holds an array of the type {kind}")
+    length = count * struct.calcsize(_FORMATS[kind])
+    if not is_wanted:
+        _skip(file, length)
+        return None
+    if length > _MAX_TEXT_BYTES:
+        raise ValueError("it is damaged")
+    return list(struct.unpack(f"<{count}{_FORMATS[kind]}", _read(file, length)))
+
+
+def _read_tensor(file: BinaryIO) -> Tensor:
+    name = _read_text(file)
     (dimensions,) = _unpack(file, "I")
-    if dimensions > _MOST_DIMENSIONS:
+    if dimensions > _MAX_DIMENSIONS:
         raise ValueError("it is damaged")
     shape = _unpack(file, f"{dimensions}Q")
     kind, offset = _unpack(file, "IQ")
-    in_block, block_bytes = _block_sizes().get(int(kind), (1, 0))
-    return Tensor(name, shape, kind, offset, math.prod(shape) // in_block * block_bytes)
+    block_elements, block_bytes = _block_sizes().get(int(kind), (1, 0))
+    return Tensor(name, shape, kind, offset, math.prod(shape) // block_elements * block_bytes)
 
 
 @cache
 def _block_sizes() -> dict[int, tuple[int, int]]:
-    """Return how many elements a block of each type has, and its bytes."""
-    from gguf.constants import GGML_QUANT_SIZES  # Brings numpy, which few processes use.
+    """Return the elements and the bytes of a block of each GGML type."""
+    from gguf.constants import GGML_QUANT_SIZES  # Imports numpy, which few processes need.
 
     return {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
 
 
-def _value(file: BinaryIO, kind: int) -> Any:
-    if kind == _STRING:
-        return _text(file)
-    if kind == _ARRAY:
-        _skip_array(file)
-        return None
-    if kind not in _FORMATS:
-        raise ValueError(f"it holds a value of the unknown type {kind}")
-    return _unpack(file, _FORMATS[kind])[0]
-
-
-def _array(file: BinaryIO) -> list[Any]:
-    kind, count = _unpack(file, "IQ")
-    if kind in _FORMATS:
-        length = count * struct.calcsize(_FORMATS[kind])
-        if length > _LONGEST_TEXT:
-            raise ValueError("it is damaged")
-        return list(struct.unpack(f"<{count}{_FORMATS[kind]}", _read(file, length)))
-    if kind != _STRING:
-        raise ValueError(f"it holds an array of the type {kind}")
-    return [_text(file) for _ in range(count)]
-
-
-def _skip_array(file: BinaryIO) -> None:
-    kind, count = _unpack(file, "IQ")
-    if kind in _FORMATS:
-        _skip(file, count * struct.calcsize(_FORMATS[kind]))
-        return
-    if kind != _STRING:
-        raise ValueError(f"it holds an array of the type {kind}")
-    for _ in range(count):
-        _skip(file, _unpack(file, "Q")[0])
-
-
 def _skip(file: BinaryIO, length: int) -> None:
-    if length > _LONGEST_ARRAY:
+    if length > _MAX_ARRAY_BYTES:
         raise ValueError("it is damaged")
     file.seek(length, 1)
 
 
-def _text(file: BinaryIO) -> str:
+def _read_text(file: BinaryIO) -> str:
     (length,) = _unpack(file, "Q")
-    if length > _LONGEST_TEXT:
+    if length > _MAX_TEXT_BYTES:
         raise ValueError("it is damaged")
     return _read(file, length).decode("utf-8", "replace")
 

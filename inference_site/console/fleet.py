@@ -23,7 +23,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import fleet
 from inference_site.fleet.leases import HostState, LiveWorker, ModelReport
 from inference_site.generations.models import Generation, Status
-from inference_site.model_store.entries import fault_of_entry
+from inference_site.model_store.entries import entry_error
 from inference_site.model_store.models import UNFINISHED, Pull, StoredModel
 from inference_site.submission.loading import loading_of
 
@@ -91,7 +91,7 @@ def _pulls(request: HttpRequest) -> dict[str, Any]:
     recent = Pull.objects.filter(
         Q(state__in=UNFINISHED) | Q(finished_at__gt=timezone.now() - _PULLS_SHOWN)
     )
-    faults = ((stored, fault_of_entry(stored)) for stored in StoredModel.objects.all())
+    faults = ((stored, entry_error(stored)) for stored in StoredModel.objects.all())
     return {
         "left_out": [(stored, fault) for stored, fault in faults if fault],
         "routes": list(catalogue().routes.values()),

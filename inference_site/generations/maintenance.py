@@ -42,7 +42,7 @@ from inference_site.domain.errors import (
     QueueTimeout,
     WorkerLost,
 )
-from inference_site.fleet.fleet import forget_waits, overdue
+from inference_site.fleet.fleet import clear_load_deadlines, passed_load_deadlines
 from inference_site.fleet.leases import is_alive, live_view, prune
 from inference_site.generations.cancel import cancel, cancel_waiting
 from inference_site.generations.disconnect_grace import forget, unattended
@@ -289,7 +289,7 @@ def _unstopped() -> QuerySet[Any, Any]:
 
 def expire_unloaded() -> None:
     """Fail what was accepted while its model was loading, and has waited ``LOAD_WAIT_S`` for it."""
-    late = overdue()
+    late = passed_load_deadlines()
     if not late:
         return
     waiting = Generation.objects.filter(public_id__in=late, status=Status.QUEUED)
@@ -301,7 +301,7 @@ def _expire_unloaded(public_id: str, waiting: Generation | None) -> None:
     # With its model served it waits for a slot now, as others do.
     if waiting is not None and not live_view.serving(waiting.model):
         _expire(waiting, "model_loading", ModelLoading())
-    forget_waits([public_id])
+    clear_load_deadlines([public_id])
 
 
 def expire_unserved() -> None:

@@ -1,4 +1,4 @@
-"""Takes up what becomes of the models while a process runs: in the folder, and in the database."""
+"""Keeps a process's catalogue up to date with the folder of models and the database."""
 
 from __future__ import annotations
 
@@ -10,27 +10,26 @@ from collections.abc import Callable, Sequence
 import django.db
 from django.core.exceptions import ImproperlyConfigured
 
-from inference_site.catalogue.catalogue import Changes, catalogue, start_specs
+from inference_site.catalogue.catalogue import CatalogueChanges, catalogue, specs_to_load
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.model_store.entries import StoredSpecs
 from inference_site.storage.connections import lent_connection
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 2.0
-"""Seconds between two looks at the models."""
+REFRESH_PERIOD_S = 2.0
 _stored = StoredSpecs()
-_look_lock = threading.Lock()
+_lock = threading.Lock()
 
 
-def look() -> Changes:
-    """Take up what has changed since the last look. Raise OSError of the disk."""
-    with _look_lock:
-        return catalogue().update(_stored_specs())
+def refresh_catalogue() -> CatalogueChanges:
+    """Update the catalogue; return what changed since the last call. Raise OSError of the disk."""
+    with _lock:
+        return catalogue().update(_read_stored_specs())
 
 
-def _stored_specs() -> list[ModelSpec] | None:
-    """Return the models of the database; None while it cannot be asked."""
+def _read_stored_specs() -> list[ModelSpec] | None:
+    """Return the models of the database; None while it cannot be read."""
     try:
         with lent_connection():
             return _stored.read()
@@ -39,42 +38,43 @@ def _stored_specs() -> list[ModelSpec] | None:
         return None
 
 
-def wanted_specs(names: Sequence[str], timeout_s: float = 30.0) -> list[ModelSpec]:
-    """Return the models of these names as ``start_specs`` does, with those of the database.
+def wait_for_specs(names: Sequence[str], timeout_s: float = 30.0) -> list[ModelSpec]:
+    """Return the models with these names as ``specs_to_load`` does, also those of the database.
 
-    It is asked only for a name that is not known without it. Raise ImproperlyConfigured.
+    The database is read only for a name that is unknown without it; wait up to ``timeout_s`` for
+    the database. Raise ImproperlyConfigured.
     """
     deadline = time.monotonic() + timeout_s
     stored: list[ModelSpec] | None = None
     while True:
         try:
-            return start_specs(names)
+            return specs_to_load(names)
         except ImproperlyConfigured:
             if stored is not None or time.monotonic() > deadline:
                 raise
-        with _look_lock:
-            stored = _stored_specs()
+        with _lock:
+            stored = _read_stored_specs()
             catalogue().update(stored)
         if stored is None:
-            time.sleep(LOOK_S / 4)
+            time.sleep(REFRESH_PERIOD_S / 4)
 
 
-def watch_models(on_change: Callable[[Changes], None] = lambda _: None) -> None:
-    """Look now, and then on a thread of its own, as long as the process lives."""
+def watch_models(on_change: Callable[[CatalogueChanges], None] = lambda _: None) -> None:
+    """Refresh now, and then periodically on a thread, as long as the process lives."""
 
-    def attempt() -> None:
+    def refresh() -> None:
         try:
-            if changes := look():
+            if changes := refresh_catalogue():
                 for spec in changes.new:
                     logger.info("the model %s has appeared: %s", spec.id, spec.file or spec.engine)
                 on_change(changes)
-        except Exception:  # A disk of the network that does not answer, say.
+        except Exception:  # For example a network disk that does not answer.
             logger.exception("models: cannot look for changes")
 
     def watch() -> None:
         while True:
-            time.sleep(LOOK_S)
-            attempt()
+            time.sleep(REFRESH_PERIOD_S)
+            refresh()
 
-    attempt()
+    refresh()
     threading.Thread(target=watch, name="models", daemon=True).start()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference_site.api.payload import WireRequest
-from inference_site.catalogue.engines.registry import honoured_fields
-from inference_site.catalogue.sampler_fields import MOST_BIAS, SamplerFields
+from inference_site.catalogue.engines.registry import supported_fields
+from inference_site.catalogue.sampler_fields import MAX_BIAS, SamplerFields
 from inference_site.domain.messages import AudioPart, ImagePart, Message
 from inference_site.domain.request import GenerationRequest, Tool
 from inference_site.errors.api_errors import InvalidRequestError
@@ -38,7 +38,7 @@ def _is_false(value: object) -> bool:
 
 
 def _forbids(biases: dict[str, float] | None) -> bool:
-    return any(abs(bias) == MOST_BIAS for bias in (biases or {}).values())
+    return any(abs(bias) == MAX_BIAS for bias in (biases or {}).values())
 
 
 def _is_several(value: int | None) -> bool:
@@ -147,7 +147,7 @@ _OF_SERVERS = {*ServerFields.model_fields, "structural_tag"}
 
 
 def _heeds(model: ResolvedModel, name: str) -> bool:
-    honoured = honoured_fields(model.spec)
+    honoured = supported_fields(model.spec)
     return name not in _OF_SERVERS if honoured is None else name in honoured
 
 
@@ -159,7 +159,7 @@ def require_fields(
     ``endpoint`` is a capability, too. ``unused`` are fields that this request does not make use of.
     """
     require_endpoint(model, endpoint)
-    honoured = honoured_fields(model.spec) or ()
+    honoured = supported_fields(model.spec) or ()
     for need in _NEEDS:
         if need.capability in model.capabilities or need.field in unused:
             continue
@@ -178,7 +178,7 @@ def ignored_fields(model: ResolvedModel, body: WireRequest, asked: GenerationReq
     The grammar of a custom tool binds a call of it that must come, and no other.
     """
     names = body.ignored_params
-    honoured = honoured_fields(model.spec)
+    honoured = supported_fields(model.spec)
     hints = (name for name in HINTS if getattr(body, name, None) is not None)
     names += [name for name in hints if not _heeds(model, name)]
     if honoured is not None:

@@ -22,7 +22,7 @@ from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.kinds import import_kinds
 from inference_site.generations.wake_ups import drop_wake_ups_of, own_queue, queue_named
 from inference_site.model_store import adapters
-from inference_site.model_store.refresh import wanted_specs, watch_models
+from inference_site.model_store.refresh import wait_for_specs, watch_models
 from inference_site.observability.tracing import start_tracing
 from inference_site.process_lifecycle import (
     default_stop_signals,
@@ -80,7 +80,7 @@ def run_worker(
     for kind in import_kinds():  # No first request waits for it.
         reader_of(kind.assembly)
     wait()
-    return _serve(app, wanted_specs(names), loglevel, takes_new=takes_new)
+    return _serve(app, wait_for_specs(names), loglevel, takes_new=takes_new)
 
 
 def _serve(app: Celery, specs: list[ModelSpec], loglevel: str, *, takes_new: bool) -> int:

@@ -19,11 +19,11 @@ import redis.exceptions
 from django.conf import settings
 from django.db import connection
 
-from inference_site.catalogue.catalogue import Changes, catalogue
+from inference_site.catalogue.catalogue import CatalogueChanges, catalogue
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import commands, fleet
-from inference_site.fleet.commands import Command, Listener
+from inference_site.fleet.commands import Command, CommandListener
 from inference_site.fleet.fleet import ModelStatus
 from inference_site.fleet.leases import (
     Lease,
@@ -86,7 +86,7 @@ class Runtime:
         self._publisher = Publisher()
         self._runs = Runs(self.id, self._publisher, lambda: self._takes_nothing, self._changed)
         self._lease = Lease(self.id, self.described)
-        self._listener = Listener(self.id, self.obey)
+        self._listener = CommandListener(self.id, self.obey)
         self._idle_watches: dict[str, IdleWatch] = {}
         self._may_idle: set[str] = set()
         """The models that were loaded at run time: they are unloaded when idle for long."""
@@ -343,11 +343,11 @@ class Runtime:
     def _tell_log(self, model_id: str) -> None:
         if model := self._models.get(model_id):
             with contextlib.suppress(redis.exceptions.RedisError):
-                commands.tell(self.id, model_id, model.log_lines)
+                commands.store_server_log(self.id, model_id, model.log_lines)
 
-    def take_up(self, changes: Changes, *, takes_new: bool) -> None:
+    def take_up(self, changes: CatalogueChanges, *, takes_new: bool) -> None:
         """Serve the models as they are described now; ``takes_new``: also those that are new."""
-        for spec in changes.gone:
+        for spec in changes.removed:
             self._returning.discard(spec.id)
             self._in_background(self._unload, spec.id)
         for old, new in changes.changed:

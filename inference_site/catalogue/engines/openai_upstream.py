@@ -1,7 +1,7 @@
-"""What servers call things, and what they can do beyond what OpenAI's own API has.
+"""Servers with an OpenAI-compatible API: their flavors, and the options of models on them.
 
-A flavor maps names of this platform (samplers, extensions and kinds of constraints) to fields of
-the server's requests; a dot leads into an object. What has no entry is left out of requests.
+A flavor maps this platform's names of samplers, extensions and kinds of constraints to fields of
+the server's requests; a dot leads into an object. A field without an entry is not sent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from inference_site.catalogue.engines.options import EngineOptions
-from inference_site.catalogue.operator_settings import AnyText, Text, file_name
+from inference_site.catalogue.operator_settings import Text, TextOrNumber, path_validator
 from inference_site.domain.model_spec import ModelSpec
 
 Capability = Literal[
@@ -30,26 +30,28 @@ Capability = Literal[
     "embeddings", "grammar", "logprobs", "mirostat", "prompt_logprobs", "render",
     "response_prefix", "stop_token_ids", "suffix", "token_ids", "tokens", "tools", "vision",
 ]  # fmt: skip
-"""What an operator may declare."""
+"""The values of the option ``capabilities``."""
 
 FlavorName = Literal["openai", "vllm", "sglang", "llama_cpp", "ollama", "tgi"]
 
 RESPONSE_FORMAT = "response_format"
-"""The field that wraps its constraint; others hold the bare schema, grammar or expression."""
+"""The only target field that wraps its constraint in an object, as OpenAI's API does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flavor:
-    """One sort of server.
+    """The dialect of one server software.
 
-    ``running_usage`` is what makes it count tokens in every chunk, so that a run stopped at any
-    point is accounted. ``tokens`` names whose endpoints for tokens it has. ``float_embeddings``:
-    it knows no base64. ``forces_by_schema``: a call is forced with a JSON schema, because its
-    ``tool_choice`` lets the model say something else first. ``seed_limit`` is the first seed that
-    is too large. ``names_tokens``: log probabilities have the ids of their tokens, by which a stop
-    token is found. ``greedy_once``: it refuses several choices of temperature 0, which
-    would be alike. ``forces_strictly``: a forced call matches its schema only if the tool is
-    ``strict``. ``ready`` is the path that answers once it can be used.
+    ``running_usage`` is the request field that makes the server count tokens in every chunk, so
+    that a run that is stopped early has its usage. ``tokens`` names the software whose token
+    endpoints the server has. ``float_embeddings``: ask for embeddings as floats, because the server
+    has no base64. ``forces_by_schema``: force a call with a JSON schema, because the server's
+    ``tool_choice`` allows text before the call. ``schema_value``: JSON schemas are sent in
+    ``response_format.value``. ``seed_limit`` is the first seed that is too large. ``names_tokens``:
+    log probabilities carry token ids, which identify a stop token. ``ends_after_stop``: the stop
+    text may be in the output. ``greedy_once``: the server refuses several choices at temperature 0,
+    which would be equal. ``forces_strictly``: a forced call matches its schema only if the tool is
+    ``strict``. ``ready`` is the path that answers with status 200 once the server accepts requests.
     """
 
     fields: Mapping[str, str]
@@ -166,7 +168,7 @@ FLAVORS: dict[FlavorName, Flavor] = {
 }
 
 FIELDS = frozenset(name for flavor in FLAVORS.values() for name in flavor.fields)
-"""The names that the option ``fields`` may map."""
+"""The keys of the option ``fields``."""
 
 
 _DEFAULT_FLAVOR: FlavorName = "openai"
@@ -191,14 +193,12 @@ def fits_header(text: str) -> str:
     return text
 
 
-_HeaderText = Annotated[AnyText, AfterValidator(fits_header)]
-
-
+_HeaderText = Annotated[TextOrNumber, AfterValidator(fits_header)]
 _BaseUrl = Annotated[HttpUrl, AfterValidator(_without_query)]
 
 
 class ServerOptions(EngineOptions):
-    """How a model's server is spoken to, whoever has started it; see docs/engines.md."""
+    """How the worker calls a model's server, its own or an upstream; see docs/engines.md."""
 
     model: Text | None = None
     flavor: FlavorName = _DEFAULT_FLAVOR
@@ -210,12 +210,12 @@ class ServerOptions(EngineOptions):
 
 
 class UpstreamOptions(ServerOptions):
-    """Where a model's servers are, and the key for them; see docs/engines.md.
+    """The addresses of a model's servers, and the API key for them; see docs/engines.md.
 
-    ``base_url`` or ``base_urls`` is needed; the servers of a list are alike. One of ``api_key``,
-    ``api_key_env`` and ``api_key_file`` may be given; the worker reads the variable or the file
-    when it loads the model. ``connections`` has no effect any more: idle connections are closed
-    after seconds.
+    ``base_url`` or ``base_urls`` is required; the servers of a list are interchangeable. At most
+    one of ``api_key``, ``api_key_env`` and ``api_key_file`` is set; the worker reads the variable
+    or the file when it loads the model. ``connections`` is accepted from old entries and has no
+    effect: idle connections are closed after seconds.
     """
 
     base_url: _BaseUrl | None = None
@@ -223,7 +223,7 @@ class UpstreamOptions(ServerOptions):
     connections: PositiveInt | None = None
     api_key: Annotated[SecretStr, Field(min_length=1)] | None = None
     api_key_env: Text | None = None
-    api_key_file: Annotated[AnyText, file_name()] | None = None
+    api_key_file: Annotated[TextOrNumber, path_validator()] | None = None
     headers: dict[_HeaderText, Secret[_HeaderText]] = {}
 
     @property
@@ -233,8 +233,8 @@ class UpstreamOptions(ServerOptions):
 
     @field_validator("base_urls")
     @classmethod
-    def _one_way_to_name_servers(cls, value: list[HttpUrl], info: ValidationInfo) -> list[HttpUrl]:
-        if "base_url" not in info.data:  # It is there, and wrong.
+    def _one_of_url_and_urls(cls, value: list[HttpUrl], info: ValidationInfo) -> list[HttpUrl]:
+        if "base_url" not in info.data:  # It was refused.
             return value
         if value and info.data["base_url"] is not None:
             raise ValueError("cannot be used together with 'base_url'")
@@ -251,15 +251,15 @@ class UpstreamOptions(ServerOptions):
         return value
 
 
-def honoured(spec: ModelSpec) -> frozenset[str]:
-    """Return the names of fields that the model's server is told of."""
-    given = spec.options
-    named = {**FLAVORS[given.get("flavor", _DEFAULT_FLAVOR)].fields, **given.get("fields", {})}
-    return frozenset(name for name, target in named.items() if target is not None)
+def supported_fields(spec: ModelSpec) -> frozenset[str]:
+    """Return the names of the fields that are sent to the model's server."""
+    flavor = FLAVORS[spec.options.get("flavor", _DEFAULT_FLAVOR)]
+    targets = {**flavor.fields, **spec.options.get("fields", {})}
+    return frozenset(name for name, target in targets.items() if target is not None)
 
 
 def capabilities(spec: ModelSpec) -> frozenset[str]:
-    """Return what requests to this model may ask for: what is declared, else the flavor's."""
+    """Return the capabilities of this model: those of its entry, else the flavor's."""
     declared = spec.options.get("capabilities")
     if declared is not None:
         return frozenset(declared)

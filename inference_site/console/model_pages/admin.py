@@ -12,7 +12,7 @@ from inference_site.admin_pages.labels import status_label, time_label
 from inference_site.admin_pages.site_admin import SiteAdmin
 from inference_site.console.model_pages.entry_fields import changes
 from inference_site.console.model_pages.forms import PullForm, StoredModelForm
-from inference_site.model_store.entries import fault_of_entry
+from inference_site.model_store.entries import entry_error
 from inference_site.model_store.models import Pull, StoredModel
 
 _SOON = "Workers and the API take it up within seconds."
@@ -39,7 +39,7 @@ class StoredModelAdmin(SiteAdmin):
 
     @admin.display(description="fault")
     def fault(self, stored: StoredModel) -> str:
-        return fault_of_entry(stored) or "—"
+        return entry_error(stored) or "—"
 
     @admin.display(description="changed (UTC)", ordering="updated_at")
     def updated(self, stored: StoredModel) -> Any:
@@ -63,7 +63,7 @@ class StoredModelAdmin(SiteAdmin):
         obj: Any = None,
     ) -> HttpResponse:
         """Say of an entry that is not served why that is so."""
-        if request.method == "GET" and obj is not None and (fault := fault_of_entry(obj)):
+        if request.method == "GET" and obj is not None and (fault := entry_error(obj)):
             messages.warning(request, f"This model is not served: {fault}.")
         return super().render_change_form(request, context, add, change, form_url, obj)
 

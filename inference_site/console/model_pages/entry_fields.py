@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from inference_site.catalogue.operator_settings import BadKey
+from inference_site.catalogue.operator_settings import InvalidSetting
 
 HIDDEN = "(hidden)"
 """Stands for a secret in what is shown; written back, it means the secret that is kept."""
@@ -49,7 +49,7 @@ def entry_of(values: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, 
         entry["listed"] = False
     more = _mapping(values.get("more") or "")
     if twice := more.keys() & {*PLAIN, *LISTS, "price", "listed"}:
-        raise BadKey((min(twice),), "it has a field of its own above")
+        raise InvalidSetting((min(twice),), "it has a field of its own above")
     return _with_secrets({**entry, **more}, before)
 
 
@@ -79,17 +79,17 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 def _mapping(text: str) -> dict[str, Any]:
     if len(text) > _MOST_YAML:
-        raise BadKey(("more",), f"it has more than {_MOST_YAML:,} characters")
+        raise InvalidSetting(("more",), f"it has more than {_MOST_YAML:,} characters")
     try:
         _bounded(text)
         found = yaml.safe_load(text)
-    except BadKey:
+    except InvalidSetting:
         raise
     except (yaml.YAMLError, ValueError) as exc:
         problem = getattr(exc, "problem", None) or type(exc).__name__
-        raise BadKey(("more",), f"it is not YAML: {problem}") from exc
+        raise InvalidSetting(("more",), f"it is not YAML: {problem}") from exc
     if found is not None and not isinstance(found, dict):
-        raise BadKey(("more",), "it must map names of settings to values")
+        raise InvalidSetting(("more",), "it must map names of settings to values")
     return {str(name): value for name, value in (found or {}).items()}
 
 
@@ -98,11 +98,11 @@ def _bounded(text: str) -> None:
     depth = 0
     for event in yaml.parse(text, yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
-            raise BadKey(("more",), "aliases of YAML (*name) are not taken")
+            raise InvalidSetting(("more",), "aliases of YAML (*name) are not taken")
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > _DEEPEST_YAML:
-            raise BadKey(("more",), f"it is nested more than {_DEEPEST_YAML} deep")
+            raise InvalidSetting(("more",), f"it is nested more than {_DEEPEST_YAML} deep")
 
 
 def _with_secrets(entry: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,5 +122,5 @@ def _with_secrets(entry: dict[str, Any], before: Mapping[str, Any]) -> dict[str,
 
 def _kept(secret: Any, key: str) -> Any:
     if secret is None:
-        raise BadKey((key,), "write it again: the server's address has changed")
+        raise InvalidSetting((key,), "write it again: the server's address has changed")
     return secret

@@ -19,15 +19,15 @@ from unfold.widgets import (
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import ENGINES
 from inference_site.catalogue.hub import HubError, Reference
-from inference_site.catalogue.operator_settings import BadKey
+from inference_site.catalogue.operator_settings import InvalidSetting
 from inference_site.catalogue.routes import Route
 from inference_site.console.model_pages.entry_fields import entry_of, form_values
 from inference_site.fleet import fleet
 from inference_site.model_store.entries import (
     ALLOWED_OPTIONS,
-    check_names_of_servers,
+    check_resolved_addresses,
+    encrypt_secrets,
     read_stored_entry,
-    sealed,
 )
 from inference_site.model_store.models import Pull, StoredModel
 
@@ -121,12 +121,12 @@ class StoredModelForm(forms.ModelForm[StoredModel]):
         try:
             entry = entry_of(values, self._before)
             spec = read_stored_entry(id_, entry)
-            check_names_of_servers(spec)
-        except (BadKey, ValueError, TypeError) as exc:
+            check_resolved_addresses(spec)
+        except (InvalidSetting, ValueError, TypeError) as exc:
             self._blame(exc)
             return values
         self._check_names(spec.id, spec.aliases)
-        self.instance.entry, self.instance.any_address = sealed(entry), False
+        self.instance.entry, self.instance.any_address = encrypt_secrets(entry), False
         return values
 
     def _blame(self, exc: Exception) -> None:

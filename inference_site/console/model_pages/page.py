@@ -23,7 +23,7 @@ from inference_site.catalogue.model_labels import NO_PRICE, is_priced
 from inference_site.console.usage_page.tiles import LATEST, Tile, latest_errors, tiles_over
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import fleet
-from inference_site.fleet.commands import lines_of
+from inference_site.fleet.commands import server_log
 from inference_site.fleet.leases import LiveWorker, ModelReport
 from inference_site.generations.models import Generation
 from inference_site.model_store.models import StoredModel
@@ -89,7 +89,7 @@ def _places(model: str, live: list[LiveWorker]) -> list[Place]:
 
 def _logs(model: str, places: list[Place]) -> list[tuple[str, list[str]]]:
     """Return the workers whose servers have written something, each with the last lines of it."""
-    told = ((place.worker.id, lines_of(place.worker.id, model)) for place in places)
+    told = ((place.worker.id, server_log(place.worker.id, model)) for place in places)
     return [(worker, lines) for worker, lines in told if lines]
 
 
