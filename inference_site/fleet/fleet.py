@@ -41,6 +41,7 @@ _UNLOAD_REQUEST_S = 3
 _LEASE_VISIBLE_S = 2
 """After this time all web processes have read a new lease."""
 _UNLOADED = "unloaded-on-purpose"
+_load_deadlines = Deadlines("load-deadlines")
 
 
 class FleetError(Exception):
@@ -127,7 +128,7 @@ def load(worker: str | None, model: str) -> str:
     pending, and raise AlreadyLoading once a worker has announced the load.
     Raise UnknownModel, UnknownWorker or NotLoadable.
     """
-    spec = _known(model)
+    spec = _spec_of(model)
     if worker is None and (pending := loading_worker(spec.id)) is not None:
         return pending
     live = live_workers()
@@ -154,7 +155,7 @@ def unload(worker: str | None, model: str) -> list[str]:
     A worker takes no new work for the model; its running generations have ``DRAIN_TIMEOUT_S`` to
     end. Raise UnknownModel, UnknownWorker or NotLoaded.
     """
-    spec = _known(model)
+    spec = _spec_of(model)
     live = live_workers()
     asked = live if worker is None else [_worker_among(live, worker)]
     having = [one.id for one in asked if one.model(spec.id) is not None]
@@ -249,6 +250,21 @@ def note_announced_load(model: str) -> None:
     site_client().expire(_load_key(model), _LEASE_VISIBLE_S)
 
 
+def set_load_deadline(generation_id: str, wait_s: int) -> None:
+    """Fail a generation if its model is still loading after ``wait_s``."""
+    _load_deadlines.push(generation_id, wait_s)
+
+
+def passed_load_deadlines() -> list[str]:
+    """Return the generations whose load deadline has passed; some of them may have ended."""
+    return _load_deadlines.passed()
+
+
+def clear_load_deadlines(generation_ids: Collection[str]) -> None:
+    """Remove the load deadlines of these generations."""
+    _load_deadlines.forget(generation_ids)
+
+
 def is_on_demand(spec: ModelSpec) -> bool:
     """Whether a request for the model makes a worker load it."""
     return settings.LOAD_ON_DEMAND or not spec.is_preloaded
@@ -286,7 +302,7 @@ def context_of(spec: ModelSpec) -> int:
     return min(filter(None, announced), default=spec.context_length)
 
 
-def _known(model: str) -> ModelSpec:
+def _spec_of(model: str) -> ModelSpec:
     spec = catalogue().find(model)
     if spec is None:
         raise UnknownModel(f"There is no model '{model}'.")
@@ -310,21 +326,3 @@ def _unload_key(model: str) -> str:
 
 def _restart_key(model: str) -> str:
     return f"restart:{model}"
-
-
-_load_deadlines = Deadlines("load-deadlines")
-
-
-def set_load_deadline(generation_id: str, wait_s: int) -> None:
-    """Fail a generation if its model is still loading after ``wait_s``."""
-    _load_deadlines.push(generation_id, wait_s)
-
-
-def passed_load_deadlines() -> list[str]:
-    """Return the generations whose load deadline has passed; some of them may have ended."""
-    return _load_deadlines.passed()
-
-
-def clear_load_deadlines(generation_ids: Collection[str]) -> None:
-    """Remove the load deadlines of these generations."""
-    _load_deadlines.forget(generation_ids)

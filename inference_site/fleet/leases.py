@@ -34,7 +34,7 @@ _RUNS_PER_EXTRA_SECOND = 100
 lease gets the processor late."""
 _INDEX = "workers"
 _MIN_READ_INTERVAL_S = 0.1
-"""Bounds how often ``LiveView.workers_now`` reads Redis, for any number of requests."""
+"""Bounds how often ``LiveView.serving_now`` reads Redis, for any number of requests."""
 # KEYS: lease, index. ARGV: the lease, its seconds, id of the worker.
 _RENEW = (
     FIRST_WRITE
@@ -267,10 +267,6 @@ class LiveView:
         """
         return _or_raise(self._recent.now())
 
-    def workers_now(self) -> list[LiveWorker]:
-        """Return the workers, at most 0.1 s old. Raise redis' errors."""
-        return _or_raise(self._recent.at_most(_MIN_READ_INTERVAL_S))
-
     def refresh(self) -> list[LiveWorker]:
         """Read the workers, cache and return them. Raise redis' errors."""
         return _or_raise(self._recent.at_most(0))
@@ -288,7 +284,10 @@ class LiveView:
 
         So the first request after a load finds the worker.
         """
-        return self.serving(model) or [w for w in self.workers_now() if w.serves(model)]
+        if serving := self.serving(model):
+            return serving
+        workers = _or_raise(self._recent.at_most(_MIN_READ_INTERVAL_S))
+        return [worker for worker in workers if worker.serves(model)]
 
     def away_since(self, model: str) -> float:
         """Return when the last server of this model became unreachable; 0 if one is reachable.
