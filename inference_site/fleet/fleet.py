@@ -27,6 +27,7 @@ from inference_site.fleet import placement
 from inference_site.fleet.commands import Command, send
 from inference_site.fleet.leases import (
     LiveWorker,
+    ModelReport,
     ModelState,
     live_view,
     live_workers,
@@ -298,7 +299,12 @@ def context_of(spec: ModelSpec) -> int:
 
     Without a worker, return what this host knows.
     """
-    announced = (served.context_length for served in live_view.having(spec.id))
+    return context_among(spec, live_view.having(spec.id))
+
+
+def context_among(spec: ModelSpec, reports: Iterable[ModelReport]) -> int:
+    """Return the shortest context that these reports of the model announce, else the spec's."""
+    announced = (served.context_length for served in reports)
     return min(filter(None, announced), default=spec.context_length)
 
 

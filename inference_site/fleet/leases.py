@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
 import redis.exceptions
+from django.conf import settings
 from pydantic import TypeAdapter
 
 from inference_site.domain.device import Device
@@ -35,12 +36,16 @@ lease gets the processor late."""
 _INDEX = "workers"
 _MIN_READ_INTERVAL_S = 0.1
 """Bounds how often ``LiveView.serving_now`` reads Redis, for any number of requests."""
-# KEYS: lease, index. ARGV: the lease, its seconds, id of the worker.
+# KEYS: lease, index, unsent tokens. ARGV: the lease, its seconds, id of the worker, seconds of the
+# unsent tokens, then pairs of a generation and its tokens.
 _RENEW = (
     FIRST_WRITE
     + """
 redis.call("SET", KEYS[1], ARGV[1], "EX", ARGV[2])
 redis.call("SADD", KEYS[2], ARGV[3])
+redis.call("DEL", KEYS[3])
+for i = 5, #ARGV, 2 do redis.call("HSET", KEYS[3], ARGV[i], ARGV[i + 1]) end
+redis.call("EXPIRE", KEYS[3], ARGV[4])
 """
 )
 
@@ -48,6 +53,10 @@ redis.call("SADD", KEYS[2], ARGV[3])
 def lease_key(worker: str) -> str:
     """Return the key in Redis of a worker's lease."""
     return f"worker:{worker}"
+
+
+def _unsent_key(worker: str) -> str:
+    return f"worker:{worker}:unsent"
 
 
 class ModelState(StrEnum):
@@ -162,10 +171,19 @@ _document = TypeAdapter(LiveWorker)
 
 
 class Lease:
-    """Renews the lease of this process on its own thread; ``describe`` returns its content."""
+    """Renews the lease of this process on its own thread; ``describe`` returns its content.
 
-    def __init__(self, worker: str, describe: Callable[[], LiveWorker]) -> None:
-        self._worker, self._describe = worker, describe
+    ``unsent`` returns the output tokens so far of the generations that have sent nothing, by id;
+    they outlive the lease (see ``unsent_tokens``).
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        describe: Callable[[], LiveWorker],
+        unsent: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
+        self._worker, self._describe, self._unsent = worker, describe, unsent
         self._ttl_s = LEASE_S
         self._ended = threading.Event()
         self._lock = threading.Lock()
@@ -194,9 +212,13 @@ class Lease:
             try:
                 described = self._describe()
                 busy = sum(model.busy for model in described.models)
-                lease, keys = _document.dump_json(described), (lease_key(self._worker), _INDEX)
-                ttl_s = self._ttl_s + busy // _RUNS_PER_EXTRA_SECOND
-                site_client().eval(_RENEW, 2, *keys, lease, ttl_s, self._worker)
+                keys = (lease_key(self._worker), _INDEX, _unsent_key(self._worker))
+                kept_s = self._ttl_s + busy // _RUNS_PER_EXTRA_SECOND
+                lease = (_document.dump_json(described), kept_s, self._worker)
+                unsent: list[str | int] = [settings.RUN_TTL_S]
+                for id_and_tokens in self._unsent().items():
+                    unsent += id_and_tokens
+                site_client().eval(_RENEW, len(keys), *keys, *lease, *unsent)
                 LEASE_RENEWED.set_to_current_time()
             except redis.exceptions.RedisError as exc:
                 logger.warning("lease: could not renew: %s", exc)
@@ -222,6 +244,15 @@ def live_workers() -> list[LiveWorker]:
 def is_alive(worker: str) -> bool:
     """Whether this worker holds its lease."""
     return bool(site_client().exists(lease_key(worker)))
+
+
+def unsent_tokens(worker: str, generation_id: str) -> int:
+    """Return the output tokens of a generation at the last renewal of its worker's lease.
+
+    0 if it had none, or had sent some: those are in its event log.
+    """
+    tokens: Any = site_client().hget(_unsent_key(worker), generation_id)
+    return int(tokens or 0)
 
 
 def prune() -> list[str]:

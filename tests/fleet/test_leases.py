@@ -18,6 +18,7 @@ from inference_site.fleet.leases import (
     is_alive,
     live_workers,
     prune,
+    unsent_tokens,
 )
 from inference_site.generations.queue import new_id
 from inference_site.storage import recent
@@ -31,7 +32,7 @@ SERVED = (ModelReport("demo", slots=4, busy=1), ModelReport("other", slots=1, bu
 def worker() -> Iterator[str]:
     name = new_id("host:")
     yield name
-    site_client().delete(f"worker:{name}")
+    site_client().delete(f"worker:{name}", f"worker:{name}:unsent")
     prune()
 
 
@@ -55,6 +56,19 @@ def test_a_worker_with_a_thousand_runs_has_more_time_to_renew_its_lease(worker: 
     crowded = LiveWorker(worker, (ModelReport("demo", slots=1000, busy=1000),))
     Lease(worker, lambda: crowded).renew()
     assert int(site_client().ttl(f"worker:{worker}")) > 2 * LEASE_S
+
+
+def test_what_had_sent_nothing_is_known_when_the_lease_has_ended(worker: str) -> None:
+    said: dict[str, int] = {"chatcmpl-1": 7, "chatcmpl-2": 1}
+    lease = Lease(worker, lambda: LiveWorker(worker, SERVED), lambda: said)
+    lease.renew()
+    assert unsent_tokens(worker, "chatcmpl-2") == 1
+    said = {"chatcmpl-1": 9}  # The other has ended.
+    lease.renew()
+    site_client().delete(f"worker:{worker}")
+    assert unsent_tokens(worker, "chatcmpl-1") == 9
+    assert unsent_tokens(worker, "chatcmpl-2") == unsent_tokens("nobody", "chatcmpl-1") == 0
+    assert int(site_client().ttl(f"worker:{worker}:unsent")) > LEASE_S
 
 
 def test_a_worker_whose_lease_has_ended_is_not_live(worker: str) -> None:
