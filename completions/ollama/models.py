@@ -20,10 +20,9 @@ from inference_site.accounts.keys import Caller
 from inference_site.api.authentication import caller_of
 from inference_site.api.payload import parse
 from inference_site.api.schema import documented
-from inference_site.catalogue.architectures import architecture_of
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.catalogue.file_facts import quantisation_of
-from inference_site.catalogue.gguf_header import beginning, chat_template
+from inference_site.catalogue.gguf_files import chat_template, metadata_before_vocabulary
+from inference_site.catalogue.model_files import architecture_of, quantisation_of
 from inference_site.catalogue.routes import Route
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
@@ -158,7 +157,7 @@ def _sizes(spec: ModelSpec) -> dict[str, str]:
 @cache
 def _beginning(path: Path) -> dict[str, Any]:
     try:
-        return beginning(path)
+        return metadata_before_vocabulary(path)
     except (OSError, ValueError):  # Another host has it, or it is a GGML file.
         return {}
 

@@ -38,18 +38,17 @@ from inference_site.api.authentication import caller_of, require_scope
 from inference_site.api.payload import parse
 from inference_site.api.schema import documented
 from inference_site.api.views import ApiView
-from inference_site.catalogue.catalogue import DEFAULT, catalogue
+from inference_site.catalogue.catalogue import DEFAULT_ALIAS, catalogue
 from inference_site.catalogue.routes import Route
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import ConflictError, InvalidRequestError, NotFoundError
 from inference_site.fleet import fleet, placement
-from inference_site.fleet.fleet import ModelReport, ModelState, ModelStatus
-from inference_site.fleet.leases import LiveWorker, live_view
+from inference_site.fleet.fleet import ModelStatus
+from inference_site.fleet.leases import LiveWorker, ModelReport, ModelState, live_view
 from inference_site.gateway.handoff import Feed, hand_feed
 from inference_site.generations.queue_position import waiting_by_model
 from inference_site.model_store import adapters
-from inference_site.model_store.adapter_files import adapter_file
-from inference_site.model_store.adapters import added_view
+from inference_site.model_store.adapters import adapter_file, added_view
 from inference_site.submission.model_access import load_progress, may_use
 
 ANTHROPIC_VERSION = "anthropic-version"
@@ -371,7 +370,7 @@ def _meant(name: str | None, caller: Caller | None = None) -> ModelSpec:
         if not _takes_adapters(spec):
             raise InvalidRequestError(f"The model '{spec.id}' takes no adapters.", param="model")
         return spec
-    default = catalogue().find(DEFAULT, project)
+    default = catalogue().find(DEFAULT_ALIAS, project)
     mine = (spec for spec in catalogue().models.values() if not project or spec.is_for(project))
     able = [spec for spec in mine if _takes_adapters(spec)]
     if default is not None and _takes_adapters(default):

@@ -28,7 +28,7 @@ from inference_site.api.authentication import caller_of
 from inference_site.api.payload import WireRequest, parse, parse_query
 from inference_site.api.schema import documented
 from inference_site.api.views import ApiView
-from inference_site.catalogue.gguf_header import chat_template, tokenizer_facts
+from inference_site.catalogue.gguf_files import chat_template, tokenizer_facts
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from inference_site.errors.api_errors import InvalidRequestError, NotFoundError

@@ -1,1 +1,1 @@
-"""The models file, model discovery and GGUF headers; the fleet and all above it import it."""
+"""The model catalogue: models file, discovery, GGUF headers, and what each engine supports."""

@@ -1,15 +1,15 @@
 """The model catalogue: which models exist, and by which names.
 
-The entries of the YAML file named by ``MODELS_FILE``, if there is one, the demo model that ships
-with the product, what operators keep in the database (``inference_site.model_store``), and the
-files that lie in ``MODELS_DIR`` or appear there. What comes first goes before what has its name; an
-entry also goes before what else is found of its file.
+Its sources are the YAML file named by ``MODELS_FILE``, the demo model that ships with the product,
+the entries in the database (``inference_site.model_store``), and the GGUF files in ``MODELS_DIR``,
+also those that appear there later. An earlier source wins a name that two sources use; a file that
+an entry uses is no model of its own.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -18,10 +18,14 @@ from types import MappingProxyType
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from inference_site.catalogue.architectures import architecture_of
-from inference_site.catalogue.discovery import Folder, discover
-from inference_site.catalogue.model_files import files_of
-from inference_site.catalogue.models_file import read_models_and_routes, site_sampling
+from inference_site.catalogue.gguf_files import is_later_part, model_context, parts_of
+from inference_site.catalogue.memory import fitting_sizes
+from inference_site.catalogue.model_files import architecture_of, file_error, files_of
+from inference_site.catalogue.models_file import (
+    default_sampling,
+    default_threads,
+    read_models_and_routes,
+)
 from inference_site.catalogue.routes import Route
 from inference_site.domain.model_spec import ModelSpec
 
@@ -30,142 +34,225 @@ logger = logging.getLogger(__name__)
 DEMO_FILE = Path(__file__).resolve().parents[2] / "worker" / "demo" / "demo-q8_0.gguf"
 REAL_MODEL = "smollm2"
 """The id of the small real model that ``serve`` fetches (``supervisor.real_model``)."""
-DEFAULT = "default"
+DEFAULT_ALIAS = "default"
 """The name that stands for the site's default model."""
+
+_FileState = tuple[tuple[int, int], ...]
+"""Modification time and size of each part of a file."""
+
+
+def discover(folder: Path) -> list[ModelSpec]:
+    """Return a spec for each model file, in order of their names; the id is the file's name.
+
+    Projectors, adapters, later parts of split files and unreadable files are left out.
+    """
+    return list(_discovered(_gguf_files(folder)))
+
+
+def id_of(file: Path) -> str:
+    """Return the id of the model in a file."""
+    return file.stem.lower()
+
+
+class ModelsFolder:
+    """Finds files that appear in a folder while the site runs."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known = {path: _file_state(path) for path in _gguf_files(path)}
+        self._changing: dict[Path, _FileState] = {}
+
+    def new_models(self) -> list[ModelSpec]:
+        """Return the models of complete files that are new since the last call.
+
+        A file counts as written once it has not changed between two calls.
+        """
+        states = {path: _file_state(path) for path in _gguf_files(self._path)}
+        changed = {path: state for path, state in states.items() if self._known.get(path) != state}
+        stable = [path for path, state in changed.items() if self._changing.get(path) == state]
+        self._changing = changed
+        self._known |= {path: changed[path] for path in stable}
+        complete = []
+        for path in stable:
+            error = next((error for part in parts_of(path) if (error := file_error(part))), "")
+            if error:
+                logger.warning("%s is left out: %s", path, error)
+            else:
+                complete.append(path)
+        return list(_discovered(complete))
+
+
+def _gguf_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.gguf") if not is_later_part(path))
+
+
+def _file_state(path: Path) -> _FileState:
+    def state(part: Path) -> tuple[int, int]:
+        try:
+            status = part.stat()
+        except OSError:  # It was removed, or is not there yet.
+            return 0, 0
+        return status.st_mtime_ns, status.st_size
+
+    return tuple(state(part) for part in parts_of(path))
+
+
+def _discovered(files: list[Path]) -> Iterator[ModelSpec]:
+    ids = set()
+    for path in files:
+        try:
+            is_model = model_context(path) is not None
+        except (OSError, ValueError) as exc:
+            logger.warning("%s is left out: %s", path, exc)
+            continue
+        id_ = id_of(path)
+        if is_model and id_ not in ids:
+            ids.add(id_)
+            slots, context_length = fitting_sizes(path, None, None, {})
+            yield ModelSpec(
+                id=id_,
+                engine="llama_cpp",
+                file=path,
+                slots=slots,
+                context_length=context_length,
+                threads=default_threads("llama_cpp"),
+                sampling=default_sampling(),
+            )
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
-    """What has become of the models between two looks; false when nothing has.
+class CatalogueChanges:
+    """The difference between two states of the catalogue; false if there is none.
 
-    ``changed`` has the old and the new spec of each model that is described anew.
+    ``changed`` has the old and the new spec of each model.
     """
 
     new: Sequence[ModelSpec] = ()
     changed: Sequence[tuple[ModelSpec, ModelSpec]] = ()
-    gone: Sequence[ModelSpec] = ()
+    removed: Sequence[ModelSpec] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.new or self.changed or self.gone)
+        return bool(self.new or self.changed or self.removed)
 
 
 class Catalogue:
-    """The models by id, in order, and the names by which they are found.
+    """The models by id, in order, and the names that find them.
 
-    ``specs``, the entries of the models file, win over ``shipped``, what comes with the product,
-    that over what operators keep in the database, and that over ``found``, the models of files in a
-    folder. ``optional`` are the ids of those that a site is ready without: what has come since it
-    was made, and beside specs all that is none. ``routes`` are names for several of the specs, and
-    win as these do. Raise ImproperlyConfigured for two ``specs`` or routes of one name.
+    ``specs`` are the entries of the models file; they win over ``shipped``, the models of the
+    product, those over the models of the database, and those over ``found``, the models of files
+    in a folder. ``routes`` are names for several of the specs, with the same precedence.
+    ``optional`` has the ids of the models that need not be loaded for the site to be ready: all
+    that appear later, and, beside ``specs``, all other models. Raise ImproperlyConfigured for two
+    specs or routes with one name.
     """
 
     def __init__(
         self,
         specs: Iterable[ModelSpec],
-        folder: Folder | None = None,
+        folder: ModelsFolder | None = None,
         found: Iterable[ModelSpec] = (),
         shipped: Iterable[ModelSpec] = (),
         routes: Iterable[Route] = (),
     ) -> None:
         self._entries = {spec.id: spec for spec in specs}
         self.routes = {route.id: route for route in routes}
-        names = _names([*self._entries.values(), *self.routes.values()])
-        more = {spec.id: spec for spec in shipped if _folded(spec.id) not in names}
-        self._fixed, self._shipped = {**self._entries, **more}, more
+        names = _by_name([*self._entries.values(), *self.routes.values()])
+        self._shipped = {spec.id: spec for spec in shipped if _normalized(spec.id) not in names}
+        self._fixed = {**self._entries, **self._shipped}
         self._stored: Sequence[ModelSpec] = ()
         self._found = {spec.id: spec for spec in found}
         self._folder = folder
-        self._told: set[str] = set()
-        self.models, self._by_name = self._joined()
+        self._warnings: set[str] = set()
+        self.models, self._by_name = self._merged()
         others = self.models.keys() - self._entries.keys()
         self.optional = frozenset(others if self._entries else others & {REAL_MODEL})
 
     def is_fixed(self, model: str) -> bool:
-        """Whether the model of this id comes from the models file, or with the product."""
+        """Whether the model with this id comes from the models file or from the product."""
         return model in self._fixed
 
     def is_shipped(self, model: str) -> bool:
-        """Whether the model of this id comes with the product."""
+        """Whether the model with this id comes with the product."""
         return model in self._shipped
 
     def is_stored(self, model: str) -> bool:
-        """Whether the model of this id comes from the database."""
+        """Whether the model with this id comes from the database."""
         return model not in self._fixed and any(spec.id == model for spec in self._stored)
 
-    def update(self, stored: Sequence[ModelSpec] | None = None) -> Changes:
-        """Take up new files in the folder of models, and what the database has now.
+    def update(self, stored: Sequence[ModelSpec] | None = None) -> CatalogueChanges:
+        """Add new files of the folder, and take over the models of the database.
 
-        An entry whose file has appeared is new, too. ``stored`` is None if that is not known.
-        Models whose files have gone stay until the process is started anew. One thread at a time
-        calls this.
+        ``stored`` is None if the database cannot be read; then its earlier models stay. An entry
+        whose file has appeared counts as new. Models whose files were deleted stay until the
+        process restarts. Callers must not run this in two threads at once.
         """
         files: set[Path] = set()
-        for spec in self._folder.appeared() if self._folder else ():
+        for spec in self._folder.new_models() if self._folder else ():
             self._found.setdefault(spec.id, spec)
             files |= files_of(spec)
         self._stored = self._stored if stored is None else stored
         old = self.models
-        # Other threads read the old mappings until they have the new ones.
-        self.models, self._by_name = self._joined()
+        # Other threads read the mappings: replace them, never change them.
+        self.models, self._by_name = self._merged()
         new = [spec for id_, spec in self.models.items() if id_ not in old]
         self.optional |= {spec.id for spec in new}
         entries = (*self._entries.values(), *self._stored)
-        late = [s for s in entries if s not in new and not files_of(s).isdisjoint(files)]
-        return Changes(
-            [*new, *late],
+        new += [s for s in entries if s not in new and not files_of(s).isdisjoint(files)]
+        return CatalogueChanges(
+            new,
             [(old[id_], s) for id_, s in self.models.items() if id_ in old and old[id_] != s],
             [spec for id_, spec in old.items() if id_ not in self.models],
         )
 
-    def _joined(self) -> tuple[dict[str, ModelSpec], dict[str, ModelSpec | Route]]:
-        """Return the models by id, and all by name; of two, the first has the name."""
-        models, names = dict(self._fixed), _names([*self._fixed.values(), *self.routes.values()])
-        taken = {f for spec in (*self._entries.values(), *self._stored) for f in files_of(spec)}
-        free = [spec for spec in self._found.values() if taken.isdisjoint(files_of(spec))]
-        for spec in (*self._stored, *free):
+    def _merged(self) -> tuple[dict[str, ModelSpec], dict[str, ModelSpec | Route]]:
+        """Return the models by id, and models and routes by name; the first source wins a name."""
+        models = dict(self._fixed)
+        names = _by_name([*self._fixed.values(), *self.routes.values()])
+        used = {f for spec in (*self._entries.values(), *self._stored) for f in files_of(spec)}
+        unused = [spec for spec in self._found.values() if used.isdisjoint(files_of(spec))]
+        for spec in (*self._stored, *unused):
             if spec.id in models:
                 continue
             try:
-                names = _names([spec], names)
+                names = _by_name([spec], names)
             except ImproperlyConfigured as exc:
-                self._tell(f"{spec.file or spec.id} is left out: {exc}")
+                warning = f"{spec.file or spec.id} is left out: {exc}"
+                if warning not in self._warnings:
+                    self._warnings.add(warning)
+                    logger.warning("%s", warning)
             else:
                 models[spec.id] = spec
         return models, names
 
-    def _tell(self, fault: str) -> None:
-        if fault not in self._told:
-            self._told.add(fault)
-            logger.warning("%s", fault)
-
     def find(self, name: str, project: str | None = None) -> ModelSpec | None:
-        """Return the model of this name (see ``named``); None for a route, too."""
+        """Return the model with this name (see ``named``); None for a route."""
         found = self.named(name, project)
         return found if isinstance(found, ModelSpec) else None
 
     def named(self, name: str, project: str | None = None) -> ModelSpec | Route | None:
-        """Return what has this name, or None; with a project, only what it may use.
+        """Return the model or route with this name, or None; with a project, only if it may use it.
 
-        The name is trimmed and its case does not matter. It is looked for among the ids and
-        aliases, then by what is before its ``:``, then as ``default``, then as an architecture, if
-        one model has it, also by what is before its ``:``.
+        Surrounding spaces and case are ignored. The name is, in this order: an id or alias, one
+        before the ``:`` of a tag, ``default``, or an architecture that only one model has, also
+        before a ``:``.
         """
-        wanted = _folded(name)
-        untagged = _folded(wanted.partition(":")[0])
-        default = _folded(settings.DEFAULT_MODEL) if wanted == DEFAULT else ""
-        found = (self._by_name.get(name) for name in (wanted, untagged, default))
-        allowed = (one for one in found if one and (project is None or one.is_for(project)))
-        named = next(allowed, None)
-        return named or self._only_one_of(wanted, project) or self._only_one_of(untagged, project)
-
-    def _only_one_of(self, architecture: str, project: str | None) -> ModelSpec | None:
-        mine = (spec for spec in self.models.values() if project is None or spec.is_for(project))
-        known = [(spec, architecture_of(spec)) for spec in mine]
-        found = [spec for spec, name in known if name and _folded(name) == architecture]
-        return found[0] if len(found) == 1 else None
+        wanted = _normalized(name)
+        untagged = _normalized(wanted.partition(":")[0])
+        default = _normalized(settings.DEFAULT_MODEL) if wanted == DEFAULT_ALIAS else ""
+        for key in (wanted, untagged, default):
+            found = self._by_name.get(key)
+            if found and (project is None or found.is_for(project)):
+                return found
+        usable = [s for s in self.models.values() if project is None or s.is_for(project)]
+        architectures = [(spec, _normalized(architecture_of(spec) or "")) for spec in usable]
+        for key in filter(None, (wanted, untagged)):
+            matches = [spec for spec, architecture in architectures if architecture == key]
+            if len(matches) == 1:
+                return matches[0]
+        return None
 
     def listed(self, project: str) -> list[ModelSpec]:
-        """Return what the list of models shows to a project."""
+        """Return the models that the list of models shows to a project."""
         return [spec for spec in self.models.values() if spec.is_listed and spec.is_for(project)]
 
     def listed_routes(self, project: str) -> list[Route]:
@@ -173,18 +260,18 @@ class Catalogue:
         return [one for one in self.routes.values() if one.is_listed and one.is_for(project)]
 
 
-def _names(
+def _by_name(
     specs: Iterable[ModelSpec | Route],
     taken: Mapping[str, ModelSpec | Route] = MappingProxyType({}),
 ) -> dict[str, ModelSpec | Route]:
-    """Return models and routes by their names, with those of ``taken``.
+    """Return models and routes by id and alias, added to ``taken``.
 
     Raise ImproperlyConfigured for a name that two have.
     """
     by_name = dict(taken)
     for spec in specs:
         for name in (spec.id, *spec.aliases):
-            other = by_name.setdefault(_folded(name), spec)
+            other = by_name.setdefault(_normalized(name), spec)
             if other is not spec:
                 raise ImproperlyConfigured(
                     f"The models '{other.id}' and '{spec.id}' have one name, '{name}'."
@@ -192,7 +279,7 @@ def _names(
     return by_name
 
 
-def _folded(name: str) -> str:
+def _normalized(name: str) -> str:
     return name.strip().casefold()
 
 
@@ -203,11 +290,11 @@ def catalogue() -> Catalogue:
     entries, routes = read_models_and_routes(path) if path is not None else ([], [])
     demo = demo_specs() if settings.DEMO_MODEL else []
     folder = Path(settings.MODELS_DIR)
-    return Catalogue(entries, Folder(folder), discover(folder), demo, routes)
+    return Catalogue(entries, ModelsFolder(folder), discover(folder), demo, routes)
 
 
-def start_specs(names: Sequence[str]) -> list[ModelSpec]:
-    """Return the models of these names; without any, all that are preloaded; for "none", none.
+def specs_to_load(names: Sequence[str]) -> list[ModelSpec]:
+    """Return the models with these names, without names all preloaded ones; none for ``["none"]``.
 
     Raise ImproperlyConfigured for an unknown name.
     """
@@ -226,16 +313,16 @@ def start_specs(names: Sequence[str]) -> list[ModelSpec]:
 def demo_specs() -> list[ModelSpec]:
     """Return the models that ship with the product.
 
-    One file, for chats and for embeddings, and a script that recalls what the user said: the file
-    is too small for that.
+    Chats and embeddings use one file. ``demo-memory`` is a script that repeats what the user said,
+    because the file is too small a model to remember it.
     """
     chat = ModelSpec(
         id="demo",
         engine="llama_cpp",
         file=DEMO_FILE,
-        threads=1,  # A second one costs this small model more than it gives.
-        sampling=site_sampling(),
-        # It answers best without thinking first.
+        threads=1,  # A second thread costs this small model more than it gains.
+        sampling=default_sampling(),
+        # It answers best without reasoning first.
         options={"chat_template_kwargs": {"enable_thinking": False}},
     )
     embedding = replace(chat, id="demo-embedding", slots=4, options={"embedding": "mean"})

@@ -1,7 +1,7 @@
-"""How much memory models take, by their files and their entries, and which sizes fit the host.
+"""The memory that models take, estimated from their files and entries, and the sizes that fit.
 
-No model is loaded for it. The estimates are of llama.cpp on a CPU with all slots full, and of its
-layers on GPUs. They are compared with what it takes by ``benchmarks.memory``.
+The estimates are for llama.cpp on a CPU with all slots full, and for its layers on GPUs.
+``benchmarks.memory`` compares them with measurements.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from inference_site.catalogue.engines.llama_cpp import PREFILL_BATCH
-from inference_site.catalogue.gguf_header import Tensor, beginning, header
-from inference_site.catalogue.model_files import parts_of
+from inference_site.catalogue.gguf_files import (
+    Tensor,
+    header,
+    metadata_before_vocabulary,
+    parts_of,
+)
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.host import memory_bytes
 
 _MIB = 2**20
-_BITS = {
+_CACHE_TYPE_BITS = {
     "f32": 32,
     "f16": 16,
     "bf16": 16,
@@ -30,30 +34,29 @@ _BITS = {
     "q4_0": 4.5,
     "iq4_nl": 4.5,
 }
-"""What a cached value takes; quantised ones share a scale in blocks of 32."""
-_SIDE_FILES = ("mmproj", "draft_model")
-_REPACKED = frozenset({2, 10, 12, 20})
-"""The types Q4_0, Q2_K, Q4_K and IQ4_NL: on CPUs llama.cpp keeps a second copy of such layers, in
-the order in which it reads them. The file stays in memory, too."""
-_VOCABULARY_BYTES = 256
-"""What a token of the vocabulary takes, with the tables in which llama.cpp finds it."""
+"""Bits of a value in the KV cache; quantised types share a scale in blocks of 32."""
+_REPACKED_TYPES = frozenset({2, 10, 12, 20})
+"""Q4_0, Q2_K, Q4_K and IQ4_NL: on CPUs llama.cpp repacks such layers into a second copy, and the
+file stays in memory, too."""
+_VOCABULARY_TOKEN_BYTES = 256
+"""A token of the vocabulary with llama.cpp's lookup tables."""
 _PROCESS_BYTES = 64 * _MIB
-"""A process around the library, without a model."""
-_CONTEXT_BYTES = 512 * _MIB
-"""What a GPU's driver takes for a process, and what is left free."""
-_DEFAULT_CACHE_MIB = 256
-_SLOTS, _LONGEST_CONTEXT = 4, 8192
-"""The sizes of a model whose entry says none: tokens of context are those of each slot."""
-_CACHE_SHARE = 4
-"""Keys and values may take a quarter of the memory beside the file, unless an entry says more:
-other models and the platform need the rest."""
+"""An engine process without a model."""
+_GPU_RESERVE_BYTES = 512 * _MIB
+"""The driver's memory for a process on one GPU, and a margin."""
+_DEFAULT_PROMPT_CACHE_MIB = 256
+_DEFAULT_SLOTS, _MAX_DEFAULT_CONTEXT = 4, 8192
+"""Sizes of a model whose entry gives none; the context is that of one slot, in tokens."""
+_KV_CACHE_SHARE = 4
+"""By default the KV cache may take a quarter of the memory beside the file, because other models
+and the platform need the rest."""
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
-    """What a model takes, in bytes, once all slots are full and its prompt cache is in use.
+class MemoryNeeds:
+    """The memory of a model, in bytes, with all slots and the prompt cache full.
 
-    ``weights`` has all files of the model, ``cache`` keys and values of all slots, ``compute`` the
+    ``weights`` is for all files of the model, ``cache`` the KV cache of all slots, ``compute`` the
     buffers of a step and the process, ``prompts`` the prompt cache.
     """
 
@@ -79,9 +82,9 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class GpuFit:
-    """How many layers fit on the GPUs, of all, and what all of them take there, in bytes.
+    """How many of a model's layers fit on the GPUs, and the bytes that all of them would take.
 
-    The output layer counts as one, as llama.cpp counts it.
+    The output layer counts as a layer, as in llama.cpp.
     """
 
     layers: int
@@ -90,9 +93,9 @@ class GpuFit:
 
 
 class ModelMemory:
-    """What a model takes, by the header of its file: ``metadata`` and ``tensors``.
+    """An estimate from the header of the model's file: ``metadata`` and ``tensors``.
 
-    Raise as ``gguf_header.header`` does.
+    Raise as ``gguf_files.header`` does.
     """
 
     def __init__(self, spec: ModelSpec, file: Path) -> None:
@@ -100,34 +103,36 @@ class ModelMemory:
         self.metadata, self.tensors = header(file)
         for part in parts_of(file)[1:]:
             self.tensors += header(part)[1]
-        self.number = _numbers(self.metadata)
+        self.number = _number_reader(self.metadata)
 
     @property
-    def needs(self) -> Needs:
-        """About what it takes on a host whose CPU runs it, with what is loaded beside it.
+    def needs(self) -> MemoryNeeds:
+        """The estimate on a host that runs the model on its CPU, including side files.
 
-        The cache of a draft model is not in it. Raise OSError.
+        The KV cache of a draft model is not included. Raise OSError.
         """
         spec = self._spec
-        files = sum(path.stat().st_size for path in parts_of(self._file)) + beside_bytes(spec)
+        files = sum(path.stat().st_size for path in parts_of(self._file)) + _side_file_bytes(spec)
         has_prompts = not spec.lora_adapters and "embedding" not in spec.options
-        prompts = spec.options.get("prompt_cache_mib", _DEFAULT_CACHE_MIB) if has_prompts else 0
-        return Needs(
+        prompts = (
+            spec.options.get("prompt_cache_mib", _DEFAULT_PROMPT_CACHE_MIB) if has_prompts else 0
+        )
+        return MemoryNeeds(
             weights=files + self.repacked_bytes,
             cache=self.cache_bytes,
-            compute=self.step_bytes + self.vocabulary * _VOCABULARY_BYTES + _PROCESS_BYTES,
+            compute=self.step_bytes + self.vocabulary * _VOCABULARY_TOKEN_BYTES + _PROCESS_BYTES,
             prompts=prompts * _MIB,
         )
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are; 0 if no tensor tells."""
+        """The tokens of the vocabulary; 0 if unknown."""
         shapes = (t.shape for t in self.tensors if t.name == "token_embd.weight")
         return next((shape[1] for shape in shapes if len(shape) == 2), 0)
 
     @property
     def batch(self) -> int:
-        """Tokens of one step, at most."""
+        """The most tokens of one step."""
         spec = self._spec
         if "embedding" in spec.options:
             return max(spec.context_length, spec.slots)
@@ -136,13 +141,13 @@ class ModelMemory:
 
     @property
     def cache_bytes(self) -> int:
-        """Return what keys and values of all slots take."""
+        """The KV cache of all slots."""
         tokens = self._spec.slots * self._spec.context_length
         return round(tokens * _kv_bytes(self.number, self._spec.options))
 
     @property
     def step_bytes(self) -> int:
-        """Return the buffers of a step: a mask over the context, the activations of a layer."""
+        """The buffers of a step: a mask over the context, the activations of a layer."""
         context = self._spec.slots * self._spec.context_length
         width = self.number("embedding_length")
         row = context + 2 * self.number("feed_forward_length", 4 * width) + 6 * width
@@ -150,97 +155,99 @@ class ModelMemory:
 
     @property
     def repacked_bytes(self) -> int:
-        """Return what llama.cpp copies of the layers, if they stay on the CPU."""
+        """The second copies of layers that llama.cpp makes if they stay on the CPU."""
         if self._spec.gpu_layers > 0:
             return 0
-        return sum(t.size_bytes for t in self.tensors if t.kind in _REPACKED and _layer(t) >= 0)
+        return sum(
+            tensor.size_bytes
+            for tensor in self.tensors
+            if tensor.kind in _REPACKED_TYPES and _layer_of(tensor) >= 0
+        )
 
 
 def fitting_sizes(
     file: Path, slots: int | None, context_length: int | None, options: Mapping[str, Any]
 ) -> tuple[int, int]:
-    """Return the slots and the context of each, in tokens, for a model whose entry leaves them out.
+    """Return the slots and the context of each, in tokens; the defaults are for this host's memory.
 
-    These are four slots and the context that the model was trained with, 8,192 tokens at most. On a
-    host whose memory that would fill, the context is shorter, down to 2,048 tokens, then the slots
-    are fewer, then the context is shorter still. What the entry says stays. A host that has not the
-    file takes the longest context that it may have.
+    A given value is kept. The default is four slots and the context that the model was trained
+    with, at most 8,192 tokens. If the KV cache would take too much memory, first halve the context
+    down to 2,048 tokens, then the slots, then the context again. On a host without the file, return
+    the maximum.
     """
     try:
-        found, size = beginning(file), sum(part.stat().st_size for part in parts_of(file))
+        found = metadata_before_vocabulary(file)
+        size = sum(part.stat().st_size for part in parts_of(file))
     except (OSError, ValueError):
-        return slots or _SLOTS, context_length or _LONGEST_CONTEXT
-    number = _numbers(found)
-    trained = min(number("context_length") or _LONGEST_CONTEXT, _LONGEST_CONTEXT)
+        return slots or _DEFAULT_SLOTS, context_length or _MAX_DEFAULT_CONTEXT
+    number = _number_reader(found)
+    trained = min(number("context_length") or _MAX_DEFAULT_CONTEXT, _MAX_DEFAULT_CONTEXT)
     halves = [trained, *(n for n in (4096, 2048, 1024, 512) if n < trained)]
     contexts = [context_length] if context_length else halves
-    counts = [slots] if slots else [_SLOTS, _SLOTS // 2, 1]
-    usual = [context for context in contexts if context >= 2048] or contexts[:1]
-    sizes = [*product(counts, usual), *((counts[-1], context) for context in contexts)]
-    room = (memory_bytes()[0] - size) // _CACHE_SHARE
-    token = _kv_bytes(number, options)
-    return next((s for s in sizes if s[0] * s[1] * token <= room), sizes[-1])
+    counts = [slots] if slots else [_DEFAULT_SLOTS, _DEFAULT_SLOTS // 2, 1]
+    long_contexts = [context for context in contexts if context >= 2048] or contexts[:1]
+    sizes = [*product(counts, long_contexts), *((counts[-1], context) for context in contexts)]
+    available = (memory_bytes()[0] - size) // _KV_CACHE_SHARE
+    token_bytes = _kv_bytes(number, options)
+    return next((s for s in sizes if s[0] * s[1] * token_bytes <= available), sizes[-1])
 
 
-def _numbers(metadata: Mapping[str, Any]) -> Callable[..., int]:
-    """Return what gives a number of the header by a key of the architecture, or a default."""
-    name = metadata.get("general.architecture", "")
+def _number_reader(metadata: Mapping[str, Any]) -> Callable[..., int]:
+    """Return a function that reads a positive number of the architecture, or returns a default."""
+    architecture = metadata.get("general.architecture", "")
 
     def number(key: str, default: int = 0) -> int:
-        value = metadata.get(f"{name}.{key}")
+        value = metadata.get(f"{architecture}.{key}")
         return value if isinstance(value, int) and value > 0 else default
 
     return number
 
 
 def _kv_bytes(number: Callable[..., int], options: Mapping[str, Any]) -> float:
-    """Return the bytes of keys and values of one token in all layers; options say their types."""
+    """Return the KV cache of one token in all layers; the options have the types of its values."""
     heads = number("attention.head_count", 1)
     width = number("embedding_length") // heads
     kv_heads = number("attention.head_count_kv", heads)
     values = kv_heads * number("attention.value_length", width)
     keys = kv_heads * number("attention.key_length", width)
-    bits_k, bits_v = (_BITS[options.get(f"cache_type_{of}", "f16")] for of in "kv")
+    bits_k, bits_v = (_CACHE_TYPE_BITS[options.get(f"cache_type_{of}", "f16")] for of in "kv")
     return number("block_count") * (keys * bits_k + values * bits_v) / 8
 
 
-def beside_bytes(spec: ModelSpec) -> int:
+def _side_file_bytes(spec: ModelSpec) -> int:
     """Return the size of the files that are loaded beside a model's own. Raise OSError."""
-    beside = [*spec.lora_adapters.values()]
-    beside += [Path(spec.options[name]) for name in _SIDE_FILES if name in spec.options]
-    return sum(path.stat().st_size for path in beside)
+    named = (spec.options.get(name) for name in ("mmproj", "draft_model"))
+    files = [*spec.lora_adapters.values(), *(Path(file) for file in named if file is not None)]
+    return sum(path.stat().st_size for path in files)
 
 
 def layers_that_fit(spec: ModelSpec, file: Path, free_bytes: int, gpus: int = 1) -> GpuFit:
     """Return how many layers of a model fit into the free memory of all GPUs together.
 
-    llama.cpp puts the output layer there first, then the others from the last on, each with its
-    part of the cache. What a step takes, and the driver, is taken from what is free. Raise as
-    ``gguf_header.header`` does.
+    llama.cpp offloads the output layer first, then the others from the last to the first, each with
+    its part of the KV cache. The buffers of a step and a reserve for the driver are subtracted from
+    the free memory. Raise as ``gguf_files.header`` does.
     """
     model = ModelMemory(spec, file)
-    count = model.number("block_count") or 1 + max(map(_layer, model.tensors), default=0)
+    count = model.number("block_count") or 1 + max(map(_layer_of, model.tensors), default=0)
     weights = [0] * count
     for tensor in model.tensors:
-        if 0 <= _layer(tensor) < count:
-            weights[_layer(tensor)] += tensor.size_bytes
+        if 0 <= _layer_of(tensor) < count:
+            weights[_layer_of(tensor)] += tensor.size_bytes
+    by_name = {tensor.name: tensor.size_bytes for tensor in model.tensors}
+    output = sum(size for name, size in by_name.items() if name.startswith("output"))
+    if "output.weight" not in by_name:  # The output layer shares the weights of the input table.
+        output += by_name.get("token_embd.weight", 0)
     cache = model.cache_bytes // count
     logits = 4 * model.batch * model.vocabulary
-    fixed = model.step_bytes + logits + gpus * _CONTEXT_BYTES + beside_bytes(spec)
-    sizes = [_output_bytes(model.tensors), *(size + cache for size in reversed(weights))]
-    needed = [fixed + taken for taken in accumulate(sizes)]
-    return GpuFit(sum(taken <= free_bytes for taken in needed), len(sizes), needed[-1])
+    fixed = model.step_bytes + logits + gpus * _GPU_RESERVE_BYTES + _side_file_bytes(spec)
+    layers = [output, *(size + cache for size in reversed(weights))]
+    needed = [fixed + size for size in accumulate(layers)]
+    return GpuFit(sum(size <= free_bytes for size in needed), len(layers), needed[-1])
 
 
-def _layer(tensor: Tensor) -> int:
-    """Return the number of the layer that a tensor belongs to; -1 for those of none."""
+def _layer_of(tensor: Tensor) -> int:
+    """Return the number of a tensor's layer; -1 if the tensor belongs to no layer."""
     first, _, rest = tensor.name.partition(".")
     number = rest.partition(".")[0]
     return int(number) if first == "blk" and number.isdecimal() else -1
-
-
-def _output_bytes(tensors: list[Tensor]) -> int:
-    sizes = {tensor.name: tensor.size_bytes for tensor in tensors}
-    own = sum(size for name, size in sizes.items() if name.startswith("output"))
-    # Without one of its own, the output is the table of the input once more.
-    return own if "output.weight" in sizes else own + sizes.get("token_embd.weight", 0)

@@ -1,4 +1,4 @@
-"""How pages show a model, and what its use has cost."""
+"""How console pages show a model and the cost of its use."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from inference_site.admin_pages.labels import money
 from inference_site.catalogue.catalogue import catalogue
 
 NO_PRICE = "no price set"
-"""What pages say of the cost of a model without a price."""
+"""Shown as the cost of a model without a price."""
 
 
 def is_priced(model: str) -> bool:
-    """Return whether the model of this id has a price; one that there is no more has none."""
+    """Whether the model with this id exists and has a price."""
     spec = catalogue().models.get(model)
     return spec is not None and bool(spec.price.input or spec.price.cached or spec.price.output)
 
 
 def cost_label(model: str, cost: Decimal) -> str:
-    """Return what the use of a model has cost, or that it has no price."""
+    """Return the cost of a model's use, or that it has no price."""
     return NO_PRICE if not cost and not is_priced(model) else money(cost)
 
 
 def model_link(model: str) -> SafeString | str:
-    """Return a link to the page of a model; only its id if there is no such model any more."""
+    """Return a link to the page of a model; only its id if the model no longer exists."""
     if model not in catalogue().models:
         return model
     address = reverse("admin:model", args=[model])

@@ -1,6 +1,6 @@
-"""What operators write: the base of the models that check it, and the words for what is wrong.
+"""The base class of everything that operators write: entries, their options and ``SAMPLING``.
 
-The entries of the models file, their options and ``SAMPLING`` are checked with these.
+Errors name the key and say in YAML's terms what is wrong.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic import (
     field_validator,
 )
 
-_WORDS = {
+_MESSAGES = {
     "dict_type": "must be a mapping",
     "extra_forbidden": "unknown key",
     "list_type": "must be a list",
@@ -27,16 +27,16 @@ _WORDS = {
     "model_type": "must be a mapping",
     "tuple_type": "must be a list",
 }
-"""Errors for which pydantic's words are those of Python, not of YAML."""
-_NEED_NO_INPUT = ("extra_forbidden", "missing", "value_error")
-_LONGEST_INPUT = 100
+"""By the type of pydantic's error; pydantic's own messages use Python's terms."""
+_WITHOUT_INPUT = ("extra_forbidden", "missing", "value_error")
+_MAX_INPUT_LENGTH = 100
 
-Locate = Callable[[str, Sequence[str]], str]
-"""Makes a path of the name of a file, which may have these endings. Raises ValueError."""
+ResolvePath = Callable[[str, Sequence[str]], str]
+"""Turns a file name into a path; the name must have one of these endings. Raises ValueError."""
 
 
-class BadKey(ValueError):
-    """A key that must not be there, or whose value is wrong; ``path`` leads to it."""
+class InvalidSetting(ValueError):
+    """An unknown key, or a key with a wrong value; ``path`` has the keys that lead to it."""
 
     def __init__(self, path: tuple[str, ...], message: str) -> None:
         super().__init__(message)
@@ -44,10 +44,10 @@ class BadKey(ValueError):
 
 
 class OperatorSettings(BaseModel):
-    """A mapping that an operator wrote. A key may be left out, but not be empty.
+    """A mapping that an operator wrote. A key may be absent, but not be empty.
 
-    The description of a field says what it must be; errors repeat it. ``_shows_input`` is false
-    where a value may be a secret, which no error must repeat.
+    Errors repeat the description of a field, which says what is expected. ``_shows_input`` is False
+    where a value may be a secret: then errors do not contain the value.
     """
 
     model_config = ConfigDict(
@@ -60,24 +60,20 @@ class OperatorSettings(BaseModel):
     _shows_input: ClassVar[bool] = True
 
     @classmethod
-    def read(cls, values: Any, locate: Locate | None = None) -> Self:
-        """Return the settings; ``locate`` makes a path of the name of a file. Raise BadKey."""
+    def read(cls, values: Any, resolve: ResolvePath | None = None) -> Self:
+        """Parse the settings; ``resolve`` turns file names into paths. Raise InvalidSetting."""
         try:
-            return cls.model_validate(values, context=locate)
+            return cls.model_validate(values, context=resolve)
         except ValidationError as exc:
-            raise cls._bad_key(exc) from exc
-
-    @classmethod
-    def _bad_key(cls, exc: ValidationError) -> BadKey:
-        error = exc.errors()[0]
+            error = exc.errors()[0]
         path = tuple(str(part) for part in error["loc"] if part != "[key]")
-        message = _WORDS.get(error["type"], error["msg"]).removeprefix("Value error, ")
-        if cls._shows_input and error["type"] not in _NEED_NO_INPUT:
-            message += f", got {repr(error['input'])[:_LONGEST_INPUT]}"
+        message = _MESSAGES.get(error["type"], error["msg"]).removeprefix("Value error, ")
+        if cls._shows_input and error["type"] not in _WITHOUT_INPUT:
+            message += f", got {repr(error['input'])[:_MAX_INPUT_LENGTH]}"
         field = cls.model_fields.get(path[0]) if path else None
         if field is not None and field.description:
             message += f"; expected {field.description}"
-        return BadKey(path, message)
+        raise InvalidSetting(path, message)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -87,24 +83,25 @@ class OperatorSettings(BaseModel):
         return value
 
 
-def located(file: str, info: ValidationInfo, endings: Sequence[str] = ()) -> str:
-    """Return the path of a file of a known type, as the caller of ``read`` locates it."""
+def resolve_path(file: str, info: ValidationInfo, endings: Sequence[str] = ()) -> str:
+    """Return the path of a file by the ``resolve`` that was given to ``OperatorSettings.read``."""
     return info.context(file, endings) if info.context else file
 
 
-def file_name(*endings: str) -> AfterValidator:
+def path_validator(*endings: str) -> AfterValidator:
     """Return the validator of an option that names a file; endings are in lower case."""
 
     def validate(file: str, info: ValidationInfo) -> str:
-        return located(file, info, endings)
+        return resolve_path(file, info, endings)
 
     return AfterValidator(validate)
 
 
 Text = Annotated[str, StringConstraints(min_length=1)]
-AnyText = Annotated[str, Field(strict=False, coerce_numbers_to_str=True)]
-"""A text that YAML may have read as a number."""
+TextOrNumber = Annotated[str, Field(strict=False, coerce_numbers_to_str=True)]
+"""A text that YAML may have parsed as a number."""
+Names = Annotated[tuple[Annotated[str, Field(pattern=r"\S")], ...], Field(strict=False)]
 WEIGHTS = (".gguf", ".ggml", ".bin")
-"""The endings of the names of files of weights; GGML files of 2023 are called ``.bin``."""
-WeightsFile = Annotated[AnyText, file_name(*WEIGHTS)]
-GgufFile = Annotated[AnyText, file_name(".gguf")]
+"""The endings of files of weights; GGML files of 2023 have the ending ``.bin``."""
+WeightsFile = Annotated[TextOrNumber, path_validator(*WEIGHTS)]
+GgufFile = Annotated[TextOrNumber, path_validator(".gguf")]

@@ -1,8 +1,8 @@
 """Routes: names in the models file that stand for several of its models.
 
-A route shares requests among its targets by their weights, and has fallbacks for when the target of
-a request cannot serve it. It is no model: nothing is loaded, priced or counted by its name. Its
-targets are models of the same file, never routes, so there is no cycle and nothing to follow.
+A route divides requests among its targets by weight, and has fallbacks for a request whose target
+cannot serve it. A route is not a model: it is not loaded, has no price and appears in no counter.
+Its targets are models of the same file, never routes, so a route cannot lead into a cycle.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from inference_site.catalogue.entry import Names
-from inference_site.catalogue.operator_settings import BadKey, OperatorSettings, Text
+from inference_site.catalogue.operator_settings import InvalidSetting, Names, OperatorSettings, Text
 from inference_site.domain.model_spec import ModelSpec
 
-_CONTEXT_ELSEWHERE = 2**20
-"""What the context of a model on another server counts as, if its entry does not say."""
+_UNKNOWN_CONTEXT = 2**20
+"""Assumed for a model on another server whose entry gives no context length."""
 
 
 class TargetEntry(OperatorSettings):
-    """A target, and its share of the requests beside the weights of the others."""
+    """A target; its share of the requests is its weight divided by the sum of all weights."""
 
     model: Text
     weight: float = Field(1.0, ge=0, le=1e6)
 
 
 class RouteEntry(OperatorSettings):
-    """What an entry with ``route`` may say."""
+    """An entry with the key ``route``."""
 
     route: Annotated[tuple[TargetEntry, ...], Field(strict=False)]
     fallback: Names = ()
@@ -41,7 +40,7 @@ class RouteEntry(OperatorSettings):
 
     @field_validator("route")
     @classmethod
-    def _has_a_target(cls, targets: tuple[TargetEntry, ...]) -> tuple[TargetEntry, ...]:
+    def _check_targets(cls, targets: tuple[TargetEntry, ...]) -> tuple[TargetEntry, ...]:
         if not targets:
             raise ValueError("it has no targets")
         if not any(target.weight for target in targets):
@@ -51,7 +50,7 @@ class RouteEntry(OperatorSettings):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model of a route. The context, in tokens, is what is known of it before it is asked."""
+    """A model of a route. ``context_length`` is the entry's; a worker may announce another."""
 
     spec: ModelSpec
     context_length: int
@@ -62,7 +61,7 @@ class Target:
 class Route:
     """A name for several models.
 
-    A queue that is estimated to be longer than ``max_queue_s`` makes a request fall back, too.
+    A request also goes to a fallback if its estimated time in the queue exceeds ``max_queue_s``.
     """
 
     id: str
@@ -73,31 +72,32 @@ class Route:
     aliases: tuple[str, ...] = ()
 
     def is_for(self, project: str) -> bool:
-        """Whether the project of this name may use any of its models."""
+        """Whether the project with this name may use one of the models."""
         return bool(self.candidates(project))
 
     def candidates(self, project: str, key: str = "", earlier: str = "") -> list[Target]:
-        """Return the models that may answer, in the order in which they are tried.
+        """Return the targets to try, in order: one target chosen by weight, then the fallbacks.
 
-        The first is drawn by weight: always the same one for a ``key``, while it can serve. Without
-        a key it is the ``earlier`` target, if that has a share, else any. Weighted rendezvous
-        hashing: when weights or targets change, no more keys move than have to.
+        The same ``key`` always chooses the same target. Without a key, the ``earlier`` target is
+        chosen if it still has a weight, else a random one. The choice is weighted rendezvous
+        hashing: a change of weights or targets moves as few keys as possible.
         """
-        shares = [one for one in self.targets if one.weight and one.spec.is_for(project)]
-        again = [] if key else [one for one in shares if one.spec.id == earlier]
-        drawn = key or secrets.token_hex(16)
-        first = again or sorted(shares, key=lambda one: _turn(one, f"{project}/{drawn}"))
-        rest = [one for one in self.fallback if one.spec.is_for(project)]
-        return list({one.spec.id: one for one in (*first[:1], *rest)}.values())
+        targets = [one for one in self.targets if one.weight and one.spec.is_for(project)]
+        chosen = [] if key else [one for one in targets if one.spec.id == earlier]
+        if targets and not chosen:
+            hashed = f"{project}/{key or secrets.token_hex(16)}"
+            chosen = [min(targets, key=lambda one: _rendezvous_score(one, hashed))]
+        fallback = [one for one in self.fallback if one.spec.is_for(project)]
+        return list({one.spec.id: one for one in (*chosen, *fallback)}.values())
 
     @property
     def specs(self) -> list[ModelSpec]:
-        """All its models, targets first."""
+        """All models of the route, targets first."""
         return list({one.spec.id: one.spec for one in (*self.targets, *self.fallback)}.values())
 
 
-def _turn(target: Target, key: str) -> float:
-    """Return a number that is the least of all in as large a part of the keys as the weight is."""
+def _rendezvous_score(target: Target, key: str) -> float:
+    """Return the score of a target; the lowest wins, for a part of all keys that is its weight."""
     digest = blake2b(f"{target.spec.id}/{key}".encode(), digest_size=8).digest()
     uniform = ((int.from_bytes(digest) >> 12) + 0.5) / 2**52
     return -math.log(uniform) / target.weight
@@ -106,21 +106,22 @@ def _turn(target: Target, key: str) -> float:
 def read_route(
     id_: str, entry: Mapping[str, Any], specs: Mapping[str, ModelSpec], entries: Mapping[str, Any]
 ) -> Route:
-    """Return the route of an entry; ``specs`` are the models of the file. Raise BadKey."""
+    """Return the route of an entry; ``specs`` are the models of the file. Raise InvalidSetting."""
     known = RouteEntry.read(dict(entry))
 
     def target(name: str, path: tuple[str, ...], weight: float = 0.0) -> Target:
         if (spec := specs.get(name)) is None:
             is_route = name in entries
-            raise BadKey(path, f"{name!r} is a route" if is_route else f"unknown model {name!r}")
-        says = "context_length" in entries[name] or spec.file is not None
-        return Target(spec, spec.context_length if says else _CONTEXT_ELSEWHERE, weight)
+            message = f"{name!r} is a route" if is_route else f"unknown model {name!r}"
+            raise InvalidSetting(path, message)
+        is_known = "context_length" in entries[name] or spec.file is not None
+        return Target(spec, spec.context_length if is_known else _UNKNOWN_CONTEXT, weight)
 
     targets: dict[str, Target] = {}
     for number, one in enumerate(known.route):
         path = ("route", str(number), "model")
         if one.model in targets:
-            raise BadKey(path, f"{one.model!r} is there twice")
+            raise InvalidSetting(path, f"{one.model!r} is there twice")
         targets[one.model] = target(one.model, path, one.weight)
     fallback = [target(name, ("fallback", str(i))) for i, name in enumerate(known.fallback)]
     return Route(id_, tuple(targets.values()), tuple(fallback), known.max_queue_s, known.listed)

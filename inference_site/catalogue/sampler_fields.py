@@ -1,6 +1,6 @@
-"""Sampler settings as people write them, with their bounds: in requests, entries and ``SAMPLING``.
+"""Sampler settings and their bounds, as requests, entries and ``SAMPLING`` write them.
 
-The names are those of ``domain.sampling.Sampling``, which holds what has been read.
+The names are those of ``domain.sampling.Sampling``, which holds the parsed values.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from inference_site.domain.sampling import Sampling
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 NotNegative = Annotated[float, Field(ge=0)]
-MOST_BIAS = 100
-"""It forbids a token, or allows nothing beside those that have it."""
-Bias = Annotated[float, Field(ge=-MOST_BIAS, le=MOST_BIAS)]
-_TokenId = Annotated[int, Field(ge=0, lt=2**31, strict=False)]  # A key of JSON is text.
+MAX_BIAS = 100
+"""Minus this bias forbids a token; this bias forbids all tokens without it."""
+Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
+_TokenId = Annotated[int, Field(ge=0, lt=2**31, strict=False)]  # JSON keys are strings.
 
 
 class SamplerFields(BaseModel):
-    """What requests and defaults have in common: all but ``logit_bias``, whose keys differ."""
+    """The fields that requests and defaults share: all but ``logit_bias``, whose keys differ."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Probability | None = None
@@ -53,17 +53,17 @@ class SamplerFields(BaseModel):
         """Return the domain's value."""
         breakers = self.dry_sequence_breakers
         return Sampling(
-            **{name: getattr(self, name) for name in _SAME},
+            **{name: getattr(self, name) for name in _UNCHANGED},
             dry_sequence_breakers=None if breakers is None else tuple(breakers),
             logit_bias=tuple(biases.items()),
         )
 
 
-_SAME = {field.name for field in fields(Sampling)} - {"logit_bias", "dry_sequence_breakers"}
+_UNCHANGED = {field.name for field in fields(Sampling)} - {"logit_bias", "dry_sequence_breakers"}
 
 
 class SamplerDefaults(SamplerFields, OperatorSettings):
-    """What requests leave out, as an operator wrote it."""
+    """An operator's defaults for fields that a request leaves out."""
 
     logit_bias: dict[_TokenId, Bias] | None = None
 

@@ -16,7 +16,7 @@ from django.utils.safestring import SafeString
 from inference_site.admin_pages.base_admin import KeysetAdmin, SiteAdmin
 from inference_site.admin_pages.labels import status_label, time_label
 from inference_site.console.forms import PullForm, StoredModelForm, entry_changes
-from inference_site.model_store.entries import fault_of_entry
+from inference_site.model_store.entries import entry_error
 from inference_site.model_store.models import Pull, StoredModel
 from inference_site.people import login_log
 
@@ -42,7 +42,7 @@ class StoredModelAdmin(SiteAdmin):
 
     @admin.display(description="fault")
     def fault(self, stored: StoredModel) -> str:
-        return fault_of_entry(stored) or "—"
+        return entry_error(stored) or "—"
 
     @admin.display(description="changed (UTC)", ordering="updated_at")
     def updated(self, stored: StoredModel) -> Any:
@@ -66,7 +66,7 @@ class StoredModelAdmin(SiteAdmin):
         obj: Any = None,
     ) -> HttpResponse:
         """Warn with the reason if the model is not served."""
-        if request.method == "GET" and obj is not None and (fault := fault_of_entry(obj)):
+        if request.method == "GET" and obj is not None and (fault := entry_error(obj)):
             messages.warning(request, f"This model is not served: {fault}.")
         return super().render_change_form(request, context, add, change, form_url, obj)
 

@@ -24,7 +24,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import fleet
 from inference_site.fleet.leases import HostState, LiveWorker
 from inference_site.generations.models import Generation, Status
-from inference_site.model_store.entries import fault_of_entry
+from inference_site.model_store.entries import entry_error
 from inference_site.model_store.models import UNFINISHED, Pull, StoredModel
 from inference_site.submission.model_access import load_progress
 
@@ -81,7 +81,7 @@ def fleet_context(request: HttpRequest) -> dict[str, Any]:
     pulls = Pull.objects.filter(
         Q(state__in=UNFINISHED) | Q(finished_at__gt=timezone.now() - _PULLS_SHOWN_FOR)
     )
-    faults = ((stored, fault_of_entry(stored)) for stored in StoredModel.objects.all())
+    faults = ((stored, entry_error(stored)) for stored in StoredModel.objects.all())
     context: dict[str, Any] = {
         "may_change": user.has_perm(CHANGE),
         "may_add": user.has_perm("model_store.add_storedmodel"),

@@ -25,16 +25,16 @@ from unfold.widgets import (
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import ENGINES
 from inference_site.catalogue.hub import HubError, Reference
-from inference_site.catalogue.operator_settings import BadKey
+from inference_site.catalogue.operator_settings import InvalidSetting
 from inference_site.catalogue.routes import Route
 from inference_site.fleet import fleet
 from inference_site.model_store.entries import (
     ALLOWED_OPTIONS,
-    check_names_of_servers,
+    check_resolved_addresses,
+    encrypt_secrets,
     read_stored_entry,
 )
 from inference_site.model_store.models import Pull, StoredModel
-from inference_site.model_store.sealed_entries import sealed
 
 HIDDEN = "(hidden)"
 """Shown in place of a secret; a form that is sent with it keeps the stored secret."""
@@ -77,7 +77,7 @@ def entry_of(values: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, 
         entry["listed"] = False
     more = _parse_yaml(values.get("more") or "")
     if twice := more.keys() & {*PLAIN, *LISTS, "price", "listed"}:
-        raise BadKey((min(twice),), "it has a field of its own above")
+        raise InvalidSetting((min(twice),), "it has a field of its own above")
     return _restore_secrets({**entry, **more}, before)
 
 
@@ -111,24 +111,24 @@ def _parse_yaml(text: str) -> dict[str, Any]:
     Aliases and deep nesting are refused: a short text could take minutes to load.
     """
     if len(text) > _MAX_YAML_CHARACTERS:
-        raise BadKey(("more",), f"it has more than {_MAX_YAML_CHARACTERS:,} characters")
+        raise InvalidSetting(("more",), f"it has more than {_MAX_YAML_CHARACTERS:,} characters")
     try:
         depth = 0
         for event in yaml.parse(text, yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent):
-                raise BadKey(("more",), "aliases of YAML (*name) are not taken")
+                raise InvalidSetting(("more",), "aliases of YAML (*name) are not taken")
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > _MAX_YAML_DEPTH:
-                raise BadKey(("more",), f"it is nested more than {_MAX_YAML_DEPTH} deep")
+                raise InvalidSetting(("more",), f"it is nested more than {_MAX_YAML_DEPTH} deep")
         found = yaml.safe_load(text)
-    except BadKey:
+    except InvalidSetting:
         raise
     except (yaml.YAMLError, ValueError) as exc:
         problem = getattr(exc, "problem", None) or type(exc).__name__
-        raise BadKey(("more",), f"it is not YAML: {problem}") from exc
+        raise InvalidSetting(("more",), f"it is not YAML: {problem}") from exc
     if found is not None and not isinstance(found, dict):
-        raise BadKey(("more",), "it must map names of settings to values")
+        raise InvalidSetting(("more",), "it must map names of settings to values")
     return {str(name): value for name, value in (found or {}).items()}
 
 
@@ -142,7 +142,7 @@ def _restore_secrets(entry: dict[str, Any], before: Mapping[str, Any]) -> dict[s
 
     def secret(value: Any, key: str) -> Any:
         if value is None:
-            raise BadKey((key,), "write it again: the server's address has changed")
+            raise InvalidSetting((key,), "write it again: the server's address has changed")
         return value
 
     if entry.get("api_key") == HIDDEN:
@@ -242,12 +242,12 @@ class StoredModelForm(forms.ModelForm[StoredModel]):
         try:
             entry = entry_of(values, self.entry_before)
             spec = read_stored_entry(id_, entry)
-            check_names_of_servers(spec)
-        except (BadKey, ValueError, TypeError) as exc:
+            check_resolved_addresses(spec)
+        except (InvalidSetting, ValueError, TypeError) as exc:
             self._add_error_of_entry(exc)
             return values
         self._check_names(spec.id, spec.aliases)
-        self.instance.entry, self.instance.any_address = sealed(entry), False
+        self.instance.entry, self.instance.any_address = encrypt_secrets(entry), False
         return values
 
     def _add_error_of_entry(self, exc: Exception) -> None:

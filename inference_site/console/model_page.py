@@ -17,13 +17,13 @@ from django.urls import reverse
 from inference_site.admin_pages.labels import money, size
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
-from inference_site.catalogue.file_facts import FileFacts, file_facts
+from inference_site.catalogue.model_files import FileFacts, file_facts
 from inference_site.catalogue.model_labels import NO_PRICE, is_priced
 from inference_site.console.tiles import LATEST, Tile, latest_errors, recent_tiles
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import fleet
+from inference_site.fleet.commands import server_log
 from inference_site.fleet.leases import LiveWorker, ModelReport
-from inference_site.fleet.server_logs import lines_of
 from inference_site.generations.models import Generation
 from inference_site.model_store.models import StoredModel
 from inference_site.usage.models import Period
@@ -69,7 +69,7 @@ def model_context(request: HttpRequest, model: str) -> dict[str, Any]:
     ]
     logs: list[tuple[str, list[str]]] = []
     if request.user.has_perm(CHANGE):
-        logs = [(replica.worker.id, lines_of(replica.worker.id, model)) for replica in replicas]
+        logs = [(replica.worker.id, server_log(replica.worker.id, model)) for replica in replicas]
     tiles: list[Tile] = []
     if request.user.has_perm(USAGE):
         tiles = recent_tiles(Period.HOUR, dt.timedelta(days=1), models=[model])

@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from django.conf import settings
 
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.catalogue.model_files import fault_of, parts_of
+from inference_site.catalogue.gguf_files import parts_of
+from inference_site.catalogue.model_files import model_file_error
 from inference_site.doctor.finding import Finding, Level, judged
 from inference_site.fleet.leases import live_workers
 from inference_site.fleet.placement import why_no_host
 from inference_site.generations.maintenance import last_maintained
-from inference_site.model_store.entries import fault_of_entry, private_servers
+from inference_site.model_store.entries import entry_error, private_address_error
 from inference_site.model_store.models import StoredModel
-from inference_site.model_store.watching import look
+from inference_site.model_store.refresh import refresh_catalogue
 
 _MAINTENANCE_S = 10.0
 _FIX_FILE = (
@@ -31,9 +32,9 @@ _FIX_ADDRESS = (
 
 def check_models() -> Iterator[Finding]:
     """Look at the files of each model of the catalogue, also of those in the database."""
-    look()
+    refresh_catalogue()
     for spec in catalogue().models.values():
-        what, fault = f"model {spec.id}", fault_of(spec)
+        what, fault = f"model {spec.id}", model_file_error(spec)
         if fault:
             yield Finding(Level.FAIL, what, fault, _FIX_FILE)
         elif spec.file is None:
@@ -48,9 +49,9 @@ def _check_entries() -> Iterator[Finding]:
     """Look for entries of the database that are not served, or that could not be saved again."""
     for stored in StoredModel.objects.all():
         what = f"model {stored.model_id}"
-        if fault := fault_of_entry(stored):
+        if fault := entry_error(stored):
             yield Finding(Level.FAIL, what, f"it is not served: {fault}", _FIX_ENTRY)
-        elif stored.any_address and (fault := private_servers(stored)):
+        elif stored.any_address and (fault := private_address_error(stored)):
             yield Finding(Level.WARN, what, f"served until it is edited: {fault}", _FIX_ADDRESS)
 
 

@@ -1,1 +1,1 @@
-"""Leases of live workers and commands to them; generations and all above import it."""
+"""The live workers of the site: leases, commands to workers, and where models may be loaded."""

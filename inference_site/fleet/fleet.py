@@ -1,8 +1,8 @@
 """The fleet: all live workers of the site, and the actions load, unload, drain and resume.
 
-An action is a command that is sent to a worker through Redis. Its result is the state that the
-worker announces in its lease a moment later. The caller of these functions checks permissions: the
-API requires the scope ``models:write``, because models belong to the whole site.
+An action sends a command to a worker through Redis. Its result is the state that the worker
+announces in its lease a moment later. The callers check permissions: the API requires the scope
+``models:write``, because models belong to the whole site.
 
     FleetError
     ├── UnknownModel     the catalogue has no such model
@@ -14,7 +14,7 @@ API requires the scope ``models:write``, because models belong to the whole site
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -32,14 +32,17 @@ from inference_site.fleet.leases import (
     live_view,
     live_workers,
 )
+from inference_site.storage.deadlines import Deadlines
 from inference_site.storage.redis_clients import site_client
 
 _LOAD_REQUEST_S = 30
 """A requested load counts as pending for this time, unless a worker announces it earlier."""
-_SEEN_S = 2
-_UNLOADED = "unloaded-on-purpose"
 _UNLOAD_REQUEST_S = 3
 """A requested unload counts as pending for this time, until leases show it."""
+_LEASE_VISIBLE_S = 2
+"""After this time all web processes have read a new lease."""
+_UNLOADED = "unloaded-on-purpose"
+_load_deadlines = Deadlines("load-deadlines")
 
 
 class FleetError(Exception):
@@ -67,12 +70,12 @@ class NotLoaded(FleetError):
 
 
 class ModelStatus(StrEnum):
-    """The state of a model on the whole site: the best state in any worker."""
+    """The state of a model on the whole site: its best state in any worker."""
 
     LOADED = "loaded"  # At least one worker takes work for it.
     LOADING = "loading"  # At least one worker is loading it or about to, or a load was requested.
     FAILED = "failed"  # No worker has loaded it, and the last attempt failed.
-    UNLOADED = "unloaded"  # No worker has it, or only workers that are draining it.
+    UNLOADED = "unloaded"  # No worker has it, or workers are draining it.
 
 
 def workers() -> list[LiveWorker]:
@@ -86,13 +89,13 @@ def status_of(model: str) -> ModelStatus:
 
 
 def status_among(live: Iterable[LiveWorker], model: str) -> ModelStatus:
-    """Return the status of this model in these workers."""
+    """Return the status of a model in these workers."""
     return statuses_among(list(live), [model])[model]
 
 
 def statuses_among(live: Sequence[LiveWorker], models: Sequence[str]) -> dict[str, ModelStatus]:
-    """Return the status of each of these models in these workers, with one read of Redis."""
-    found = {model: _announced(live, model) for model in models}
+    """Return the status of each model in these workers, with one read of Redis."""
+    found = {model: _announced_status(live, model) for model in models}
     not_served = (ModelStatus.FAILED, ModelStatus.UNLOADED)
     idle = [model for model in models if found[model] in not_served]
     if idle:
@@ -105,7 +108,7 @@ def statuses_among(live: Sequence[LiveWorker], models: Sequence[str]) -> dict[st
     return found
 
 
-def _announced(live: Sequence[LiveWorker], model: str) -> ModelStatus:
+def _announced_status(live: Sequence[LiveWorker], model: str) -> ModelStatus:
     having = [worker for worker in live if worker.model(model) is not None]
     if any(worker.serves(model) for worker in having):
         return ModelStatus.LOADED
@@ -119,37 +122,44 @@ def _announced(live: Sequence[LiveWorker], model: str) -> ModelStatus:
 
 
 def load(worker: str | None, model: str) -> str:
-    """Have a worker load an additional model; return the id of the worker.
+    """Make a worker load an additional model; return the id of the worker.
 
     ``model`` is a name of the catalogue. Without ``worker``, choose the worker with the most free
-    memory among those that can load the model; if a load is already pending, send no other, and if
-    a worker has announced it, raise AlreadyLoading.
+    memory among those that can load the model. In that case send no second command while a load is
+    pending, and raise AlreadyLoading once a worker has announced the load.
     Raise UnknownModel, UnknownWorker or NotLoadable.
     """
-    spec = _known(model)
+    spec = _spec_of(model)
     if worker is None and (pending := loading_worker(spec.id)) is not None:
         return pending
     live = live_workers()
-    if worker is None and _announced(live, spec.id) == ModelStatus.LOADING:
+    if worker is None and _announced_status(live, spec.id) == ModelStatus.LOADING:
         raise AlreadyLoading(f"The model '{spec.id}' is being loaded.")
     if spec.replicas is not None and placement.replicas_of(spec, live) >= spec.replicas:
         raise NotLoadable(f"The model '{spec.id}' has all of its replicas ({spec.replicas}).")
-    chosen = _loader(spec, live if worker is None else [_only(live, worker)])
+    candidates = live if worker is None else [_worker_among(live, worker)]
+    able = [one for one in candidates if spec.id in one.loadable and not one.is_draining]
+    if not able:
+        why = placement.why_no_host(spec, candidates)
+        raise NotLoadable(f"No live worker can load the model '{spec.id}'. {why}".strip())
+    chosen = max(able, key=lambda one: max((d.memory_free for d in one.devices), default=0))
     key = _load_key(spec.id)
     if site_client().set(key, chosen.id, ex=_LOAD_REQUEST_S, nx=worker is None) is None:
-        return loading_worker(spec.id) or chosen.id  # Another request came first.
+        return loading_worker(spec.id) or chosen.id  # Another request won.
     send(chosen.id, Command("load", spec.id))
     return chosen.id
 
 
 def unload(worker: str | None, model: str) -> list[str]:
-    """Have a worker unload a model, without ``worker`` all workers; return their ids.
+    """Make a worker unload a model, without ``worker`` all workers; return their ids.
 
-    A worker takes no new work for the model; running generations get ``DRAIN_TIMEOUT_S`` to end.
-    Raise UnknownModel, UnknownWorker or NotLoaded.
+    A worker takes no new work for the model; its running generations have ``DRAIN_TIMEOUT_S`` to
+    end. Raise UnknownModel, UnknownWorker or NotLoaded.
     """
-    spec = _known(model)
-    having = [found.id for found in _found(worker) if found.model(spec.id) is not None]
+    spec = _spec_of(model)
+    live = live_workers()
+    asked = live if worker is None else [_worker_among(live, worker)]
+    having = [one.id for one in asked if one.model(spec.id) is not None]
     if not having:
         raise NotLoaded(f"No worker has the model '{spec.id}'.")
     clear_pending_load(spec.id)
@@ -162,50 +172,51 @@ def unload(worker: str | None, model: str) -> list[str]:
 
 
 def reload(model: str) -> list[str]:
-    """Have all workers that have a model load it anew; return their ids.
+    """Make all workers that have a model reload it; return their ids.
 
-    Each takes no new work for it until it is loaded; running generations get ``DRAIN_TIMEOUT_S``.
+    Each takes no new work for it until it is loaded; running generations have ``DRAIN_TIMEOUT_S``
+    to end.
     """
-    told = sorted(found.id for found in live_workers() if found.model(model) is not None)
-    for worker in told:
+    having = sorted(worker.id for worker in live_workers() if worker.model(model) is not None)
+    for worker in having:
         send(worker, Command("reload", model))
-    return told
+    return having
 
 
 def drain(worker: str) -> None:
-    """Have a worker take no new work until ``resume``; running generations continue to their end.
+    """Make a worker take no new work until ``resume``; running generations continue to their end.
 
-    The host can then be stopped without cutting off an answer. Raise UnknownWorker.
+    After that the host can be stopped without losing an answer. Raise UnknownWorker.
     """
-    send(_only(live_workers(), worker).id, Command("drain"))
+    send(_worker_among(live_workers(), worker).id, Command("drain"))
 
 
 def resume(worker: str) -> None:
-    """Have a drained worker take work again. Raise UnknownWorker."""
-    send(_only(live_workers(), worker).id, Command("resume"))
+    """Make a drained worker take work again. Raise UnknownWorker."""
+    send(_worker_among(live_workers(), worker).id, Command("resume"))
 
 
 def loading_worker(model: str) -> str | None:
-    """Return the worker with a pending load of this model: requested, but not yet announced."""
+    """Return the worker that was asked to load this model and has not announced the load yet."""
     worker = site_client().get(_load_key(model))
     return worker.decode() if isinstance(worker, bytes) else None
 
 
 def has_pending_command(model: str) -> bool:
-    """Return whether a load or unload of this model was requested and is not announced yet."""
+    """Whether a load or unload of this model was requested and is not announced yet."""
     return bool(site_client().exists(_load_key(model), _unload_key(model)))
 
 
 def clear_pending_load(model: str) -> None:
-    """Note that a worker has announced the requested load."""
+    """Forget the requested load: a worker has the model, or it was unloaded."""
     site_client().delete(_load_key(model))
     site_client().srem(_UNLOADED, model)
 
 
 def note_restart(models: Iterable[str]) -> None:
-    """Note that a worker of these models stops, and that another takes its place.
+    """Record that a worker of these models stops and that another one will replace it.
 
-    Until that one serves them, requests for them wait in the queue, at most for its timeout.
+    Until then requests for the models wait in the queue, at most for ``QUEUE_TIMEOUT_S``.
     """
     pipeline = site_client().pipeline(transaction=False)
     for model in models:
@@ -214,15 +225,15 @@ def note_restart(models: Iterable[str]) -> None:
 
 
 def note_restarted(models: Iterable[str]) -> None:
-    """Note that a worker serves these models; web processes see its lease a second later."""
+    """Let the record of ``note_restart`` expire once web processes see the new worker's lease."""
     pipeline = site_client().pipeline(transaction=False)
     for model in models:
-        pipeline.expire(_restart_key(model), _SEEN_S)
+        pipeline.expire(_restart_key(model), _LEASE_VISIBLE_S)
     pipeline.execute()
 
 
 def restarting(models: Sequence[str]) -> frozenset[str]:
-    """Return those of these models whose worker stops or has stopped, to be replaced."""
+    """Return the models among these whose worker is being replaced."""
     if not models:
         return frozenset()
     noted: Any = site_client().mget([_restart_key(model) for model in models])
@@ -230,23 +241,38 @@ def restarting(models: Sequence[str]) -> frozenset[str]:
 
 
 def unloaded_on_purpose() -> frozenset[str]:
-    """Return the models that all workers were told to unload, and none to load since."""
+    """Return the models that were unloaded from all workers and not loaded since."""
     names: Any = site_client().smembers(_UNLOADED)
     return frozenset(name.decode() for name in names)
 
 
 def note_announced_load(model: str) -> None:
-    """Note that a worker has announced the load; web processes see its lease a second later."""
-    site_client().expire(_load_key(model), _SEEN_S)
+    """Let the pending load expire once web processes see the lease that announces it."""
+    site_client().expire(_load_key(model), _LEASE_VISIBLE_S)
+
+
+def set_load_deadline(generation_id: str, wait_s: int) -> None:
+    """Fail a generation if its model is still loading after ``wait_s``."""
+    _load_deadlines.push(generation_id, wait_s)
+
+
+def passed_load_deadlines() -> list[str]:
+    """Return the generations whose load deadline has passed; some of them may have ended."""
+    return _load_deadlines.passed()
+
+
+def clear_load_deadlines(generation_ids: Collection[str]) -> None:
+    """Remove the load deadlines of these generations."""
+    _load_deadlines.forget(generation_ids)
 
 
 def is_on_demand(spec: ModelSpec) -> bool:
-    """Whether a request for the model has it loaded."""
+    """Whether a request for the model makes a worker load it."""
     return settings.LOAD_ON_DEMAND or not spec.is_preloaded
 
 
 def why_absent(spec: ModelSpec, live: Sequence[LiveWorker]) -> str:
-    """Return why none of these workers serves a model: no host may, or what its load says."""
+    """Return why none of these workers serves a model: placement, or the error of a load."""
     if why := placement.why_no_host(spec, live):
         return why
     reports = (worker.model(spec.id) for worker in live)
@@ -254,9 +280,9 @@ def why_absent(spec: ModelSpec, live: Sequence[LiveWorker]) -> str:
 
 
 def capabilities_of(spec: ModelSpec) -> frozenset[str]:
-    """Return what requests to this model may ask for, as its workers announce it.
+    """Return the model's capabilities as its workers announce them.
 
-    Without a worker, use what this host knows, which may lack the model's files.
+    Without a worker, return what this host knows; it may not have the model's files.
     """
     announced = (served.capabilities for served in live_view.having(spec.id))
     first = next((names for names in announced if names), None)
@@ -264,14 +290,14 @@ def capabilities_of(spec: ModelSpec) -> frozenset[str]:
 
 
 def tools_of(model: str) -> Literal["native", "prompt"] | None:
-    """Return how a model is shown the tools of requests; None where no worker tells."""
+    """Return how a model is given the tools of requests; None if no worker announces it."""
     return next((served.tools for served in live_view.having(model) if served.tools), None)
 
 
 def context_of(spec: ModelSpec) -> int:
-    """Return the tokens of this model's context, the shortest that its workers announce.
+    """Return the context length of this model: the shortest that its workers announce.
 
-    Without a worker, it is what this host knows.
+    Without a worker, return what this host knows.
     """
     return context_among(spec, live_view.having(spec.id))
 
@@ -282,38 +308,18 @@ def context_among(spec: ModelSpec, reports: Iterable[ModelReport]) -> int:
     return min(filter(None, announced), default=spec.context_length)
 
 
-def _known(model: str) -> ModelSpec:
+def _spec_of(model: str) -> ModelSpec:
     spec = catalogue().find(model)
     if spec is None:
         raise UnknownModel(f"There is no model '{model}'.")
     return spec
 
 
-def _found(worker: str | None) -> list[LiveWorker]:
-    live = live_workers()
-    if worker is None:
-        return live
-    return [_only(live, worker)]
-
-
-def _only(live: Iterable[LiveWorker], worker: str) -> LiveWorker:
+def _worker_among(live: Iterable[LiveWorker], worker: str) -> LiveWorker:
     found = next((one for one in live if one.id == worker), None)
     if found is None:
         raise UnknownWorker(f"There is no live worker '{worker}'.")
     return found
-
-
-def _loader(spec: ModelSpec, candidates: Sequence[LiveWorker]) -> LiveWorker:
-    able = [found for found in candidates if spec.id in found.loadable and not found.is_draining]
-    if not able:
-        why = placement.why_no_host(spec, candidates)
-        raise NotLoadable(f"No live worker can load the model '{spec.id}'. {why}".strip())
-    return max(able, key=_memory_free)
-
-
-def _memory_free(worker: LiveWorker) -> int:
-    """Return the most memory that a device of the worker has free."""
-    return max((device.memory_free for device in worker.devices), default=0)
 
 
 def _load_key(model: str) -> str:
@@ -326,39 +332,3 @@ def _unload_key(model: str) -> str:
 
 def _restart_key(model: str) -> str:
     return f"restart:{model}"
-
-
-__all__ = [
-    "AlreadyLoading",
-    "FleetError",
-    "LiveWorker",
-    "ModelReport",
-    "ModelState",
-    "ModelStatus",
-    "NotLoadable",
-    "NotLoaded",
-    "UnknownModel",
-    "UnknownWorker",
-    "capabilities_of",
-    "clear_pending_load",
-    "context_among",
-    "context_of",
-    "drain",
-    "has_pending_command",
-    "is_on_demand",
-    "load",
-    "loading_worker",
-    "note_restart",
-    "note_restarted",
-    "reload",
-    "restarting",
-    "resume",
-    "status_among",
-    "status_of",
-    "statuses_among",
-    "tools_of",
-    "unload",
-    "unloaded_on_purpose",
-    "why_absent",
-    "workers",
-]

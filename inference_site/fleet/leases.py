@@ -1,8 +1,8 @@
 """Leases: which workers are alive and which models they serve.
 
-A worker renews a key with a short time to live. A worker whose key is gone is dead or cut off, and
-``generations.maintenance`` ends or requeues its generations. A worker announces itself before it
-loads its models, so that others can tell a loading model from one that no worker serves.
+A worker renews a key with a short time to live. A worker without a key is dead or cut off, and
+``generations.maintenance`` fails or requeues its generations. A worker announces itself before it
+loads its models, so that other processes can tell a loading model from one that no worker serves.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ PERIOD_S = 2.0
 LEASE_S = 5
 HOST_MEMORY = "memory"
 """The name of the device that is the host's memory."""
-_RUNS_A_SECOND = 100
-"""For each so many runs a lease lives a second longer: of as many threads that want to compute, the
-one that renews it has its turn late."""
+_RUNS_PER_EXTRA_SECOND = 100
+"""The lease lives a second longer for each 100 runs: with so many threads, the one that renews the
+lease gets the processor late."""
 _INDEX = "workers"
-_MOMENT_S = 0.1
-"""However many requests ask who lives now, no more than ten a second read it."""
+_MIN_READ_INTERVAL_S = 0.1
+"""Bounds how often ``LiveView.serving_now`` reads Redis, for any number of requests."""
 # KEYS: lease, index, unsent tokens. ARGV: the lease, its seconds, id of the worker, seconds of the
-# unsent tokens, their ids and numbers.
+# unsent tokens, then pairs of a generation and its tokens.
 _RENEW = (
     FIRST_WRITE
     + """
@@ -51,7 +51,7 @@ redis.call("EXPIRE", KEYS[3], ARGV[4])
 
 
 def lease_key(worker: str) -> str:
-    """Return the key in Redis that lives as long as a worker's lease."""
+    """Return the key in Redis of a worker's lease."""
     return f"worker:{worker}"
 
 
@@ -64,7 +64,7 @@ class ModelState(StrEnum):
 
     LOADING = "loading"  # The file is being read, or the engine built.
     READY = "ready"  # The worker takes work for it.
-    SLEEPING = "sleeping"  # It made room; its server is there, and wakes for the next load.
+    SLEEPING = "sleeping"  # Evicted; its server sleeps, and wakes for the next load.
     DRAINING = "draining"  # No new work; running generations continue.
     FAILED = "failed"  # The load failed; ``reason`` says why.
 
@@ -73,19 +73,21 @@ class ModelState(StrEnum):
 class ModelReport:
     """One model in one worker; ``busy`` of its ``slots`` are running.
 
-    ``progress`` of a load is from 0 to 1, None when it is unknown. ``since`` is the Unix time at
-    which the model entered its state, or at which a failed load began. ``library`` is the name and
-    version of the inference library. ``capabilities`` are what requests may ask for; they are
-    announced because a web host may not have the model's files. ``run_s`` is how long its last runs
-    took, in the mean; 0 before the first. What is known of its file: ``size_bytes``, 0 without one;
-    its ``architecture`` and ``quantisation``; ``trained_context``, in tokens; ``memory_bytes``,
-    about what it needs with all slots full, and ``memory_parts``, what that is made of.
-    ``context_length`` is that of a slot. ``taken_bytes`` is what its server takes, and
-    ``telemetry`` what that tells of itself, by the names of ``worker.model_servers.telemetry``.
-    ``expected_s`` is in how many seconds a model that is loading should be ready, by how long its
-    loads took and those before it; None when that is unknown. ``tools`` is how it is shown the
-    tools of requests; None where it takes none. ``away_since`` is when its server went away, which
-    may come back by itself; 0 while it is there, and if it was never ready.
+    ``progress`` of a load is from 0 to 1, None if unknown. ``since`` is the Unix time at which the
+    model entered its state, or at which a failed load began. ``library`` is the name and version of
+    the inference library. ``capabilities`` are announced because a web host may not have the
+    model's files. ``run_s`` is the mean duration of the last runs; 0 before the first.
+    ``context_length`` is that of a slot.
+
+    Facts of the file: ``size_bytes``, 0 without a file; ``architecture``, ``quantisation``;
+    ``trained_context`` in tokens; ``memory_bytes``, the estimate with all slots full, and
+    ``memory_parts``, its breakdown. ``taken_bytes`` is the memory of the model's server, and
+    ``telemetry`` its own metrics, by the names of ``worker.model_servers.telemetry``.
+
+    ``expected_s`` is the estimated time until a loading model is ready, None if unknown. ``tools``
+    is how the model is given the tools of requests; None if it takes no tools. ``away_since`` is
+    the Unix time at which the model's server became unreachable; it may come back by itself. 0
+    while it is reachable, or if it was never ready.
     """
 
     id: str
@@ -114,13 +116,13 @@ class ModelReport:
 
     @property
     def free(self) -> int:
-        """The number of free slots; 0 unless the model is ready."""
+        """Free slots; 0 unless the model is ready."""
         return max(0, self.slots - self.busy) if self.state == ModelState.READY else 0
 
 
 @dataclass(frozen=True, slots=True)
 class HostState:
-    """A worker's host: its processor, the load of its last minute, its memory and its GPUs."""
+    """A worker's host; ``load`` is the average of the last minute."""
 
     cpu: str = ""
     cores: int = 0
@@ -136,9 +138,9 @@ class LiveWorker:
 
     ``host`` is a host name, ``started_at`` a Unix time. ``loadable`` has the ids of the models that
     it can load on command. ``release`` is the version of this program in the worker. ``state`` is
-    that of its host. ``memory_bytes`` is what its process has in memory. ``labels`` are its names
-    in the ``hosts`` of entries. ``offers`` are the models with ``replicas`` that it would load, and
-    whether it has room for each (``fleet.placement``).
+    that of its host. ``memory_bytes`` is the memory of its process. ``labels`` match the ``hosts``
+    of entries. ``offers`` maps the models with ``replicas`` that it would load to whether it has
+    free memory for them (``fleet.placement``).
     """
 
     id: str
@@ -155,11 +157,11 @@ class LiveWorker:
     offers: dict[str, bool] = field(default_factory=dict)
 
     def model(self, id_: str) -> ModelReport | None:
-        """Return this worker's report of the model, None if it does not have it."""
+        """Return the worker's report of a model; None if it does not have the model."""
         return next((served for served in self.models if served.id == id_), None)
 
     def serves(self, model: str) -> bool:
-        """Return whether this worker takes work for the model."""
+        """Whether this worker takes work for the model."""
         served = self.model(model)
         return served is not None and served.state == ModelState.READY and not self.is_draining
 
@@ -169,10 +171,10 @@ _document = TypeAdapter(LiveWorker)
 
 
 class Lease:
-    """Renews the lease of this process on its own thread, independently of the engines.
+    """Renews the lease of this process on its own thread; ``describe`` returns its content.
 
-    ``describe`` returns the value to announce. ``unsent`` returns the output tokens so far of the
-    generations that have sent nothing, by id; they outlive the lease (see ``unsent_tokens``).
+    ``unsent`` returns the output tokens so far of the generations that have sent nothing, by id;
+    they outlive the lease (see ``unsent_tokens``).
     """
 
     def __init__(
@@ -193,7 +195,7 @@ class Lease:
         self._thread.start()
 
     def stop(self) -> None:
-        """Delete the lease, so that nobody has to wait for it to expire."""
+        """Delete the lease, so that no process waits for it to expire."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join(timeout=PERIOD_S)
@@ -204,14 +206,14 @@ class Lease:
             logger.warning("lease: could not delete: %s", exc)
 
     def renew(self, ttl_s: int | None = None) -> None:
-        """Write the lease once; ``ttl_s``, if given, becomes its time to live from now on."""
+        """Write the lease once; ``ttl_s`` changes its time to live, also for later renewals."""
         with self._lock:
             self._ttl_s = ttl_s or self._ttl_s
             try:
                 described = self._describe()
                 busy = sum(model.busy for model in described.models)
                 keys = (lease_key(self._worker), _INDEX, _unsent_key(self._worker))
-                kept_s = self._ttl_s + busy // _RUNS_A_SECOND
+                kept_s = self._ttl_s + busy // _RUNS_PER_EXTRA_SECOND
                 lease = (_document.dump_json(described), kept_s, self._worker)
                 unsent: list[str | int] = [settings.RUN_TTL_S]
                 for id_and_tokens in self._unsent().items():
@@ -232,44 +234,42 @@ class Lease:
 
 def live_workers() -> list[LiveWorker]:
     """Return the workers that hold a lease. Raise redis' errors when Redis is down."""
-    client = site_client()
-    names = sorted(name.decode() for name in _members(client))
+    names = sorted(_indexed_workers())
     if not names:
         return []
-    leases: Any = client.mget([lease_key(name) for name in names])
+    leases: Any = site_client().mget([lease_key(name) for name in names])
     return [_document.validate_json(lease) for lease in leases if lease is not None]
 
 
 def is_alive(worker: str) -> bool:
-    """Return whether this worker holds its lease."""
+    """Whether this worker holds its lease."""
     return bool(site_client().exists(lease_key(worker)))
 
 
 def unsent_tokens(worker: str, generation_id: str) -> int:
-    """Return how many output tokens a generation had at the last renewal of its worker's lease.
+    """Return the output tokens of a generation at the last renewal of its worker's lease.
 
-    0 where it had none, or had sent some: those are in its event log.
+    0 if it had none, or had sent some: those are in its event log.
     """
-    told: Any = site_client().hget(_unsent_key(worker), generation_id)
-    return int(told or 0)
+    tokens: Any = site_client().hget(_unsent_key(worker), generation_id)
+    return int(tokens or 0)
 
 
 def prune() -> list[str]:
     """Remove workers without a lease from the index, and return their ids.
 
-    A worker that is alive after all adds itself again with its next renewal.
+    A removed worker that is alive adds itself again with its next renewal.
     """
     client = site_client()
-    names = [name.decode() for name in _members(client)]
-    gone = [name for name in names if not client.exists(lease_key(name))]
-    if gone:
-        client.srem(_INDEX, *gone)
-    return gone
+    dead = [name for name in _indexed_workers() if not client.exists(lease_key(name))]
+    if dead:
+        client.srem(_INDEX, *dead)
+    return dead
 
 
-def _members(client: Any) -> set[bytes]:
-    members: set[bytes] = client.smembers(_INDEX)
-    return members
+def _indexed_workers() -> list[str]:
+    members: Any = site_client().smembers(_INDEX)
+    return [name.decode() for name in members]
 
 
 def _live_workers_or_error() -> list[LiveWorker] | redis.exceptions.RedisError:
@@ -286,28 +286,24 @@ def _or_raise(found: list[LiveWorker] | redis.exceptions.RedisError) -> list[Liv
 
 
 class LiveView:
-    """The live workers, read once a second, because every request asks for them."""
+    """A cache of the live workers, read once a second, because every request needs them."""
 
     def __init__(self, ttl_s: float = 1.0) -> None:
         self._recent = Recent(_live_workers_or_error, ttl_s)
 
     def workers(self) -> list[LiveWorker]:
-        """Return the workers as they were a second ago at most. Raise redis' errors.
+        """Return the workers, at most a second old. Raise redis' errors.
 
-        An error lasts as long, so that only one thread at a time waits for an unreachable Redis.
+        An error is cached, too, so that only one thread at a time waits for an unreachable Redis.
         """
         return _or_raise(self._recent.now())
 
-    def workers_now(self) -> list[LiveWorker]:
-        """Return the workers as they were a moment ago at most. Raise redis' errors."""
-        return _or_raise(self._recent.at_most(_MOMENT_S))
-
-    def look(self) -> list[LiveWorker]:
-        """Return the workers as they are, which this process then knows. Raise redis' errors."""
+    def refresh(self) -> list[LiveWorker]:
+        """Read the workers, cache and return them. Raise redis' errors."""
         return _or_raise(self._recent.at_most(0))
 
     def forget(self) -> None:
-        """Have them read anew."""
+        """Drop the cached workers."""
         self._recent.forget()
 
     def serving(self, model: str) -> list[LiveWorker]:
@@ -315,21 +311,26 @@ class LiveView:
         return [worker for worker in self.workers() if worker.serves(model)]
 
     def serving_now(self, model: str) -> list[LiveWorker]:
-        """Return the same; when there seem to be none, look again before that is believed.
+        """Return the workers that take work for this model; if the cache has none, read again.
 
-        So a worker that has just become ready is used by its first request.
+        So the first request after a load finds the worker.
         """
-        return self.serving(model) or [w for w in self.workers_now() if w.serves(model)]
+        if serving := self.serving(model):
+            return serving
+        workers = _or_raise(self._recent.at_most(_MIN_READ_INTERVAL_S))
+        return [worker for worker in workers if worker.serves(model)]
 
     def away_since(self, model: str) -> float:
-        """Return when the last server of this model went away, which may come back; 0 if one is
-        there, or none will come back."""
+        """Return when the last server of this model became unreachable; 0 if one is reachable.
+
+        Also 0 if none will come back by itself.
+        """
         if self.serving(model):
             return 0.0
         return max((served.away_since for served in self.having(model)), default=0.0)
 
     def having(self, model: str) -> list[ModelReport]:
-        """Return every worker's report of this model, in any state."""
+        """Return each worker's report of this model, in any state."""
         found = (worker.model(model) for worker in self.workers())
         return [served for served in found if served is not None]
 

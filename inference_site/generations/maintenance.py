@@ -42,8 +42,8 @@ from inference_site.domain.errors import (
     QueueTimeout,
     WorkerLost,
 )
+from inference_site.fleet.fleet import clear_load_deadlines, passed_load_deadlines
 from inference_site.fleet.leases import is_alive, live_view, prune
-from inference_site.fleet.load_deadlines import forget_waits, overdue
 from inference_site.generations.cancellation import (
     cancel,
     cancel_waiting,
@@ -265,7 +265,7 @@ def _expire(generation: Generation, code: str, error: Exception) -> None:
 
 def expire_while_loading() -> None:
     """Fail those accepted while their model was loading that have waited ``LOAD_WAIT_S`` for it."""
-    late = overdue()
+    late = passed_load_deadlines()
     if not late:
         return
     waiting = Generation.objects.filter(public_id__in=late, status=Status.QUEUED)
@@ -276,7 +276,7 @@ def expire_while_loading() -> None:
         # If the model is served now, the generation waits for a slot, as others do.
         if row is not None and not live_view.serving(row.model):
             _expire(row, "model_loading", ModelLoading())
-        forget_waits([public_id])
+        clear_load_deadlines([public_id])
 
     _each((public_id, partial(expire, public_id)) for public_id in late)
 

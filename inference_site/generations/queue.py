@@ -21,8 +21,8 @@ from django.db.models.expressions import CombinedExpression
 from django.db.models.functions import Now
 
 from inference_site.errors.api_errors import UnavailableError
+from inference_site.fleet.fleet import set_load_deadline
 from inference_site.fleet.leases import live_view
-from inference_site.fleet.load_deadlines import wait_for_load
 from inference_site.generations.cancellation import cancel
 from inference_site.generations.models import Generation, ServiceClass, Status
 from inference_site.generations.queue_position import (
@@ -186,7 +186,7 @@ def _commit(
         # Before the row is committed: when Redis fails, nothing is accepted.
         loads = not live_view.serving(row.model) and not live_view.away_since(row.model)
         if settings.LOAD_WAIT_S and not row.background and loads:
-            wait_for_load(row.public_id, settings.LOAD_WAIT_S)
+            set_load_deadline(row.public_id, settings.LOAD_WAIT_S)
         if not is_wanted():
             raise UnavailableError
         has_more = before_row or with_row or must_count

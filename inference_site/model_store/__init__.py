@@ -1,1 +1,1 @@
-"""Models that operators keep in the database, and their pulls from a hub, in any process."""
+"""Models, adapters and pulls that operators keep in the database."""

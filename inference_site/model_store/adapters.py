@@ -1,8 +1,8 @@
-"""LoRA adapters that were added to models while the site runs, and how much of each applies.
+"""LoRA adapters that operators add to models at run time, and the scale of each adapter.
 
-They are rows until they are removed. A worker reads those of a model when it loads it; web
-processes read all of them once a second. Files are named from ``MODELS_DIR`` on, which each host
-has in a place of its own.
+They are rows until they are removed. A worker reads the rows of a model when it loads the model;
+web processes read all rows once a second. Files are relative to ``MODELS_DIR``, whose path may
+differ between hosts.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 from django.conf import settings
 from django.db import models, transaction
 
+from inference_site.catalogue.gguf_files import metadata
+from inference_site.catalogue.model_files import architecture_of, file_below, file_error
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.model_store.models import Adapter
 from inference_site.storage.connections import lent_connection
@@ -22,65 +24,65 @@ from inference_site.storage.recent import Recent
 _SEEN_S = 1.0
 
 _ADAPTER = tuple[str, str]
-"""The id of a model, and a name."""
+"""The id of a model and the name of an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
-    """What was added: files in the order in which they came, and scales of any adapter."""
+class AddedAdapters:
+    """The files of added adapters, oldest first, and the scales of all adapters."""
 
     files: Mapping[_ADAPTER, str] = field(default_factory=dict)
     scales: Mapping[_ADAPTER, float] = field(default_factory=dict)
 
     def to(self, spec: ModelSpec) -> ModelSpec:
-        """Return the model with its adapters, and those that apply where a request names none."""
+        """Return the model with the added adapters, and the scales for requests that set none."""
         if not (self.files or spec.lora_adapters):
             return spec
         folder = Path(settings.MODELS_DIR)
         files = {name: folder / file for (id_, name), file in self.files.items() if id_ == spec.id}
         adapters = {**spec.lora_adapters, **files}
-        applied = tuple((name, self.scales.get((spec.id, name), 0.0)) for name in adapters)
+        scales = ((name, self.scales.get((spec.id, name), 0.0)) for name in adapters)
         return replace(
             spec,
             lora_adapters=adapters,
-            lora=tuple((name, scale) for name, scale in applied if scale),
+            lora=tuple((name, scale) for name, scale in scales if scale),
         )
 
     def models_with(self, name: str) -> list[str]:
-        """Return the ids of the models to which an adapter of this name was added."""
+        """Return the ids of the models to which an adapter with this name was added."""
         return [id_ for id_, added in self.files if added == name]
 
 
-def read() -> Added:
-    """Return what was added. Raise the database's errors."""
+def read() -> AddedAdapters:
+    """Read all rows. Raise the database's errors."""
     with lent_connection():
         rows = list(Adapter.objects.order_by("pk"))
-    return Added(
+    return AddedAdapters(
         {(row.model_id, row.name): row.file for row in rows if row.file},
         {(row.model_id, row.name): row.scale for row in rows},
     )
 
 
 def add(model: str, name: str, file: str) -> bool:
-    """Add an adapter; return False if the model has an added one of this name."""
+    """Add an adapter; return False if one with this name was already added to the model."""
     fields = {"file": file, "scale": 0.0}
     return Adapter.objects.get_or_create(model_id=model, name=name, defaults=fields)[1]
 
 
 def remove(model: str, name: str) -> bool:
-    """Remove an added adapter; return False if there is none."""
+    """Remove an added adapter; return False if it does not exist."""
     return bool(_added(model).filter(name=name).delete()[0])
 
 
 def remove_newest(model: str) -> str | None:
-    """Remove the adapter of the model that was added last; return its name."""
+    """Remove the adapter that was added to the model last; return its name, None without one."""
     with lent_connection():
         newest = _added(model).order_by("-pk").first()
         return newest.name if newest and remove(model, newest.name) else None
 
 
 def set_scales(model: str, scales: Mapping[str, float]) -> None:
-    """Say how much of which adapters applies to requests that name none; of the others nothing."""
+    """Set the scales for requests that set none; all other adapters of the model get 0."""
     with transaction.atomic():
         rows = Adapter.objects.filter(model_id=model)
         rows.filter(file="").delete()
@@ -94,4 +96,31 @@ def _added(model: str) -> models.QuerySet[Adapter]:
 
 
 added_view = Recent(read, _SEEN_S)
-"""What was added. Every request asks for it."""
+"""A cache of ``read``, because every request needs it."""
+
+
+def adapter_file(given: str, spec: ModelSpec) -> str:
+    """Return the path of an adapter for this model, relative to ``MODELS_DIR``.
+
+    Raise ValueError for a path outside of it, a file that is not a LoRA adapter, or an adapter for
+    another architecture.
+    """
+    folder = Path(settings.MODELS_DIR)
+    try:
+        path = file_below(folder, given, (".gguf",))
+    except ValueError as exc:
+        raise ValueError(f"{exc}.") from exc
+    if not path.is_file():
+        raise ValueError(f"there is no file '{given[:200]}' in MODELS_DIR.")
+    if error := file_error(path):
+        raise ValueError(f"{error.replace(str(path), given)}.")
+    try:
+        header = dict(metadata(path))
+    except (OSError, ValueError) as exc:
+        raise ValueError(f"{exc}.") from exc
+    if header.get("general.type") != "adapter" or header.get("adapter.type") != "lora":
+        raise ValueError(f"'{given[:200]}' is not a LoRA adapter.")
+    own, expected = header.get("general.architecture"), architecture_of(spec)
+    if expected and own != expected:
+        raise ValueError(f"it is for models of the architecture {own}, not {expected}.")
+    return path.relative_to(folder).as_posix()

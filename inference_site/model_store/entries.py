@@ -1,9 +1,13 @@
-"""Entries in the database: read and checked as those of the models file are, and more strictly.
+"""Entries in the database: parsed as those of the models file are, with stricter checks.
 
 The owner of the host writes the models file. The entries here are written by people who may not
-read the host's files, run code on it or reach its network, so each option is allowed one by one,
-files are named below ``MODELS_DIR``, and servers have public addresses unless the settings allow
+read the host's files, run code on it or reach its network, so each option is allowed explicitly,
+files must be below ``MODELS_DIR``, and servers must have public addresses unless the settings allow
 others.
+
+Secrets of entries are encrypted, so that a copy of the database does not contain them. The key is
+derived from ``SECRET_KEY``, which web processes and workers share. A secret without the prefix
+``sealed:`` is plain text.
 """
 
 from __future__ import annotations
@@ -11,22 +15,22 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from cryptography.fernet import InvalidToken
 from django.conf import settings
 
 from inference_site.catalogue.engines.registry import ENGINES
-from inference_site.catalogue.entry import Entry
 from inference_site.catalogue.model_files import file_below
-from inference_site.catalogue.models_file import read_entry
-from inference_site.catalogue.operator_settings import BadKey
+from inference_site.catalogue.models_file import ModelEntry, read_entry
+from inference_site.catalogue.operator_settings import InvalidSetting
 from inference_site.domain.addresses import AllowedAddresses
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.model_store.models import StoredModel
-from inference_site.model_store.sealed_entries import opened
+from inference_site.storage.cipher import cipher_for
 
 logger = logging.getLogger(__name__)
 
@@ -62,162 +66,200 @@ ALLOWED_OPTIONS: Mapping[str, frozenset[str]] = {
     ),
     "scripted": frozenset({"script"}),
 }
-"""What an entry in the database may have, by engine; under the empty name, with any engine.
+"""The options that an entry in the database may have, by engine; the empty name is for all engines.
 
-``api_key_env`` and ``api_key_file`` are not among it: they would send any secret of the worker to a
+``api_key_env`` and ``api_key_file`` are not allowed: they would send any secret of the worker to a
 server that the entry names.
 """
 
-_ADDRESSES = ("base_url", "base_urls")
-_NOT_ALLOWED = (
+_PRIVATE_ADDRESS = (
     "{} has an address that is not public; the owner of the site may allow it in "
     "UPSTREAM_ALLOWED_HOSTS or UPSTREAM_ALLOWED_NETWORKS"
 )
-_LOOK_UP_S = 2.0
+_RESOLVE_TIMEOUT_S = 2.0
+_SEALED_PREFIX, _CIPHER_PURPOSE = "sealed:", "model entries"
+
+
+def encrypt_secrets(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry with its API key and headers encrypted; encrypted ones stay as they are."""
+
+    def encrypt(_key: str, secret: str) -> str:
+        if secret.startswith(_SEALED_PREFIX):
+            return secret
+        return _SEALED_PREFIX + cipher_for(_CIPHER_PURPOSE).encrypt(secret.encode()).decode()
+
+    return _map_secrets(entry, encrypt)
+
+
+def decrypt_secrets(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry as the models file would have it.
+
+    Raise InvalidSetting for a secret that was encrypted with another ``SECRET_KEY``.
+    """
+
+    def decrypt(key: str, secret: str) -> str:
+        if not secret.startswith(_SEALED_PREFIX):
+            return secret
+        token = secret.removeprefix(_SEALED_PREFIX).encode()
+        try:
+            return cipher_for(_CIPHER_PURPOSE).decrypt(token).decode()
+        except (InvalidToken, UnicodeError) as exc:
+            message = "it was encrypted with another SECRET_KEY: write it again"
+            raise InvalidSetting((key,), message) from exc
+
+    return _map_secrets(entry, decrypt)
+
+
+def _map_secrets(entry: Mapping[str, Any], change: Callable[[str, str], str]) -> dict[str, Any]:
+    changed = dict(entry)
+    if isinstance(changed.get("api_key"), str):
+        changed["api_key"] = change("api_key", changed["api_key"])
+    if isinstance(headers := changed.get("headers"), dict):
+        changed["headers"] = {
+            name: change("headers", value) if isinstance(value, str) else value
+            for name, value in headers.items()
+        }
+    return changed
 
 
 def read_stored_entry(
     id_: str, entry: Mapping[str, Any], *, any_address: bool = False
 ) -> ModelSpec:
-    """Return the spec of an entry, whose secrets may be sealed.
+    """Return the spec of an entry, whose secrets may be encrypted.
 
-    ``any_address``: its servers may be at private addresses, too. Raise BadKey, also for an option
-    or a file that only the models file may name.
+    ``any_address`` allows private addresses of its servers. Raise InvalidSetting, also for an
+    option or a file that only the models file may name.
     """
     _check_options(entry)
     allowed = None if any_address else allowed_addresses()
-    spec = read_entry(id_, opened(entry), _located, allowed)
+    spec = read_entry(id_, decrypt_secrets(entry), _path_below_models_dir, allowed)
     if allowed is not None:
-        for key, host in _hosts(spec):
+        for key, host in _server_hosts(spec):
             if not allowed.may_name(host):
-                raise BadKey((key,), _NOT_ALLOWED.format(host))
+                raise InvalidSetting((key,), _PRIVATE_ADDRESS.format(host))
     return spec
 
 
 def allowed_addresses() -> AllowedAddresses:
-    """Return where servers of entries in the database may be, by the settings."""
+    """Return the addresses that servers of entries in the database may have, by the settings."""
     return AllowedAddresses(
         tuple(settings.UPSTREAM_ALLOWED_HOSTS), tuple(settings.UPSTREAM_ALLOWED_NETWORKS)
     )
 
 
-def check_names_of_servers(spec: ModelSpec) -> None:
-    """Raise BadKey if a server's name resolves to an address that is not allowed, from here.
+def check_resolved_addresses(spec: ModelSpec) -> None:
+    """Raise InvalidSetting if the name of a server resolves to an address that is not allowed.
 
-    Workers look again at each connection; this is for the form, which says so at once. It waits two
-    seconds for a name at most.
+    This gives the form an early error; workers check the address of each connection. It waits at
+    most two seconds for a name.
     """
     allowed = allowed_addresses()
-    for key, host in _hosts(spec):
-        if not all(allowed.has(host, address) for address in _look_up(host)):
-            raise BadKey((key,), _NOT_ALLOWED.format(host))
+    for key, host in _server_hosts(spec):
+        if not all(allowed.has(host, address) for address in _resolve(host)):
+            raise InvalidSetting((key,), _PRIVATE_ADDRESS.format(host))
 
 
-def fault_of_entry(stored: StoredModel) -> str:
-    """Return why the model of a row is left out of the catalogue; an empty text if it is not."""
-    tried = _tried(stored.model_id, stored.entry, stored.any_address)
-    return "" if isinstance(tried, ModelSpec) else tried
+def entry_error(stored: StoredModel) -> str:
+    """Return why the catalogue leaves out the model of a row; an empty text if it does not."""
+    result = _spec_or_error(stored.model_id, stored.entry, stored.any_address)
+    return "" if isinstance(result, ModelSpec) else result
 
 
-def private_servers(stored: StoredModel) -> str:
-    """Return why a row could not be saved as it is, if that is for its servers' addresses only."""
-    spec = _tried(stored.model_id, stored.entry, any_address=True)
+def private_address_error(stored: StoredModel) -> str:
+    """Return why a valid row could not be saved again, if only for its servers' addresses."""
+    spec = _spec_or_error(stored.model_id, stored.entry, any_address=True)
     if not isinstance(spec, ModelSpec):
         return ""
-    strict = _tried(stored.model_id, stored.entry, any_address=False)
+    strict = _spec_or_error(stored.model_id, stored.entry, any_address=False)
     if not isinstance(strict, ModelSpec):
         return strict
     try:
-        check_names_of_servers(spec)
-    except BadKey as exc:
-        return _told(exc)
+        check_resolved_addresses(spec)
+    except InvalidSetting as exc:
+        return _message(exc)
     return ""
 
 
-def _tried(id_: str, entry: Any, any_address: bool) -> ModelSpec | str:
-    """Return the spec of an entry as it is in a row, or what is wrong with it."""
+def _spec_or_error(id_: str, entry: Any, any_address: bool) -> ModelSpec | str:
+    """Return the spec of a row's entry, or what is wrong with it."""
     try:
         return read_stored_entry(id_, dict(entry), any_address=any_address)
-    except (BadKey, ValueError, TypeError) as exc:
-        return _told(exc)
-    except Exception as exc:  # Of one row, which must not keep the others from being served.
+    except (InvalidSetting, ValueError, TypeError) as exc:
+        return _message(exc)
+    except Exception as exc:  # One bad row must not stop the others from being served.
         logger.exception("the model %s of the database cannot be read", id_)
         return type(exc).__name__
 
 
 def _check_options(entry: Mapping[str, Any]) -> None:
-    """Raise BadKey for an option of the entry's engine that only the models file may have."""
-    engine = entry.get("engine", Entry.model_fields["engine"].default)
-    if isinstance(engine, str) and engine in ENGINES and engine not in ALLOWED_OPTIONS:
-        raise BadKey(("engine",), f"only the models file may have the engine {engine}")
-    declared = ENGINES.get(engine) if isinstance(engine, str) else None
-    if declared is None:
-        return  # What it says of the engine is wrong.
-    known = {*Entry.model_fields, *declared.options.model_fields}
+    """Raise InvalidSetting for an engine or option that only the models file may have."""
+    engine = entry.get("engine", ModelEntry.model_fields["engine"].default)
+    if not isinstance(engine, str) or engine not in ENGINES:
+        return  # ``read_entry`` refuses it.
+    if engine not in ALLOWED_OPTIONS:
+        raise InvalidSetting(("engine",), f"only the models file may have the engine {engine}")
+    known = {*ModelEntry.model_fields, *ENGINES[engine].options.model_fields}
     allowed = ALLOWED_OPTIONS[""] | ALLOWED_OPTIONS[engine]
     if refused := known.intersection(entry) - allowed:
-        raise BadKey((min(refused),), "only the models file may have it")
+        raise InvalidSetting((min(refused),), "only the models file may have it")
 
 
-def _located(file: str, endings: Sequence[str]) -> str:
-    """Return where a file lies: names are read from ``MODELS_DIR``. Raise ValueError."""
+def _path_below_models_dir(file: str, endings: Sequence[str]) -> str:
     return str(file_below(Path(settings.MODELS_DIR), file.removeprefix("hf:"), endings))
 
 
-def _hosts(spec: ModelSpec) -> Iterator[tuple[str, str]]:
-    """Yield the hosts of an entry's servers, each with its option."""
-    for key in _ADDRESSES:
+def _server_hosts(spec: ModelSpec) -> Iterator[tuple[str, str]]:
+    """Yield the option and the host of each of an entry's servers."""
+    for key in ("base_url", "base_urls"):
         given = spec.options.get(key) or []
         for url in given if isinstance(given, list) else [given]:
             yield key, str(url.host or "").strip("[]")
 
 
-def _look_up(host: str) -> list[str]:
-    """Return the addresses of a host; none if they are not known in time."""
-    found: SimpleQueue[list[str]] = SimpleQueue()
+def _resolve(host: str) -> list[str]:
+    """Return the addresses of a host; none if the resolver fails or takes too long."""
+    results: SimpleQueue[list[str]] = SimpleQueue()
 
-    def ask() -> None:
+    def resolve() -> None:
         try:
-            places = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
-            places = []
-        found.put([str(place[4][0]) for place in places])
+            infos = []
+        results.put([str(info[4][0]) for info in infos])
 
-    threading.Thread(target=ask, daemon=True).start()  # The resolver knows no time limit.
+    threading.Thread(target=resolve, daemon=True).start()  # The resolver takes no timeout.
     try:
-        return found.get(timeout=_LOOK_UP_S)
+        return results.get(timeout=_RESOLVE_TIMEOUT_S)
     except Empty:
         return []
 
 
-def _told(exc: Exception) -> str:
+def _message(exc: Exception) -> str:
     path = ".".join(getattr(exc, "path", ()))
     return f"{path}: {exc}" if path else str(exc)
 
 
 class StoredSpecs:
-    """The specs of the entries; each is read anew when it has changed."""
+    """The specs of the entries in the database; an entry is parsed again only when it changed."""
 
     def __init__(self) -> None:
         self._entries: dict[str, tuple[Any, bool]] = {}
         self._specs: dict[str, ModelSpec] = {}
 
     def read(self) -> list[ModelSpec]:
-        """Return the specs; entries that are wrong are left out. Raise the database's errors."""
+        """Return the specs of all valid entries. Raise the database's errors."""
         rows = StoredModel.objects.order_by("pk").values_list("model_id", "entry", "any_address")
-        found = {id_: (entry, any_address) for id_, entry, any_address in rows}
-        if found != self._entries:
-            old, self._entries = self._entries, found
-            changed = {id_: entry for id_, entry in found.items() if old.get(id_) != entry}
-            kept = {id_: spec for id_, spec in self._specs.items() if id_ in found}
-            self._specs = {id_: s for id_, s in kept.items() if id_ not in changed}
-            for id_, (entry, any_address) in changed.items():
-                self._add(id_, entry, any_address)
-        return [self._specs[id_] for id_ in found if id_ in self._specs]
-
-    def _add(self, id_: str, entry: Any, any_address: bool) -> None:
-        tried = _tried(id_, entry, any_address)
-        if isinstance(tried, ModelSpec):
-            self._specs[id_] = tried
-        else:
-            logger.warning("the model %s of the database is left out: %s", id_, tried)
+        entries = {id_: (entry, any_address) for id_, entry, any_address in rows}
+        specs = {}
+        for id_, (entry, any_address) in entries.items():
+            if self._entries.get(id_) == (entry, any_address):
+                if id_ in self._specs:
+                    specs[id_] = self._specs[id_]
+                continue
+            result = _spec_or_error(id_, entry, any_address)
+            if isinstance(result, ModelSpec):
+                specs[id_] = result
+            else:
+                logger.warning("the model %s of the database is left out: %s", id_, result)
+        self._entries, self._specs = entries, specs
+        return list(specs.values())

@@ -1,4 +1,4 @@
-"""What is kept of models: StoredModel, an entry of the catalogue; Adapter; Pull, one on its way."""
+"""Models, LoRA adapters and pulls in the database."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from django.utils import timezone
 from inference_site.storage.content_field import ContentField
 
 MAIN = "main"
-"""The branch of a repository that is pulled unless another revision is named."""
+"""The default revision of a pull."""
 _ID = RegexValidator(
     r"\A\w[\w.:/@+-]*\Z", "Letters and digits, and . : / @ + - _ after the first of them."
 )
 
 
 class StoredModel(models.Model):
-    """A model that an operator has added; ``entry`` is what the models file would have of it.
+    """A model that an operator has added; ``entry`` has the keys of an entry of the models file.
 
-    ``any_address``: the servers of the entry may be at private addresses that the settings do not
-    allow. Only entries that are older than this rule have it, until they are edited.
+    ``any_address`` allows private addresses of its servers whatever the settings say. Only entries
+    that are older than the restriction have it, until they are edited.
     """
 
     model_id = models.CharField("ID", max_length=200, unique=True, validators=[_ID])
@@ -41,10 +41,10 @@ class StoredModel(models.Model):
 
 
 class Adapter(models.Model):
-    """A LoRA adapter that was added to a model, and how much of it applies to all requests.
+    """A LoRA adapter that was added to a model, and its scale for requests that set none.
 
-    ``file`` lies below ``MODELS_DIR``; it is empty for one of the model's entry, which only has a
-    scale here.
+    ``file`` is relative to ``MODELS_DIR``. It is empty for an adapter of the model's entry, whose
+    row only holds a scale.
     """
 
     model_id = models.CharField("model", max_length=200)
@@ -63,18 +63,18 @@ class Adapter(models.Model):
 
 
 class PullState(models.TextChoices):
-    """A pull moves forward only, but for one whose worker is gone: another goes on with it."""
+    """A pull only moves forward; if its worker dies, another worker continues it."""
 
-    QUEUED = "queued"  # No worker has taken it yet.
-    RUNNING = "running"  # A worker fetches it.
-    COMPLETED = "completed"  # The file is there and has been checked.
+    QUEUED = "queued"  # No worker has claimed it yet.
+    RUNNING = "running"  # A worker downloads the file.
+    COMPLETED = "completed"  # The file is complete and checked.
     FAILED = "failed"  # ``error`` says why.
-    CANCELLED = "cancelled"  # An operator stopped it; what was fetched stays for another pull.
+    CANCELLED = "cancelled"  # An operator stopped it; another pull can resume the download.
 
 
 UNFINISHED = (PullState.QUEUED, PullState.RUNNING)
 MOST_UNFINISHED = 32
-"""Pulls that may wait or run when a key asks for another one."""
+"""API keys cannot request another pull beyond this number."""
 _LOCK = "SELECT pg_advisory_xact_lock(0x1F5A0005)"
 
 
@@ -83,30 +83,30 @@ class TooManyPulls(Exception):
 
 
 class PullQuerySet(models.QuerySet["Pull"]):
-    """The moves of a pull; each is a guarded UPDATE, so that only one mover wins."""
+    """The transitions of a pull; each is guarded, so that only one process wins."""
 
     def join(self, reference: str) -> Pull:
-        """Return the unfinished pull of a reference on any host, or a new one.
+        """Return the unfinished pull of this reference that any host may run, or a new one.
 
         Two callers at the same moment get the same pull. Raise TooManyPulls.
         """
         with transaction.atomic():
             with connection.cursor() as cursor:
                 cursor.execute(_LOCK)
-            going = self.filter(state__in=UNFINISHED)
-            same = going.filter(reference=reference, revision=MAIN, host="").order_by("pk")
-            if (joined := same.first()) is not None:
-                return joined
-            if going.count() >= MOST_UNFINISHED:
+            unfinished = self.filter(state__in=UNFINISHED)
+            same = unfinished.filter(reference=reference, revision=MAIN, host="").order_by("pk")
+            if (pull := same.first()) is not None:
+                return pull
+            if unfinished.count() >= MOST_UNFINISHED:
                 raise TooManyPulls
             return self.create(reference=reference)
 
     def claim(self, worker: str, host: str, live: Collection[str]) -> Pull | None:
-        """Have a worker take the oldest pull that waits, or whose worker is not among ``live``."""
-        is_left = Q(state=PullState.RUNNING) & ~Q(worker__in=live)
-        mine = self.filter(Q(state=PullState.QUEUED) | is_left, host__in=("", host))
+        """Claim the oldest pull that is queued, or whose worker is not among ``live``."""
+        worker_died = Q(state=PullState.RUNNING) & ~Q(worker__in=live)
+        waiting = self.filter(Q(state=PullState.QUEUED) | worker_died, host__in=("", host))
         with transaction.atomic():
-            found = mine.select_for_update(skip_locked=True).order_by("pk").first()
+            found = waiting.select_for_update(skip_locked=True).order_by("pk").first()
             if found is not None:
                 found.state, found.worker = PullState.RUNNING, worker
                 found.started_at = found.started_at or timezone.now()
@@ -114,23 +114,23 @@ class PullQuerySet(models.QuerySet["Pull"]):
         return found
 
     def move(self, pull: Pull, state: PullState, **facts: object) -> bool:
-        """Note how a pull goes on in its worker; False if it is not that worker's any more."""
+        """Update a running pull; return False if its worker no longer holds it."""
         if state not in UNFINISHED:
             facts["finished_at"] = timezone.now()
         held = self.filter(pk=pull.pk, state=PullState.RUNNING, worker=pull.worker)
         return bool(held.update(state=state, **facts))
 
     def cancel(self, pk: int) -> bool:
-        """Stop a pull; its worker notices within a second. False if it has ended."""
-        going = self.filter(pk=pk, state__in=UNFINISHED)
-        return bool(going.update(state=PullState.CANCELLED, finished_at=timezone.now()))
+        """Cancel a pull; its worker stops within a second. Return False if it has ended."""
+        unfinished = self.filter(pk=pk, state__in=UNFINISHED)
+        return bool(unfinished.update(state=PullState.CANCELLED, finished_at=timezone.now()))
 
 
 class Pull(models.Model):
-    """A model to be fetched from the hub into ``MODELS_DIR``, and then to be served.
+    """The download of a model from the hub into ``MODELS_DIR``.
 
-    ``host`` is the host that has to fetch it, any if empty. ``size_bytes`` is 0 until it is known;
-    of a split model both sizes are those of the part that is being fetched.
+    ``host`` is the host that must download it, any if empty. ``size_bytes`` is 0 until it is known;
+    for a split model both sizes are those of the current part.
     """
 
     reference = models.CharField("model", max_length=300)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference_site.api.payload import WireRequest
-from inference_site.catalogue.engines.registry import honoured_fields
-from inference_site.catalogue.sampler_fields import MOST_BIAS, SamplerFields
+from inference_site.catalogue.engines.registry import supported_fields
+from inference_site.catalogue.sampler_fields import MAX_BIAS, SamplerFields
 from inference_site.domain.messages import AudioPart, ImagePart, Message
 from inference_site.domain.request import GenerationRequest, Tool
 from inference_site.errors.api_errors import InvalidRequestError
@@ -134,7 +134,7 @@ RESTRICTIONS = (
     _Restriction(STRUCTURAL_TAG),
     _Restriction(
         "logit_bias",
-        lambda biases: any(abs(bias) == MOST_BIAS for bias in (biases or {}).values()),
+        lambda biases: any(abs(bias) == MAX_BIAS for bias in (biases or {}).values()),
     ),
     _Restriction("add_generation_prompt", _is_false),
 )
@@ -147,7 +147,7 @@ _OF_SERVERS = {*ServerFields.model_fields, "structural_tag"}
 def _honours(model: ResolvedModel, name: str) -> bool:
     if name in model.capabilities:
         return True
-    honoured = honoured_fields(model.spec)
+    honoured = supported_fields(model.spec)
     return name not in _OF_SERVERS if honoured is None else name in honoured
 
 
@@ -159,7 +159,7 @@ def require_fields(
     ``endpoint`` is a capability, too. ``unused`` are fields without an effect on this request.
     """
     require_endpoint(model, endpoint)
-    honoured = honoured_fields(model.spec) or ()
+    honoured = supported_fields(model.spec) or ()
     for need in _NEEDS:
         if need.capability in model.capabilities or need.field in unused:
             continue
@@ -179,7 +179,7 @@ def ignored_fields(model: ResolvedModel, body: WireRequest, asked: GenerationReq
     The grammar of a custom tool constrains a call that must come, and no other.
     """
     names = body.ignored_params
-    honoured = honoured_fields(model.spec)
+    honoured = supported_fields(model.spec)
     hints = (name for name in HINTS if getattr(body, name, None) is not None)
     names += [name for name in hints if not _honours(model, name)]
     if honoured is not None:

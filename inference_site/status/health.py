@@ -129,7 +129,7 @@ def _check_redis() -> str:
 def _check_workers(absent: dict[str, str]) -> str:
     """Return "ok" or what is missing; put into ``absent`` what may be, with its state."""
     # The next request asks the same view: what is told to be ready here is used at once.
-    workers, unloaded = live_view.look(), fleet.unloaded_on_purpose()
+    workers, unloaded = live_view.refresh(), fleet.unloaded_on_purpose()
     statuses = fleet.statuses_among(workers, list(catalogue().models))
     can_serve = ModelStatus.LOADED in statuses.values()
     missing = []

@@ -14,10 +14,8 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from pytest_django.fixtures import Settings
 
-from inference_site.catalogue.catalogue import DEMO_FILE, Catalogue, catalogue
-from inference_site.catalogue.discovery import discover
-from inference_site.catalogue.entry import default_threads
-from inference_site.catalogue.models_file import entry_lines, read_models_file
+from inference_site.catalogue.catalogue import DEMO_FILE, Catalogue, catalogue, discover
+from inference_site.catalogue.models_file import default_threads, entry_lines, read_models_file
 from inference_site.domain.model_spec import ModelSpec, Price
 from inference_site.domain.sampling import Sampling
 from inference_site.management.commands import serve

@@ -11,10 +11,9 @@ from unittest.mock import patch
 import gguf
 import pytest
 
-from inference_site.catalogue.catalogue import DEMO_FILE
-from inference_site.catalogue.discovery import discover
-from inference_site.catalogue.gguf_header import metadata
-from inference_site.catalogue.model_files import file_below, is_later_part, is_weights, parts_of
+from inference_site.catalogue.catalogue import DEMO_FILE, discover
+from inference_site.catalogue.gguf_files import is_later_part, metadata, parts_of
+from inference_site.catalogue.model_files import file_below, is_weights
 from tests.tiny_vision import write_projector
 from tests.tiny_weights import write_adapter, write_model
 
@@ -77,7 +76,7 @@ def test_what_cannot_be_read_is_told_and_left_out(
     path.write_bytes(content)
     with pytest.raises(ValueError, match=told):
         list(metadata(path))
-    with patch("inference_site.catalogue.discovery.logger") as logger:
+    with patch("inference_site.catalogue.catalogue.logger") as logger:
         assert discover(tmp_path) == []
     assert logger.warning.call_args.args[1] == path
 

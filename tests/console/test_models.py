@@ -17,8 +17,8 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.device import Device
 from inference_site.fleet.leases import HostState, Lease, LiveWorker, ModelReport
 from inference_site.generations.models import Status
+from inference_site.model_store.entries import decrypt_secrets
 from inference_site.model_store.models import Pull, PullState, StoredModel
-from inference_site.model_store.sealed_entries import opened
 from inference_site.storage.redis_clients import site_client
 from tests.generations.rows import create_generation
 
@@ -84,7 +84,7 @@ def test_a_model_is_added_changed_and_removed_and_the_audit_log_tells(admin: Cli
     answer = admin.post(address, changed)
     assert answer.status_code == 302, answer.context["adminform"].form.errors
     kept.refresh_from_db()
-    assert (kept.entry["slots"], opened(kept.entry)["api_key"]) == (5, "sk-secret")
+    assert (kept.entry["slots"], decrypt_secrets(kept.entry)["api_key"]) == (5, "sk-secret")
     with connection.cursor() as cursor:
         cursor.execute("SELECT entry::text FROM model_store_storedmodel")
         assert "sk-secret" not in cursor.fetchone()[0]

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
-from inference_site.catalogue.gguf_header import metadata
+from inference_site.catalogue.gguf_files import metadata
 from tests.ports import free_port
 from tests.served_stack import MORE_MODELS, ROOT, ServedStack, served_stack
 from tests.tiny_weights import write_adapter

@@ -13,7 +13,7 @@ from inference_site.catalogue.catalogue import Catalogue
 from inference_site.domain.device import Device
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import fleet
-from inference_site.fleet.commands import Command, Listener, send
+from inference_site.fleet.commands import Command, CommandListener, send
 from inference_site.fleet.fleet import (
     AlreadyLoading,
     ModelStatus,
@@ -209,7 +209,7 @@ def test_capabilities_are_those_that_a_worker_announces(
 
 def test_commands_are_obeyed_in_order_and_not_after_the_end() -> None:
     worker, heard = new_id("host:"), list[Command]()
-    listener = Listener(worker, heard.append)
+    listener = CommandListener(worker, heard.append)
     commands = [Command("load", "a"), Command("unload", "a"), Command("drain")]
     for command in commands:
         send(worker, command)

@@ -13,7 +13,7 @@ from django.core.management import CommandError, call_command
 from pytest_django.fixtures import Settings
 
 from inference_site.catalogue.catalogue import DEMO_FILE, catalogue
-from inference_site.catalogue.hub import Reference, kept
+from inference_site.catalogue.hub import Reference, downloaded
 from inference_site.fleet import fleet, leases
 from inference_site.fleet.leases import Lease, LiveView, LiveWorker, ModelReport, prune
 from inference_site.generations.queue import new_id
@@ -161,7 +161,7 @@ def test_file_is_fetched_and_checked(hub: Hub, models: Path, reference: str) -> 
     assert file.read_bytes() == hub.files["tiny.Q8_0.gguf"]
     assert str(file) in out.getvalue()
     assert "file: hf:org/repo/tiny.Q8_0.gguf" in out.getvalue()
-    assert kept(Reference.read(reference), models) == file
+    assert downloaded(Reference.read(reference), models) == file
     call_command("pull", reference, stdout=out)  # Nothing is fetched again.
     assert hub.ranges == []
 

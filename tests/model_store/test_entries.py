@@ -19,18 +19,22 @@ from pytest_django.fixtures import Settings
 
 from inference_site.catalogue.catalogue import Catalogue, catalogue
 from inference_site.catalogue.engines.registry import ENGINES
-from inference_site.catalogue.entry import Entry
-from inference_site.catalogue.models_file import read_models_file
-from inference_site.catalogue.operator_settings import BadKey
+from inference_site.catalogue.models_file import ModelEntry, read_models_file
+from inference_site.catalogue.operator_settings import InvalidSetting
 from inference_site.console.forms import HIDDEN, entry_changes, entry_of, form_values, hide_secrets
 from inference_site.doctor.finding import Level
 from inference_site.doctor.fleet import check_models
 from inference_site.domain.addresses import AllowedAddresses
 from inference_site.domain.model_spec import ModelSpec, Price
-from inference_site.model_store.entries import ALLOWED_OPTIONS, StoredSpecs, read_stored_entry
+from inference_site.model_store.entries import (
+    ALLOWED_OPTIONS,
+    StoredSpecs,
+    decrypt_secrets,
+    encrypt_secrets,
+    read_stored_entry,
+)
 from inference_site.model_store.models import StoredModel
-from inference_site.model_store.sealed_entries import opened, sealed
-from inference_site.model_store.watching import wanted_specs
+from inference_site.model_store.refresh import wait_for_specs
 
 ENTRY = {
     "engine": "openai_upstream",
@@ -86,7 +90,7 @@ OLD = {"engine": "ctransformers", "file": "a.bin", "model_type": "gpt2"}
 def test_an_entry_that_is_wrong_is_refused(
     entry: dict[str, Any], path: tuple[str, ...], told: str
 ) -> None:
-    with pytest.raises(BadKey, match=told) as caught:
+    with pytest.raises(InvalidSetting, match=told) as caught:
         read_stored_entry("m", entry)
     assert caught.value.path == path
 
@@ -105,7 +109,7 @@ def test_each_option_is_allowed_in_the_database_or_refused_there_on_purpose() ->
     refused["scripted"] = {"load_ms", "load_fails"}
     refused["llama_cpp"] = {"llama_server"}
     whole_host = {"exclusive_with", "min_resident", "pinned"}
-    assert ALLOWED_OPTIONS[""] == set(Entry.model_fields) - whole_host
+    assert ALLOWED_OPTIONS[""] == set(ModelEntry.model_fields) - whole_host
     assert ALLOWED_OPTIONS.keys() == {"", *ENGINES} - {"command"}
     for name in ALLOWED_OPTIONS.keys() - {""}:
         known = set(ENGINES[name].options.model_fields)
@@ -133,7 +137,7 @@ def test_a_link_that_leads_out_of_the_directory_is_no_file_of_it(
     settings.MODELS_DIR.mkdir()
     (tmp_path / "secret").write_text("x")
     (settings.MODELS_DIR / "t.jinja").symlink_to(tmp_path / "secret")
-    with pytest.raises(BadKey, match="not in the directory"):
+    with pytest.raises(InvalidSetting, match="not in the directory"):
         read_stored_entry("m", {**OLD, "chat_template": "t.jinja"})
 
 
@@ -145,7 +149,7 @@ def test_the_settings_allow_private_addresses(settings: Settings) -> None:
     settings.UPSTREAM_ALLOWED_HOSTS = ["10.1.2.3"]
     read_stored_entry("m", entry)
     settings.UPSTREAM_ALLOWED_HOSTS = [".internal"]
-    with pytest.raises(BadKey, match="UPSTREAM_ALLOWED_HOSTS"):
+    with pytest.raises(InvalidSetting, match="UPSTREAM_ALLOWED_HOSTS"):
         read_stored_entry("m", entry)
     assert read_stored_entry("m", {**ENTRY, "base_url": "http://gpu.internal/v1"})
 
@@ -205,7 +209,7 @@ def test_the_form_gives_back_the_entry_and_shows_no_secret() -> None:
     assert "hush" not in str(values)
     assert entry_of(values, ENTRY) == ENTRY
     moved = {**values, "more": values["more"].replace("http://a/", "http://evil/")}
-    with pytest.raises(BadKey, match="write it again"):
+    with pytest.raises(InvalidSetting, match="write it again"):
         entry_of(moved, ENTRY)
 
 
@@ -223,7 +227,7 @@ def test_the_audit_log_has_old_and_new_values_and_no_secret() -> None:
     ["[1]", "a: [", "a: &x 1\nb: *x", "slots: 1", "x" * 30_000, "[" * 5_000, "!!python/name:os"],
 )
 def test_more_settings_that_are_no_mapping_of_yaml_are_refused(more: str) -> None:
-    with pytest.raises(BadKey):
+    with pytest.raises(InvalidSetting):
         entry_of({"more": more, "is_listed": True}, {})
 
 
@@ -247,7 +251,7 @@ def test_the_models_file_wins_over_the_database_and_that_over_the_folder() -> No
     )
     assert not known.update()  # The database cannot be asked: nothing changes.
     gone = known.update([])
-    assert [one.id for one in gone.gone] == ["new"]
+    assert [one.id for one in gone.removed] == ["new"]
     assert known.models["both"].slots == 1
     assert known.find("new") is None
 
@@ -261,14 +265,14 @@ def test_only_what_the_engine_heeds_has_a_model_loaded_again() -> None:
 
 
 def test_secrets_are_sealed_and_opened_with_the_key_of_the_site_only(settings: Settings) -> None:
-    kept = sealed(ENTRY)
+    kept = encrypt_secrets(ENTRY)
     assert "sk-secret" not in str(kept)
     assert "hush" not in str(kept)
-    assert opened(kept) == opened(sealed(kept)) == ENTRY
+    assert decrypt_secrets(kept) == decrypt_secrets(encrypt_secrets(kept)) == ENTRY
     assert kept["base_url"] == ENTRY["base_url"]
     assert read_stored_entry("m", kept) == read_stored_entry("m", ENTRY)
     settings.SECRET_KEY = "another" * 9
-    with pytest.raises(BadKey, match="write it again") as caught:
+    with pytest.raises(InvalidSetting, match="write it again") as caught:
         read_stored_entry("m", kept)
     assert caught.value.path == ("api_key",)
 
@@ -285,7 +289,7 @@ def test_a_worker_starts_with_a_model_of_the_database(
     stored_model: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    assert [spec.id for spec in wanted_specs(["demo", "k"])] == ["demo", stored_model]
+    assert [spec.id for spec in wait_for_specs(["demo", "k"])] == ["demo", stored_model]
     assert caplog.text == "", "`serve` prints it among its own lines"
 
 
@@ -293,7 +297,7 @@ def test_a_worker_starts_with_a_model_of_the_database(
 def test_a_name_that_the_database_does_not_have_either_is_refused_at_once() -> None:
     catalogue.cache_clear()
     with pytest.raises(ImproperlyConfigured, match="Unknown model 'nobody'"):
-        wanted_specs(["nobody"], timeout_s=3600)
+        wait_for_specs(["nobody"], timeout_s=3600)
 
 
 def test_the_commands_list_models_of_the_database(

@@ -27,7 +27,7 @@ from inference_site.model_store.models import (
     StoredModel,
     TooManyPulls,
 )
-from inference_site.model_store.watching import look
+from inference_site.model_store.refresh import refresh_catalogue
 from inference_site.storage.connections import lent_connection
 from inference_site.streams.batches import Ending
 from tests.gateway.asgi import scope
@@ -115,7 +115,7 @@ def test_a_model_of_the_hub_is_pulled_and_served(ask: Ask, name: str, reference:
     assert asked.status == 200
     assert Pull.objects.get().reference == reference
     assert Pulls("w").run_next()
-    look()
+    refresh_catalogue()
     lines, ending = asked.lines()
     assert (lines[0], lines[-1]) == (MANIFEST, SUCCESS)
     assert (ending.status, json.loads(ending.body)) == (200, SUCCESS)
@@ -250,7 +250,7 @@ def test_a_model_of_another_project_is_not_known(ask: Ask) -> None:
     StoredModel.objects.create(
         model_id="theirs", entry={"engine": "scripted", "projects": ["another"]}
     )
-    look()
+    refresh_catalogue()
     assert ask("theirs").status == 404
 
 

@@ -16,8 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from inference_site.catalogue.engines.openai_upstream import FLAVORS, FlavorName
 from inference_site.catalogue.engines.registry import model_capabilities
-from inference_site.catalogue.engines.upstream_flavors import FLAVORS, FlavorName
 from inference_site.domain.model_spec import ModelSpec
 from tests.real_servers.contract import CONTEXT_LENGTH, SLOTS
 from tests.served_stack import ROOT

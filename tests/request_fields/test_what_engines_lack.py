@@ -9,8 +9,8 @@ import pytest
 
 from completions.mapping import to_generation_request
 from completions.wire.chat import ChatCompletionRequest
+from inference_site.catalogue.engines.openai_upstream import FLAVORS
 from inference_site.catalogue.engines.registry import model_capabilities
-from inference_site.catalogue.engines.upstream_flavors import FLAVORS
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.capabilities import HINTS, RESTRICTIONS, ignored_fields

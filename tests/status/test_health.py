@@ -79,7 +79,7 @@ def three(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LiveWorker]]:
     """A catalogue of a model here and two of other servers; the workers that are alive."""
     workers: list[LiveWorker] = []
     monkeypatch.setattr(health, "catalogue", lambda: Mock(models=dict(SPECS), optional=frozenset()))
-    monkeypatch.setattr(health, "live_view", Mock(look=lambda: workers))
+    monkeypatch.setattr(health, "live_view", Mock(refresh=lambda: workers))
     yield workers
     site_client().delete("unloaded-on-purpose")
 

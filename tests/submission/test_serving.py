@@ -70,7 +70,7 @@ def test_a_worker_is_used_as_soon_as_it_is_ready(monkeypatch: pytest.MonkeyPatch
     lease.start()
     try:
         wait_until(lambda: name in [worker.id for worker in leases.live_workers()])
-        time.sleep(2 * leases._MOMENT_S)
+        time.sleep(2 * leases._MIN_READ_INTERVAL_S)
         require_served(spec)
     finally:
         lease.stop()

@@ -14,7 +14,7 @@ import redis.exceptions
 from django.conf import settings
 from django.db import connection
 
-from inference_site.catalogue.catalogue import Changes, catalogue
+from inference_site.catalogue.catalogue import CatalogueChanges, catalogue
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet import fleet
@@ -161,12 +161,12 @@ class ModelLoader:
         seconds = self._queue.expected_s(model, loading_s, eviction_s)
         return None if seconds is None else round(seconds, 1)
 
-    def apply(self, changes: Changes, *, takes_new: bool) -> None:
+    def apply(self, changes: CatalogueChanges, *, takes_new: bool) -> None:
         """Load and unload models after a change of the catalogue.
 
         ``takes_new``: load new entries, too.
         """
-        for spec in changes.gone:
+        for spec in changes.removed:
             self.after_restart.discard(spec.id)
             in_background(self.unload, spec.id)
         for old, new in changes.changed:

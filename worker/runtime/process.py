@@ -22,7 +22,7 @@ from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.kinds import import_kinds
 from inference_site.generations.wake_ups import drop_wake_ups_of, own_queue, queue_named
 from inference_site.model_store import adapters
-from inference_site.model_store.watching import wanted_specs, watch_models
+from inference_site.model_store.refresh import wait_for_specs, watch_models
 from inference_site.observability.tracing import start_tracing
 from inference_site.process_lifecycle import (
     default_stop_signals,
@@ -77,7 +77,7 @@ def run_worker(
     for kind in import_kinds():  # So that the first request does not wait for it.
         reader_of(kind.assembly)
     wait()
-    specs = wanted_specs(names)
+    specs = wait_for_specs(names)
     default_stop_signals()
     switch_threads_often()
     runtime = _runtime = Runtime(_with_adapters(specs))

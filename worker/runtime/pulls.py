@@ -13,8 +13,7 @@ import redis.exceptions
 from django.conf import settings
 from django.core.exceptions import ValidationError
 
-from inference_site.catalogue.catalogue import catalogue
-from inference_site.catalogue.discovery import id_of
+from inference_site.catalogue.catalogue import catalogue, id_of
 from inference_site.catalogue.hub import HubError, Reference, fetch
 from inference_site.catalogue.model_files import files_of
 from inference_site.catalogue.routes import Route

@@ -20,7 +20,7 @@ from typing import Any
 import redis.exceptions
 from django.db import connection
 
-from inference_site.catalogue.file_facts import file_facts
+from inference_site.catalogue.model_files import file_facts
 from inference_site.domain.device import Device
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec

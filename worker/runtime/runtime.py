@@ -17,8 +17,8 @@ from django.conf import settings
 
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.fleet import fleet, server_logs
-from inference_site.fleet.commands import Command, Listener
+from inference_site.fleet import commands, fleet
+from inference_site.fleet.commands import Command, CommandListener
 from inference_site.fleet.leases import Lease, LiveWorker, ModelReport, ModelState, live_workers
 from inference_site.generations.maintenance import end_orphans, try_and_log
 from inference_site.process_lifecycle import notify, notify_stopping, predecessor_runs
@@ -56,7 +56,7 @@ class Runtime:
         self._publisher = Publisher()
         self.runs = Runs(self.id, self._publisher, lambda: self.accepts_work, self.changed)
         self.lease = Lease(self.id, self.described, lambda: self.runs.unsent_tokens)
-        self._listener = Listener(self.id, self.execute)
+        self._listener = CommandListener(self.id, self.execute)
         self._ending = threading.Thread(target=self._announce_end, name="end", daemon=True)
         self.on_change: Callable[[], None] = lambda: None
         """Called, from any thread, when the list of open models may have changed."""
@@ -301,7 +301,7 @@ class Runtime:
             case "log":
                 if model := self.loader.models.get(command.model):
                     with contextlib.suppress(redis.exceptions.RedisError):
-                        server_logs.tell(self.id, command.model, model.log_lines)
+                        commands.store_server_log(self.id, command.model, model.log_lines)
                 return
             case "drain":
                 self.is_draining = True

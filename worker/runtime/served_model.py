@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from inference_site.catalogue.engines.registry import library_of, model_capabilities
-from inference_site.catalogue.file_facts import FileFacts, file_facts
+from inference_site.catalogue.model_files import FileFacts, file_facts
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.leases import ModelReport, ModelState

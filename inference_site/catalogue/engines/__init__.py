@@ -1,1 +1,1 @@
-"""What each engine supports, without its library; the catalogue's users import it."""
+"""Options and capabilities of each engine, without importing its library."""

@@ -1,4 +1,4 @@
-"""A model whose server the worker starts by a command of the models file, and its options."""
+"""The options of a model whose server the worker starts with a command of the models file."""
 
 from __future__ import annotations
 
@@ -8,21 +8,13 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, NonNegativeInt, ValidationInfo, field_validator
 
 from inference_site.catalogue.engines.openai_upstream import ServerOptions
-from inference_site.catalogue.operator_settings import AnyText, Text
+from inference_site.catalogue.operator_settings import Text, TextOrNumber
 
 PLACEHOLDERS = ("api_key", "file", "gpus", "host", "id", "models_dir", "port", "socket")
-_SOME = dict.fromkeys(PLACEHOLDERS, "")
 
 
-def _command(text: str) -> str:
-    """Return the command. Raise ValueError for one that cannot be split or filled in."""
-    if not words_of(text, _SOME):
-        raise ValueError("is empty")
-    return text
-
-
-def words_of(command: str, values: dict[str, str]) -> list[str]:
-    """Return the words of a command, split as a shell does, each with its placeholders filled in.
+def split_command(command: str, values: dict[str, str]) -> list[str]:
+    """Return the words of a command, split as a shell does, with their placeholders filled in.
 
     No shell runs it. Raise ValueError for quotes that do not close and for unknown placeholders.
     """
@@ -35,15 +27,21 @@ def words_of(command: str, values: dict[str, str]) -> list[str]:
         raise ValueError(f"cannot be read: {exc}") from exc
 
 
-_Command = Annotated[AnyText, AfterValidator(_command)]
+def _check_command(command: str) -> str:
+    if not split_command(command, dict.fromkeys(PLACEHOLDERS, "")):
+        raise ValueError("is empty")
+    return command
+
+
+_Command = Annotated[TextOrNumber, AfterValidator(_check_command)]
 
 
 class CommandOptions(ServerOptions):
-    """How a server is started and stopped, and how it is spoken to; see docs/engines.md.
+    """How the worker starts, stops and calls the server; see docs/engines.md.
 
-    ``ready`` is the path that answers with status 200 once the server can be used; without it, it
-    is the flavor's. ``gpus`` are the numbers of the GPUs that it may see. ``sleep`` is vLLM's level
-    of sleep: when the model makes room, its server goes to sleep instead of ending.
+    ``ready`` is the path that answers with status 200 once the server accepts requests; the default
+    is the flavor's. ``gpus`` are the numbers of the GPUs that the server may see. ``sleep`` is
+    vLLM's sleep level: when the worker evicts the model, its server sleeps instead of ending.
     """
 
     command: _Command
@@ -57,7 +55,7 @@ class CommandOptions(ServerOptions):
 
     @field_validator("sleep")
     @classmethod
-    def _is_vllms(cls, level: int, info: ValidationInfo) -> int:
+    def _only_vllm_sleeps(cls, level: int, info: ValidationInfo) -> int:
         if level and info.data.get("flavor") != "vllm":
             raise ValueError("only a server with the flavor vllm can sleep")
         return level

@@ -17,8 +17,8 @@ from pydantic import (
     field_validator,
 )
 
-from inference_site.catalogue.engines.chat import ChatOptions
-from inference_site.catalogue.gguf_header import TOKENS, fields
+from inference_site.catalogue.engines.options import ChatOptions
+from inference_site.catalogue.gguf_files import TOKENS, fields
 from inference_site.catalogue.operator_settings import GgufFile, Text
 from inference_site.domain.model_spec import ModelSpec
 

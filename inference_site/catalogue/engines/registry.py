@@ -1,4 +1,4 @@
-"""What each engine declares, without loading it: its options, its capabilities and its library."""
+"""The engines, declared without their libraries: options, capabilities and library of each."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ from inference_site.domain.model_spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class DeclaredEngine:
-    """What is known of an engine without its library.
+    """An engine, without its library.
 
-    ``capabilities`` says what requests to a model may ask for; ``library`` is the package that it
-    runs on, in the extra of the engine's name (``llama-cpp``, with a dash). ``honoured`` names the
-    fields that it heeds, of samplers and the like; without it, it heeds all of them.
+    ``library`` is the package that it runs on, installed by the extra of the engine's name
+    (``llama-cpp``, with a dash). ``supported_fields`` returns the sampler and extension fields that
+    a model supports; None means all of them.
     """
 
     options: type[EngineOptions]
     capabilities: Callable[[ModelSpec], frozenset[str]]
     library: str | None = None
-    honoured: Callable[[ModelSpec], frozenset[str]] | None = None
+    supported_fields: Callable[[ModelSpec], frozenset[str]] | None = None
 
 
 ENGINES = {
     "command": DeclaredEngine(
-        command.CommandOptions, openai_upstream.capabilities, honoured=openai_upstream.honoured
+        command.CommandOptions,
+        openai_upstream.capabilities,
+        supported_fields=openai_upstream.supported_fields,
     ),
     "ctransformers": DeclaredEngine(
         ctransformers.CtransformersOptions, ctransformers.capabilities, "ctransformers"
@@ -43,7 +45,7 @@ ENGINES = {
     "openai_upstream": DeclaredEngine(
         openai_upstream.UpstreamOptions,
         openai_upstream.capabilities,
-        honoured=openai_upstream.honoured,
+        supported_fields=openai_upstream.supported_fields,
     ),
     "scripted": DeclaredEngine(scripted.ScriptedOptions, scripted.capabilities),
 }
@@ -51,20 +53,20 @@ LIBRARIES = {name: engine.library for name, engine in ENGINES.items() if engine.
 
 
 def model_capabilities(spec: ModelSpec) -> frozenset[str]:
-    """Return what requests to this model may ask for; see docs/glossary.md."""
+    """Return the capabilities of this model; see docs/glossary.md."""
     return ENGINES[spec.engine].capabilities(spec)
 
 
-def honoured_fields(spec: ModelSpec) -> frozenset[str] | None:
-    """Return the names of samplers and the like that this model heeds; None for all of them."""
-    honoured = ENGINES[spec.engine].honoured
-    return None if honoured is None else honoured(spec)
+def supported_fields(spec: ModelSpec) -> frozenset[str] | None:
+    """Return the sampler and extension fields that this model supports; None for all of them."""
+    supported = ENGINES[spec.engine].supported_fields
+    return None if supported is None else supported(spec)
 
 
 def library_of(name: str) -> str:
-    """Return the library that an engine runs on, with its version; nothing for one without."""
+    """Return the name and version of an engine's library; an empty text for one without."""
     library = ENGINES[name].library
     try:
         return "" if library is None else f"{library} {version(library)}"
-    except PackageNotFoundError:  # It was put there by hand.
+    except PackageNotFoundError:  # Installed without package metadata.
         return library or ""

@@ -1,4 +1,4 @@
-"""What scripted models may be asked for, and their options."""
+"""The options and capabilities of scripted models."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from pydantic import Field
 from inference_site.catalogue.engines.options import EngineOptions
 from inference_site.domain.model_spec import ModelSpec
 
-_CAPABILITIES = frozenset({"chat", "completions", "tools"})
-
 
 class ScriptedOptions(EngineOptions):
-    """``load_ms`` is how long a load takes; ``load_fails`` has it fail, with this reason.
+    """``load_ms`` is the duration of a load; a load fails with the reason ``load_fails``, if set.
 
-    ``script`` is a list of steps (``worker.engines.scripted``) that is played for every request.
+    ``script`` is the list of steps (``worker.engines.scripted``) that answers every request.
     """
 
     load_fails: str | None = None
@@ -24,5 +22,5 @@ class ScriptedOptions(EngineOptions):
 
 
 def capabilities(spec: ModelSpec) -> frozenset[str]:
-    """Return what requests to this model may ask for."""
-    return _CAPABILITIES
+    """Return the capabilities of this model."""
+    return frozenset({"chat", "completions", "tools"})

@@ -14,7 +14,7 @@ from inference_site.alarms.evaluation import evaluate
 from inference_site.alarms.outbox import deliver
 from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.maintenance import maintain, repair_inconsistent, try_and_log
-from inference_site.model_store.watching import watch_models
+from inference_site.model_store.refresh import watch_models
 from inference_site.observability.metrics import MAINTENANCE_DONE
 from inference_site.observability.process_health import watch_maintenance
 from inference_site.process_lifecycle import handle_stop_signals, notify, notify_stopping

@@ -12,14 +12,13 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from inference_site.catalogue.catalogue import Catalogue, catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
-from inference_site.catalogue.file_facts import quantisation_of
 from inference_site.catalogue.memory import ModelMemory, fitting_sizes
-from inference_site.catalogue.model_files import fault_of
+from inference_site.catalogue.model_files import model_file_error, quantisation_of
 from inference_site.catalogue.models_file import entry_lines, read_models_and_routes
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.fleet import context_of
 from inference_site.host import memory_bytes
-from inference_site.model_store.watching import look
+from inference_site.model_store.refresh import refresh_catalogue
 
 _MODELS_FILES = (".yaml", ".yml")
 _HEADER = ("model", "engine", "slots", "context", "needs", "file")
@@ -48,7 +47,7 @@ class Command(BaseCommand):
     ) -> None:
         try:
             if action is None:
-                look()
+                refresh_catalogue()
                 self._list(catalogue(), self._served_contexts(catalogue()))
             elif file is None:
                 raise CommandError("Which file? manage.py models check models.yaml")
@@ -67,7 +66,7 @@ class Command(BaseCommand):
         faults = [
             f"{path}:{lines[spec.id]}: models.{spec.id}: {fault}."
             for spec in known.models.values()
-            if (fault := fault_of(spec))
+            if (fault := model_file_error(spec))
         ]
         if faults:
             raise CommandError("\n".join(faults))

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from inference_site.catalogue.discovery import id_of
+from inference_site.catalogue.catalogue import id_of
 from inference_site.catalogue.hub import HubError, Reference, fetch
 
 

@@ -14,13 +14,13 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error
 
 from inference_site import environment
-from inference_site.catalogue.catalogue import DEMO_FILE, REAL_MODEL, catalogue, start_specs
+from inference_site.catalogue.catalogue import DEMO_FILE, REAL_MODEL, catalogue, specs_to_load
 from inference_site.catalogue.engines.registry import model_capabilities
-from inference_site.catalogue.hub import HubError, Reference, kept
-from inference_site.catalogue.model_files import fault_of
+from inference_site.catalogue.hub import HubError, Reference, downloaded
+from inference_site.catalogue.model_files import model_file_error
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.management.commands.pull import pulled
-from inference_site.model_store.watching import wanted_specs
+from inference_site.model_store.refresh import wait_for_specs
 from inference_site.supervisor.preparation import FirstSecrets, prepare_site
 from inference_site.supervisor.readiness import wait_until_ready
 from inference_site.supervisor.real_model import RealModel
@@ -80,7 +80,7 @@ class Command(BaseCommand):
             made = _prepared(stack, data_dir)
             stack.open_web()
             if _unknown():
-                specs = wanted_specs(settings.START_MODELS)
+                specs = wait_for_specs(settings.START_MODELS)
             url = _url(host, port)
             failed = wait_until_ready(url, stack, say)
             _explain(failed, stack)
@@ -124,7 +124,7 @@ def _wanted(model: str | None) -> Path | None:
         reference = Reference.read(model)
     except HubError as exc:
         raise CommandError(str(exc)) from exc
-    return kept(reference, Path(settings.MODELS_DIR)) or pulled(model)
+    return downloaded(reference, Path(settings.MODELS_DIR)) or pulled(model)
 
 
 def _good_models(wanted: Path | None) -> list[ModelSpec]:
@@ -135,12 +135,12 @@ def _good_models(wanted: Path | None) -> list[ModelSpec]:
     """
     try:
         names = [name for name in settings.START_MODELS if name not in _unknown()]
-        specs = start_specs(names) if names or not settings.START_MODELS else []
+        specs = specs_to_load(names) if names or not settings.START_MODELS else []
     except ImproperlyConfigured as exc:
         raise CommandError(str(exc)) from exc
     if wanted is not None and all(spec.file != wanted for spec in specs):
         raise CommandError(f"No model of MODELS_FILE or START_MODELS has the file {wanted}.")
-    faults = {spec.id: fault_of(spec) for spec in specs if spec.file != DEMO_FILE}
+    faults = {spec.id: model_file_error(spec) for spec in specs if spec.file != DEMO_FILE}
     told = [f"the model {id_} cannot be served: {fault}" for id_, fault in faults.items() if fault]
     named = [spec for spec in specs if spec.id not in catalogue().optional]
     if named and all(faults.get(spec.id) for spec in named):

@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from inference_site.api.documentation import prepare_document
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.gateway.daphne_server import run_server
-from inference_site.model_store.watching import watch_models
+from inference_site.model_store.refresh import watch_models
 from inference_site.open_files import raise_open_file_limit
 from inference_site.process_lifecycle import end_within
 from inference_site.request_log.refusals import refusal_writer

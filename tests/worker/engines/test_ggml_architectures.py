@@ -14,7 +14,7 @@ import gguf
 import numpy as np
 import pytest
 
-from inference_site.catalogue.engines.ctransformers import library_name
+from inference_site.catalogue.engines.ctransformers import normalized_model_type
 from inference_site.domain.deltas import TextDelta, TokensDelta
 from inference_site.domain.errors import ContextLengthExceeded, EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
@@ -133,7 +133,9 @@ def test_schema_leaves_no_room_for_endless_white_space(engine: Engine) -> None:
 
 def test_the_end_of_a_text_is_the_token_of_that_name(engine: Engine, spec: ModelSpec) -> None:
     assert spec.file is not None
-    end = read_ggml(spec.file, library_name(spec.options["model_type"])).end or 2  # Llama's.
+    end = (
+        read_ggml(spec.file, normalized_model_type(spec.options["model_type"])).end or 2
+    )  # Llama's.
     forced = Sampling(temperature=0, logit_bias=((end, 1000.0),))
     sink = complete(engine, sampling=forced, ignore_eos=False)
     assert (sink.text, sink.finishes, sink.usage.output_tokens) == ("", ["stop"], 1)
@@ -143,11 +145,16 @@ def test_own_tokenizers_do_what_the_librarys_do(spec: ModelSpec) -> None:
     from ctransformers.llm import LLM, Config
 
     assert spec.file is not None
-    own = own_tokenizer(read_ggml(spec.file, library_name(spec.options["model_type"])))
+    own = own_tokenizer(read_ggml(spec.file, normalized_model_type(spec.options["model_type"])))
     if own is None:
         pytest.skip("the library's own is used")
     config = Config(context_length=CONTEXT, threads=1)
-    llm = LLM(str(spec.file), library_name(spec.options["model_type"]), config=config, lib="basic")
+    llm = LLM(
+        str(spec.file),
+        normalized_model_type(spec.options["model_type"]),
+        config=config,
+        lib="basic",
+    )
     for text in filter(None, TEXTS):
         room = (c_int * 1000)()
         count = llm.ctransformers_llm_tokenize(text.encode(), False, room)

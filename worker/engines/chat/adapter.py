@@ -7,7 +7,7 @@ which is needed to force a call, ``request.constraint`` too; and ``tokenize`` fo
 
 An engine's ``load`` returns ``ChatAdapter(engine, configure_chat(spec, options, vocabulary), …)``.
 Its options are a subclass of ``ChatOptions``, and its capabilities ``chat_capabilities(its own)``
-(``inference_site.catalogue.engines.chat``).
+(``inference_site.catalogue.engines.options``).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from inference_site.catalogue.engines.chat import ChatOptions, TemplateOptions, is_template_text
+from inference_site.catalogue.engines.options import ChatOptions, TemplateOptions, is_template_text
 from inference_site.domain.errors import EngineLoadError, InvalidRequest
 from inference_site.domain.model_spec import ModelSpec
 from worker.engines.chat.families import FAMILIES, Family

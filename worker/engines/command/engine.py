@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from inference_site.catalogue.engines.command import CommandOptions, words_of
-from inference_site.catalogue.engines.openai_upstream import ServerOptions
-from inference_site.catalogue.engines.upstream_flavors import FLAVORS
+from inference_site.catalogue.engines.command import CommandOptions, split_command
+from inference_site.catalogue.engines.openai_upstream import FLAVORS, ServerOptions
 from inference_site.domain.model_spec import ModelSpec
 from worker.engines.base import Engine
 from worker.engines.openai_upstream.engine import engine_of
@@ -50,10 +49,10 @@ def _order(spec: ModelSpec, options: CommandOptions, at: Endpoint) -> Order:
     seen = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES") if options.gpus is not None else ()
     return Order(
         name=server_settings.file_of(spec.id, "").name,
-        command=words_of(options.command, values),
+        command=split_command(options.command, values),
         env={**dict.fromkeys(seen, gpus), **options.env},
         stop_s=options.stop_timeout_s,
-        stop_command=words_of(options.stop_command, values) if options.stop_command else (),
+        stop_command=split_command(options.stop_command, values) if options.stop_command else (),
     )
 
 

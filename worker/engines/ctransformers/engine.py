@@ -8,7 +8,7 @@ from typing import Any
 
 from inference_site.catalogue.engines.ctransformers import (
     CtransformersOptions,
-    library_name,
+    normalized_model_type,
 )
 from inference_site.domain.deltas import Finish, TextDelta, TokensDelta
 from inference_site.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
@@ -50,7 +50,7 @@ def open_model(spec: ModelSpec) -> CtransformersEngine:
         llms = [
             LLM(
                 str(spec.file),
-                options.model_type and library_name(options.model_type),
+                options.model_type and normalized_model_type(options.model_type),
                 config=config,
                 lib=library,
             )
@@ -70,7 +70,7 @@ def _checked(spec: ModelSpec, options: CtransformersOptions) -> GgmlFile | None:
             return None
         if options.model_type is None:
             return None  # The library asks for it.
-        return read_ggml(spec.file, library_name(options.model_type))
+        return read_ggml(spec.file, normalized_model_type(options.model_type))
     except (OSError, ValueError) as exc:
         kind = f" as {options.model_type}" if options.model_type else ""
         raise EngineLoadError(f"Model '{spec.id}': cannot read {spec.file}{kind}: {exc}.") from exc

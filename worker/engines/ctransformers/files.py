@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from inference_site.catalogue.gguf_header import CHAT_TEMPLATE, TOKENS, fields
+from inference_site.catalogue.gguf_files import CHAT_TEMPLATE, TOKENS, fields
 from worker.engines.chat.configuration import Vocabulary
 
 _GGML, _GGMF, _GGJT, _GGCC = 0x67676D6C, 0x67676D66, 0x67676A74, 0x67676363

@@ -11,11 +11,11 @@ from typing import Any
 import orjson
 
 from inference_site.catalogue.engines.ctransformers import (
-    COMPLETES,
+    COMPLETION_CAPABILITIES,
     CtransformersOptions,
     has_chat,
 )
-from inference_site.catalogue.engines.upstream_flavors import Flavor
+from inference_site.catalogue.engines.openai_upstream import Flavor
 from inference_site.domain.errors import EngineLoadError, InvalidRequest
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
@@ -44,7 +44,7 @@ _NAMES = (
 )
 FLAVOR = Flavor(
     {name: name for name in _NAMES},
-    COMPLETES,
+    COMPLETION_CAPABILITIES,
     running_usage="timings_per_token",
     tokens="llama_cpp",
 )
@@ -113,9 +113,11 @@ def _connected(spec: ModelSpec, options: CtransformersOptions, at: Endpoint) -> 
     @cache
     def with_template(name: str) -> ChatAdapter:
         chat = configure_chat(spec, options_with(options, name), vocabulary)
-        return ChatAdapter(engine, chat, COMPLETES)
+        return ChatAdapter(engine, chat, COMPLETION_CAPABILITIES)
 
-    return ChatAdapter(engine, configure_chat(spec, options, vocabulary), COMPLETES, with_template)
+    return ChatAdapter(
+        engine, configure_chat(spec, options, vocabulary), COMPLETION_CAPABILITIES, with_template
+    )
 
 
 class _Payloads(Payloads):

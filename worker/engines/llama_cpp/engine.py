@@ -15,7 +15,7 @@ from functools import cache, partial
 from typing import Any
 
 from inference_site.catalogue.engines.llama_cpp import LlamaCppOptions
-from inference_site.catalogue.engines.upstream_flavors import FLAVORS
+from inference_site.catalogue.engines.openai_upstream import FLAVORS
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Engine, Sink, run_to_end

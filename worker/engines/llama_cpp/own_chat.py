@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from inference_site.catalogue.engines.chat import READING, ChatOptions
+from inference_site.catalogue.engines.options import PARSING_OPTIONS, ChatOptions
 from inference_site.domain.errors import EngineLoadError, InvalidRequest
 from inference_site.domain.messages import TextPart
 from inference_site.domain.model_spec import ModelSpec
@@ -44,7 +44,7 @@ def needs_own_chat(request: GenerationRequest, spec: ModelSpec) -> bool:
 
 def reads_its_own_way(spec: ModelSpec) -> bool:
     """Whether the model's entry says how its answers are read."""
-    return not READING.isdisjoint(spec.options)
+    return not PARSING_OPTIONS.isdisjoint(spec.options)
 
 
 def own_chat(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from inference_site.catalogue.engines.llama_cpp import LlamaCppOptions
-from inference_site.catalogue.gguf_header import metadata
+from inference_site.catalogue.gguf_files import metadata
 from inference_site.domain.errors import EngineLoadError, InvalidRequest
 from inference_site.domain.messages import TextPart
 from inference_site.domain.model_spec import ModelSpec

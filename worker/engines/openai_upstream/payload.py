@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from inference_site.catalogue.engines.upstream_flavors import RESPONSE_FORMAT
+from inference_site.catalogue.engines.openai_upstream import RESPONSE_FORMAT
 from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.messages import Message
 from inference_site.domain.model_spec import ModelSpec

@@ -12,8 +12,12 @@ from typing import Any
 
 import httpx
 
-from inference_site.catalogue.engines.openai_upstream import UpstreamOptions, fits_header
-from inference_site.catalogue.engines.upstream_flavors import FLAVORS, Flavor
+from inference_site.catalogue.engines.openai_upstream import (
+    FLAVORS,
+    Flavor,
+    UpstreamOptions,
+    fits_header,
+)
 from inference_site.domain.addresses import AllowedAddresses
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.model_spec import ModelSpec

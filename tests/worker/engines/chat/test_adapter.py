@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from inference_site.catalogue.engines.chat import ChatOptions, chat_capabilities
+from inference_site.catalogue.engines.options import ChatOptions, chat_capabilities
 from inference_site.domain.deltas import Delta, Finish, PromptDelta, TextDelta, Usage
 from inference_site.domain.errors import ContextLengthExceeded, InvalidRequest
 from inference_site.domain.messages import ImagePart, Message

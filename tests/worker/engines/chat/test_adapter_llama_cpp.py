@@ -9,8 +9,8 @@ import gguf
 import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
-from inference_site.catalogue.engines.chat import ChatOptions
 from inference_site.catalogue.engines.llama_cpp import capabilities
+from inference_site.catalogue.engines.options import ChatOptions
 from inference_site.domain.deltas import Finish, PromptDelta, Usage
 from inference_site.domain.errors import ContextLengthExceeded
 from inference_site.domain.messages import Message, ToolCall

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inference_site.catalogue.engines.chat import ChatOptions
+from inference_site.catalogue.engines.options import ChatOptions
 from inference_site.catalogue.models_file import read_models_file
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.messages import Message
