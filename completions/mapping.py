@@ -16,9 +16,8 @@ from completions.wire.tools import (
     NamedFunctionTool,
     RequestTool,
 )
-from inference_site.domain.custom_tools import custom_tool
 from inference_site.domain.messages import Message
-from inference_site.domain.request import GenerationRequest, Tool
+from inference_site.domain.request import GenerationRequest, Tool, custom_tool
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.capabilities import (
     require_fields,

@@ -14,8 +14,8 @@ from completions.wire.messages import (
     UserMessage,
 )
 from completions.wire.tools import RequestCustomToolCall, RequestToolCall
-from inference_site.domain.custom_tools import custom_arguments
 from inference_site.domain.messages import Message, Part, Role, ToolCall
+from inference_site.domain.request import custom_arguments
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.content import to_content
 from inference_site.request_fields.wire.content import Content

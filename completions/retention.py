@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from completions.models import StoredCompletion
 from inference_site.accounts.retention import kept_since
-from inference_site.storage.old_rows import delete_older
+from inference_site.storage.postgresql import delete_older
 
 _BATCH = 500
 

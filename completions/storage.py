@@ -11,7 +11,7 @@ from completions.models import StoredCompletion
 from inference_site.errors.api_errors import NotFoundError
 from inference_site.generations.kinds import Assembler
 from inference_site.generations.models import Status
-from inference_site.storage.content_field import storable
+from inference_site.storage.fields import storable
 from inference_site.streams.request_documents import ToStore
 
 

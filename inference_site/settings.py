@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from inference_site import environment
 from inference_site.console import theme
-from inference_site.storage.pooled_connection import NEVER_BY_ITSELF, PooledConnection
+from inference_site.storage.postgresql import NEVER_BY_ITSELF, PooledConnection
 
 django_stubs_ext.monkeypatch()  # Lets Django's classes be subscripted, as the type checker wants.
 
@@ -414,14 +414,14 @@ logging.captureWarnings(LOG_FORMAT == "json")  # They too are lines of the log t
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "filters": {"facts": {"()": "inference_site.observability.log_context.AddFacts"}},
+    "filters": {"facts": {"()": "inference_site.observability.logs.AddFacts"}},
     "formatters": {
         "line": {
-            "()": "inference_site.observability.log_context.LineFormatter",
+            "()": "inference_site.observability.logs.LineFormatter",
             "format": "%(asctime)s %(levelname)s %(name)s: %(message)s",
         },
         "json": {
-            "()": "inference_site.observability.log_context.ObjectFormatter",
+            "()": "inference_site.observability.logs.ObjectFormatter",
             "format": "%(levelname)s %(name)s %(message)s",
             "rename_fields": {"levelname": "level", "name": "logger"},
             "timestamp": "time",

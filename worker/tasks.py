@@ -7,7 +7,7 @@ import logging
 from celery import shared_task
 
 from inference_site.generations.wake_ups import GENERATE_TASK
-from inference_site.storage.connections import DATABASE_UNAVAILABLE, lent_connection
+from inference_site.storage.postgresql import DATABASE_UNAVAILABLE, lent_connection
 from worker.runtime.process import current_runtime
 from worker.runtime.wake_up_consumer import AT_ONCE, LISTEN_TASK, NOTED
 

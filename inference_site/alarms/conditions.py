@@ -23,8 +23,8 @@ from inference_site.admin_pages.labels import duration, milliseconds
 from inference_site.alarms.models import Kind, Rule
 from inference_site.fleet.leases import ModelState, live_workers
 from inference_site.generations.models import Generation, Status
-from inference_site.storage.redis_clients import all_clients, memory_of
-from inference_site.storage.repeated import repeated
+from inference_site.storage.postgresql import repeated
+from inference_site.storage.redis import all_clients, memory_of
 from inference_site.usage.histograms import percentile
 from inference_site.usage.models import Measure, Period
 from inference_site.usage.queries import Span, Usage, floor, histograms, reading, total_by

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from inference_site.alarms.conditions import Finding, found
 from inference_site.alarms.models import Alarm, Notice, Recipient, Rule
 from inference_site.generations.queue import new_id
-from inference_site.storage.repeated import repeated
+from inference_site.storage.postgresql import repeated
 
 logger = logging.getLogger(__name__)
 

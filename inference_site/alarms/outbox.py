@@ -15,7 +15,7 @@ from django.utils import timezone
 from inference_site.alarms.mail import send_mail
 from inference_site.alarms.models import Notice, Recipient
 from inference_site.alarms.webhooks import post
-from inference_site.storage.repeated import repeated
+from inference_site.storage.postgresql import repeated
 
 logger = logging.getLogger(__name__)
 

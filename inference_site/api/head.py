@@ -13,7 +13,7 @@ from inference_site.accounts.keys import given_secret, known_caller
 from inference_site.api.authentication import KeyAuthentication
 from inference_site.errors.api_errors import ApiError, UnsupportedMediaError
 from inference_site.gateway.head import Head, length_of_body, resolved
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.postgresql import lent_connection
 
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 

@@ -22,7 +22,7 @@ from inference_site.catalogue.routes import Route, read_route
 from inference_site.catalogue.sampler_fields import SamplerDefaults
 from inference_site.domain.addresses import AllowedAddresses
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.sampling import Sampling
+from inference_site.domain.request import Sampling
 
 Key = tuple[str, ...]
 

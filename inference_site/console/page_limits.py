@@ -8,7 +8,7 @@ from django.conf import settings
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from inference_site.storage.pooled_connection import statements_within
+from inference_site.storage.postgresql import statements_within
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase]
 

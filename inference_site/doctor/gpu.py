@@ -19,7 +19,7 @@ from pathlib import Path
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.memory import layers_that_fit
-from inference_site.doctor.finding import Finding, Level, judged
+from inference_site.doctor.checks import Finding, Level, judged
 
 Version = tuple[int, ...]
 _GIB, _MIB = 2**30, 2**20

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from inference_site.domain.addresses import AllowedAddresses
-from inference_site.domain.sampling import Sampling
+from inference_site.domain.request import Sampling
 
 HIGHEST_PRICE = 100_000_000
 """Of a million tokens, in any currency: sums of costs have to fit their columns."""

@@ -2,11 +2,60 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from inference_site.domain.messages import Message
-from inference_site.domain.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampler settings. ``None`` means "the model's own default"; an explicit 0 is honoured.
+
+    ``repetition_penalty`` multiplies (1 is off), the presence and frequency penalties subtract.
+    ``dry_*`` is the DRY sampler ("don't repeat yourself"), ``xtc_*`` "exclude top choices";
+    both are off until their multiplier or probability is above 0. ``logit_bias`` holds pairs of a
+    token id of the served model and what is added to its logit.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: tuple[str, ...] | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+
+    def over(self, defaults: Sampling) -> Sampling:
+        """Return these settings, and the defaults for what is left out."""
+        if self == _NOTHING:
+            return defaults
+        if defaults == _NOTHING:
+            return self
+        left_out = {
+            name: value
+            for name in self.__slots__
+            if getattr(self, name) in (None, ()) and (value := getattr(defaults, name)) is not None
+        }
+        return replace(self, **left_out) if left_out else self
+
+
+_NOTHING = Sampling()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,3 +197,49 @@ class GenerationRequest:
         if self.operation == "embed":
             return "input"
         return "prompt" if self.prompts else "messages"
+
+
+# The module's text:
+# """Custom tools: tools that take one text instead of JSON.
+#
+# A model knows functions only, so it is shown a function whose one argument is the text. What it
+# calls that function with is JSON again, which comes in pieces cut anywhere, and is turned back into
+# the pieces of the text.
+# """
+
+
+_SCHEMA = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+
+def custom_tool(name: str, description: str | None, grammar: Constraint | None = None) -> Tool:
+    """Return the function that stands for a custom tool; the model is shown its grammar."""
+    if grammar is not None:
+        told = f"Its input is a text of this {grammar.kind} grammar:\n{grammar.source}"
+        description = f"{description}\n\n{told}" if description else told
+    return Tool(name, description, _SCHEMA, is_custom=True, grammar=grammar)
+
+
+def custom_arguments(text: str) -> str:
+    """Return the arguments that this text was in the call of such a function."""
+    return json.dumps({"input": text}, ensure_ascii=False)
+
+
+# The module's text:
+# """JSON schemas, as far as their size is concerned."""
+
+
+def objects_in(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yield every object of a JSON value, whether it is a schema or holds some."""
+    layer = [schema]
+    while layer:
+        value = layer.pop()
+        if isinstance(value, dict):
+            yield value
+            layer.extend(value.values())
+        elif isinstance(value, list):
+            layer.extend(value)

@@ -10,7 +10,7 @@ from rest_framework.response import Response
 
 from inference_site.errors.api_errors import ApiError, MethodNotAllowedError
 from inference_site.errors.exceptions import api_error
-from inference_site.observability.log_context import note
+from inference_site.observability.logs import note
 
 logger = logging.getLogger(__name__)
 

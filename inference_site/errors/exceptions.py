@@ -25,7 +25,7 @@ from inference_site.errors.api_errors import (
     UnavailableError,
     UnsupportedMediaError,
 )
-from inference_site.storage.connections import DATABASE_UNAVAILABLE
+from inference_site.storage.postgresql import DATABASE_UNAVAILABLE
 
 
 def _retry_after_s(exc: domain.EngineUnavailable) -> int:

@@ -19,9 +19,8 @@ from pydantic import TypeAdapter
 
 from inference_site.domain.device import Device
 from inference_site.observability.metrics import LEASE_RENEWED
-from inference_site.storage.full_redis import FIRST_WRITE
-from inference_site.storage.recent import Recent
-from inference_site.storage.redis_clients import site_client
+from inference_site.storage.cached_value import Recent
+from inference_site.storage.redis import FIRST_WRITE, site_client
 
 logger = logging.getLogger(__name__)
 

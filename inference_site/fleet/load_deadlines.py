@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from inference_site.storage.deadlines import Deadlines
+from inference_site.storage.redis import Deadlines
 
 _deadlines = Deadlines("load-deadlines")
 

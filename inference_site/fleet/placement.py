@@ -13,8 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.leases import LiveWorker, ModelState, lease_key
-from inference_site.storage.full_redis import FIRST_WRITE
-from inference_site.storage.redis_clients import site_client
+from inference_site.storage.redis import FIRST_WRITE, site_client
 
 _KEPT_S = 86_400
 """Seconds after the last claim in which Redis deletes the claims of a model."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import redis.exceptions
 
 from inference_site.fleet.commands import Command, send
-from inference_site.storage.redis_clients import site_client
+from inference_site.storage.redis import site_client
 
 _KEPT_S = 30
 LINES = 100

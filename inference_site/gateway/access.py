@@ -19,8 +19,7 @@ from inference_site.accounts.keys import digest_of, given_secret
 from inference_site.errors.api_errors import AuthenticationError
 from inference_site.gateway.head import resolved
 from inference_site.gateway.http_answers import SAFE_HEADERS, Headers
-from inference_site.observability.log_context import Facts, logged_with
-from inference_site.observability.redaction import redacted
+from inference_site.observability.logs import Facts, logged_with, redacted
 from inference_site.observability.tracing import Span, begin, is_tracing, trace_id
 from inference_site.request_log.models import LONGEST_MODEL, LONGEST_PATH
 from inference_site.request_log.refusals import Refused, refusals

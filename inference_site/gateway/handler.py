@@ -31,7 +31,7 @@ from inference_site.errors.exceptions import api_error
 from inference_site.gateway.access import SCOPE_KEY as access_key
 from inference_site.gateway.access import Access
 from inference_site.gateway.head import require_no_nul
-from inference_site.observability.log_context import logged_with, note
+from inference_site.observability.logs import logged_with, note
 from inference_site.observability.tracing import current
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import Self
 from django.conf import settings
 
 from inference_site.errors.api_errors import RateLimitError
-from inference_site.open_files import connection_room
+from inference_site.process_tuning import connection_room
 
 _requests: Counter[int] = Counter()
 _websockets: Counter[int] = Counter()

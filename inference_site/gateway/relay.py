@@ -43,7 +43,7 @@ from inference_site.gateway.project_connections import OpenRequest
 from inference_site.gateway.thread_shares import Share
 from inference_site.gateway.view_pool import ViewPool
 from inference_site.gateway.waiting import Attempt, answer_of
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.postgresql import lent_connection
 from inference_site.streams.batches import Batch, Remake
 from inference_site.streams.ending import Ending
 

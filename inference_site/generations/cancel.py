@@ -14,7 +14,7 @@ from inference_site.generations.ending_without_worker import end_in_place
 from inference_site.generations.kinds import kind_of
 from inference_site.generations.models import TERMINAL, Generation, Status
 from inference_site.observability.metrics import count_ended
-from inference_site.storage.redis_clients import shard_of
+from inference_site.storage.redis import shard_of
 from inference_site.streams.event_log import AsyncEventLog, drop_cancel_flag, request_cancel
 from inference_site.streams.request_documents import drop_document
 

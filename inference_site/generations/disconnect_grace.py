@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 
 import redis.asyncio
 
-from inference_site.storage.deadlines import Deadlines
+from inference_site.storage.redis import Deadlines
 
 _graces = Deadlines("disconnect-grace")
 _SLACK_S = 5

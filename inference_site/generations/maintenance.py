@@ -62,15 +62,13 @@ from inference_site.generations.wake_ups import (
     drop_wake_ups_of,
     send_wake_up,
 )
-from inference_site.storage.connections import (
+from inference_site.storage.postgresql import (
     DATABASE_UNAVAILABLE,
     impatient_transaction,
     lent_connection,
+    repeated,
 )
-from inference_site.storage.deadlines import Deadlines
-from inference_site.storage.full_redis import SET_WHEN_FULL
-from inference_site.storage.redis_clients import all_clients, site_client
-from inference_site.storage.repeated import repeated
+from inference_site.storage.redis import SET_WHEN_FULL, Deadlines, all_clients, site_client
 from inference_site.streams.event_log import is_cancel_requested
 from inference_site.streams.held import long_open, release_expired, seen_alive
 from inference_site.streams.request_documents import drop_document

@@ -16,8 +16,7 @@ from django.db.models.functions import Least, Now
 from django.utils import timezone
 from psycopg.sql import Literal
 
-from inference_site.storage.connections import lent_connection
-from inference_site.storage.prepared import execute_impatiently, execute_prepared
+from inference_site.storage.postgresql import execute_impatiently, execute_prepared, lent_connection
 
 
 class Status(models.TextChoices):

@@ -33,10 +33,10 @@ from inference_site.generations.wake_ups import (
     queue_name,
     send_wake_up,
 )
-from inference_site.observability.log_context import note
+from inference_site.observability.logs import note
 from inference_site.observability.tracing import begin, current
-from inference_site.storage.connections import DATABASE_UNAVAILABLE
-from inference_site.storage.redis_clients import broker_client, client_for
+from inference_site.storage.postgresql import DATABASE_UNAVAILABLE
+from inference_site.storage.redis import broker_client, client_for
 from inference_site.streams.event_log import request_cancel
 from inference_site.streams.request_documents import (
     NOTHING,

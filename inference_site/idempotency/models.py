@@ -16,8 +16,7 @@ from django.conf import settings
 from django.db import OperationalError, models
 from django.utils import timezone
 
-from inference_site.storage.connections import is_held_up
-from inference_site.storage.prepared import execute_prepared, execute_together
+from inference_site.storage.postgresql import execute_prepared, execute_together, is_held_up
 
 KEPT_S = 86_400
 MOST_BYTES = 8 * 1024 * 1024

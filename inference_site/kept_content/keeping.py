@@ -13,8 +13,8 @@ from inference_site.domain.messages import Message, TextPart
 from inference_site.domain.request import GenerationRequest
 from inference_site.kept_content.models import KeptContent
 from inference_site.site_settings.current import site_settings
-from inference_site.storage.connections import impatient_transaction, lent_connection
-from inference_site.storage.content_field import storable
+from inference_site.storage.fields import storable
+from inference_site.storage.postgresql import impatient_transaction, lent_connection
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inference_site.kept_content.models import KeptContent, kept_since
-from inference_site.storage.old_rows import delete_older
+from inference_site.storage.postgresql import delete_older
 
 _BATCH = 500
 

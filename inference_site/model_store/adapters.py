@@ -16,8 +16,8 @@ from django.db import models, transaction
 
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.model_store.models import Adapter
-from inference_site.storage.connections import lent_connection
-from inference_site.storage.recent import Recent
+from inference_site.storage.cached_value import Recent
+from inference_site.storage.postgresql import lent_connection
 
 _SEEN_S = 1.0
 

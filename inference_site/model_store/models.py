@@ -10,7 +10,7 @@ from django.db import models, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from inference_site.storage.content_field import ContentField
+from inference_site.storage.fields import ContentField
 
 _ID = RegexValidator(
     r"\A\w[\w.:/@+-]*\Z", "Letters and digits, and . : / @ + - _ after the first of them."

@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from inference_site.catalogue.catalogue import Changes, catalogue, start_specs
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.model_store.entries import StoredSpecs
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.postgresql import lent_connection
 
 logger = logging.getLogger(__name__)
 

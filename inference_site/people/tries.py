@@ -18,7 +18,7 @@ from django.http import HttpRequest, HttpResponse
 from redis.exceptions import RedisError
 
 from inference_site.people.addresses import client_address
-from inference_site.storage.redis_clients import site_client
+from inference_site.storage.redis import site_client
 
 logger = logging.getLogger(__name__)
 

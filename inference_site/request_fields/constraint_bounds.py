@@ -13,8 +13,7 @@ from typing import Any
 import orjson
 
 from inference_site.api.parsers import is_too_deep
-from inference_site.domain.request import Constraint, Tool
-from inference_site.domain.schemas import objects_in
+from inference_site.domain.request import Constraint, Tool, objects_in
 from inference_site.errors.api_errors import InvalidRequestError
 
 _MOST_GRAMMAR_BYTES = 65_536

@@ -11,7 +11,7 @@ from django.db import Error
 from inference_site.accounts.keys import owners_of
 from inference_site.request_log.models import Refusal
 from inference_site.request_log.refusals import Refusals, Refused, refusals
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.postgresql import lent_connection
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from django.conf import settings
 from django.db import connection
 
 from inference_site.site_settings.models import SiteSettings
-from inference_site.storage.recent import Recent
+from inference_site.storage.cached_value import Recent
 
 logger = logging.getLogger(__name__)
 

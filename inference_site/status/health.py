@@ -19,8 +19,8 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.fleet import fleet, placement
 from inference_site.fleet.fleet import ModelStatus
 from inference_site.fleet.leases import LiveWorker, ModelState, live_view
-from inference_site.storage.connections import own_connection
-from inference_site.storage.redis_clients import client_options
+from inference_site.storage.postgresql import own_connection
+from inference_site.storage.redis import client_options
 
 _TIMEOUT_S = 2.0
 _REMOTE_ENGINE = "openai_upstream"

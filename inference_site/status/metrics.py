@@ -1,19 +1,136 @@
-"""``GET /metrics``: the metrics of this web process and the gauges of the whole site."""
+"""Gauges of the whole site: waiting and running generations, live workers, wake-ups.
+
+They are read at each scrape, from partial indexes of unfinished generations and from the leases;
+finished generations are never counted. Every web process reports the same values, so dashboards
+take their maximum, not their sum.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
+import psycopg
+import redis.exceptions
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_safe
 from prometheus_client import REGISTRY
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.errors.api_errors import AuthenticationError
+from inference_site.fleet import fleet
+from inference_site.fleet.leases import live_workers
+from inference_site.gateway.hub.hub import hub
+from inference_site.generations.wake_ups import count_wake_ups
 from inference_site.observability.metrics import BUILD
-from inference_site.observability.telemetry import is_forwarded, may_scrape, rendered
-from inference_site.status.site_metrics import SiteMetrics
+from inference_site.observability.metrics_server import is_forwarded, may_scrape, rendered
+from inference_site.status.health import is_expected
+from inference_site.storage.postgresql import own_connection
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT_S = 2.0
+_pool = ThreadPoolExecutor(4, thread_name_prefix="metrics")
+
+_IN_FLIGHT = """
+SELECT model, status, count(*), extract(epoch FROM clock_timestamp() - min(created_at))::float
+FROM generations_generation WHERE finished_at IS NULL GROUP BY model, status
+"""
+
+
+class SiteMetrics(Collector):
+    """Collects the gauges; all but ``inference_open_streams`` are equal in all web processes."""
+
+    def describe(self) -> Iterator[Metric]:
+        """Announce no metrics in advance: the list depends on which sources answer."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Query PostgreSQL and Redis in parallel; leave out a source that does not answer."""
+        yield GaugeMetricFamily(
+            "inference_open_streams", "Streams that this process follows.", value=hub.followed()
+        )
+        scrape_ok = GaugeMetricFamily(
+            "inference_scrape_ok", "1 if the source answered this scrape.", labels=["source"]
+        )
+        asked = {source: _pool.submit(ask) for source, ask in _SOURCES.items()}
+        wait(asked.values(), timeout=_TIMEOUT_S)
+        for source, answer in asked.items():
+            found = _found(source, answer)
+            scrape_ok.add_metric([source], found is not None)
+            yield from found or ()
+        yield scrape_ok
+
+
+def _found(source: str, answer: Future[list[Metric]]) -> list[Metric] | None:
+    try:
+        return answer.result(timeout=0)
+    except (psycopg.Error, redis.exceptions.RedisError, TimeoutError) as exc:
+        logger.warning("metrics: no answer from %s: %s", source, type(exc).__name__)
+        return None
+
+
+_Row = tuple[str, str, int, float]
+
+
+def _of_generations() -> list[Metric]:
+    with own_connection() as connection:
+        connection.execute("SET LOCAL statement_timeout = 1500")
+        rows: list[_Row] = connection.execute(_IN_FLIGHT).fetchall()
+    waiting = _by_model("inference_queue_length", "Generations that wait for a slot.")
+    oldest = _by_model("inference_queue_oldest_seconds", "How long the oldest of them has waited.")
+    running = _by_model("inference_running", "Generations that run.")
+    known = {(model, status): (count, age_s) for model, status, count, age_s in rows}
+    for model in {*catalogue().models, *(row[0] for row in rows)}:
+        count, age_s = known.get((model, "queued"), (0, 0.0))
+        waiting.add_metric([model], count)
+        oldest.add_metric([model], age_s)
+        running.add_metric([model], known.get((model, "running"), (0, 0.0))[0])
+    return [waiting, oldest, running]
+
+
+def _of_workers() -> list[Metric]:
+    workers = live_workers()
+    live = _by_model("inference_live_workers", "Workers that take work for the model.")
+    slots = _by_model("inference_slots", "Slots of these workers.")
+    busy = _by_model("inference_busy_slots", "Slots of these workers that are busy.")
+    for model in catalogue().models:
+        serving = [worker for worker in workers if worker.serves(model)]
+        served = [found for worker in serving if (found := worker.model(model)) is not None]
+        # No sample for a model that need not be loaded: a value of 0 raises an alert.
+        if served or is_expected(model, fleet.status_among(workers, model)):
+            live.add_metric([model], len(served))
+        slots.add_metric([model], sum(found.slots for found in served))
+        busy.add_metric([model], sum(found.busy for found in served))
+    return [live, slots, busy]
+
+
+def _of_wake_ups() -> list[Metric]:
+    unread = _by_model("inference_wake_ups_pending", "Wake-ups that no worker has received yet.")
+    for model in catalogue().models:
+        unread.add_metric([model], count_wake_ups(model))
+    return [unread]
+
+
+def _by_model(name: str, meaning: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, meaning, labels=["model"])
+
+
+_SOURCES: dict[str, Callable[[], list[Metric]]] = {
+    "postgres": _of_generations,
+    "leases": _of_workers,
+    "broker": _of_wake_ups,
+}
+
+
+# The module's text:
+# """``GET /metrics``: the metrics of this web process and the gauges of the whole site."""
 
 
 @require_safe

@@ -20,8 +20,7 @@ import redis.asyncio
 import redis.exceptions
 from django.conf import settings
 
-from inference_site.storage.full_redis import SET_WHEN_FULL
-from inference_site.storage.redis_clients import client_for
+from inference_site.storage.redis import SET_WHEN_FULL, client_for
 from inference_site.streams.batches import (
     LAST_ID,
     Batch,

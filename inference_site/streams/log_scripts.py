@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from django.conf import settings
 
-from inference_site.storage.full_redis import FIRST_WRITE
+from inference_site.storage.redis import FIRST_WRITE
 from inference_site.streams.held import HELD, kept_ms
 from inference_site.streams.script_messages import SEND
 

@@ -11,7 +11,7 @@ import redis
 import redis.exceptions
 
 from inference_site.domain.errors import RedisFull
-from inference_site.storage.redis_clients import client_for, memory_of, shard_of
+from inference_site.storage.redis import client_for, memory_of, shard_of
 
 _FOR_REQUESTS = 0.85
 """The part of ``maxmemory`` above which new requests are refused."""

@@ -23,10 +23,9 @@ import orjson
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.errors import ContextLengthExceeded
-from inference_site.domain.messages import Message, TextPart
+from inference_site.domain.messages import Message, TextPart, without_oldest
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest, Tool
-from inference_site.domain.turns import without_oldest
 
 _TOKEN_BYTES = 16
 _MESSAGE_BYTES = 2 * _TOKEN_BYTES

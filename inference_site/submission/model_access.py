@@ -27,7 +27,7 @@ from inference_site.fleet import fleet, placement
 from inference_site.fleet.fleet import AlreadyLoading, ModelStatus, NotLoadable
 from inference_site.fleet.leases import live_view
 from inference_site.model_store.adapters import added_view
-from inference_site.observability.log_context import note
+from inference_site.observability.logs import note
 from inference_site.submission.routing import Asked, asked_of, ranked
 
 _NAME = re.compile(r"[\w./:@+-]{1,100}", re.ASCII)

@@ -23,7 +23,7 @@ from inference_site.generations.queue import IsWanted, WithRow, always, enqueue
 from inference_site.idempotency.models import KeyClaim, KeyTaken
 from inference_site.idempotency.requests import GRACE_S, answered_with, claim_of
 from inference_site.site_settings.current import disconnect_grace_s as site_grace_s
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.postgresql import lent_connection
 from inference_site.streams.request_documents import Document, Opening
 from inference_site.submission.admission import Admission, admitted
 from inference_site.submission.context_bound import fitted

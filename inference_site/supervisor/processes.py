@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inference_site.process_lifecycle import NOTIFY_FD, REPLACES_PID, State
-from inference_site.restart_delay import RestartDelay
+from inference_site.process_lifecycle import NOTIFY_FD, REPLACES_PID, RestartDelay, State
 
 _ROLL_S = 600.0
 """How long a new process may take to get ready before the one that it replaces is kept."""

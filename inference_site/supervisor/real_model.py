@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from inference_site.catalogue.catalogue import REAL_MODEL
-from inference_site.supervisor.welcome import Welcome
+from inference_site.supervisor.startup import Welcome
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "requirements-real-model.lock"

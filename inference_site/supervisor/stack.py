@@ -19,10 +19,13 @@ from typing import IO
 from django.conf import settings
 
 from inference_site import environment
-from inference_site.supervisor.postgres import EmbeddedPostgres
 from inference_site.supervisor.processes import Child, Program
-from inference_site.supervisor.services import plan_redis, wait_for_redis
-from inference_site.supervisor.sockets import ServiceError
+from inference_site.supervisor.services import (
+    EmbeddedPostgres,
+    ServiceError,
+    plan_redis,
+    wait_for_redis,
+)
 from inference_site.supervisor.supervision import Supervisor, say
 
 _ROOT = Path(__file__).resolve().parent.parent.parent

@@ -11,7 +11,7 @@ from django.db.models import Prefetch, QuerySet
 from django.http import StreamingHttpResponse
 
 from inference_site.admin_pages.keyset import look_down
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.postgresql import lent_connection
 from responses_api.models import Item, StoredResponse
 from responses_api.search import search_time
 from responses_api.state.reading import current_responses

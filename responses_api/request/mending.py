@@ -12,8 +12,7 @@ from typing import Any
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from inference_site.generations.models import TERMINAL, Generation, Status
-from inference_site.storage.connections import impatient_transaction
-from inference_site.storage.repeated import repeated
+from inference_site.storage.postgresql import impatient_transaction, repeated
 from inference_site.streams.batches import Sent
 from responses_api.models import ENDED, Conversation, ResponseStatus, StoredResponse
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inference_site.domain import messages as domain
-from inference_site.domain.custom_tools import custom_arguments
 from inference_site.domain.messages import Message, ToolCall
+from inference_site.domain.request import custom_arguments
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.content import joined, to_file, to_image
 from inference_site.request_fields.wire.content import InputFile

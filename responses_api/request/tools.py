@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inference_site.domain import request as domain
-from inference_site.domain.custom_tools import custom_tool
+from inference_site.domain.request import custom_tool
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.mapping import ToolPlan, only, to_grammar
 from inference_site.request_fields.wire.tools import GrammarInput

@@ -11,7 +11,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from inference_site.idempotency.models import forget_answer
-from inference_site.storage.connections import end_if_still
+from inference_site.storage.postgresql import end_if_still
 from inference_site.streams.request_documents import drop_document
 from responses_api.models import Conversation, Item, StoredResponse
 

@@ -15,7 +15,7 @@ import orjson
 from django.db.models import QuerySet, TextField
 from django.db.models.functions import Cast
 
-from inference_site.storage.prepared import execute_prepared
+from inference_site.storage.postgresql import execute_prepared
 from inference_site.submission.context_bound import ContextBound
 from responses_api.models import Conversation, Item, StoredResponse
 from responses_api.state.items import IdentifiedItem, is_instruction, size_of

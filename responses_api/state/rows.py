@@ -14,7 +14,7 @@ import orjson
 from django.db import DEFAULT_DB_ALIAS
 from django.db.models import JSONField
 
-from inference_site.storage.prepared import execute_prepared
+from inference_site.storage.postgresql import execute_prepared
 from responses_api.models import Conversation, StoredResponse
 
 _OUTPUT = """

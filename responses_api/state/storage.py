@@ -13,9 +13,8 @@ from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.gateway.handoff import Wait
 from inference_site.generations.kinds import Assembler
 from inference_site.generations.models import TERMINAL, Generation
-from inference_site.storage.connections import end_if_still
-from inference_site.storage.content_field import storable
-from inference_site.storage.prepared import execute_prepared
+from inference_site.storage.fields import storable
+from inference_site.storage.postgresql import end_if_still, execute_prepared
 from inference_site.streams.request_documents import ToStore
 from responses_api.models import Conversation, Item, ResponseStatus
 from responses_api.output.assembler import ResponseAssembler

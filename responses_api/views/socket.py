@@ -34,7 +34,7 @@ from inference_site.gateway.delivery import Delivery, Sink
 from inference_site.gateway.hub.follower import Follower
 from inference_site.gateway.hub.hub import hub
 from inference_site.gateway.waiting import Attempt, answer_of
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.postgresql import lent_connection
 from inference_site.streams.batches import Batch, frames_of
 from inference_site.streams.ending import Ending
 from inference_site.submission.submit import follow, submit

@@ -19,7 +19,7 @@ from inference_site.catalogue.discovery import discover
 from inference_site.catalogue.entry import default_threads
 from inference_site.catalogue.models_file import entry_lines, read_models_file
 from inference_site.domain.model_spec import ModelSpec, Price
-from inference_site.domain.sampling import Sampling
+from inference_site.domain.request import Sampling
 from inference_site.management.commands import serve
 from tests.tiny_ggml import CONTEXT, write_ggml
 

@@ -24,8 +24,8 @@ from inference_site.gateway.hub.hub import Hub
 from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import new_id
 from inference_site.generations.whole_answer import failure
-from inference_site.storage.connections import lent_connection
-from inference_site.storage.redis_clients import client_for, new_async_clients
+from inference_site.storage.postgresql import lent_connection
+from inference_site.storage.redis import client_for, new_async_clients
 from inference_site.streams.batches import Batch, Sent
 from inference_site.streams.ending import Ending
 from inference_site.streams.event_log import MESSAGE_TYPE, AsyncEventLog, close_log

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
 from inference_site.generations.models import TERMINAL, Claim, Generation, ServiceClass, Status
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.postgresql import lent_connection
 from tests.generations.rows import create_generation
 
 Key = tuple[ApiKey, str]

@@ -25,7 +25,7 @@ from inference_site.generations.models import Generation, ServiceClass, Status
 from inference_site.generations.places import Crowd, Crowds, Place, place_of, place_of_waiting
 from inference_site.generations.queue import enqueue, new_id
 from inference_site.generations.wake_ups import queue_name
-from inference_site.storage.redis_clients import broker_client
+from inference_site.storage.redis import broker_client
 from tests.generations.rows import create_generation
 from tests.generations.test_queue import new_row
 

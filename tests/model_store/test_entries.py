@@ -29,8 +29,7 @@ from inference_site.console.model_pages.entry_fields import (
     form_values,
     hidden,
 )
-from inference_site.doctor.finding import Level
-from inference_site.doctor.fleet import check_models
+from inference_site.doctor.checks import Level, check_models
 from inference_site.domain.addresses import AllowedAddresses
 from inference_site.domain.model_spec import ModelSpec, Price
 from inference_site.model_store.entries import ALLOWED_OPTIONS, StoredSpecs, read_stored_entry

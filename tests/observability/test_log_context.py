@@ -12,7 +12,7 @@ from django.test import RequestFactory
 from django.utils.log import log_response
 from pythonjsonlogger.json import JsonFormatter
 
-from inference_site.observability.log_context import AddFacts, LineFormatter, logged_with, note
+from inference_site.observability.logs import AddFacts, LineFormatter, logged_with, note
 
 
 @pytest.fixture

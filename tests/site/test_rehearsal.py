@@ -6,7 +6,7 @@ import pytest
 
 from inference_site.accounts.models import ApiKey
 from inference_site.generations.models import Generation
-from inference_site.rehearsal import rehearse
+from inference_site.warm_up import rehearse
 from tests.generations.rows import create_generation
 from tests.statements import prepared_runs
 

@@ -10,7 +10,7 @@ import pytest
 from django.conf import LazySettings
 
 from inference_site.supervisor.processes import Child
-from inference_site.supervisor.sockets import ServiceError
+from inference_site.supervisor.services import ServiceError
 from inference_site.supervisor.stack import Stack, lock_directory
 
 

@@ -13,14 +13,15 @@ from django import db
 from django.db import connection
 
 from inference_site.errors.exceptions import api_error
-from inference_site.storage import pooled_connection
-from inference_site.storage.connections import (
+from inference_site.storage import postgresql
+from inference_site.storage.postgresql import (
     DATABASE_UNAVAILABLE,
+    PooledConnection,
     is_held_up,
     lent_connection,
     own_connection,
+    statements_within,
 )
-from inference_site.storage.pooled_connection import PooledConnection, statements_within
 from tests.silent_proxy import SilentProxy
 
 pytestmark = pytest.mark.django_db
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture(autouse=True)
 def _limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit the statements of this process as those of one that serves."""
-    monkeypatch.setattr(pooled_connection._ProcessLimit, "seconds", 1.0)
+    monkeypatch.setattr(postgresql._ProcessLimit, "seconds", 1.0)
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_a_server_that_takes_no_writes_has_its_connections_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The address of a primary leads to another server after a failover."""
-    monkeypatch.setattr(pooled_connection._Drains, "at", 0.0)
+    monkeypatch.setattr(postgresql._Drains, "at", 0.0)
     before = backend()
     with lent_connection(), connection.cursor() as cursor, pytest.raises(DATABASE_UNAVAILABLE):
         cursor.execute("BEGIN READ ONLY; CREATE TABLE something ()")

@@ -6,9 +6,12 @@ import psycopg
 import pytest
 from django.db import DatabaseError, connection, transaction
 
-from inference_site.storage.connections import own_connection
-from inference_site.storage.pooled_connection import PooledConnection
-from inference_site.storage.prepared import execute_impatiently, execute_prepared
+from inference_site.storage.postgresql import (
+    PooledConnection,
+    execute_impatiently,
+    execute_prepared,
+    own_connection,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from inference_site.storage.recent import Recent
+from inference_site.storage.cached_value import Recent
 
 
 class Store:

@@ -8,7 +8,7 @@ import pytest
 from django.db.models import QuerySet
 
 from inference_site.accounts.models import Project
-from inference_site.storage.repeated import repeated
+from inference_site.storage.postgresql import repeated
 
 
 @pytest.mark.django_db

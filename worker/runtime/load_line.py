@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import redis.exceptions
 
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.storage.redis_clients import site_client
+from inference_site.storage.redis import site_client
 
 _KEPT_S = 30 * 86_400
 

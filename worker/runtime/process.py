@@ -18,7 +18,6 @@ from django.conf import settings
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.kinds import import_kinds
 from inference_site.generations.wake_ups import drop_wake_ups_of, own_queue, queue_named
 from inference_site.model_store import adapters
@@ -29,9 +28,9 @@ from inference_site.process_lifecycle import (
     end_within,
     handle_stop_signals,
 )
-from inference_site.rehearsal import rehearse
+from inference_site.process_tuning import freeze_imported_objects, switch_threads_often
 from inference_site.streams.request_documents import reader_of
-from inference_site.thread_switches import switch_threads_often
+from inference_site.warm_up import rehearse
 from worker.engines.own_server import server_settings
 from worker.model_servers.process import sweep
 from worker.runtime.pulls import Pulls

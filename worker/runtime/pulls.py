@@ -16,7 +16,7 @@ from inference_site.catalogue.discovery import id_of
 from inference_site.catalogue.hub import HubError, Reference, fetch
 from inference_site.fleet.leases import live_workers
 from inference_site.model_store.models import Pull, PullState, StoredModel
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.postgresql import lent_connection
 
 logger = logging.getLogger(__name__)
 

@@ -39,10 +39,10 @@ from inference_site.generations.kinds import Assembler, Kind, kind_of, recovered
 from inference_site.generations.models import Claim, Generation, Status
 from inference_site.generations.wake_ups import send_wake_up
 from inference_site.kept_content.keeping import Keeper, keeper_for
-from inference_site.observability.log_context import logged_with
+from inference_site.observability.logs import logged_with
 from inference_site.observability.metrics import Meter
 from inference_site.observability.tracing import Span, begin
-from inference_site.storage.connections import (
+from inference_site.storage.postgresql import (
     DATABASE_UNAVAILABLE,
     impatient_transaction,
     is_held_up,

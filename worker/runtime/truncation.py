@@ -11,9 +11,8 @@ from dataclasses import replace
 from functools import partial
 
 from inference_site.domain.errors import ContextLengthExceeded
-from inference_site.domain.messages import Message, TextPart
+from inference_site.domain.messages import Message, TextPart, without_oldest
 from inference_site.domain.request import GenerationRequest
-from inference_site.domain.turns import without_oldest
 from worker.engines.base import Engine, Sink
 
 _MEDIA_CHARACTERS = 2_000

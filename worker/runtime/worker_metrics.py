@@ -12,8 +12,7 @@ from prometheus_client.registry import Collector
 
 from inference_site.fleet.leases import LiveWorker
 from inference_site.observability.metrics import BUILD, LEASE_RENEWED
-from inference_site.observability.process_health import fresh
-from inference_site.observability.telemetry import serve_telemetry
+from inference_site.observability.metrics_server import fresh, serve_telemetry
 from worker.model_servers.telemetry import MEASURES
 
 

@@ -18,7 +18,7 @@ from inference_site.errors.api_errors import StreamLostError
 from inference_site.gateway.hub.follower import Follower
 from inference_site.generations.kinds import kind_of
 from inference_site.generations.models import TERMINAL, Generation, Status
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.postgresql import lent_connection
 from inference_site.streams.batches import Batch
 
 _id = attrgetter("generation_id")

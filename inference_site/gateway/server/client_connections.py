@@ -18,7 +18,7 @@ from prometheus_client import Counter, Gauge
 from twisted.internet.error import ConnectionAborted
 from twisted.python.failure import Failure
 
-from inference_site.open_files import connection_room
+from inference_site.process_tuning import connection_room
 
 logger = logging.getLogger(__name__)
 

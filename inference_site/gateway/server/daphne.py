@@ -14,14 +14,13 @@ from redis.exceptions import RedisError
 from inference_site.accounts.keys import find_caller
 from inference_site.fleet.leases import live_view
 from inference_site.gateway.server.draining import DrainingServer
-from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.kinds import import_kinds
 from inference_site.generations.wake_ups import prepare_to_send
 from inference_site.observability.tracing import start_tracing
-from inference_site.rehearsal import rehearse
-from inference_site.storage.connections import lent_connection
-from inference_site.storage.redis_clients import broker_client
-from inference_site.thread_switches import switch_threads_often
+from inference_site.process_tuning import freeze_imported_objects, switch_threads_often
+from inference_site.storage.postgresql import lent_connection
+from inference_site.storage.redis import broker_client
+from inference_site.warm_up import rehearse
 
 _APPLICATION = "inference_site.asgi:application"
 BACKLOG = 4096

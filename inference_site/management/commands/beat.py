@@ -12,15 +12,14 @@ from django.core.management.base import BaseCommand, CommandParser
 
 from inference_site.alarms.evaluation import evaluate
 from inference_site.alarms.outbox import deliver
-from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.maintenance import attempt, maintain, mend_torn
 from inference_site.model_store.watching import watch_models
 from inference_site.observability.metrics import MAINTENANCE_DONE
-from inference_site.observability.process_health import watch_maintenance
+from inference_site.observability.metrics_server import watch_maintenance
 from inference_site.process_lifecycle import handle_stop_signals, notify, notify_stopping
-from inference_site.storage.connections import lent_connection
-from inference_site.storage.migrated import add_wait, wait_if_asked
-from inference_site.storage.pooled_connection import limit_statements, statements_within
+from inference_site.process_tuning import freeze_imported_objects
+from inference_site.storage.migrations import add_wait, wait_if_asked
+from inference_site.storage.postgresql import lent_connection, limit_statements, statements_within
 from inference_site.usage.periodic import account_ended, prune_old
 
 _STOP_S = 10.0

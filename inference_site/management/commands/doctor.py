@@ -7,30 +7,30 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from inference_site.doctor import fleet, gpu, host, services, truth
-from inference_site.doctor.finding import Check, Finding, Level, guarded
+from inference_site.doctor import checks, gpu
+from inference_site.doctor.checks import Check, Finding, Level, guarded
 
 _DATABASE = "Start PostgreSQL, or correct DATABASE_URL; `manage.py serve` starts one of its own."
 _REDIS = "Start Redis, or correct REDIS_URL (BROKER_URL, CHANNEL_LAYER_URLS, EVENT_LOG_URLS)."
 _CHECKS: tuple[tuple[str, Check, str], ...] = (
-    ("versions", host.check_versions, ""),
-    ("Redis of serve", host.check_bundled_redis, ""),
-    ("settings", host.check_settings, ""),
-    ("disk", host.check_disk, "Make the directories that DATA_DIR and MODELS_DIR name."),
-    ("PostgreSQL", services.check_postgres, _DATABASE),
-    ("migrations", services.check_migrations, _DATABASE),
-    ("Redis", services.check_redis, _REDIS),
-    ("channel layer", services.check_channel_layer, _REDIS),
-    ("clocks", services.check_clocks, "Both services must answer before clocks can be compared."),
+    ("versions", checks.check_versions, ""),
+    ("Redis of serve", checks.check_bundled_redis, ""),
+    ("settings", checks.check_settings, ""),
+    ("disk", checks.check_disk, "Make the directories that DATA_DIR and MODELS_DIR name."),
+    ("PostgreSQL", checks.check_postgres, _DATABASE),
+    ("migrations", checks.check_migrations, _DATABASE),
+    ("Redis", checks.check_redis, _REDIS),
+    ("channel layer", checks.check_channel_layer, _REDIS),
+    ("clocks", checks.check_clocks, "Both services must answer before clocks can be compared."),
     (
         "models",
-        fleet.check_models,
+        checks.check_models,
         "Correct the models file; docs/models.example.yaml has each key.",
     ),
-    ("workers", fleet.check_workers, _REDIS),
-    ("maintenance", fleet.check_maintenance, _REDIS),
-    ("generations", truth.check_rows, _DATABASE),
-    ("event logs", truth.check_logs, _REDIS),
+    ("workers", checks.check_workers, _REDIS),
+    ("maintenance", checks.check_maintenance, _REDIS),
+    ("generations", checks.check_rows, _DATABASE),
+    ("event logs", checks.check_logs, _REDIS),
 )
 
 

@@ -21,13 +21,17 @@ from inference_site.catalogue.model_files import fault_of
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.management.commands.pull import pulled
 from inference_site.model_store.watching import wanted_specs
-from inference_site.supervisor.preparation import FirstSecrets, prepare_site
-from inference_site.supervisor.readiness import wait_until_ready
 from inference_site.supervisor.real_model import RealModel
-from inference_site.supervisor.sockets import ServiceError
+from inference_site.supervisor.services import ServiceError
 from inference_site.supervisor.stack import Stack
+from inference_site.supervisor.startup import (
+    FirstSecrets,
+    Welcome,
+    prepare_site,
+    show_secrets,
+    wait_until_ready,
+)
 from inference_site.supervisor.supervision import say, stop
-from inference_site.supervisor.welcome import Welcome, show_secrets
 
 _MOST_PROCESSES = 64
 

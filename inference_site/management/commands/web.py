@@ -13,12 +13,12 @@ from inference_site.api.documentation import prepare_document
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.gateway.server.daphne import run_server
 from inference_site.model_store.watching import watch_models
-from inference_site.open_files import raise_open_file_limit
 from inference_site.process_lifecycle import end_within
+from inference_site.process_tuning import raise_open_file_limit
 from inference_site.request_log.writer import writer
 from inference_site.status import metrics
-from inference_site.storage.migrated import add_wait, wait_if_asked
-from inference_site.storage.pooled_connection import limit_statements
+from inference_site.storage.migrations import add_wait, wait_if_asked
+from inference_site.storage.postgresql import limit_statements
 
 _ENDS_S = 10.0
 """How long the process may take to end once the last request is answered."""

@@ -12,9 +12,9 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from inference_site.celery import app
 from inference_site.domain.errors import EngineLoadError
-from inference_site.open_files import raise_open_file_limit
-from inference_site.storage.migrated import add_wait, wait_if_asked
-from inference_site.storage.pooled_connection import limit_statements
+from inference_site.process_tuning import raise_open_file_limit
+from inference_site.storage.migrations import add_wait, wait_if_asked
+from inference_site.storage.postgresql import limit_statements
 from worker.runtime.process import run_worker
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference_site.domain.sampling import Sampling
+from inference_site.domain.request import Sampling
 
 _BASE, _ALLOWED_LENGTH = 1.75, 2
 _LONGEST = 64

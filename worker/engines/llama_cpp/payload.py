@@ -16,8 +16,7 @@ from inference_site.catalogue.engines.llama_cpp import marks, modalities
 from inference_site.domain.errors import EngineUnavailable, InvalidRequest
 from inference_site.domain.messages import AudioPart, ImagePart, Part
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import Constraint, GenerationRequest
-from inference_site.domain.schemas import objects_in
+from inference_site.domain.request import Constraint, GenerationRequest, objects_in
 from worker.engines.chat.families import FAMILIES
 from worker.engines.chat.forced_call import call_schema
 from worker.engines.chat.tool_schemas import plain_schema

@@ -11,8 +11,7 @@ import orjson
 from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.messages import Message
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest
-from inference_site.domain.sampling import Sampling
+from inference_site.domain.request import GenerationRequest, Sampling
 from worker.engines.chat.forced_call import call_schema
 from worker.engines.chat.wire import wire_message, wire_part, wire_tool
 from worker.engines.openai_upstream.constraint import constraint_fields, schema_fields

@@ -9,10 +9,11 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 from django.db import connection
+from django.db.migrations import RunSQL
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 
-from inference_site.storage.connections import DATABASE_UNAVAILABLE
+from inference_site.storage.postgresql import DATABASE_UNAVAILABLE
 
 logger = logging.getLogger(__name__)
 
@@ -55,3 +56,18 @@ def wait_for_migrations() -> None:
         logger.warning("not waiting for migrations: the database is not reachable: %s", exc)
     finally:
         connection.close()
+
+
+# The module's text:
+# """Steps of migrations that several apps take."""
+
+
+def drop_like_index(table: str, name: str) -> RunSQL:
+    """Return the step that drops the index which Django adds to a unique text for ``LIKE 'x%'``.
+
+    It holds up no write. Its migration is not atomic.
+    """
+    return RunSQL(
+        f"DROP INDEX CONCURRENTLY IF EXISTS {name}",
+        f"CREATE INDEX CONCURRENTLY {name} ON {table} (public_id varchar_pattern_ops)",
+    )

@@ -13,8 +13,8 @@ from redis.exceptions import RedisError
 
 from inference_site.generations.models import Generation
 from inference_site.generations.queue import new_id
-from inference_site.storage.connections import lent_connection
-from inference_site.storage.redis_clients import all_clients
+from inference_site.storage.postgresql import lent_connection
+from inference_site.storage.redis import all_clients
 
 
 def rehearse() -> None:

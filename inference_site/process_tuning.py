@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
+import resource
+import sys
+from functools import cache
 from typing import Any
 
 _USUAL = gc.get_threshold()
@@ -48,3 +52,56 @@ def freeze_imported_objects(**_: Any) -> None:
     """
     gc.freeze()
     gc.set_threshold(_SERVING, *_USUAL[1:])
+
+
+# The module's text:
+# """How many files and sockets a process that serves may have open."""
+
+
+_WITHOUT_LIMIT = 65_536
+"""What is asked for where the hard limit is infinite: macOS refuses an infinite soft one."""
+_MOST_RESERVED = 256
+"""Descriptors that are not for connections of clients; a quarter of all where there are few."""
+
+
+def raise_open_file_limit() -> int:
+    """Raise the soft limit of open files to the hard one; return the soft limit.
+
+    Many systems start processes with a soft limit of 1,024, which is for programs that use
+    ``select``. No part of this site does: each connection of a client takes a descriptor.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _WITHOUT_LIMIT if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _WITHOUT_LIMIT if soft == resource.RLIM_INFINITY else soft
+
+
+@cache
+def connection_room() -> int:
+    """Return how many connections of clients a web process may have open.
+
+    The rest of its descriptors is for PostgreSQL, Redis and files, and for connections that are
+    refused: it must always be able to accept one.
+    """
+    limit = raise_open_file_limit()
+    return limit - min(_MOST_RESERVED, limit // 4)
+
+
+# The module's text:
+# """How often the threads of a process that serves take turns."""
+
+
+_INTERVAL_S = 0.0005
+
+
+def switch_threads_often() -> None:
+    """Let a thread wait half a millisecond for Python's lock, where five are usual.
+
+    The threads that move streams give the lock away with each read and write of a socket. One that
+    computes, such as a view, then kept it for five milliseconds: with many streams and new requests
+    at the same moment, a good part of the time to a first token was that wait.
+    """
+    sys.setswitchinterval(_INTERVAL_S)
