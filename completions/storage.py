@@ -11,7 +11,7 @@ from completions.models import StoredCompletion
 from inference_site.errors.api_errors import NotFoundError
 from inference_site.generations.kinds import Assembler
 from inference_site.generations.models import Status
-from inference_site.storage.fields import storable
+from inference_site.storage.fields import replace_nul
 from inference_site.streams.request_documents import ToStore
 
 
@@ -36,7 +36,7 @@ def store_result(
 
 def replace_metadata(stored: StoredCompletion, metadata: dict[str, str]) -> None:
     """Change the metadata of a stored chat completion."""
-    stored.metadata = storable(metadata)
+    stored.metadata = replace_nul(metadata)
     stored.save(update_fields=["metadata"])
 
 

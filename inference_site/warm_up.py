@@ -1,7 +1,7 @@
-"""A generation that is never run: what a process does for each, done once before the first.
+"""Warming up the connections of a process: a generation that is claimed and deleted, never run.
 
-PostgreSQL's side of a connection reads what it knows of tables and indexes, and plans a statement,
-when it first needs them. That takes three times as long as the statement.
+When a connection first needs them, PostgreSQL reads the catalogue entries of tables and indexes and
+plans the statements. That takes three times as long as running the statements.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from redis.exceptions import RedisError
 
 from inference_site.generations.models import Generation
 from inference_site.generations.queue import new_id
-from inference_site.storage.postgresql import lent_connection
+from inference_site.storage.postgresql import release_connection_after
 from inference_site.storage.redis import all_clients
 
 
-def rehearse() -> None:
-    """Write a generation, claim and delete it, unseen, and connect to each event log.
+def warm_up() -> None:
+    """Write, claim and delete a generation in one transaction, and connect to each event log.
 
-    PostgreSQL or Redis that is down is no error.
+    If PostgreSQL or Redis is down, do nothing.
     """
-    id_ = new_id("rehearsal-")  # And no model has this name.
+    id_ = new_id("rehearsal-")  # No model has this name.
     row = Generation(public_id=id_, project_id=0, api_key_id=0, kind="", model=id_)
-    with suppress(Error), lent_connection(), transaction.atomic():
+    with suppress(Error), release_connection_after(), transaction.atomic():
         row.insert()
         Generation.objects.claim(row.model, "nobody")
-        row.delete()  # Not a rollback: with that psycopg forgets what it has prepared.
+        row.delete()  # After a rollback psycopg would forget its prepared statements.
     with suppress(RedisError):
         for client in all_clients():
             client.ping()

@@ -23,7 +23,7 @@ from inference_site.admin_pages.labels import duration, milliseconds
 from inference_site.alarms.models import Kind, Rule
 from inference_site.fleet.leases import ModelState, live_workers
 from inference_site.generations.models import Generation, Status
-from inference_site.storage.postgresql import repeated
+from inference_site.storage.postgresql import cached_sql
 from inference_site.storage.redis import all_clients, memory_of
 from inference_site.usage.histograms import percentile
 from inference_site.usage.models import Measure, Period
@@ -83,7 +83,7 @@ def _waiting(longer_than_s: float) -> Iterator[tuple[str, int, float]]:
             yield model, count, waited_s
 
 
-@repeated
+@cached_sql
 def _queued() -> QuerySet[Any, Any]:
     rows = Generation.objects.filter(status=Status.QUEUED).values_list("model").order_by()
     return rows.annotate(Count("pk"), Min("created_at"))
@@ -155,7 +155,7 @@ def _budget(rule: Rule) -> Iterator[Finding]:
             yield Finding(f"budget {budget.pk} from {spend.start}", text)
 
 
-@repeated
+@cached_sql
 def _spent(bound: float, starts: tuple[tuple[str, dt.date], ...]) -> QuerySet[Any, Any]:
     current = Q(*(Q(budget__every=every, start=start) for every, start in starts), _connector=Q.OR)
     spends = BudgetSpend.objects.filter(current, budget__amount__gt=0)

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from inference_site.alarms.conditions import Finding, found
 from inference_site.alarms.models import Alarm, Notice, Recipient, Rule
 from inference_site.generations.queue import new_id
-from inference_site.storage.postgresql import repeated
+from inference_site.storage.postgresql import cached_sql
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def evaluate() -> None:
             _apply(rule, findings, now)
 
 
-@repeated
+@cached_sql
 def _is_any_firing() -> QuerySet[Any, Any]:
     return Alarm.objects.filter(resolved_at=None).values_list("pk").order_by()[:1]
 

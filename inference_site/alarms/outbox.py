@@ -15,7 +15,7 @@ from django.utils import timezone
 from inference_site.alarms.mail import send_mail
 from inference_site.alarms.models import Notice, Recipient
 from inference_site.alarms.webhooks import post
-from inference_site.storage.postgresql import repeated
+from inference_site.storage.postgresql import cached_sql
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def _claimed() -> Notice | None:
     return notice
 
 
-@repeated
+@cached_sql
 def _is_any_due() -> QuerySet[Any, Any]:
     return Notice.objects.filter(next_at__lte=Now()).values_list("pk").order_by()[:1]
 

@@ -13,7 +13,7 @@ from inference_site.accounts.keys import given_secret, known_caller
 from inference_site.api.authentication import KeyAuthentication
 from inference_site.errors.api_errors import ApiError, UnsupportedMediaError
 from inference_site.gateway.head import Head, length_of_body, resolved
-from inference_site.storage.postgresql import lent_connection
+from inference_site.storage.postgresql import release_connection_after
 
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
@@ -68,5 +68,5 @@ def _authenticate(scope: dict[str, Any], view: Any) -> None:
     """Raise what the view would raise of who calls."""
     headers = [(key, value) for key, value in scope["headers"] if key != b"content-length"]
     bare = ASGIRequest({**scope, "headers": headers}, io.BytesIO())
-    with lent_connection():
+    with release_connection_after():
         _ = view().initialize_request(bare).user

@@ -1,6 +1,6 @@
 """Sampler settings as people write them, with their bounds: in requests, entries and ``SAMPLING``.
 
-The names are those of ``domain.sampling.Sampling``, which holds what has been read.
+The names are those of ``domain.request.Sampling``, which holds what has been read.
 """
 
 from __future__ import annotations

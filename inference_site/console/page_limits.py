@@ -8,7 +8,7 @@ from django.conf import settings
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from inference_site.storage.postgresql import statements_within
+from inference_site.storage.postgresql import statement_timeout
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase]
 
@@ -17,7 +17,7 @@ def long_statements(get_response: GetResponse) -> GetResponse:
     """Give the statements of a page ``DATABASE_LONG_TIMEOUT_S``."""
 
     def respond(request: HttpRequest) -> HttpResponseBase:
-        with statements_within(settings.DATABASE_LONG_TIMEOUT_S):
+        with statement_timeout(settings.DATABASE_LONG_TIMEOUT_S):
             return get_response(request)
 
     return respond

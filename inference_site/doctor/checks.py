@@ -1,4 +1,4 @@
-"""The result of one check of `manage.py doctor`."""
+"""The checks of ``manage.py doctor``: the host, PostgreSQL and Redis, models, workers, rows."""
 
 from __future__ import annotations
 
@@ -35,10 +35,29 @@ from inference_site.generations.models import Generation, Status
 from inference_site.model_store.entries import fault_of_entry, private_servers
 from inference_site.model_store.models import StoredModel
 from inference_site.model_store.watching import look
-from inference_site.storage.postgresql import own_connection
+from inference_site.storage.postgresql import unpooled_connection
 from inference_site.streams.batches import is_whole
 from inference_site.streams.event_log import read_log
 from inference_site.supervisor.services import missing_fixes, newest_redis
+
+_GIB = 2**30
+_PACKAGES = ("django", "celery", "channels", "daphne", "redis", "psycopg", *LIBRARIES.values())
+_OLDEST_POSTGRES = 140_000
+_OLDEST_REDIS = (6, 2)
+_ROUND_TRIP_S = 2.0
+_CLOCK_WARN_S, _CLOCK_FAIL_S = 0.5, 5.0
+_MAINTENANCE_S = 10.0
+_FIX_FILE = (
+    "Correct `file` in the models file or the console, fetch it by `manage.py pull`, or let this "
+    "user read it."
+)
+_FIX_ENTRY = "Edit it in the console, or move it into the models file, which may name anything."
+_FIX_ADDRESS = (
+    "Set UPSTREAM_ALLOWED_HOSTS or UPSTREAM_ALLOWED_NETWORKS, or move it into the models file."
+)
+_OVERDUE_S = 60
+"""Maintenance should have ended a run of a dead worker long before this age."""
+_MAX_LOGS = 200
 
 
 class Level(StrEnum):
@@ -51,7 +70,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was checked and found; ``fix`` says what to do, and is empty when all is well."""
+    """One result: what was checked, what was found, and how to fix it; no fix if all is well."""
 
     level: Level
     what: str
@@ -62,32 +81,24 @@ class Finding:
 Check = Callable[[], Iterable[Finding]]
 
 
-def judged(what: str, found: str, fix: str, *, warn: bool = False, fail: bool = False) -> Finding:
+def graded(what: str, found: str, fix: str, *, warn: bool = False, fail: bool = False) -> Finding:
     """Return a finding of the worst level whose condition holds."""
     level = Level.FAIL if fail else Level.WARN if warn else Level.OK
     return Finding(level, what, found, "" if level == Level.OK else fix)
 
 
 def guarded(what: str, check: Check, fix: str) -> list[Finding]:
-    """Return what a check finds; an exception is a finding, too."""
+    """Run a check and return its findings; an exception is a finding, too."""
     try:
         return list(check())
-    except Exception as exc:  # noqa: BLE001  # The doctor looks at what is broken.
+    except Exception as exc:  # noqa: BLE001  # Anything may be broken.
         lines = str(exc).strip().splitlines() or [""]
         return [Finding(Level.FAIL, what, f"{type(exc).__name__}: {lines[0]}".rstrip(": "), fix)]
 
 
-# The module's text:
-# """This host: versions, settings, disk space."""
-
-
-_GIB = 2**30
-_PACKAGES = ("django", "celery", "channels", "daphne", "redis", "psycopg", *LIBRARIES.values())
-
-
 def check_versions() -> Iterator[Finding]:
     """Report the versions that are installed."""
-    yield judged(
+    yield graded(
         "Python",
         f"{platform.python_version()}, site {settings.VERSION}",
         "Install Python 3.11 or newer and make .venv again.",
@@ -97,14 +108,14 @@ def check_versions() -> Iterator[Finding]:
 
 
 def check_bundled_redis() -> Iterator[Finding]:
-    """Say which Redis ``serve`` starts, and what a bundled one lacks; nothing if it starts none."""
+    """Report the Redis that ``serve`` starts, if it does, and which fixes a bundled one lacks."""
     if environment.asked().get("REDIS_URL", ("", ""))[1] not in ("serve", "default"):
         return
     newest = newest_redis()
     if newest is None:
         return
     missing = missing_fixes(newest.version) if newest.is_bundled else []
-    yield judged(
+    yield graded(
         "Redis of serve",
         f"{newest.path}, version {newest.shown_version}"
         + (", bundled: it gets no security fixes" if newest.is_bundled else "")
@@ -117,14 +128,14 @@ def check_bundled_redis() -> Iterator[Finding]:
 
 def check_settings() -> Iterator[Finding]:
     """Check settings that are easily forgotten."""
-    yield judged(
+    yield graded(
         "SECRET_KEY",
         f"{len(settings.SECRET_KEY)} characters",
         "Set SECRET_KEY (or SECRET_KEY_FILE) to 50 random characters, the same for each process.",
         fail=not settings.SECRET_KEY,
         warn=len(settings.SECRET_KEY) < 32,
     )
-    yield judged(
+    yield graded(
         "DEBUG",
         "on" if settings.DEBUG else "off",
         "Set DEBUG=false: error pages show settings and data to everybody.",
@@ -136,9 +147,9 @@ def check_disk() -> Iterator[Finding]:
     """Check the free space of the folders for data and models."""
     for name in ("DATA_DIR", "MODELS_DIR"):
         path = Path(getattr(settings, name))
-        there = next(folder for folder in (path, *path.parents) if folder.exists())
-        usage = shutil.disk_usage(there)
-        yield judged(
+        existing = next(folder for folder in (path, *path.parents) if folder.exists())
+        usage = shutil.disk_usage(existing)
+        yield graded(
             name,
             f"{path}: {usage.free / _GIB:,.1f} of {usage.total / _GIB:,.1f} GiB free",
             f"Make room there, or move {name} to a larger disk.",
@@ -154,45 +165,35 @@ def _version(package: str) -> str:
         return "is not installed"
 
 
-# The module's text:
-# """PostgreSQL, each Redis, the channel layer, and whether the clocks agree."""
-
-
-_OLDEST_POSTGRES = 140_000
-_OLDEST_REDIS = (6, 2)
-_ROUND_TRIP_S = 2.0
-_CLOCK_WARN_S, _CLOCK_FAIL_S = 0.5, 5.0
-
-
 def check_postgres() -> Iterator[Finding]:
     """Check its version and the settings that the site relies on."""
     started = time.monotonic()
-    with own_connection() as own:
+    with unpooled_connection() as database:
         took_ms = (time.monotonic() - started) * 1000
-        number = own.info.server_version
-        yield judged(
+        number = database.info.server_version
+        yield graded(
             "PostgreSQL",
             f"version {number // 10_000}.{number % 10_000}, connected in {took_ms:.0f} ms",
             "Upgrade it to version 14 or newer.",
             fail=number < _OLDEST_POSTGRES,
         )
-        config = dict(own.execute("SELECT name, setting FROM pg_settings").fetchall())
-        (used,) = own.execute("SELECT count(*) FROM pg_stat_activity").fetchone() or (0,)
-    most, pool = int(config["max_connections"]), settings.DATABASES["default"]["OPTIONS"]["pool"]
-    yield judged(
+        config = dict(database.execute("SELECT name, setting FROM pg_settings").fetchall())
+        (used,) = database.execute("SELECT count(*) FROM pg_stat_activity").fetchone() or (0,)
+    allowed, pool = int(config["max_connections"]), settings.DATABASES["default"]["OPTIONS"]["pool"]
+    yield graded(
         "connections",
-        f"{used} of {most} are used; a process takes {pool['max_size']} at most",
+        f"{used} of {allowed} are used; a process takes {pool['max_size']} at most",
         "Raise max_connections, lower DATABASE_POOL, or put PgBouncer in front.",
-        warn=most - used < pool["max_size"],
+        warn=allowed - used < pool["max_size"],
     )
-    yield judged(
+    yield graded(
         "durability",
         f"fsync {config['fsync']}, synchronous_commit {config['synchronous_commit']}",
         "Turn both on: an answer that a client has received must survive a power cut.",
         fail=config["fsync"] != "on",
         warn=config["synchronous_commit"] == "off",
     )
-    yield judged(
+    yield graded(
         "encoding",
         config["server_encoding"],
         "Create the database again with ENCODING 'UTF8'.",
@@ -201,11 +202,11 @@ def check_postgres() -> Iterator[Finding]:
 
 
 def check_migrations() -> Iterator[Finding]:
-    """Look for migrations that are not applied."""
+    """Check that all migrations are applied."""
     executor = MigrationExecutor(connection)
     plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
     missing = ", ".join(f"{migration.app_label}.{migration.name}" for migration, _ in plan[:5])
-    yield judged(
+    yield graded(
         "migrations",
         f"{len(plan)} are missing: {missing}" if plan else "all are applied",
         "Run `manage.py migrate`.",
@@ -215,41 +216,38 @@ def check_migrations() -> Iterator[Finding]:
 
 def check_redis() -> Iterator[Finding]:
     """Check the version of each Redis, and what it does when memory or power fails."""
-    for url, roles in _roles().items():
+    for url, roles in _redis_roles().items():
+        name = f"Redis ({', '.join(roles)})"
         with redis.Redis.from_url(url, socket_timeout=2, socket_connect_timeout=2) as client:
-            yield from _of_redis(f"Redis ({', '.join(roles)})", client)
-
-
-def _of_redis(name: str, client: Any) -> Iterator[Finding]:
-    info = client.info()
-    version = str(info["redis_version"])
-    yield judged(
-        name,
-        f"version {version}, {info['used_memory'] / 2**20:,.0f} MiB used",
-        "Upgrade it to version 6.2 or newer.",
-        fail=tuple(int(part) for part in version.split(".")[:2]) < _OLDEST_REDIS,
-    )
-    limit, policy = info.get("maxmemory", 0), str(info.get("maxmemory_policy", "noeviction"))
-    yield judged(
-        name,
-        f"{policy}, limit {limit / 2**20:,.0f} MiB" if limit else f"{policy}, no limit",
-        "Set `maxmemory-policy noeviction`: evicted keys are lost streams, requests and counts. "
-        "Nearly full: raise maxmemory or lower EVENT_LOG_TTL_S or PROJECT_REDIS_BYTES.",
-        fail=policy != "noeviction" and bool(limit),
-        warn=bool(limit) and info["used_memory"] > 0.8 * limit,
-    )
-    persists = bool(info.get("aof_enabled"))
-    yield judged(
-        name,
-        "keeps an append-only file" if persists else "keeps no append-only file",
-        "Set `appendonly yes`: otherwise a restart loses running streams, waiting "
-        "requests and the counts of limits.",
-        warn=not persists,
-    )
+            info: Any = client.info()
+        version = str(info["redis_version"])
+        yield graded(
+            name,
+            f"version {version}, {info['used_memory'] / 2**20:,.0f} MiB used",
+            "Upgrade it to version 6.2 or newer.",
+            fail=tuple(int(part) for part in version.split(".")[:2]) < _OLDEST_REDIS,
+        )
+        limit, policy = info.get("maxmemory", 0), str(info.get("maxmemory_policy", "noeviction"))
+        yield graded(
+            name,
+            f"{policy}, limit {limit / 2**20:,.0f} MiB" if limit else f"{policy}, no limit",
+            "Set `maxmemory-policy noeviction`: evicted keys are lost streams, requests and "
+            "counts. Nearly full: raise maxmemory or lower EVENT_LOG_TTL_S or PROJECT_REDIS_BYTES.",
+            fail=policy != "noeviction" and bool(limit),
+            warn=bool(limit) and info["used_memory"] > 0.8 * limit,
+        )
+        persists = bool(info.get("aof_enabled"))
+        yield graded(
+            name,
+            "keeps an append-only file" if persists else "keeps no append-only file",
+            "Set `appendonly yes`: otherwise a restart loses running streams, waiting "
+            "requests and the counts of limits.",
+            warn=not persists,
+        )
 
 
 def check_channel_layer() -> Iterator[Finding]:
-    """Send a message through the channel layer and wait for it."""
+    """Send a message through the channel layer and receive it."""
     took_ms = asyncio.run(_round_trip()) * 1000
     yield Finding(Level.OK, "channel layer", f"a message came back in {took_ms:.1f} ms")
 
@@ -261,7 +259,7 @@ async def _round_trip() -> float:
     receiving = asyncio.ensure_future(layer.receive(channel))
     try:
         async with asyncio.timeout(_ROUND_TRIP_S):
-            # Pub/sub keeps nothing: what is sent before the subscription stands is lost.
+            # Pub/sub stores nothing: a message that is sent before the subscription is lost.
             while not receiving.done():
                 await layer.send(channel, {"type": "doctor"})
                 started = time.monotonic()
@@ -274,22 +272,30 @@ async def _round_trip() -> float:
 
 def check_clocks() -> Iterator[Finding]:
     """Compare this host's clock with those of PostgreSQL and of each Redis."""
-    with own_connection() as own:
-        own.execute(
-            "SELECT 1"
-        )  # The connection is made; from here on only the question takes time.
-        yield _clock("PostgreSQL", lambda: _postgres_time(own))
-    for url, roles in _roles().items():
+    with unpooled_connection() as database:
+        database.execute("SELECT 1")  # Connects, so that only the next statement is timed.
+
+        def postgres_time() -> float:
+            query = "SELECT extract(epoch FROM clock_timestamp())::float"
+            (now,) = database.execute(query).fetchone() or (0.0,)
+            return float(now)
+
+        yield _clock("PostgreSQL", postgres_time)
+    for url, roles in _redis_roles().items():
         with redis.Redis.from_url(url, socket_timeout=2, socket_connect_timeout=2) as client:
             client.ping()
-            yield _clock(f"Redis ({', '.join(roles)})", lambda c=client: _redis_time(c))
+
+            def redis_time(client: Any = client) -> float:
+                seconds, microseconds = client.time()
+                return float(seconds) + float(microseconds) / 1e6
+
+            yield _clock(f"Redis ({', '.join(roles)})", redis_time)
 
 
-def _clock(name: str, ask: Any) -> Finding:
+def _clock(name: str, read_time: Callable[[], float]) -> Finding:
     before = time.time()
-    theirs = ask()
-    ahead_s = theirs - (before + time.time()) / 2
-    return judged(
+    ahead_s = read_time() - (before + time.time()) / 2
+    return graded(
         f"clock of {name}",
         f"{abs(ahead_s) * 1000:,.0f} ms {'ahead of' if ahead_s > 0 else 'behind'} this host",
         "Synchronise the clocks of all hosts by NTP (chrony, systemd-timesyncd).",
@@ -298,18 +304,8 @@ def _clock(name: str, ask: Any) -> Finding:
     )
 
 
-def _postgres_time(own: Any) -> float:
-    (now,) = own.execute("SELECT extract(epoch FROM clock_timestamp())::float").fetchone()
-    return float(now)
-
-
-def _redis_time(client: Any) -> float:
-    seconds, microseconds = client.time()
-    return float(seconds) + float(microseconds) / 1e6
-
-
-def _roles() -> dict[str, list[str]]:
-    """Return each address of Redis, with what it is for."""
+def _redis_roles() -> dict[str, list[str]]:
+    """Return the address of each Redis, with its roles."""
     roles: dict[str, list[str]] = {}
     named = (
         ("queues", [settings.BROKER_URL]),
@@ -323,24 +319,8 @@ def _roles() -> dict[str, list[str]]:
     return roles
 
 
-# The module's text:
-# """The models, the workers that serve them, and maintenance."""
-
-
-_MAINTENANCE_S = 10.0
-_FIX_FILE = (
-    "Correct `file` in the models file or the console, fetch it by `manage.py pull`, or let this "
-    "user read it."
-)
-
-_FIX_ENTRY = "Edit it in the console, or move it into the models file, which may name anything."
-_FIX_ADDRESS = (
-    "Set UPSTREAM_ALLOWED_HOSTS or UPSTREAM_ALLOWED_NETWORKS, or move it into the models file."
-)
-
-
 def check_models() -> Iterator[Finding]:
-    """Look at the files of each model of the catalogue, also of those in the database."""
+    """Check the file of each model, and whether the entries of the database can be served."""
     look()
     for spec in catalogue().models.values():
         what, fault = f"model {spec.id}", fault_of(spec)
@@ -351,11 +331,6 @@ def check_models() -> Iterator[Finding]:
         else:
             size = sum(part.stat().st_size for part in parts_of(spec.file))
             yield Finding(Level.OK, what, f"{spec.file} ({size / 2**20:,.0f} MiB)")
-    yield from _check_entries()
-
-
-def _check_entries() -> Iterator[Finding]:
-    """Look for entries of the database that are not served, or that could not be saved again."""
     for stored in StoredModel.objects.all():
         what = f"model {stored.model_id}"
         if fault := fault_of_entry(stored):
@@ -365,9 +340,9 @@ def _check_entries() -> Iterator[Finding]:
 
 
 def check_workers() -> Iterator[Finding]:
-    """Look for live workers, what they serve, and whether they run this release."""
+    """Check that workers live, run this release, and serve every model."""
     workers = live_workers()
-    yield judged(
+    yield graded(
         "workers",
         f"{len(workers)} live",
         "Start `manage.py worker` on a host with the models; see its log when it ends.",
@@ -375,7 +350,7 @@ def check_workers() -> Iterator[Finding]:
     )
     for worker in workers:
         served = ", ".join(f"{m.id} {m.state} {m.busy}/{m.slots}" for m in worker.models)
-        yield judged(
+        yield graded(
             f"worker {worker.id}",
             f"release {worker.release or 'unknown'}: {served or 'no model'}",
             f"Restart it with this release, {settings.VERSION}.",
@@ -395,10 +370,10 @@ def check_workers() -> Iterator[Finding]:
 
 
 def check_maintenance() -> Iterator[Finding]:
-    """Look when maintenance was last done."""
+    """Check that maintenance runs."""
     at = last_maintained()
     ago_s = None if at is None else time.time() - at
-    yield judged(
+    yield graded(
         "maintenance",
         "not done for a minute" if ago_s is None else f"done {ago_s:.1f} s ago",
         "Start `manage.py beat`; without it nobody notices dead workers and lost wake-ups.",
@@ -406,29 +381,21 @@ def check_maintenance() -> Iterator[Finding]:
     )
 
 
-# The module's text:
-# """Whether rows, stored results, locks and event logs agree about each generation."""
-
-
-_ABANDONED_S = 60
-"""So old a run of a dead worker should have been given up long ago."""
-_MOST_LOGS = 200
-
-
 def check_rows() -> Iterator[Finding]:
-    """Look for generations that have no end, and for results that deny the end they have."""
+    """Check that runs of dead workers have ended, and that stored results agree with their rows."""
     old = Generation.objects.filter(
-        status=Status.RUNNING, claimed_at__lt=Now() - timedelta(seconds=_ABANDONED_S)
+        status=Status.RUNNING, claimed_at__lt=Now() - timedelta(seconds=_OVERDUE_S)
     )
     count = old.exclude(worker__in=[worker.id for worker in live_workers()]).count()
-    yield judged(
+    yield graded(
         "runs of dead workers",
-        f"{count} for more than {_ABANDONED_S} s",
+        f"{count} for more than {_OVERDUE_S} s",
         "Maintenance ends them: see why it does not in the log of `manage.py beat`.",
         fail=bool(count),
     )
-    for what, number in (pair for app in mendings() for pair in app.contradictions().items()):
-        yield judged(
+    contradictions = (pair for app in mendings() for pair in app.contradictions().items())
+    for what, number in contradictions:
+        yield graded(
             what,
             str(number),
             "Maintenance mends them: see why it does not in the log of `manage.py beat`.",
@@ -437,16 +404,17 @@ def check_rows() -> Iterator[Finding]:
 
 
 def check_logs() -> Iterator[Finding]:
-    """Look for lost frames in the event logs of what runs."""
+    """Check that no frames are missing in the event logs of running generations."""
     running = Generation.objects.filter(status=Status.RUNNING).order_by("-id")
-    ids = list(running.values_list("public_id", flat=True)[:_MOST_LOGS])
-    torn = [public_id for public_id in ids if not is_whole(read_log(public_id))]
-    yield judged(
+    ids = list(running.values_list("public_id", flat=True)[:_MAX_LOGS])
+    incomplete = [public_id for public_id in ids if not is_whole(read_log(public_id))]
+    yield graded(
         "event logs",
-        f"{len(torn)} of {len(ids)} running streams have lost frames: {', '.join(torn[:3])}"
-        if torn
+        f"{len(incomplete)} of {len(ids)} running streams have lost frames: "
+        f"{', '.join(incomplete[:3])}"
+        if incomplete
         else f"{len(ids)} running streams are whole",
         "Their readers are told so, stored responses are not affected. Redis was flushed, evicted "
         "keys or lost its last writes: set `appendonly yes` and `maxmemory-policy noeviction`.",
-        warn=bool(torn),
+        warn=bool(incomplete),
     )

@@ -10,7 +10,7 @@ from rest_framework.response import Response
 
 from inference_site.errors.api_errors import ApiError, MethodNotAllowedError
 from inference_site.errors.exceptions import api_error
-from inference_site.observability.logs import note
+from inference_site.observability.logs import add_log_fields
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def exception_handler(exc: Exception, context: dict[str, Any]) -> Response:
     error = api_error(exc)
     request = context["request"]._request
     log_error(request, exc, error)
-    note(error_code=error.code or error.type)
+    add_log_fields(error_code=error.code or error.type)
     headers = dict(error.headers)
     if isinstance(error, MethodNotAllowedError):
         headers["Allow"] = ", ".join(context["view"].allowed_methods)

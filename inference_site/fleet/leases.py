@@ -19,8 +19,8 @@ from pydantic import TypeAdapter
 
 from inference_site.domain.device import Device
 from inference_site.observability.metrics import LEASE_RENEWED
-from inference_site.storage.cached_value import Recent
-from inference_site.storage.redis import FIRST_WRITE, site_client
+from inference_site.storage.cached_value import CachedValue
+from inference_site.storage.redis import ALLOW_WHEN_FULL, site_client
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _MOMENT_S = 0.1
 """However many requests ask who lives now, no more than ten a second read it."""
 # KEYS: lease, index. ARGV: the lease, its seconds, id of the worker.
 _RENEW = (
-    FIRST_WRITE
+    ALLOW_WHEN_FULL
     + """
 redis.call("SET", KEYS[1], ARGV[1], "EX", ARGV[2])
 redis.call("SADD", KEYS[2], ARGV[3])
@@ -260,7 +260,7 @@ class LiveView:
     """The live workers, read once a second, because every request asks for them."""
 
     def __init__(self, ttl_s: float = 1.0) -> None:
-        self._recent = Recent(_live_workers_or_error, ttl_s)
+        self._recent = CachedValue(_live_workers_or_error, ttl_s)
 
     def workers(self) -> list[LiveWorker]:
         """Return the workers as they were a second ago at most. Raise redis' errors.
@@ -271,11 +271,11 @@ class LiveView:
 
     def workers_now(self) -> list[LiveWorker]:
         """Return the workers as they were a moment ago at most. Raise redis' errors."""
-        return _or_raise(self._recent.at_most(_MOMENT_S))
+        return _or_raise(self._recent.no_older_than(_MOMENT_S))
 
     def look(self) -> list[LiveWorker]:
         """Return the workers as they are, which this process then knows. Raise redis' errors."""
-        return _or_raise(self._recent.at_most(0))
+        return _or_raise(self._recent.no_older_than(0))
 
     def forget(self) -> None:
         """Have them read anew."""

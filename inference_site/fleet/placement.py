@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.leases import LiveWorker, ModelState, lease_key
-from inference_site.storage.redis import FIRST_WRITE, site_client
+from inference_site.storage.redis import ALLOW_WHEN_FULL, site_client
 
 _KEPT_S = 86_400
 """Seconds after the last claim in which Redis deletes the claims of a model."""
@@ -22,7 +22,7 @@ _HAVE = (ModelState.LOADING, ModelState.READY)
 # hold one, what the keys of leases begin with, seconds. The worker's own lease is not asked for: it
 # lives. Returns 1 if the worker holds a claim.
 _CLAIM = (
-    FIRST_WRITE
+    ALLOW_WHEN_FULL
     + """
 for _, other in ipairs(redis.call("ZRANGE", KEYS[1], 0, -1)) do
     if other ~= ARGV[1] and redis.call("EXISTS", ARGV[3] .. other) == 0 then

@@ -19,8 +19,8 @@ from inference_site.accounts.keys import digest_of, given_secret
 from inference_site.errors.api_errors import AuthenticationError
 from inference_site.gateway.head import resolved
 from inference_site.gateway.http_answers import SAFE_HEADERS, Headers
-from inference_site.observability.logs import Facts, logged_with, redacted
-from inference_site.observability.tracing import Span, begin, is_tracing, trace_id
+from inference_site.observability.logs import LogFields, log_fields, redacted
+from inference_site.observability.tracing import Span, is_tracing, start_span, trace_id
 from inference_site.request_log.models import LONGEST_MODEL, LONGEST_PATH
 from inference_site.request_log.refusals import Refused, refusals
 
@@ -66,7 +66,7 @@ class Access:
         self._began = time.monotonic()
         self._status = 0
         self._is_complete = False
-        self.facts: Facts = {}
+        self.facts: LogFields = {}
         self.span = _span(scope)
         if self.span.traceparent:
             self.facts["trace_id"] = trace_id(self.span.traceparent)
@@ -109,7 +109,7 @@ def accounted(application: Application) -> Application:
             await application(scope, receive, send)
             return
         access = Access(scope, send)
-        with logged_with(access.facts), _IN_FLIGHT.track_inprogress():
+        with log_fields(access.facts), _IN_FLIGHT.track_inprogress():
             try:
                 await application({**scope, SCOPE_KEY: access}, receive, access.send)
             finally:
@@ -123,7 +123,7 @@ def _span(scope: Scope) -> Span:
     if not (is_tracing() and scope["path"].startswith("/v1")):
         return Span()
     parent = dict(scope["headers"]).get(b"traceparent", b"").decode("latin-1")
-    return begin(
+    return start_span(
         f"{scope['method']} {_route(scope['path'])}",
         "server",
         parent,
@@ -139,7 +139,7 @@ def _route(path: str) -> str:
     return str(match.route)
 
 
-def _refused(scope: Scope, status: int, facts: Facts, duration_s: float) -> Refused:
+def _refused(scope: Scope, status: int, facts: LogFields, duration_s: float) -> Refused:
     """Return what the request log keeps of a request that no generation stands for."""
     return Refused(
         status,

@@ -12,7 +12,7 @@ from typing import Self
 from django.conf import settings
 
 from inference_site.errors.api_errors import RateLimitError
-from inference_site.process_tuning import connection_room
+from inference_site.process_tuning import max_client_connections
 
 _requests: Counter[int] = Counter()
 _websockets: Counter[int] = Counter()
@@ -51,7 +51,7 @@ class OpenRequest:
         """Count for this project, once. Raise RateLimitError if that has too many open."""
         if project_id is None or self._project_id is not None:
             return
-        most = settings.CONNECTIONS_PER_PROJECT or connection_room() // 2
+        most = settings.CONNECTIONS_PER_PROJECT or max_client_connections() // 2
         if _requests[project_id] >= most:
             raise RateLimitError(
                 f"This project has {most} requests open in this server process, which is the most "

@@ -43,7 +43,7 @@ from inference_site.gateway.project_connections import OpenRequest
 from inference_site.gateway.thread_shares import Share
 from inference_site.gateway.view_pool import ViewPool
 from inference_site.gateway.waiting import Attempt, answer_of
-from inference_site.storage.postgresql import lent_connection
+from inference_site.storage.postgresql import release_connection_after
 from inference_site.streams.batches import Batch, Remake
 from inference_site.streams.ending import Ending
 
@@ -120,7 +120,7 @@ class Relay:
         project_id, made = self._look_at(scope).project_id, list[Batch]()
 
         def make() -> None:
-            with lent_connection():
+            with release_connection_after():
                 made.extend(remake.make())
 
         share = Share(project_id, is_large=remake.size_bytes > _LARGE)

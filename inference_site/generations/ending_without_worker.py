@@ -14,7 +14,7 @@ from inference_site.domain.model_spec import Price
 from inference_site.generations.kinds import Assembler, Kind, kind_of, recovered
 from inference_site.generations.models import Generation, Status
 from inference_site.observability.metrics import count_ended
-from inference_site.storage.postgresql import impatient_transaction
+from inference_site.storage.postgresql import transaction_with_timeouts
 from inference_site.streams.batches import Sent
 from inference_site.streams.ending import Ending
 from inference_site.streams.event_log import channel_message, close_log, take_log
@@ -31,7 +31,7 @@ def end_in_place(
     nothing is done and False is returned.
     """
     kind = kind_of(generation.kind)
-    with impatient_transaction():
+    with transaction_with_timeouts():
         if not move():  # From here to the commit a worker that lives after all waits with its own.
             return False
         assembler, ending, first = _ended(kind, generation, error)

@@ -64,9 +64,9 @@ from inference_site.generations.wake_ups import (
 )
 from inference_site.storage.postgresql import (
     DATABASE_UNAVAILABLE,
-    impatient_transaction,
-    lent_connection,
-    repeated,
+    cached_sql,
+    release_connection_after,
+    transaction_with_timeouts,
 )
 from inference_site.storage.redis import SET_WHEN_FULL, Deadlines, all_clients, site_client
 from inference_site.streams.event_log import is_cancel_requested
@@ -165,7 +165,7 @@ def give_up_abandoned() -> None:
         _give_up(running, worker_died=True)
 
 
-@repeated
+@cached_sql
 def _running_on() -> QuerySet[Any, Any]:
     running = Generation.objects.filter(status=Status.RUNNING)
     return running.values_list("worker").distinct()
@@ -179,7 +179,7 @@ def give_up_orphans(worker: str, running: Callable[[], Collection[tuple[str, int
     wrote its time.
     """
     limit = Now() - timedelta(seconds=_ORPHAN_S)
-    with lent_connection():
+    with release_connection_after():
         claimed = list(
             Generation.objects.filter(status=Status.RUNNING, worker=worker, claimed_at__lt=limit)
         )
@@ -217,7 +217,7 @@ def _give_up_one(generation: Generation, worker_died: bool) -> None:
     counted = generation.attempt - generation.spared
     if generation.background and counted < MAX_ATTEMPTS:
         isolated = worker_died and counted == MAX_ATTEMPTS - 1
-        with impatient_transaction():
+        with transaction_with_timeouts():
             is_waiting = Generation.objects.requeue(*held, isolated=isolated)
         if is_waiting and is_cancel_requested(generation.public_id):
             cancel_waiting([generation.public_id])  # It may be long until a worker reads the flag.
@@ -244,7 +244,7 @@ def _waiting_for(more_than_s: float) -> QuerySet[Generation]:
     return Generation.objects.filter(status=Status.QUEUED, created_at__lt=limit)
 
 
-@repeated
+@cached_sql
 def _late(after_s: float, most: int) -> QuerySet[Any, Any]:
     late = _waiting_for(after_s).filter(service_class=ServiceClass.FOREGROUND)
     return late.order_by("created_at").values_list("pk")[:most]
@@ -278,7 +278,7 @@ def stop_again() -> None:
         cancel(late)
 
 
-@repeated
+@cached_sql
 def _unstopped() -> QuerySet[Any, Any]:
     limit = Now() - timedelta(seconds=_STOPPED_S)
     late = Generation.objects.filter(finished_at=None, cancel_requested_at__lt=limit)
@@ -340,7 +340,7 @@ def _long_in_background(after_s: float) -> QuerySet[Generation]:
     return _waiting_for(after_s).exclude(service_class=ServiceClass.FOREGROUND)
 
 
-@repeated
+@cached_sql
 def _long_wanted(after_s: float) -> QuerySet[Any, Any]:
     return _long_in_background(after_s).values_list("model").distinct()
 
@@ -360,7 +360,7 @@ def wake_again() -> None:
             send_wake_up(model)
 
 
-@repeated
+@cached_sql
 def _unwoken() -> QuerySet[Any, Any]:
     waiting = Generation.objects.filter(status=Status.QUEUED).values("model").order_by()
     oldest = waiting.annotate(count=Count("id"), oldest=Min("created_at"))

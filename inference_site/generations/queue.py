@@ -33,8 +33,8 @@ from inference_site.generations.wake_ups import (
     queue_name,
     send_wake_up,
 )
-from inference_site.observability.logs import note
-from inference_site.observability.tracing import begin, current
+from inference_site.observability.logs import add_log_fields
+from inference_site.observability.tracing import current_traceparent, start_span
 from inference_site.storage.postgresql import DATABASE_UNAVAILABLE
 from inference_site.storage.redis import broker_client, client_for
 from inference_site.streams.event_log import request_cancel
@@ -91,8 +91,14 @@ def enqueue(
     their errors pass through and nothing is accepted, except that a wake-up that cannot be sent is
     no error: the row is committed, and maintenance sends one later.
     """
-    note(generation_id=row.public_id, model=row.model)
-    span = begin("enqueue", "producer", current.get(), model=row.model, generation_id=row.public_id)
+    add_log_fields(generation_id=row.public_id, model=row.model)
+    span = start_span(
+        "enqueue",
+        "producer",
+        current_traceparent.get(),
+        model=row.model,
+        generation_id=row.public_id,
+    )
     try:
         is_background = row.service_class >= ServiceClass.BACKGROUND
         refusal = crowds.refusal(row.model, row.project_id, is_background=is_background)

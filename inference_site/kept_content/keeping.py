@@ -13,8 +13,8 @@ from inference_site.domain.messages import Message, TextPart
 from inference_site.domain.request import GenerationRequest
 from inference_site.kept_content.models import KeptContent
 from inference_site.site_settings.current import site_settings
-from inference_site.storage.fields import storable
-from inference_site.storage.postgresql import impatient_transaction, lent_connection
+from inference_site.storage.fields import replace_nul
+from inference_site.storage.postgresql import release_connection_after, transaction_with_timeouts
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Keeper:
         """Store it, if it is still asked for. Never raises, and waits for no lock for long."""
         answer = _clean("".join(self._answer))
         try:
-            with lent_connection():
+            with release_connection_after():
                 if not site_settings().debug_content_hours:
                     return
                 self._write(answer)
@@ -59,7 +59,7 @@ class Keeper:
             logger.warning("generation %s: its content is not kept: %s", self._public_id, exc)
 
     def _write(self, answer: str) -> None:
-        with impatient_transaction():
+        with transaction_with_timeouts():
             KeptContent.objects.update_or_create(
                 public_id=self._public_id, defaults={"prompt": self._prompt, "answer": answer}
             )
@@ -67,7 +67,7 @@ class Keeper:
 
 def keeper_for(public_id: str, request: GenerationRequest) -> Keeper | None:
     """Return what keeps the content of a run that is not stored; None if nothing is to be kept."""
-    with lent_connection():
+    with release_connection_after():
         hours = site_settings().debug_content_hours
     return Keeper(public_id, request) if hours else None
 
@@ -99,5 +99,5 @@ def _text(message: Message) -> str:
 
 def _clean(text: str) -> str:
     """Return a text that PostgreSQL takes: without NUL and lone surrogates."""
-    cleaned: str = storable(text)
+    cleaned: str = replace_nul(text)
     return cleaned.encode("utf-8", "replace").decode()

@@ -16,8 +16,8 @@ from django.db import models, transaction
 
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.model_store.models import Adapter
-from inference_site.storage.cached_value import Recent
-from inference_site.storage.postgresql import lent_connection
+from inference_site.storage.cached_value import CachedValue
+from inference_site.storage.postgresql import release_connection_after
 
 _SEEN_S = 1.0
 
@@ -53,7 +53,7 @@ class Added:
 
 def read() -> Added:
     """Return what was added. Raise the database's errors."""
-    with lent_connection():
+    with release_connection_after():
         rows = list(Adapter.objects.order_by("pk"))
     return Added(
         {(row.model_id, row.name): row.file for row in rows if row.file},
@@ -74,7 +74,7 @@ def remove(model: str, name: str) -> bool:
 
 def remove_newest(model: str) -> str | None:
     """Remove the adapter of the model that was added last; return its name."""
-    with lent_connection():
+    with release_connection_after():
         newest = _added(model).order_by("-pk").first()
         return newest.name if newest and remove(model, newest.name) else None
 
@@ -93,5 +93,5 @@ def _added(model: str) -> models.QuerySet[Adapter]:
     return Adapter.objects.filter(model_id=model).exclude(file="")
 
 
-added_view = Recent(read, _SEEN_S)
+added_view = CachedValue(read, _SEEN_S)
 """What was added. Every request asks for it."""

@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from inference_site.catalogue.catalogue import Changes, catalogue, start_specs
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.model_store.entries import StoredSpecs
-from inference_site.storage.postgresql import lent_connection
+from inference_site.storage.postgresql import release_connection_after
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def look() -> Changes:
 def _stored_specs() -> list[ModelSpec] | None:
     """Return the models of the database; None while it cannot be asked."""
     try:
-        with lent_connection():
+        with release_connection_after():
             return _stored.read()
     except django.db.Error as exc:
         logger.warning("models: those of the database cannot be read: %s", exc)

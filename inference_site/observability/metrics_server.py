@@ -1,4 +1,7 @@
-"""A small HTTP server for metrics and health, in processes that serve no other HTTP."""
+"""Who may read metrics, and a small HTTP server for metrics and health.
+
+Workers and beat, which serve no other HTTP, start the server when ``METRICS_PORT`` is set.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,13 @@ from inference_site.process_lifecycle import is_replacement
 
 logger = logging.getLogger(__name__)
 
-_RETRY_S = 0.5
-
-Health = Callable[[], str]
+HealthCheck = Callable[[], str]
 """Returns a description of the fault, or an empty text while the process is healthy."""
 
-
-_SIGNS_OF_A_PROXY = re.compile(
+_RETRY_S = 0.5
+_STALE_S = 15.0
+"""A process whose timestamp is older is unhealthy; it is set every second or two."""
+_PROXY_HEADERS = re.compile(
     r"via|forwarded|x-(?!prometheus-).+|proxy-.+|cf-.+|cdn-.+|fastly-.+|max-forwards|(.*-)?ip",
     re.IGNORECASE,
 )
@@ -37,22 +40,20 @@ _SIGNS_OF_A_PROXY = re.compile(
 
 def is_forwarded(header_names: Iterable[str]) -> bool:
     """Return whether a request has a header that proxies add and scrapers do not."""
-    return any(_SIGNS_OF_A_PROXY.fullmatch(name) for name in header_names)
+    return any(_PROXY_HEADERS.fullmatch(name) for name in header_names)
 
 
 def may_scrape(address: str, authorization: str, forwarded: bool) -> bool:
-    """Return whether this peer may read metrics.
+    """Return whether this client may read metrics.
 
     It may if it sends ``METRICS_TOKEN`` or its address is in ``METRICS_ALLOWED_NETWORKS``. The
-    address of a forwarded request does not count: it is that of a proxy.
+    address of a forwarded request does not count, because it is that of a proxy.
     """
     token = settings.METRICS_TOKEN
     if token and hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
         return True
-    return not forwarded and _is_allowed(address)
-
-
-def _is_allowed(address: str) -> bool:
+    if forwarded:
+        return False
     try:
         peer = ipaddress.ip_address(address)
     except ValueError:  # A unix socket has no address.
@@ -61,78 +62,89 @@ def _is_allowed(address: str) -> bool:
     return any(peer in network for network in settings.METRICS_ALLOWED_NETWORKS)
 
 
-def rendered(accept: str) -> tuple[bytes, str]:
+def render_metrics(accept: str) -> tuple[bytes, str]:
     """Return the metrics of this process, and their content type."""
     encode, content_type = choose_encoder(accept)
     return encode(REGISTRY), content_type
 
 
-def serve_telemetry(health: Health, ready: Health | None = None) -> None:
-    """Serve ``/metrics``, ``/health``, ``/health/ready`` on ``METRICS_PORT``, if it is set.
+def serve_beat_metrics() -> None:
+    """Serve the metrics and the health of beat."""
+    BUILD.labels(settings.VERSION, "beat", "").set(1)
+    serve_metrics(timestamp_check(MAINTENANCE_DONE, "maintenance has not come to an end"))
 
-    A thread does. A process is ready when it is well, unless ``ready`` names a fault.
 
-    Raise ImproperlyConfigured when the port is not available.
+def timestamp_check(timestamp: Gauge, fault: str) -> HealthCheck:
+    """Return a check that reports the fault when this Unix timestamp is old."""
+
+    def check() -> str:
+        at = next(iter(timestamp.collect())).samples[0].value
+        age_s = time.time() - at
+        return f"{fault} for {age_s:.0f} s" if age_s > _STALE_S else ""
+
+    return check
+
+
+def serve_metrics(health: HealthCheck, ready: HealthCheck | None = None) -> None:
+    """Serve ``/metrics``, ``/health`` and ``/health/ready`` on ``METRICS_PORT``, if it is set.
+
+    Threads serve. A healthy process is ready, unless ``ready`` returns a fault. A process that
+    replaces another waits until that one has released the port. Raise ImproperlyConfigured when
+    the port is not available.
     """
     if not settings.METRICS_PORT:
         return
-    where = (settings.METRICS_HOST, settings.METRICS_PORT)
-    methods = {
-        "health": staticmethod(health),
-        "ready": staticmethod(ready or health),
-    }
-    handler = type("Telemetry", (_Handler,), methods)
+    address = (settings.METRICS_HOST, settings.METRICS_PORT)
+    checks = {"health": staticmethod(health), "ready": staticmethod(ready or health)}
+    handler = type("MetricsHandler", (_Handler,), checks)
+    server: _Server | None = None
     try:
-        server = _Server(where, handler)
+        server = _Server(address, handler)
     except OSError as exc:
-        if is_replacement():  # The process before this one may still have the port.
-            threading.Thread(target=_serve_later, args=(where, handler), daemon=True).start()
-            return
-        raise ImproperlyConfigured(
-            f"METRICS_PORT: cannot listen on {where[0]}:{where[1]}: {exc.strerror}."
-        ) from exc
-    threading.Thread(target=server.serve_forever, name="telemetry", daemon=True).start()
+        if not is_replacement():
+            raise ImproperlyConfigured(
+                f"METRICS_PORT: cannot listen on {address[0]}:{address[1]}: {exc.strerror}."
+            ) from exc
 
-
-def _serve_later(where: tuple[str, int], handler: type[_Handler]) -> None:
-    """Serve once the port is free."""
-    while True:
-        try:
-            server = _Server(where, handler)
-        except OSError:
+    def serve(server: _Server | None) -> None:
+        while server is None:
             time.sleep(_RETRY_S)
-        else:
-            server.serve_forever()
+            try:
+                server = _Server(address, handler)
+            except OSError:
+                continue
+        server.serve_forever()
+
+    threading.Thread(target=serve, args=(server,), name="telemetry", daemon=True).start()
 
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log what went wrong; the library writes a traceback to stderr instead."""
-        if not isinstance(sys.exc_info()[1], ConnectionError):  # The client has left.
+        """Log the error; the library would write a traceback to stderr."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # The client has disconnected.
             logger.exception("telemetry: a request from %s failed", client_address[0])
 
 
 class _Handler(BaseHTTPRequestHandler):
     timeout = 10  # Seconds; frees the thread of a client that sends nothing.
-    health: Health
-    ready: Health
+    health: HealthCheck
+    ready: HealthCheck
 
     def do_GET(self) -> None:  # http.server requires this name.
         """Answer a request."""
         match self.path.partition("?")[0]:
-            case "/metrics" if self._may_scrape():
-                self._answer(200, *rendered(self.headers.get("Accept", "")))
             case "/metrics":
-                self._answer(401, b"Send METRICS_TOKEN in 'Authorization: Bearer'.\n")
+                authorization = self.headers.get("Authorization", "")
+                forwarded = is_forwarded(self.headers)
+                if may_scrape(self.client_address[0], authorization, forwarded):
+                    self._answer(200, *render_metrics(self.headers.get("Accept", "")))
+                else:
+                    self._answer(401, b"Send METRICS_TOKEN in 'Authorization: Bearer'.\n")
             case "/health" | "/health/ready" as path:
                 fault = self.health() or (self.ready() if path == "/health/ready" else "")
                 self._answer(503 if fault else 200, f"{fault or 'ok'}\n".encode())
             case _:
                 self._answer(404, b"Not found. Paths: /metrics, /health, /health/ready.\n")
-
-    def _may_scrape(self) -> bool:
-        authorization = self.headers.get("Authorization", "")
-        return may_scrape(self.client_address[0], authorization, is_forwarded(self.headers))
 
     def _answer(self, status: int, body: bytes, content_type: str = "text/plain") -> None:
         self.send_response(status)
@@ -145,28 +157,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing: Prometheus sends a request every few seconds."""
-
-
-# The module's text:
-# """Whether a process without HTTP of its own is well."""
-
-
-_UNWELL_S = 15.0
-"""After so long without a sign of life a process is ill; both give one every second or two."""
-
-
-def watch_maintenance() -> None:
-    """Serve the metrics and health of beat on ``METRICS_PORT``, if that is set."""
-    BUILD.labels(settings.VERSION, "beat", "").set(1)
-    serve_telemetry(fresh(MAINTENANCE_DONE, "maintenance has not come to an end"))
-
-
-def fresh(sign: Gauge, fault: str) -> Health:
-    """Return a health that is good while this timestamp is a fresh one."""
-
-    def health() -> str:
-        at = next(iter(sign.collect())).samples[0].value
-        silent_s = time.time() - at
-        return f"{fault} for {silent_s:.0f} s" if silent_s > _UNWELL_S else ""
-
-    return health

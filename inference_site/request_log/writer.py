@@ -11,7 +11,7 @@ from django.db import Error
 from inference_site.accounts.keys import owners_of
 from inference_site.request_log.models import Refusal
 from inference_site.request_log.refusals import Refusals, Refused, refusals
-from inference_site.storage.postgresql import lent_connection
+from inference_site.storage.postgresql import release_connection_after
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Writer:
         if not self._held:
             return True
         try:
-            with lent_connection():
+            with release_connection_after():
                 store(self._held)
         except Error as exc:
             logger.warning("%d refused requests are not stored yet: %s", len(self._held), exc)

@@ -1,8 +1,8 @@
-"""Gauges of the whole site: waiting and running generations, live workers, wake-ups.
+"""``GET /metrics``: the metrics of this web process, and gauges of the whole site.
 
-They are read at each scrape, from partial indexes of unfinished generations and from the leases;
-finished generations are never counted. Every web process reports the same values, so dashboards
-take their maximum, not their sum.
+The gauges are read at each scrape, from partial indexes of unfinished generations and from the
+leases; finished generations are never counted. Every web process reports the same values, so
+dashboards take their maximum, not their sum.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import psycopg
 import redis.exceptions
@@ -29,9 +29,9 @@ from inference_site.fleet.leases import live_workers
 from inference_site.gateway.hub.hub import hub
 from inference_site.generations.wake_ups import count_wake_ups
 from inference_site.observability.metrics import BUILD
-from inference_site.observability.metrics_server import is_forwarded, may_scrape, rendered
+from inference_site.observability.metrics_server import is_forwarded, may_scrape, render_metrics
 from inference_site.status.health import is_expected
-from inference_site.storage.postgresql import own_connection
+from inference_site.storage.postgresql import unpooled_connection
 
 logger = logging.getLogger(__name__)
 
@@ -59,30 +59,24 @@ class SiteMetrics(Collector):
         scrape_ok = GaugeMetricFamily(
             "inference_scrape_ok", "1 if the source answered this scrape.", labels=["source"]
         )
-        asked = {source: _pool.submit(ask) for source, ask in _SOURCES.items()}
-        wait(asked.values(), timeout=_TIMEOUT_S)
-        for source, answer in asked.items():
-            found = _found(source, answer)
-            scrape_ok.add_metric([source], found is not None)
-            yield from found or ()
+        answers = {source: _pool.submit(read) for source, read in _SOURCES.items()}
+        wait(answers.values(), timeout=_TIMEOUT_S)
+        for source, answer in answers.items():
+            try:
+                found = answer.result(timeout=0)
+            except (psycopg.Error, redis.exceptions.RedisError, TimeoutError) as exc:
+                logger.warning("metrics: no answer from %s: %s", source, type(exc).__name__)
+                scrape_ok.add_metric([source], 0)
+            else:
+                scrape_ok.add_metric([source], 1)
+                yield from found
         yield scrape_ok
 
 
-def _found(source: str, answer: Future[list[Metric]]) -> list[Metric] | None:
-    try:
-        return answer.result(timeout=0)
-    except (psycopg.Error, redis.exceptions.RedisError, TimeoutError) as exc:
-        logger.warning("metrics: no answer from %s: %s", source, type(exc).__name__)
-        return None
-
-
-_Row = tuple[str, str, int, float]
-
-
 def _of_generations() -> list[Metric]:
-    with own_connection() as connection:
+    with unpooled_connection() as connection:
         connection.execute("SET LOCAL statement_timeout = 1500")
-        rows: list[_Row] = connection.execute(_IN_FLIGHT).fetchall()
+        rows: list[tuple[str, str, int, float]] = connection.execute(_IN_FLIGHT).fetchall()
     waiting = _by_model("inference_queue_length", "Generations that wait for a slot.")
     oldest = _by_model("inference_queue_oldest_seconds", "How long the oldest of them has waited.")
     running = _by_model("inference_running", "Generations that run.")
@@ -118,8 +112,8 @@ def _of_wake_ups() -> list[Metric]:
     return [unread]
 
 
-def _by_model(name: str, meaning: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, meaning, labels=["model"])
+def _by_model(name: str, documentation: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, documentation, labels=["model"])
 
 
 _SOURCES: dict[str, Callable[[], list[Metric]]] = {
@@ -129,22 +123,18 @@ _SOURCES: dict[str, Callable[[], list[Metric]]] = {
 }
 
 
-# The module's text:
-# """``GET /metrics``: the metrics of this web process and the gauges of the whole site."""
-
-
 @require_safe
 def metrics(request: HttpRequest) -> HttpResponse:
-    """Answer peers that send ``METRICS_TOKEN`` or are in ``METRICS_ALLOWED_NETWORKS``."""
+    """Answer clients that send ``METRICS_TOKEN`` or are in ``METRICS_ALLOWED_NETWORKS``."""
     meta = request.META
     forwarded = is_forwarded(request.headers)
     if not may_scrape(meta.get("REMOTE_ADDR", ""), meta.get("HTTP_AUTHORIZATION", ""), forwarded):
         raise AuthenticationError("Send METRICS_TOKEN in 'Authorization: Bearer'.")
-    body, content_type = rendered(meta.get("HTTP_ACCEPT", ""))
+    body, content_type = render_metrics(meta.get("HTTP_ACCEPT", ""))
     return HttpResponse(body, content_type=content_type)
 
 
 def register() -> None:
-    """Add the build information and the site's gauges to the metrics of this process."""
+    """Add the version and the gauges of the site to the metrics of this process."""
     BUILD.labels(settings.VERSION, "web", f"{socket.gethostname()}:{os.getpid()}").set(1)
     REGISTRY.register(SiteMetrics())

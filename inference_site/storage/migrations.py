@@ -1,4 +1,4 @@
-"""The option ``--wait-for-migrations`` of the commands that start a process."""
+"""Migrations: the option ``--wait-for-migrations``, and an operation that several apps use."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from inference_site.storage.postgresql import DATABASE_UNAVAILABLE
 logger = logging.getLogger(__name__)
 
 _PERIOD_S = 0.25
-"""Three processes wait on a first start, and to look costs the one that migrates its processor."""
+"""At a first start three processes wait, and each check takes processor time from ``migrate``."""
 
 
-def add_wait(parser: CommandParser) -> None:
-    """Add the option to a command."""
+def add_wait_option(parser: CommandParser) -> None:
+    """Add ``--wait-for-migrations`` to a command that starts a process."""
     parser.add_argument(
         "--wait-for-migrations",
         action="store_true",
@@ -30,23 +30,19 @@ def add_wait(parser: CommandParser) -> None:
     )
 
 
-def wait_if_asked(options: Mapping[str, Any]) -> None:
-    """Wait for the migrations if the option was given."""
-    if options["wait_for_migrations"]:
-        wait_for_migrations()
-
-
-def wait_for_migrations() -> None:
-    """Return when the database has all migrations of this release.
+def wait_for_migrations(options: Mapping[str, Any]) -> None:
+    """With ``--wait-for-migrations``, return once the database has all migrations of this release.
 
     Return at once if the database is not reachable: a process can start and answer without it.
     """
+    if not options["wait_for_migrations"]:
+        return
     loader = MigrationLoader(None, load=False)
-    loader.load_disk()  # Their graph is for who applies them.
-    wanted = set(loader.disk_migrations or ())
+    loader.load_disk()  # The graph of the migrations is not needed.
+    required = set(loader.disk_migrations or ())
     is_logged = False
     try:
-        while wanted - MigrationRecorder(connection).applied_migrations().keys():
+        while required - MigrationRecorder(connection).applied_migrations().keys():
             if not is_logged:
                 logger.info("waiting until the database is migrated")
             is_logged = True
@@ -58,14 +54,10 @@ def wait_for_migrations() -> None:
         connection.close()
 
 
-# The module's text:
-# """Steps of migrations that several apps take."""
-
-
 def drop_like_index(table: str, name: str) -> RunSQL:
-    """Return the step that drops the index which Django adds to a unique text for ``LIKE 'x%'``.
+    """Return the operation that drops the index which Django adds to a unique text for ``LIKE``.
 
-    It holds up no write. Its migration is not atomic.
+    It blocks no writes. A migration with it must not be atomic.
     """
     return RunSQL(
         f"DROP INDEX CONCURRENTLY IF EXISTS {name}",

@@ -1,7 +1,7 @@
-"""Clients of the Redis servers that hold request documents, event logs, leases and wake-ups.
+"""Redis: clients of its servers, writes that a full server accepts, and sets of deadlines.
 
-``EVENT_LOG_URLS`` may name several servers. The id of a generation selects the one server that
-holds all its keys. Leases and other keys of the whole site are on the first server.
+``EVENT_LOG_URLS`` may name several servers. The id of a generation selects the server that holds
+all its keys. Leases and other keys of the whole site are on the first server.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from redis.retry import Retry
 
 
 def client_options(timeout_s: float | None = None) -> dict[str, Any]:
-    """Return options with which a client fails early; the default is ``REDIS_TIMEOUT_S``.
+    """Return options of a client that fails early, by default after ``REDIS_TIMEOUT_S``.
 
-    The caller answers 503, or decides itself whether to retry.
+    It does not retry: the caller answers 503, or retries itself.
     """
     limit_s = settings.REDIS_TIMEOUT_S if timeout_s is None else timeout_s
     return {
@@ -33,14 +33,14 @@ def client_options(timeout_s: float | None = None) -> dict[str, Any]:
     }
 
 
-def shard_of(generation_id: str) -> int:
-    """Return the index of the event log server that holds this generation."""
-    return zlib.crc32(generation_id.encode()) % len(settings.EVENT_LOG_URLS)
-
-
 @cache
 def _client(url: str) -> redis.Redis:
     return redis.Redis.from_url(url, **client_options())
+
+
+def shard_of(generation_id: str) -> int:
+    """Return the index of the event log server that holds this generation."""
+    return zlib.crc32(generation_id.encode()) % len(settings.EVENT_LOG_URLS)
 
 
 def client_for(generation_id: str) -> redis.Redis:
@@ -51,12 +51,6 @@ def client_for(generation_id: str) -> redis.Redis:
 def all_clients() -> list[redis.Redis]:
     """Return this process's thread-safe clients of all event log servers."""
     return [_client(url) for url in settings.EVENT_LOG_URLS]
-
-
-def memory_of(client: redis.Redis) -> tuple[int, int]:
-    """Return how many bytes a server uses and may use; 0 for no bound."""
-    memory: Any = client.info("memory")
-    return int(memory["used_memory"]), int(memory.get("maxmemory", 0))
 
 
 def site_client() -> redis.Redis:
@@ -75,33 +69,25 @@ def new_async_clients() -> list[redis.asyncio.Redis]:
     return [redis.asyncio.Redis.from_url(url, **options) for url in settings.EVENT_LOG_URLS]
 
 
-# The module's text:
-# """Writes that a Redis which is full must not refuse, because running generations depend on them.
-#
-# At ``maxmemory`` Redis refuses each command that may use memory, unless the same script has written
-# before it: a script is not stopped half-way. New requests are refused while there is still room
-# (``streams.room``), and the writes of this kind are small.
-# """
+def memory_of(client: redis.Redis) -> tuple[int, int]:
+    """Return how many bytes a server uses, and its ``maxmemory``; 0 is no limit."""
+    memory: Any = client.info("memory")
+    return int(memory["used_memory"]), int(memory.get("maxmemory", 0))
 
 
-FIRST_WRITE = 'redis.call("HDEL", "held", "")\n'
-"""Opens a script whose writes are not refused. It changes nothing."""
+ALLOW_WHEN_FULL = 'redis.call("HDEL", "held", "")\n'
+"""First line of a script whose writes Redis accepts although it is full. It changes nothing.
 
-SET_WHEN_FULL = FIRST_WRITE + 'redis.call("SET", KEYS[1], ARGV[1], "EX", ARGV[2])'
-"""Script: set a key to a value for so many seconds."""
+At ``maxmemory`` Redis refuses each command that may use memory, unless the same script has written
+before: Redis does not stop a script half-way. Running generations depend on such writes; they are
+small, and new requests are refused while there is still room (``streams.room``)."""
 
-
-# The module's text:
-# """Deadlines of ids, kept in Redis: a sorted set by the time at which each of them passes.
-#
-# The times are those of Redis; the hosts' clocks may differ. If its clock is set ahead, none passes
-# for a moment: what is pushed on again and again has not been left.
-# """
-
+SET_WHEN_FULL = ALLOW_WHEN_FULL + 'redis.call("SET", KEYS[1], ARGV[1], "EX", ARGV[2])'
+"""Script: set a key to a value for a number of seconds."""
 
 # KEYS: the sorted set. ARGV: an option of ZADD; then for each id the seconds from now on, and it.
 _PUSH = (
-    FIRST_WRITE
+    ALLOW_WHEN_FULL
     + """
 local now = redis.call("TIME")
 for i = 2, #ARGV, 2 do
@@ -116,46 +102,45 @@ local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
 return {tostring(now), redis.call("ZRANGEBYSCORE", KEYS[1], "-inf", now)}
 """
 _JUMP_S, _SETTLE_S = 1.0, 3.0
-"""A clock that is set ahead by so much lets no time pass for so long: whoever pushes the deadlines
-on does so meanwhile."""
+"""After the clock of Redis jumps ahead by more than the first, no deadline passes for the second:
+processes that extend deadlines do so within that time."""
 
-Which = Literal["NX", "XX", "GT"]
-"""Whose deadline is set: of ids that have none, of those that have one, or, as the later one, of
-all."""
+Condition = Literal["NX", "XX", "GT"]
+"""When ``push`` sets a deadline: if the id has none; if it has one; if the new one is later."""
 
 
 class Deadlines:
-    """The deadlines under one key."""
+    """Deadlines of ids under one key: a sorted set by the time at which each passes.
+
+    The times are those of Redis, because the clocks of hosts may differ.
+    """
 
     def __init__(self, key: str) -> None:
         self.key = key
         self._offset: float | None = None
         self._settled_at = 0.0
 
-    def push(self, id_: str, after_s: float, which: Which = "GT") -> None:
-        """Let the time of one pass so many seconds from now on."""
-        site_client().eval(_PUSH, 1, self.key, which, after_s, id_)
+    def push(self, id_: str, after_s: float, condition: Condition = "GT") -> None:
+        """Set the deadline of an id, in seconds from now."""
+        site_client().eval(_PUSH, 1, self.key, condition, after_s, id_)
 
     async def push_known(self, client: redis.asyncio.Redis, after_s: Mapping[str, float]) -> None:
-        """Set those of these that have a deadline, each to so many seconds from now on."""
+        """Set the deadlines of those ids that have one, each in seconds from now."""
         arguments = [part for id_, seconds in after_s.items() for part in (seconds, id_)]
         if arguments:
             await client.eval(_PUSH, 1, self.key, "XX", *arguments)
 
     def passed(self) -> list[str]:
-        """Return the ids whose time has passed."""
-        now, found = cast("Any", site_client().eval(_PASSED, 1, self.key))
-        return [] if self._has_jumped(float(now)) else [id_.decode() for id_ in found]
-
-    def _has_jumped(self, now: float) -> bool:
-        """Whether the clock of Redis has just gone on by more than time has."""
-        passed = time.monotonic()
-        before, self._offset = self._offset, now - passed
-        if before is not None and self._offset - before > _JUMP_S:
-            self._settled_at = passed + _SETTLE_S
-        return passed < self._settled_at
+        """Return the ids whose deadline has passed; none just after the clock has jumped ahead."""
+        found: Any = site_client().eval(_PASSED, 1, self.key)
+        now_s, ids = float(found[0]), cast("list[bytes]", found[1])
+        elapsed_s = time.monotonic()
+        offset_before, self._offset = self._offset, now_s - elapsed_s
+        if offset_before is not None and self._offset - offset_before > _JUMP_S:
+            self._settled_at = elapsed_s + _SETTLE_S
+        return [] if elapsed_s < self._settled_at else [id_.decode() for id_ in ids]
 
     def forget(self, ids: Collection[str]) -> None:
-        """Drop the deadlines of these."""
+        """Remove the deadlines of these ids."""
         if ids:
             site_client().zrem(self.key, *ids)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from django.conf import settings
 
-from inference_site.storage.redis import FIRST_WRITE
+from inference_site.storage.redis import ALLOW_WHEN_FULL
 from inference_site.streams.held import HELD, kept_ms
 from inference_site.streams.script_messages import SEND
 
@@ -29,7 +29,7 @@ class LogState(IntEnum):
 # ("" to append nothing, the greatest id to end the stream), its payload, its attempt, "1" if it
 # ends the stream with a refusal, and "1" if the log is known to have frames.
 APPEND = (
-    FIRST_WRITE
+    ALLOW_WHEN_FULL
     + HELD
     + SEND
     + """
@@ -74,7 +74,7 @@ return replies
 
 # KEYS: latest attempt of one stream. ARGV: the attempt that begins, time to live (s).
 BEGIN_ATTEMPT = (
-    FIRST_WRITE
+    ALLOW_WHEN_FULL
     + """
 if tonumber(redis.call("GET", KEYS[1]) or 0) < tonumber(ARGV[1]) then
   redis.call("SET", KEYS[1], ARGV[1], "EX", ARGV[2])
@@ -87,7 +87,7 @@ end
 # ARGV: time to live of a finished log, and of one that can be resumed (ms); the last id the caller
 # knows; payload of the ending.
 CLOSE = (
-    FIRST_WRITE
+    ALLOW_WHEN_FULL
     + HELD
     + """
 local last = "18446744073709551615-0"
@@ -108,7 +108,7 @@ return followers
 # KEYS: log, followers, request document of one stream. ARGV: channel; time to live of who follows a
 # stream, and of who follows one of which there is nothing, so that nothing may ever end it (s).
 FOLLOW = (
-    FIRST_WRITE
+    ALLOW_WHEN_FULL
     + """
 local tail = redis.call("XREVRANGE", KEYS[1], "+", "-", "COUNT", 1)
 if tail[1] and tail[1][1] == "18446744073709551615-0" then return end

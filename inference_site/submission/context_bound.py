@@ -23,7 +23,7 @@ import orjson
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.errors import ContextLengthExceeded
-from inference_site.domain.messages import Message, TextPart, without_oldest
+from inference_site.domain.messages import Message, TextPart, drop_oldest_turns
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest, Tool
 
@@ -83,7 +83,7 @@ def fitted(request: GenerationRequest, subject: str = "") -> GenerationRequest:
     lengths = [_length(message) for message in request.messages]
     too_many = sum(lengths) + beside - bound.size
     if too_many > 0 and request.truncate:
-        messages = without_oldest(request.messages, lengths, too_many)
+        messages = drop_oldest_turns(request.messages, lengths, too_many)
         request = replace(request, messages=messages)
         lengths = [_length(message) for message in messages]
     if (size := sum(lengths)) + beside > bound.size:

@@ -27,7 +27,7 @@ from inference_site.fleet import fleet, placement
 from inference_site.fleet.fleet import AlreadyLoading, ModelStatus, NotLoadable
 from inference_site.fleet.leases import live_view
 from inference_site.model_store.adapters import added_view
-from inference_site.observability.logs import note
+from inference_site.observability.logs import add_log_fields
 from inference_site.submission.routing import Asked, asked_of, ranked
 
 _NAME = re.compile(r"[\w./:@+-]{1,100}", re.ASCII)
@@ -79,7 +79,7 @@ def served_model(
             "Missing required parameter: 'model'.", param="model", code="missing_required_parameter"
         )
     if _NAME.fullmatch(name):
-        note(model=name)
+        add_log_fields(model=name)
     spec = catalogue().named(name, caller.project_name)
     if spec is None and (adapted := _adapted(caller, name)) is not None:
         model = served_model(caller, adapted, background=background)

@@ -1,4 +1,7 @@
-"""Migrates a site's database and, on the first run, creates a project, a key and an admin."""
+"""The start of a site by ``manage.py serve``: prepare the database, wait, show the addresses.
+
+On the first run a project, a key and an admin user are created.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,16 @@ from inference_site.accounts.models import ApiKey, Project, Scope
 from inference_site.supervisor.stack import Stack, write_private
 
 _FIRST_SCOPES = [Scope.INFERENCE, Scope.USAGE, Scope.DEBUG]
-"""It goes into apps, so it must not take models from the others: no ``models:write``."""
-
+"""Scopes for an application; not ``models:write``, which could unload the models of others."""
 _CONNECT_S = 30
-"""A request is refused sooner; a site does not give up its start because its host is busy."""
+"""Longer than for a request, because a busy host must not end the start of a site."""
+_MODEL = re.compile(r"([^,(]+?)(?: \(([^)]*)\))?(?:, |$)")
+_REPORT_S = 5.0
+_PERIOD_S = 0.25
+"""Each check is a request with a new connection to PostgreSQL."""
+_BOLD, _GREEN, _PLAIN = "\033[1m", "\033[32m", "\033[0m"
+_CHAT = '{"model": "%s", "stream": true, "messages": [{"role": "user", "content": "%s"}]}'
+_EMBED = '{"model": "%s", "input": "Hello"}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +50,9 @@ class FirstSecrets:
 
 
 def prepare_site(database_url: str, data_dir: Path) -> FirstSecrets:
-    """Migrate the database at this address, and create what the first run needs.
+    """Migrate the database at this address; create an admin and a key if there are none.
 
-    Safe to repeat: existing objects are not changed.
+    The user is ``admin``. The key is also written to ``DATA_DIR/api_key``.
     """
     # The settings were read before the database had an address; nothing has connected yet.
     default = connections.settings["default"]
@@ -51,70 +60,54 @@ def prepare_site(database_url: str, data_dir: Path) -> FirstSecrets:
     default.update(found, OPTIONS={**default["OPTIONS"], **found.get("OPTIONS", {})})
     default["OPTIONS"].pop("pool")  # A single connection is enough here.
     default["OPTIONS"]["connect_timeout"] = _CONNECT_S
+    admin_password = api_key = None
     try:
         call_command("migrate", verbosity=0, interactive=False)
-        return FirstSecrets(_first_admin(), _first_key(data_dir))
+        users = get_user_model().objects
+        if not users.exists():
+            admin_password = secrets.token_urlsafe(12)
+            users.create_superuser(username="admin", email="", password=admin_password)
+        if not ApiKey.objects.exists():
+            project, _created = Project.objects.get_or_create(name="default")
+            _record, api_key = create_key(project, "first key", scopes=_FIRST_SCOPES)
+            write_private(data_dir / "api_key", api_key)
+        return FirstSecrets(admin_password, api_key)
     finally:
         connections.close_all()
-
-
-def _first_admin() -> str | None:
-    """Create the user ``admin`` if there are no users; return its password."""
-    users = get_user_model()
-    if users.objects.exists():
-        return None
-    password = secrets.token_urlsafe(12)
-    users.objects.create_superuser(username="admin", email="", password=password)
-    return password
-
-
-def _first_key(data_dir: Path) -> str | None:
-    """Create a key if there are none; write it to ``DATA_DIR/api_key`` and return it."""
-    if ApiKey.objects.exists():
-        return None
-    project, _created = Project.objects.get_or_create(name="default")
-    _record, secret = create_key(project, "first key", scopes=_FIRST_SCOPES)
-    write_private(data_dir / "api_key", secret)
-    return secret
-
-
-# The module's text:
-# """Waiting until the site that ``manage.py serve`` starts is ready, and saying why it is not."""
-
-
-_MODEL = re.compile(r"([^,(]+?)(?: \(([^)]*)\))?(?:, |$)")
-_SAY_AGAIN_S = 5.0
-_PERIOD_S = 0.25
-"""Each look is a request with a connection to PostgreSQL of its own."""
 
 
 def wait_until_ready(url: str, stack: Stack, say: Callable[[str], None]) -> list[str]:
     """Return when the site can answer; return the models that could not be loaded.
 
-    Say what is waited for. Raise ServiceError when the web process or the worker cannot start.
+    Print what is not ready. Raise ServiceError when the web process or the worker cannot start.
     """
-    said, say_at = "", time.monotonic() + _SAY_AGAIN_S
+    said, say_at = "", time.monotonic() + _REPORT_S
     while True:
-        fault = _fault(url)
-        waiting = _waiting(fault)
-        if fault is not None and not waiting:
-            return sorted(_models(fault))
+        failed = _failed_checks(url)
+        if failed is None:
+            waiting = "the web process"
+        else:
+            models = _unserved_models(failed)
+            loading = [f"{model} ({state})" for model, state in models.items() if state != "failed"]
+            waiting = ", ".join([*(name for name in failed if name != "workers"), *loading])
+            if not waiting:
+                return sorted(models)
         stack.supervisor.restart_dead()
         stack.require_started()
-        if waiting and waiting != said and time.monotonic() > say_at:
-            said, say_at = waiting, time.monotonic() + _SAY_AGAIN_S
+        if waiting != said and time.monotonic() > say_at:
+            said, say_at = waiting, time.monotonic() + _REPORT_S
             say(f"waiting for {waiting}")
         time.sleep(_PERIOD_S)
 
 
-def _fault(url: str) -> dict[str, str] | None:
-    """Return the checks that fail, with what they say; None while nothing answers."""
+def _failed_checks(url: str) -> dict[str, str] | None:
+    """Return the readiness checks that fail, with their texts; None while nothing answers."""
     try:
         with urllib.request.urlopen(f"{url}/health/ready", timeout=5) as answer:  # noqa: S310  # Our own address.
             models: dict[str, str] = json.loads(answer.read())["models"]
-        # A worker of an earlier ``serve`` may have said so.
-        coming = [f"{name} (loading)" for name, state in models.items() if state == "restarting"]
-        return {"workers": f"no live worker for: {', '.join(coming)}"} if coming else {}
+        # A worker of an earlier ``serve`` may have reported that it restarts.
+        loading = [f"{name} (loading)" for name, state in models.items() if state == "restarting"]
+        return {"workers": f"no live worker for: {', '.join(loading)}"} if loading else {}
     except urllib.error.HTTPError as exc:
         checks: dict[str, str] = json.loads(exc.read()).get("checks", {"web": "busy"})
         return {name: text for name, text in checks.items() if text != "ok"}
@@ -122,98 +115,81 @@ def _fault(url: str) -> dict[str, str] | None:
         return None
 
 
-def _waiting(fault: dict[str, str] | None) -> str:
-    """Return what may still become ready, in words; models that have failed will not."""
-    if fault is None:
-        return "the web process"
-    parts = [name for name in fault if name != "workers"]
-    loading = [f"{model} ({state})" for model, state in _models(fault).items() if state != "failed"]
-    return ", ".join([*parts, *loading])
-
-
-def _models(fault: dict[str, str]) -> dict[str, str]:
+def _unserved_models(failed: dict[str, str]) -> dict[str, str]:
     """Return the models that no worker serves, with their states."""
-    _, _, named = fault.get("workers", "").partition(": ")
+    _, _, named = failed.get("workers", "").partition(": ")
     return {found[1]: found[2] or "starting" for found in _MODEL.finditer(named)}
-
-
-# The module's text:
-# """What ``manage.py serve`` says when the site is ready: addresses, secrets, a first request."""
-
-
-_BOLD, _GREEN, _PLAIN = "\033[1m", "\033[32m", "\033[0m"
-_CHAT = '{"model": "%s", "stream": true, "messages": [{"role": "user", "content": "%s"}]}'
-_EMBED = '{"model": "%s", "input": "Hello"}'
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """``models`` are served; ``first`` is the one of the example, if there is one.
+    """What ``serve`` prints when the site is ready: addresses, secrets, an example request.
 
-    ``made`` are secrets of a first run, which are shown once.
+    ``models`` are served. ``example_model`` is the model of the example request; without one, none
+    is printed. ``secrets`` are those of a first run.
     """
 
     url: str
     data_dir: Path
-    made: FirstSecrets
+    secrets: FirstSecrets
     models: list[str]
-    first: str = ""
-    first_chats: bool = True
+    example_model: str = ""
+    example_chats: bool = True
     question: str = "Tell me a story."
 
-    def asking(self, model: str, question: str) -> Welcome:
-        """Return the same with another first request: this question, to a model that chats."""
-        return replace(self, first=model, first_chats=True, question=question)
+    def with_question(self, model: str, question: str) -> Welcome:
+        """Return the same with another example: this question to a model that chats."""
+        return replace(self, example_model=model, example_chats=True, question=question)
 
     def show_request(self) -> None:
-        """Print the first request."""
-        print(self._request(), flush=True)
+        """Print the example request."""
+        if not self.example_model:
+            print(flush=True)
+            return
+        key = shlex.quote(str(self.data_dir / "api_key"))
+        if self.example_chats:
+            path, body = "chat/completions", _CHAT % (self.example_model, self.question)
+        else:
+            path, body = "embeddings", _EMBED % self.example_model
+        print(
+            f"  {_style(_GREEN, 'curl')} {self.url}/v1/{path} \\\n"
+            f'    -H "Authorization: Bearer $(cat {key})" \\\n'
+            '    -H "Content-Type: application/json" \\\n'
+            f"    -d '{body}'\n",
+            flush=True,
+        )
 
     def show(self) -> None:
         """Print the addresses, in colour on a terminal."""
+        key = shlex.quote(str(self.data_dir / "api_key"))
+        if self.secrets.api_key:
+            key = f"{self.secrets.api_key}   (kept in {key})"
         rows = [
-            ("Console", f"{self.url}/admin/", _user(self.made)),
+            ("Console", f"{self.url}/admin/", _user(self.secrets)),
             ("Playground", f"{self.url}/playground", ""),
-            ("API", f"{self.url}/v1", self._key()),
+            ("API", f"{self.url}/v1", f"key: {key}"),
             ("Docs", f"{self.url}/docs", "the endpoints of /v1; README.md and docs/ for the rest"),
             ("Models", ", ".join(self.models) or "none", ""),
             ("Logs", str(self.data_dir / "log"), ""),
         ]
-        lines = [f"  {_style(_BOLD, f'{what:<10}')} {where}" for what, where, _ in rows]
-        width = max(len(where) for what, where, more in rows if more)
-        for at, (what, where, more) in enumerate(rows):
-            if more:
-                lines[at] = f"  {_style(_BOLD, f'{what:<10}')} {where:<{width}}   {more}"
+        width = max(len(value) for _, value, remark in rows if remark)
+        lines = []
+        for name, value, remark in rows:
+            shown = f"{value:<{width}}   {remark}" if remark else value
+            lines.append(f"  {_style(_BOLD, f'{name:<10}')} {shown}")
         print("\n" + "\n".join(lines) + "\n", flush=True)
 
-    def _key(self) -> str:
-        key = shlex.quote(str(self.data_dir / "api_key"))
-        return f"key: {self.made.api_key}   (kept in {key})" if self.made.api_key else f"key: {key}"
 
-    def _request(self) -> str:
-        if not self.first:
-            return ""
-        key = shlex.quote(str(self.data_dir / "api_key"))
-        path = "chat/completions" if self.first_chats else "embeddings"
-        body = _CHAT % (self.first, self.question) if self.first_chats else _EMBED % self.first
-        return (
-            f"  {_style(_GREEN, 'curl')} {self.url}/v1/{path} \\\n"
-            f'    -H "Authorization: Bearer $(cat {key})" \\\n'
-            '    -H "Content-Type: application/json" \\\n'
-            f"    -d '{body}'\n"
-        )
+def show_secrets(created: FirstSecrets) -> None:
+    """Print the password of a first run whose start has failed later: it is shown only once."""
+    if created.admin_password:
+        print(f"\n  Console    {_user(created)}", flush=True)
 
 
-def show_secrets(made: FirstSecrets) -> None:
-    """Print the secrets of a first run whose start has failed later: they are shown only once."""
-    if made.admin_password:
-        print(f"\n  Console    {_user(made)}", flush=True)
-
-
-def _user(made: FirstSecrets) -> str:
-    if not made.admin_password:
+def _user(created: FirstSecrets) -> str:
+    if not created.admin_password:
         return "user: admin"
-    return f"user: admin   password: {made.admin_password}   (shown once)"
+    return f"user: admin   password: {created.admin_password}   (shown once)"
 
 
 def _style(code: str, text: str) -> str:

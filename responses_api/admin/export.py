@@ -11,7 +11,7 @@ from django.db.models import Prefetch, QuerySet
 from django.http import StreamingHttpResponse
 
 from inference_site.admin_pages.keyset import look_down
-from inference_site.storage.postgresql import lent_connection
+from inference_site.storage.postgresql import release_connection_after
 from responses_api.models import Item, StoredResponse
 from responses_api.search import search_time
 from responses_api.state.reading import current_responses
@@ -43,7 +43,7 @@ def _some(rows: QuerySet[StoredResponse], before: int | None) -> tuple[bytes, in
         "items", Item.objects.filter(is_output=False).order_by("position"), to_attr="given"
     )
     rows = rows.select_related("previous", "conversation").prefetch_related(given)
-    with lent_connection():
+    with release_connection_after():
         with search_time():
             found = look_down(rows, before, _AT_ONCE)
         responses = current_responses(found.rows)

@@ -12,7 +12,7 @@ from typing import Any
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from inference_site.generations.models import TERMINAL, Generation, Status
-from inference_site.storage.postgresql import impatient_transaction, repeated
+from inference_site.storage.postgresql import cached_sql, transaction_with_timeouts
 from inference_site.streams.batches import Sent
 from responses_api.models import ENDED, Conversation, ResponseStatus, StoredResponse
 
@@ -36,12 +36,12 @@ def mend() -> None:
         _unlock(pk)
 
 
-@repeated
+@cached_sql
 def _some_torn() -> QuerySet[Any, Any]:
     return _torn().values_list("public_id")[:_MOST_AT_ONCE]
 
 
-@repeated
+@cached_sql
 def _some_stale_locks() -> QuerySet[Any, Any]:
     return _stale_locks().values_list("pk")[:_MOST_AT_ONCE]
 
@@ -60,7 +60,7 @@ def _stale_locks() -> QuerySet[Conversation]:
     return locked.exclude(Exists(_running(OuterRef("locked_by")))).order_by("pk")
 
 
-@impatient_transaction()
+@transaction_with_timeouts()
 def _end(public_id: str) -> None:
     """End a response whose output is lost, like its generation, or as failed."""
     # All that makes requests and answers; there is hardly ever anything to end.
@@ -81,7 +81,7 @@ def _end(public_id: str) -> None:
     store_result(public_id, status, assembler, None)
 
 
-@impatient_transaction()
+@transaction_with_timeouts()
 def _unlock(pk: int) -> None:
     """Take a stale lock away, unless another response has taken it meanwhile."""
     found = Conversation.objects.select_for_update().filter(pk=pk).first()

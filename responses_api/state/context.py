@@ -11,7 +11,7 @@ from django.db.models import Q, QuerySet, TextField
 from django.db.models.functions import Cast
 
 from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
-from inference_site.storage.postgresql import end_if_still
+from inference_site.storage.postgresql import end_transaction_if_idle
 from responses_api.models import ENDED, Conversation, Item, StoredResponse
 from responses_api.state.history import Room, history_of, items_of
 from responses_api.state.items import IdentifiedItem, ItemData, new_item, to_data
@@ -128,7 +128,7 @@ def find_conversation(
             code="invalid_value",
         )
     if lock:
-        end_if_still()
+        end_transaction_if_idle()
     rows = Conversation.objects.select_for_update() if lock else Conversation.objects
     found = rows.filter(project_id=project_id, public_id=public_id, deleted_at=None).first()
     if found is None:

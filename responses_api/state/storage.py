@@ -13,8 +13,8 @@ from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.gateway.handoff import Wait
 from inference_site.generations.kinds import Assembler
 from inference_site.generations.models import TERMINAL, Generation
-from inference_site.storage.fields import storable
-from inference_site.storage.postgresql import end_if_still, execute_prepared
+from inference_site.storage.fields import replace_nul
+from inference_site.storage.postgresql import end_transaction_if_idle, execute_prepared
 from inference_site.streams.request_documents import ToStore
 from responses_api.models import Conversation, Item, ResponseStatus
 from responses_api.output.assembler import ResponseAssembler
@@ -128,7 +128,7 @@ def _lock(conversation: Conversation, response_id: str) -> None:
     # The row first, then the questions: each statement sees what was committed before it began, and
     # a statement that waits for a row asks all but that row as it was before the wait.
     rows = Conversation.objects.filter(pk=conversation.pk, deleted_at=None)
-    end_if_still()
+    end_transaction_if_idle()
     found = rows.select_for_update().first()
     if found is None:
         raise conversation_not_found(conversation.public_id, "conversation")
@@ -145,7 +145,7 @@ def _items(items: Sequence[IdentifiedItem]) -> dict[str, list[str]]:
 
 
 def _json(content: Any) -> str:
-    return orjson.dumps(storable(content)).decode()
+    return orjson.dumps(replace_nul(content)).decode()
 
 
 def store_result(

@@ -34,7 +34,7 @@ from inference_site.gateway.delivery import Delivery, Sink
 from inference_site.gateway.hub.follower import Follower
 from inference_site.gateway.hub.hub import hub
 from inference_site.gateway.waiting import Attempt, answer_of
-from inference_site.storage.postgresql import lent_connection
+from inference_site.storage.postgresql import release_connection_after
 from inference_site.streams.batches import Batch, frames_of
 from inference_site.streams.ending import Ending
 from inference_site.submission.submit import follow, submit
@@ -277,7 +277,7 @@ async def _in_thread(call: Callable[[], T]) -> T:
     """Run what uses the database on a thread."""
 
     def run() -> T:
-        with lent_connection():
+        with release_connection_after():
             return call()
 
     result: T = await sync_to_async(run, thread_sensitive=False)()

@@ -242,7 +242,7 @@ def test_a_row_that_a_frozen_process_has_locked_holds_no_other_up(
     suspect(worker, ago_s=30)
 
     def give_up() -> bool:
-        with postgresql.lent_connection():
+        with postgresql.release_connection_after():
             return attempt("maintenance", give_up_abandoned)
 
     with ThreadPoolExecutor(1) as pool, transaction.atomic():

@@ -8,9 +8,9 @@ from django.db import DatabaseError, connection, transaction
 
 from inference_site.storage.postgresql import (
     PooledConnection,
-    execute_impatiently,
     execute_prepared,
-    own_connection,
+    execute_with_timeouts,
+    unpooled_connection,
 )
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -48,11 +48,11 @@ def test_one_statement_may_be_a_transaction_that_does_not_wait_long() -> None:
     timeouts = "SELECT current_setting('lock_timeout'), current_setting('statement_timeout')"
     connection.close()
     for _ in range(2):  # Planned now, and before.
-        assert execute_impatiently(timeouts, {}).fetchone() == ("2s", "30s")
+        assert execute_with_timeouts(timeouts, {}).fetchone() == ("2s", "30s")
         assert execute_prepared(timeouts, {}).fetchone() == ("0", "0")
     with pytest.raises(DatabaseError):
-        execute_impatiently("SELECT 1 / %(n)s", {"n": 0})
-    assert execute_impatiently("SELECT %(n)s::bigint", {"n": 7}).fetchone() == (7,)
+        execute_with_timeouts("SELECT 1 / %(n)s", {"n": 0})
+    assert execute_with_timeouts("SELECT %(n)s::bigint", {"n": 7}).fetchone() == (7,)
 
 
 def test_what_is_written_in_a_transaction_goes_with_it() -> None:
@@ -66,7 +66,7 @@ def test_what_is_written_in_a_transaction_goes_with_it() -> None:
 def test_the_question_of_the_pool_costs_no_round_trip_until_the_server_has_spoken(
     lent: psycopg.Connection,
 ) -> None:
-    with own_connection() as other:
+    with unpooled_connection() as other:
         pid = lent.info.backend_pid
         lent.execute("")
         sent = "SELECT query FROM pg_stat_activity WHERE pid = %s"

@@ -16,7 +16,7 @@ from inference_site.catalogue.discovery import id_of
 from inference_site.catalogue.hub import HubError, Reference, fetch
 from inference_site.fleet.leases import live_workers
 from inference_site.model_store.models import Pull, PullState, StoredModel
-from inference_site.storage.postgresql import lent_connection
+from inference_site.storage.postgresql import release_connection_after
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Pulls:
 
     def run_next(self) -> bool:
         """Fetch the model that has waited longest; return whether there was one."""
-        with lent_connection():
+        with release_connection_after():
             pull = self._claimed()
         if pull is None:
             return False
@@ -84,7 +84,7 @@ class Pulls:
 
     def _end(self, pull: Pull, state: PullState, **facts: str) -> None:
         logger.info("the pull of %s is %s %s", pull.reference, state, facts.get("error", ""))
-        with lent_connection():
+        with release_connection_after():
             Pull.objects.move(pull, state, **facts)
 
 
@@ -104,7 +104,7 @@ class _Progress:
         if now - self._told_at < _TELL_S and have < size:
             return
         self._told_at = now
-        with lent_connection():
+        with release_connection_after():
             facts = {"have_bytes": have, "size_bytes": size}
             if not Pull.objects.move(self._pull, PullState.RUNNING, **facts):
                 raise _Stopped
@@ -117,7 +117,7 @@ def _stored(pull: Pull, path: Path) -> str:
     """
     id_ = pull.model_id or id_of(path)
     entry = {"file": f"hf:{path.relative_to(settings.MODELS_DIR).as_posix()}"}
-    with lent_connection():
+    with release_connection_after():
         StoredModel.objects.get_or_create(model_id=id_, defaults={"entry": entry})
     return id_
 

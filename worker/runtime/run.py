@@ -39,14 +39,14 @@ from inference_site.generations.kinds import Assembler, Kind, kind_of, recovered
 from inference_site.generations.models import Claim, Generation, Status
 from inference_site.generations.wake_ups import send_wake_up
 from inference_site.kept_content.keeping import Keeper, keeper_for
-from inference_site.observability.logs import logged_with
+from inference_site.observability.logs import log_fields
 from inference_site.observability.metrics import Meter
-from inference_site.observability.tracing import Span, begin
+from inference_site.observability.tracing import Span, start_span
 from inference_site.storage.postgresql import (
     DATABASE_UNAVAILABLE,
-    impatient_transaction,
-    is_held_up,
-    lent_connection,
+    is_timeout,
+    release_connection_after,
+    transaction_with_timeouts,
 )
 from inference_site.streams.batches import Sent, sent_so_far
 from inference_site.streams.ending import Ending
@@ -222,7 +222,7 @@ class Run:
 
     def _logged(self) -> AbstractContextManager[None]:
         claim = self._claim
-        return logged_with({"request_id": claim.request_id, "generation_id": claim.public_id})
+        return log_fields({"request_id": claim.request_id, "generation_id": claim.public_id})
 
     def _give_back(self, error: Exception) -> bool:
         """Have a generation in the background begun anew; False if it is ours no more.
@@ -235,7 +235,7 @@ class Run:
         claim = self._claim
         is_suspect = isinstance(error, _SERVER_LOST) and error.is_suspect
         try:
-            with lent_connection(), impatient_transaction():
+            with release_connection_after(), transaction_with_timeouts():
                 is_waiting = Generation.objects.requeue(
                     claim.public_id,
                     claim.worker,
@@ -288,7 +288,7 @@ class Run:
         found = self._found()
         document = found.document
         if document is None and kind.rebuild is not None:
-            with lent_connection():
+            with release_connection_after():
                 document = kind.rebuild(claim.public_id)
         if document is None:
             raise DocumentLost
@@ -312,9 +312,9 @@ class Run:
     def _begin_span(self, parent: str, claimed_at_s: float) -> None:
         """Begin the span of the run, after one that shows how long it has waited."""
         claim = self._claim
-        wait = begin("queue wait", "internal", parent, claimed_at_s - claim.waited_s)
+        wait = start_span("queue wait", "internal", parent, claimed_at_s - claim.waited_s)
         wait.end(at_s=claimed_at_s)
-        self._span = begin(
+        self._span = start_span(
             f"run {claim.kind}",
             "consumer",
             parent,
@@ -384,7 +384,7 @@ class Run:
         kind, first = self._kind, 0
         if self._assembler is None and kind.recover is not None:
             sent = self._sent()
-            with lent_connection():
+            with release_connection_after():
                 self._assembler, first = recovered(kind, self._claim.public_id, sent)
             self._stream.start_at(first)
         if self._assembler is not None:
@@ -451,7 +451,7 @@ class Run:
                 )
             except DATABASE_UNAVAILABLE as exc:
                 logger.warning("generation %s: cannot finish: %s", self._claim.public_id, exc)
-                if is_held_up(exc):
+                if is_timeout(exc):
                     if time.monotonic() - began > _HELD_UP_S:
                         raise _HeldUp from exc
                     finish = partial(self._finish_late, status, ending)
@@ -466,7 +466,7 @@ class Run:
         if assembler is None or not self._stores:
             return Generation.objects.finish(self._claim, status, **result)
         lock_ms = None if self._is_late else _FIRST_WAIT_MS
-        with lent_connection(), impatient_transaction(lock_ms):
+        with release_connection_after(), transaction_with_timeouts(lock_ms):
             held = Generation.objects.finish(self._claim, status, **result)
             if held and (store_result := self._kind.store_result):
                 store_result(self._claim.public_id, status, assembler, self._store)

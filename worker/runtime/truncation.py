@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from inference_site.domain.errors import ContextLengthExceeded
-from inference_site.domain.messages import Message, TextPart, without_oldest
+from inference_site.domain.messages import Message, TextPart, drop_oldest_turns
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Engine, Sink
 
@@ -68,7 +68,7 @@ def _shorter(request: GenerationRequest, refused: ContextLengthExceeded) -> tupl
     answer = min(request.max_output_tokens or context // 4, context // 2)
     lengths = [_length(message) for message in request.messages]
     too_many = sum(lengths) * (1 - (context - answer) / refused.input_tokens)
-    return without_oldest(request.messages, lengths, too_many)
+    return drop_oldest_turns(request.messages, lengths, too_many)
 
 
 def _length(message: Message) -> int:

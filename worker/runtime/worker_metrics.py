@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from inference_site.fleet.leases import LiveWorker
 from inference_site.observability.metrics import BUILD, LEASE_RENEWED
-from inference_site.observability.metrics_server import fresh, serve_telemetry
+from inference_site.observability.metrics_server import serve_metrics, timestamp_check
 from worker.model_servers.telemetry import MEASURES
 
 
@@ -36,8 +36,8 @@ def watch_worker(worker: Worker) -> None:
     """Serve a worker's metrics and health on ``METRICS_PORT``, if that is set."""
     BUILD.labels(settings.VERSION, "worker", worker.id).set(1)
     REGISTRY.register(_WorkerMetrics(worker))
-    health = fresh(LEASE_RENEWED, "the lease was not renewed")
-    serve_telemetry(health, lambda: _not_ready(worker))
+    health = timestamp_check(LEASE_RENEWED, "the lease was not renewed")
+    serve_metrics(health, lambda: _not_ready(worker))
 
 
 def _not_ready(worker: Worker) -> str:

@@ -30,7 +30,7 @@ from inference_site.gateway.hub.lost_streams import end_lost, replay_to, runs_of
 from inference_site.gateway.hub.shared_batches import SharedBatches
 from inference_site.generations.cancel import cancel_waiting, flag_writes
 from inference_site.generations.models import TERMINAL
-from inference_site.storage.postgresql import lent_connection
+from inference_site.storage.postgresql import release_connection_after
 from inference_site.storage.redis import new_async_clients, shard_of
 from inference_site.streams.batches import Batch, hinted, is_beyond
 from inference_site.streams.event_log import AsyncEventLog, channel_message, is_part
@@ -389,7 +389,7 @@ async def _persist(act: Callable[[], Awaitable[None]]) -> None:
 
 
 def _cancel_queued(ids: set[str]) -> None:
-    with lent_connection():
+    with release_connection_after():
         cancel_waiting(ids)
 
 

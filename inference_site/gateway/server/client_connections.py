@@ -18,7 +18,7 @@ from prometheus_client import Counter, Gauge
 from twisted.internet.error import ConnectionAborted
 from twisted.python.failure import Failure
 
-from inference_site.process_tuning import connection_room
+from inference_site.process_tuning import max_client_connections
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class ClientConnections:
     """
 
     def __init__(self, most: int | None = None, most_of_one: int | None = None) -> None:
-        self.most = connection_room() if most is None else most
+        self.most = max_client_connections() if most is None else most
         self.most_of_one = most_of_one or settings.CONNECTIONS_PER_ADDRESS or self.most // 2
         self._addresses: dict[Any, str] = {}
         self._open: dict[str, int] = {}

@@ -18,9 +18,9 @@ from inference_site.generations.kinds import import_kinds
 from inference_site.generations.wake_ups import prepare_to_send
 from inference_site.observability.tracing import start_tracing
 from inference_site.process_tuning import freeze_imported_objects, switch_threads_often
-from inference_site.storage.postgresql import lent_connection
+from inference_site.storage.postgresql import release_connection_after
 from inference_site.storage.redis import broker_client
-from inference_site.warm_up import rehearse
+from inference_site.warm_up import warm_up
 
 _APPLICATION = "inference_site.asgi:application"
 BACKLOG = 4096
@@ -53,9 +53,9 @@ def run_server(host: str, port: int, descriptor: int | None, wait: Callable[[], 
 
 def _connect() -> None:
     """Do once what each request does, as far as PostgreSQL and Redis are there."""
-    with suppress(Error), lent_connection():
+    with suppress(Error), release_connection_after():
         find_caller("")
-    rehearse()
+    warm_up()
     with suppress(RedisError):
         broker_client().ping()
         live_view.workers()

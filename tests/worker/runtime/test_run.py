@@ -360,7 +360,7 @@ def test_the_end_waits_for_a_locked_row_but_not_for_ever(
     attempt = start()
 
     def drive() -> str:
-        with postgresql.lent_connection():
+        with postgresql.release_connection_after():
             return attempt.drive().status
 
     with ThreadPoolExecutor(1) as pool:
@@ -393,7 +393,7 @@ def test_what_cannot_be_given_back_is_left_to_who_looks_for_orphans(
     attempt.stop_at("Hello", StopReason.SHUTDOWN)
 
     def drive() -> str:
-        with postgresql.lent_connection():
+        with postgresql.release_connection_after():
             return attempt.drive().status
 
     with ThreadPoolExecutor(1) as pool, transaction.atomic():
