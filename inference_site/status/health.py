@@ -24,7 +24,7 @@ from inference_site.storage.redis import client_options
 
 _TIMEOUT_S = 2.0
 _REMOTE_ENGINE = "openai_upstream"
-_COMING = (ModelStatus.LOADING, ModelStatus.UNLOADED)
+_NOT_LOADED = (ModelStatus.LOADING, ModelStatus.UNLOADED)
 _pool = ThreadPoolExecutor(8, thread_name_prefix="health")
 
 
@@ -133,11 +133,11 @@ def _check_workers(absent: dict[str, str]) -> str:
     statuses = fleet.statuses_among(workers, list(catalogue().models))
     can_serve = ModelStatus.LOADED in statuses.values()
     missing = []
-    away = [model for model, status in statuses.items() if status in _COMING]
+    not_loaded = [model for model, status in statuses.items() if status in _NOT_LOADED]
     reports = [served for worker in workers for served in worker.models]
     # Models that are loading and whose server has been ready before.
     reloading = {r.id for r in reports if r.away_since and r.state == ModelState.LOADING}
-    restarting = fleet.restarting(away) | reloading
+    restarting = fleet.restarting(not_loaded) | reloading
     for model, status in statuses.items():
         if status == ModelStatus.LOADED or not is_expected(model, status):
             continue

@@ -1,13 +1,18 @@
-"""Prepared statements, and connections that are lent without a round trip."""
+"""Prepared statements, borrowed connections, and queries whose SQL is compiled once."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import psycopg
 import pytest
 from django.db import DatabaseError, connection, transaction
+from django.db.models import QuerySet
 
+from inference_site.accounts.models import Project
 from inference_site.storage.postgresql import (
     PooledConnection,
+    cached_sql,
     execute_prepared,
     execute_with_timeouts,
     unpooled_connection,
@@ -17,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def lent() -> psycopg.Connection:
+def borrowed() -> psycopg.Connection:
     """A connection as the pool has them."""
     parameters = connection.get_connection_params()
     parameters.pop("pool", None)
@@ -64,15 +69,30 @@ def test_what_is_written_in_a_transaction_goes_with_it() -> None:
 
 
 def test_the_question_of_the_pool_costs_no_round_trip_until_the_server_has_spoken(
-    lent: psycopg.Connection,
+    borrowed: psycopg.Connection,
 ) -> None:
     with unpooled_connection() as other:
-        pid = lent.info.backend_pid
-        lent.execute("")
+        pid = borrowed.info.backend_pid
+        borrowed.execute("")
         sent = "SELECT query FROM pg_stat_activity WHERE pid = %s"
-        lent.execute("SELECT 'last'")
-        lent.execute("")
+        borrowed.execute("SELECT 'last'")
+        borrowed.execute("")
         assert other.execute(sent, [pid]).fetchone() == ("SELECT 'last'",)
         other.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
     with pytest.raises(psycopg.OperationalError):
-        lent.execute("")
+        borrowed.execute("")
+
+
+def test_its_sql_is_made_once_for_each_argument_and_its_rows_are_those_of_now() -> None:
+    made = []
+
+    @cached_sql
+    def named(name: str) -> QuerySet[Any, Any]:
+        made.append(name)
+        return Project.objects.filter(name=name).values_list("name", "pk")
+
+    assert named("100 %s") == named("other") == []
+    project = Project.objects.create(name="100 %s")
+    assert named("100 %s") == [("100 %s", project.pk)]
+    assert named("other") == []
+    assert made == ["100 %s", "other"]
