@@ -36,7 +36,7 @@ def with_cors(application: Application) -> Application:
         request_headers = dict(scope["headers"])
         headers = _answer_headers(request_headers.get(b"origin", b""))
         is_allowed = len(headers) > 1
-        if is_allowed and scope["method"] == "OPTIONS" and _PREFLIGHT <= request_headers.keys():
+        if is_allowed and scope["method"] == "OPTIONS" and request_headers.keys() >= _PREFLIGHT:
             # Any header is allowed, because SDKs add many of their own.
             requested = request_headers.get(b"access-control-request-headers", b"")
             headers += [
