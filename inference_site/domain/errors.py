@@ -1,31 +1,31 @@
 """Errors of a generation, inside its engine and outside of it.
 
     EngineError
-    ├── InvalidRequest            the request is invalid (the client's fault)
+    ├── InvalidRequest              the request is invalid (the client's fault)
     │   ├── ContextLengthExceeded
-    │   └── RequestTooLarge       larger than the quota of a project
-    ├── GenerationFailed          the library failed while generating
-    │   └── ConnectionLost        the model's server disconnected during the answer
-    └── EngineUnavailable         the engine cannot run requests now; try again
-        ├── EngineLoadError       the model could not be loaded; names the file and the reason
-        ├── RateLimited           the engine accepts no more requests now
-        ├── ModelServerAway       the model's server does not answer; it may come back
-        ├── DocumentLost          the request was lost with the Redis that held it
-        ├── StreamLost            the answer could not be streamed
-        ├── ShuttingDown          the worker was stopped during the answer
-        ├── WorkerLost            the worker died
-        ├── ModelServerLost       the process of the model died
-        ├── Cancelled             its client, or a repetition of the request, cancelled it
-        ├── QueueFull             too many requests wait for this model
-        ├── ProjectQueueFull      this project has too many of them
-        ├── RedisFull             no room for another request
-        ├── ProjectQuotaReached   the project's requests and streams use too much memory
-        ├── QueueTimeout          waited too long for a slot
-        ├── ModelLoading          waited too long for its model to be loaded
-        └── ModelGone             the model was removed from the site
+    │   └── RequestTooLarge         larger than the quota of a project
+    ├── GenerationFailed            the library failed while generating
+    │   └── ConnectionLost          the model's server disconnected during the answer
+    └── EngineUnavailable           the engine cannot run requests now; try again
+        ├── EngineLoadError         the model could not be loaded; names the file and the reason
+        ├── RateLimited             the engine accepts no more requests now
+        ├── ModelServerUnreachable  the model's server does not answer; it may come back
+        ├── DocumentLost            the request was lost with the Redis that held it
+        ├── StreamLost              the answer could not be streamed
+        ├── ShuttingDown            the worker was stopped during the answer
+        ├── WorkerLost              the worker died
+        ├── ModelServerLost         the process of the model died
+        ├── Cancelled               its client, or a repetition of the request, cancelled it
+        ├── QueueFull               too many requests wait for this model
+        ├── ProjectQueueFull        this project has too many of them
+        ├── RedisFull               no room for another request
+        ├── ProjectQuotaReached     the project's requests and streams use too much memory
+        ├── QueueTimeout            waited too long for a slot
+        ├── ModelLoading            waited too long for its model to be loaded
+        └── ModelRemoved            the model was removed from the site
 
-    StoppedByOperator             an operator stopped it before it ran
-    HookFailed                    a hook of the operator failed (the site's fault)
+    StoppedByOperator               an operator stopped it before it ran
+    HookFailed                      a hook of the operator failed (the site's fault)
 
 The message of ``DocumentLost`` and the classes below it is their docstring.
 """
@@ -116,7 +116,7 @@ class RateLimited(EngineUnavailable):
     """The engine accepts no more requests now."""
 
 
-class ModelServerAway(EngineUnavailable):
+class ModelServerUnreachable(EngineUnavailable):
     """The server of the model does not answer. Please try again later."""
 
     def __init__(self, message: str | None = None, *, is_suspect: bool = False) -> None:
@@ -191,5 +191,5 @@ class ModelLoading(_Documented):
     """The model is still being loaded. Please try again later."""
 
 
-class ModelGone(_Documented):
+class ModelRemoved(_Documented):
     """The model was removed from this site while the request waited for it."""

@@ -36,9 +36,9 @@ from redis.exceptions import RedisError
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.errors import (
-    ModelGone,
     ModelLoading,
-    ModelServerAway,
+    ModelRemoved,
+    ModelServerUnreachable,
     QueueTimeout,
     WorkerLost,
 )
@@ -314,7 +314,7 @@ def expire_unserved() -> None:
             continue
         waiting = _waiting_for(wait_s).filter(model=model, background=False)
         late = waiting.filter(service_class__lte=ServiceClass.FOREGROUND).order_by("created_at")
-        expire = partial(_expire, code="engine_unavailable", error=ModelServerAway())
+        expire = partial(_expire, code="engine_unavailable", error=ModelServerUnreachable())
         _each((row.public_id, partial(expire, row)) for row in late[:_MOST_EXPIRED])
 
 
@@ -332,7 +332,9 @@ def expire_homeless() -> None:
     if not unknown:
         return
     waiting = _long_in_background(settings.QUEUE_TIMEOUT_S).filter(model__in=unknown)
-    _each((row.public_id, partial(_expire, row, "model_not_found", ModelGone())) for row in waiting)
+    _each(
+        (row.public_id, partial(_expire, row, "model_not_found", ModelRemoved())) for row in waiting
+    )
 
 
 def _long_in_background(after_s: float) -> QuerySet[Generation]:

@@ -14,7 +14,7 @@ from inference_site.accounts.keys import Caller
 from inference_site.api.payload import WireRequest
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.routes import Route
-from inference_site.domain.errors import ModelServerAway
+from inference_site.domain.errors import ModelServerUnreachable
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import (
     ForbiddenError,
@@ -162,7 +162,7 @@ def require_served(spec: ModelSpec, *, background: bool = False) -> None:
         return
     if live_view.away_since(spec.id):
         if not background and not settings.SERVER_WAIT_S:
-            raise UnavailableError(str(ModelServerAway()), code="engine_unavailable")
+            raise UnavailableError(str(ModelServerUnreachable()), code="engine_unavailable")
         return
     status = fleet.status_of(spec.id)
     if status != ModelStatus.FAILED and fleet.restarting([spec.id]):

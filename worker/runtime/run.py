@@ -28,8 +28,8 @@ from inference_site.domain.errors import (
     EngineError,
     GenerationFailed,
     InvalidRequest,
-    ModelServerAway,
     ModelServerLost,
+    ModelServerUnreachable,
     ShuttingDown,
     StreamLost,
 )
@@ -62,7 +62,7 @@ from worker.runtime.written_calls import WrittenCalls, may_write_calls
 
 logger = logging.getLogger(__name__)
 
-_SERVER_LOST = (ConnectionLost, ModelServerAway, ModelServerLost)
+_SERVER_LOST = (ConnectionLost, ModelServerUnreachable, ModelServerLost)
 _RETRY_S = 0.5
 _HELD_UP_S = 60.0
 """Seconds that the end of a run waits for a locked row or table; after that, the check for orphans
@@ -215,7 +215,7 @@ class Run:
     def _may_be_repeated(self, error: Exception) -> bool:
         """Whether it may be begun anew: in the background, and what waits for a server that went
         away before it has said anything."""
-        if self._claim.may_restart or not isinstance(error, ModelServerAway):
+        if self._claim.may_restart or not isinstance(error, ModelServerUnreachable):
             return self._claim.may_restart
         is_new = self._first_token_at is None and settings.SERVER_WAIT_S > 0
         return is_new and self._claim.has_attempts_left
