@@ -133,7 +133,7 @@ class GenerationRequest:
     ``running_usage`` has the engine feed ``Usage`` before each piece of the answer.
     ``add_special_tokens=False`` omits the tokens that start every prompt of the model, and
     ``token_texts`` returns the texts of tokens; both apply to ``tokenize``. ``extensions`` are
-    fields of other servers' APIs, which are passed on.
+    fields of vLLM, for engines that have them.
     """
 
     model: str
