@@ -4,7 +4,7 @@
 import os
 import sys
 
-from inference_site.gc_freeze import collect_rarely, give_large_blocks_back
+from inference_site.process_tuning import collect_rarely, give_large_blocks_back
 
 collect_rarely()
 give_large_blocks_back()

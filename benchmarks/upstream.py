@@ -26,8 +26,7 @@ from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.domain.deltas import Delta, Usage
 from inference_site.domain.messages import Message
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest
-from inference_site.domain.sampling import Sampling
+from inference_site.domain.request import GenerationRequest, Sampling
 from worker.engines.base import Engine
 from worker.engines.registry import load_engine
 

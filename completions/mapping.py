@@ -24,9 +24,8 @@ from completions.wire.messages import (
     ToolMessage,
     UserMessage,
 )
-from inference_site.domain.custom_tools import custom_arguments, custom_tool
 from inference_site.domain.messages import Message, Part, Role, ToolCall
-from inference_site.domain.request import GenerationRequest, Tool
+from inference_site.domain.request import GenerationRequest, Tool, custom_arguments, custom_tool
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.capabilities import (
     require_endpoint,

@@ -31,8 +31,8 @@ from inference_site.domain.deltas import (
 from inference_site.errors.api_errors import NotFoundError
 from inference_site.generations.kinds import Assembler
 from inference_site.generations.models import Generation, Status
-from inference_site.storage.content_field import storable
-from inference_site.storage.old_rows import delete_older
+from inference_site.storage.fields import replace_nul
+from inference_site.storage.postgresql import delete_older
 from inference_site.streams.batches import Batch, Ending, StoredStream
 from inference_site.streams.request_documents import ToStore
 
@@ -58,7 +58,7 @@ def store_result(
 
 def replace_metadata(stored: StoredCompletion, metadata: dict[str, str]) -> None:
     """Change the metadata of a stored chat completion."""
-    stored.metadata = storable(metadata)
+    stored.metadata = replace_nul(metadata)
     stored.save(update_fields=["metadata"])
 
 

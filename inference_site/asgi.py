@@ -17,7 +17,7 @@ from inference_site.gateway.access import with_access_log  # noqa: E402  # As ab
 from inference_site.gateway.bodies import bounded_forms  # noqa: E402  # As above.
 from inference_site.gateway.delivery import Receive, Send  # noqa: E402  # As above.
 from inference_site.gateway.relay import Relay  # noqa: E402  # As above.
-from inference_site.websockets import websockets  # noqa: E402  # As above.
+from inference_site.routing import websockets  # noqa: E402  # As above.
 
 _RELAYED = (
     *("/v1/", "/api/", "/lora-adapters", "/infill", "/tokenize", "/detokenize"),

@@ -1,8 +1,8 @@
-"""CORS: which web pages of other origins a browser lets use the API (Fetch Standard, "HTTP-CORS").
+"""CORS: which web pages of other origins may use the API (Fetch Standard, "HTTP-CORS").
 
-It lies around the relay, so that streams, errors and refusals have the headers too. Django's
-packages for CORS are middleware, which none of these pass. A key is sent by the page itself, never
-by the browser, so no answer allows credentials.
+It wraps the relay, so that streams, errors and refused requests have the headers too. Packages for
+CORS in Django are middleware, and these requests do not pass Django's middleware. The page itself
+sends the key, never the browser, so no answer allows credentials.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from django.conf import settings
 from inference_site.gateway.access import Application, Scope, Send
 from inference_site.gateway.delivery import Headers
 
-_ANY = "*"
 _PATHS = ("/v1", "/api", "/health")
 _METHODS = b"GET, POST, DELETE, OPTIONS"
-_KEPT_S = b"600"
-"""For how long a browser need not ask again."""
-_LONGEST_LIST = 1000
+_MAX_AGE_S = b"600"
+"""How long a browser may cache the answer to a preflight request."""
+_MAX_HEADER_LIST = 1000
+_PREFLIGHT = {b"origin", b"access-control-request-method"}
 
 
 def with_cors(application: Application) -> Application:
@@ -28,27 +28,40 @@ def with_cors(application: Application) -> Application:
         return application
 
     async def app(scope: Scope, receive: Any, send: Send) -> None:
-        if scope["type"] != "http" or not _is_api(scope["path"]):
+        path = scope.get("path", "")
+        is_api = any(path == root or path.startswith(f"{root}/") for root in _PATHS)
+        if scope["type"] != "http" or not is_api:
             await application(scope, receive, send)
             return
-        given = dict(scope["headers"])
-        headers = _headers(given.get(b"origin", b""))
-        if len(headers) > 1 and _is_preflight(scope, given):
-            await _answer_preflight([*headers, *_permissions(given)], send)
+        request_headers = dict(scope["headers"])
+        headers = _answer_headers(request_headers.get(b"origin", b""))
+        is_allowed = len(headers) > 1
+        if is_allowed and scope["method"] == "OPTIONS" and request_headers.keys() >= _PREFLIGHT:
+            # Any header is allowed, because SDKs add many of their own.
+            requested = request_headers.get(b"access-control-request-headers", b"")
+            headers += [
+                (b"access-control-allow-methods", _METHODS),
+                (b"access-control-allow-headers", requested[:_MAX_HEADER_LIST]),
+                (b"access-control-max-age", _MAX_AGE_S),
+            ]
+            await send({"type": "http.response.start", "status": 204, "headers": headers})
+            await send({"type": "http.response.body", "body": b""})
             return
-        await application(scope, receive, _adding(headers, send))
+
+        async def send_with_headers(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *headers]}
+            await send(message)
+
+        await application(scope, receive, send_with_headers)
 
     return app
 
 
-def _is_api(path: str) -> bool:
-    return any(path == root or path.startswith(f"{root}/") for root in _PATHS)
-
-
-def _headers(origin: bytes) -> Headers:
-    """Return what an answer to this origin says: only that it varies, to one that may not read."""
+def _answer_headers(origin: bytes) -> Headers:
+    """Return the CORS headers of an answer to this origin; only ``Vary`` if it is not allowed."""
     allowed: list[str] = settings.CORS_ALLOWED_ORIGINS
-    if _ANY in allowed:
+    if "*" in allowed:
         permitted = b"*"
     elif origin and origin.decode("latin-1") in allowed:
         permitted = origin
@@ -59,35 +72,3 @@ def _headers(origin: bytes) -> Headers:
         (b"access-control-allow-origin", permitted),
         (b"access-control-expose-headers", b"*"),
     ]
-
-
-def _is_preflight(scope: Scope, given: dict[bytes, bytes]) -> bool:
-    return (
-        scope["method"] == "OPTIONS"
-        and b"origin" in given
-        and b"access-control-request-method" in given
-    )
-
-
-def _permissions(given: dict[bytes, bytes]) -> Headers:
-    """Return what a page may send: any header, because SDKs add many of their own."""
-    asked = given.get(b"access-control-request-headers", b"")[:_LONGEST_LIST]
-    return [
-        (b"access-control-allow-methods", _METHODS),
-        (b"access-control-allow-headers", asked),
-        (b"access-control-max-age", _KEPT_S),
-    ]
-
-
-async def _answer_preflight(headers: Headers, send: Send) -> None:
-    await send({"type": "http.response.start", "status": 204, "headers": headers})
-    await send({"type": "http.response.body", "body": b""})
-
-
-def _adding(headers: Headers, send: Send) -> Send:
-    async def sending(message: dict[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), *headers]}
-        await send(message)
-
-    return sending

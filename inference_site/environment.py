@@ -1,12 +1,13 @@
 """Reading settings from the environment, strictly: a typo is an error, not a False.
 
-Every variable ``X`` may instead be given as ``X_FILE``, the path of a file that holds the value,
-which is how secrets reach a container (django-environ's ``FileAwareEnv``). What is in neither is
-read from the site that ``manage.py serve`` runs in the data directory, while it runs.
+Every variable ``X`` may instead be set as ``X_FILE``, the path of a file with the value, as
+containers receive secrets (django-environ's ``FileAwareEnv``). Variables that are not set are taken
+from the ``manage.py serve`` that runs in the data directory, if one does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import ipaddress
 import json
@@ -29,7 +30,7 @@ _asked: dict[str, tuple[str, str]] = {}
 
 
 def text(name: str, default: str = "") -> str:
-    """Return the variable; an empty one counts as absent.
+    """Return the variable; an empty one counts as not set.
 
     Raise ImproperlyConfigured when its file cannot be read.
     """
@@ -79,7 +80,8 @@ def items(name: str, default: str = "") -> list[str]:
 
 
 def choice(name: str, choices: Sequence[str]) -> str:
-    """Return one of these values; without the variable, the first."""
+    """Return one of these values; the first if the variable is not set. Raise
+    ImproperlyConfigured for another value."""
     value = text(name, choices[0]).lower()
     if value not in choices:
         raise ImproperlyConfigured(f"{name}: expected {' or '.join(choices)}, got {value!r}.")
@@ -121,40 +123,27 @@ def database(url: str) -> dict[str, Any]:
 
 
 def given() -> dict[str, str]:
-    """Return the variables that were asked for and are set, with their values."""
+    """Return the variables that were read and are set, with their values."""
     return dict(_given)
 
 
 def asked() -> dict[str, tuple[str, str]]:
-    """Return the variables that were asked for, each with its value and where that comes from."""
+    """Return the variables that were read, each with its value and the source of the value."""
     return dict(_asked)
 
 
 def read_served(data_dir: Path) -> None:
-    """Take what is not set from the ``serve`` that runs in this directory, if one does.
+    """Take variables that are not set from the ``serve`` that runs in this directory, if one does.
 
-    So a command that an operator types beside it has its addresses, models file and secrets. A
-    variable that is set and empty is not taken.
+    So a command that an operator runs beside it uses its addresses, models file and secrets. A
+    variable that is set to an empty value is not taken.
     """
-    if _is_locked(data_dir / "lock"):
-        _served.update(_read(data_dir / "services.json"))
-
-
-def _is_locked(lock: Path) -> bool:
-    """Return whether a ``serve`` holds the lock; one that starts at this moment tries again."""
     try:
-        with lock.open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        with (data_dir / "lock").open() as lock:
+            # A ``serve`` that starts at this moment tries to take the lock again.
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:  # A ``serve`` holds the lock.
+        with contextlib.suppress(OSError, ValueError):
+            _served.update(json.loads((data_dir / "services.json").read_text()))
     except OSError:
-        return False
-    return False
-
-
-def _read(path: Path) -> dict[str, str]:
-    try:
-        served: dict[str, str] = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return served
+        return

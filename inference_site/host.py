@@ -1,4 +1,4 @@
-"""What this host gives a process: cores and memory, within its control group, and free ports."""
+"""The cores and memory that this process may use, within its control group, and free ports."""
 
 from __future__ import annotations
 
@@ -25,17 +25,16 @@ def usable_cores() -> float:
 
 
 def physical_cores() -> int:
-    """Return how many whole cores this process may use, at least one.
+    """Return how many whole physical cores this process may use, at least one.
 
-    Two processors of one core (hyper-threads) count once: what one of them computes, the other
-    waits for.
+    Two logical processors of one core (hyper-threads) count once, because they compute in turns.
     """
     cores = {_siblings(processor) for processor in _processors()}
     return max(1, min(len(cores), int(usable_cores())))
 
 
 def memory_bytes() -> tuple[int, int]:
-    """Return the memory that there is, and how much of it could be given without swapping."""
+    """Return the total memory, and how much is available without swapping."""
     total = available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if _MEMINFO.exists():
         lines = (line.split() for line in _MEMINFO.read_text().splitlines())
@@ -46,7 +45,7 @@ def memory_bytes() -> tuple[int, int]:
 
 
 def free_port() -> int:
-    """Return a port of the loopback address that nothing listens on at the moment."""
+    """Return a port of the loopback address on which nothing listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -60,9 +59,9 @@ def is_taken(port: int) -> bool:
 
 
 def _group_memory() -> tuple[int, int]:
-    """Return the limit of the control group, 0 for none, and what of it is taken.
+    """Return the memory limit of the control group, 0 for none, and how much is used.
 
-    Files that are cached count as taken there, but can be given up.
+    The group counts cached files as used, but the kernel can drop them.
     """
     try:
         limit = int((_CGROUP / "memory.max").read_text())
@@ -79,7 +78,7 @@ def _processors() -> set[int]:
 
 
 def _siblings(processor: int) -> str:
-    """Return the processors of the same core, as the kernel writes them; by itself if unknown."""
+    """Return the kernel's list of the processors of the same core; the processor if unknown."""
     try:
         return (_CPUS / f"cpu{processor}" / "topology" / "thread_siblings_list").read_text()
     except OSError:

@@ -1,14 +1,14 @@
-"""The life of a process of this site: its stop signals, its supervisor, and its end.
+"""The life of a process of this site: its stop signals, its supervisor, its end and its restart.
 
 ``serve`` gives each process that it starts a pipe, whose descriptor is in ``NOTIFY_FD``. The
-process writes a line into it for each of these states:
+process writes one line into it for each of these states:
 
-ready      it does its work; the process that it replaces may stop
-failed     it cannot do all of its work
-restart    it was asked to restart: it goes on until its supervisor has another, and stops it
-stopping   it takes no new work, and ends when what it does has ended: another may start now
+ready      the process serves; the process that it replaces may stop
+failed     the process cannot do all of its work
+restart    it was asked to restart; it serves until its supervisor has started another and stops it
+stopping   it takes no new work and ends when its work has ended; another process may start
 
-``REPLACES_PID`` names the process that a new one replaces. Both may run for a while.
+``REPLACES_PID`` is the id of the process that a new one replaces. Both may run for a while.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ logger = logging.getLogger(__name__)
 NOTIFY_FD, REPLACES_PID = "NOTIFY_FD", "REPLACES_PID"
 State = Literal["ready", "failed", "restart", "stopping"]
 
+_FIRST_DELAY_S, _MAX_DELAY_S = 0.5, 30.0
+_STABLE_S = 30.0
 _pid = os.getpid()
-"""Processes that are forked from this one have the same environment, but no supervisor."""
+"""A process that is forked from this one has the same environment, but no supervisor."""
 _is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 _has_hung_up = False
 
 
 def notify(state: State) -> bool:
-    """Write the state for the supervisor; return whether a supervisor that goes on reads it.
+    """Write the state for the supervisor; return whether a supervisor reads it.
 
-    A supervisor that stops its processes for good closes the pipe before.
+    A supervisor that stops its processes for good closes the pipe first.
     """
     descriptor = os.environ.get(NOTIFY_FD, "")
     if not descriptor.isdecimal() or os.getpid() != _pid:
@@ -47,7 +49,7 @@ def notify(state: State) -> bool:
 
 
 def notify_stopping() -> bool:
-    """Write that this process stops; return whether another is going to take its place."""
+    """Write that this process stops; return whether another process will replace it."""
     return notify("stopping") or _has_hung_up
 
 
@@ -57,7 +59,7 @@ def is_replacement() -> bool:
 
 
 def predecessor_runs() -> bool:
-    """Whether the process that this one replaces has not ended yet."""
+    """Whether the process that this one replaces still runs."""
     if not is_replacement():
         return False
     try:
@@ -68,28 +70,32 @@ def predecessor_runs() -> bool:
 
 
 def default_stop_signals(**_: Any) -> None:
-    """Have the kernel end this process at a stop signal: it does nothing yet that could be lost."""
+    """Have the kernel end this process at a stop signal: it has no work yet that could be lost.
+
+    Takes the arguments of a Celery signal.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_IGN if _ignores_hangup() else signal.SIG_DFL)
 
 
-def handle_stop_signals(drain: Callable[[], None], cut: Callable[[], None] = lambda: None) -> None:
-    """Call ``drain`` at the first SIGTERM, SIGINT or SIGHUP, and ``cut`` at a SIGINT after that.
+def handle_stop_signals(
+    drain: Callable[[], None], interrupt: Callable[[], None] = lambda: None
+) -> None:
+    """Call ``drain`` at the first SIGTERM, SIGINT or SIGHUP, and ``interrupt`` at a later SIGINT.
 
-    SIGHUP asks for a restart. Under ``serve`` the process goes on until another is ready, and gets
-    SIGTERM then. Elsewhere it ends as at SIGTERM, and what supervises it (Compose, systemd) starts
-    another. Both functions are called by the signal handler, between any two steps of the main
-    thread.
+    SIGHUP asks for a restart. Under ``serve`` the process serves until another is ready, and then
+    gets SIGTERM. Elsewhere it ends as with SIGTERM, and its supervisor (Compose, systemd) starts
+    another. The signal handler calls both functions, between any two steps of the main thread.
     """
     is_draining = False
 
     def on_signal(number: int, _frame: Any) -> None:
         nonlocal is_draining
-        global _has_hung_up  # noqa: PLW0603  # Of the process, as its signals are.
+        global _has_hung_up  # noqa: PLW0603  # Signals belong to the process.
         if is_draining:
             if number == signal.SIGINT:
-                cut()
+                interrupt()
             return
         if number == signal.SIGHUP and notify("restart"):
             return
@@ -103,22 +109,38 @@ def handle_stop_signals(drain: Callable[[], None], cut: Callable[[], None] = lam
 
 
 def _ignores_hangup() -> bool:
-    """Whether this process was started by ``nohup``, or forked by one that restarts as a whole."""
+    """Whether ``nohup`` started this process, or a process that restarts as a whole forked it."""
     return _is_nohup or os.getpid() != _pid
 
 
-def end_within(seconds: float, status: int) -> None:
+def exit_within(seconds: float, status: int) -> None:
     """End this process with ``status`` after this time, unless it has ended before.
 
-    Python waits for the threads of its pools before it exits, however long that takes, and one of
-    them may wait for a server that is frozen.
+    Python waits without a limit for the threads of its pools before it exits, and one of them may
+    wait for a frozen server.
     """
-    timer = threading.Timer(seconds, _end, (status,))
+
+    def exit_now() -> None:
+        logger.error("this process did not end by itself; a thread hangs")
+        logging.shutdown()
+        os._exit(status)
+
+    timer = threading.Timer(seconds, exit_now)
     timer.daemon = True
     timer.start()
 
 
-def _end(status: int) -> None:
-    logger.error("this process did not end by itself; a thread hangs")
-    logging.shutdown()
-    os._exit(status)
+class RestartDelay:
+    """The delays between restarts of one program; each is twice the last while it ends early."""
+
+    def __init__(self) -> None:
+        self._next_s = _FIRST_DELAY_S
+
+    def after(self, ran_s: float) -> float:
+        """Return the delay in seconds before the restart of a process that ran for ``ran_s``.
+
+        It is 0 after a run of more than 30 s, and the delays then start from the shortest.
+        """
+        delay_s = 0.0 if ran_s > _STABLE_S else self._next_s
+        self._next_s = min(max(delay_s * 2, _FIRST_DELAY_S), _MAX_DELAY_S)
+        return delay_s

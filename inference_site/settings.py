@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from inference_site import environment
 from inference_site.console import theme
-from inference_site.storage.pooled_connection import NEVER_BY_ITSELF, PooledConnection
+from inference_site.storage.postgresql import PREPARE_ONLY_ON_REQUEST, PooledConnection
 
 django_stubs_ext.monkeypatch()  # Lets Django's classes be subscripted, as the type checker wants.
 
@@ -193,9 +193,9 @@ DATABASES["default"]["OPTIONS"] = {
     "keepalives_interval": 2,
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,  # Milliseconds.
-    # Only statements that ask for it (storage/prepared.py); None would refuse those as well.
+    # Only statements that ask for it (storage/postgresql.py); None would refuse those as well.
     "prepare_threshold": (
-        NEVER_BY_ITSELF if environment.boolean("PREPARED_STATEMENTS", True) else None
+        PREPARE_ONLY_ON_REQUEST if environment.boolean("PREPARED_STATEMENTS", True) else None
     ),
     "pool": {
         "connection_class": PooledConnection,
@@ -414,14 +414,14 @@ logging.captureWarnings(LOG_FORMAT == "json")  # They too are lines of the log t
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "filters": {"facts": {"()": "inference_site.observability.log_context.AddFacts"}},
+    "filters": {"facts": {"()": "inference_site.observability.logs.AddLogFields"}},
     "formatters": {
         "line": {
-            "()": "inference_site.observability.log_context.LineFormatter",
+            "()": "inference_site.observability.logs.LineFormatter",
             "format": "%(asctime)s %(levelname)s %(name)s: %(message)s",
         },
         "json": {
-            "()": "inference_site.observability.log_context.ObjectFormatter",
+            "()": "inference_site.observability.logs.JsonLineFormatter",
             "format": "%(levelname)s %(name)s %(message)s",
             "rename_fields": {"levelname": "level", "name": "logger"},
             "timestamp": "time",

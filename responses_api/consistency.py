@@ -13,8 +13,7 @@ from typing import Any
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from inference_site.generations.models import TERMINAL, Generation, Status
-from inference_site.storage.connections import impatient_transaction
-from inference_site.storage.repeated import repeated
+from inference_site.storage.postgresql import cached_sql, transaction_with_timeouts
 from inference_site.streams.batches import Sent
 from responses_api.models import ENDED, Conversation, ResponseStatus, StoredResponse
 
@@ -37,12 +36,12 @@ def mend() -> None:
         _unlock(pk)
 
 
-@repeated
+@cached_sql
 def _read_open_responses() -> QuerySet[Any, Any]:
     return _open_responses().values_list("public_id")[:_BATCH]
 
 
-@repeated
+@cached_sql
 def _read_stale_locks() -> QuerySet[Any, Any]:
     return _stale_locks().values_list("pk")[:_BATCH]
 
@@ -62,7 +61,7 @@ def _running(public_id: OuterRef) -> QuerySet[Generation]:
     return Generation.objects.filter(public_id=public_id).exclude(status__in=TERMINAL)
 
 
-@impatient_transaction()
+@transaction_with_timeouts()
 def _end(public_id: str) -> None:
     """End a response, whose output is lost, as cancelled or failed."""
     # Imported here, because beat hardly ever needs these.
@@ -82,7 +81,7 @@ def _end(public_id: str) -> None:
     store_result(public_id, status, assembler, None)
 
 
-@impatient_transaction()
+@transaction_with_timeouts()
 def _unlock(pk: int) -> None:
     """Remove a lock, unless another response has taken it meanwhile."""
     found = Conversation.objects.select_for_update().filter(pk=pk).first()

@@ -16,8 +16,7 @@ from django.db.models import QuerySet, TextField
 from django.db.models.functions import Cast
 
 from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
-from inference_site.storage.connections import end_if_still
-from inference_site.storage.prepared import execute_prepared
+from inference_site.storage.postgresql import end_transaction_if_idle, execute_prepared
 from inference_site.submission.context_bound import ContextBound
 from responses_api.items import IdentifiedItem, ItemData, is_instruction, new_items, size_of
 from responses_api.models import ENDED, Conversation, Item, StoredResponse
@@ -242,7 +241,7 @@ def find_conversation(
             code="invalid_value",
         )
     if lock:
-        end_if_still()
+        end_transaction_if_idle()
     rows = Conversation.objects.select_for_update() if lock else Conversation.objects
     found = rows.filter(project_id=project_id, public_id=public_id, deleted_at=None).first()
     if found is None:

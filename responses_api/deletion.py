@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from inference_site.accounts.models import retention_cutoffs
 from inference_site.idempotency.models import forget_answer
-from inference_site.storage.connections import end_if_still
+from inference_site.storage.postgresql import end_transaction_if_idle
 from inference_site.streams.request_documents import drop_document
 from responses_api.models import ENDED, Conversation, Item, StoredResponse
 
@@ -58,7 +58,7 @@ def _lock(pk: int) -> StoredResponse | None:
 
 
 def _lock_conversation(pk: int) -> Conversation | None:
-    end_if_still()
+    end_transaction_if_idle()
     return Conversation.objects.select_for_update().filter(pk=pk).first()
 
 

@@ -13,9 +13,13 @@ from typing import Any
 
 from inference_site.domain import messages as domain
 from inference_site.domain import request
-from inference_site.domain.custom_tools import custom_arguments, custom_tool
 from inference_site.domain.messages import Message, ToolCall
-from inference_site.domain.request import Constraint, GenerationRequest
+from inference_site.domain.request import (
+    Constraint,
+    GenerationRequest,
+    custom_arguments,
+    custom_tool,
+)
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.request_fields.capabilities import require_fields, require_media
 from inference_site.request_fields.constraint import (

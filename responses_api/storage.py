@@ -13,9 +13,8 @@ from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.gateway.handoff import Wait
 from inference_site.generations.kinds import Assembler
 from inference_site.generations.models import TERMINAL, Generation
-from inference_site.storage.connections import end_if_still
-from inference_site.storage.content_field import storable
-from inference_site.storage.prepared import execute_prepared
+from inference_site.storage.fields import replace_nul
+from inference_site.storage.postgresql import end_transaction_if_idle, execute_prepared
 from inference_site.streams.request_documents import ToStore
 from responses_api.assembler import ResponseAssembler
 from responses_api.context import Context, conversation_not_found, previous_not_found
@@ -126,7 +125,7 @@ def _lock(conversation: Conversation, response_id: str) -> None:
     # Two statements, because each sees what was committed before it began. One statement that waits
     # for the row would read the generations as they were before the wait.
     rows = Conversation.objects.filter(pk=conversation.pk, deleted_at=None)
-    end_if_still()
+    end_transaction_if_idle()
     found = rows.select_for_update().first()
     if found is None:
         raise conversation_not_found(conversation.public_id, "conversation")
@@ -185,4 +184,4 @@ def _item_parameters(items: Sequence[IdentifiedItem]) -> dict[str, list[str]]:
 
 
 def _json(content: Any) -> str:
-    return orjson.dumps(storable(content)).decode()
+    return orjson.dumps(replace_nul(content)).decode()

@@ -21,7 +21,7 @@ from pydantic_core import to_json
 
 from inference_site.errors.api_errors import NotFoundError
 from inference_site.generations.models import Generation, Status
-from inference_site.storage.prepared import execute_prepared
+from inference_site.storage.postgresql import execute_prepared
 from inference_site.streams.batches import Batch, Ending, Sent, StoredStream, sent_so_far
 from inference_site.streams.event_log import read_log
 from responses_api import events

@@ -7,7 +7,7 @@ import logging
 from celery import shared_task
 
 from inference_site.generations.wake_ups import GENERATE_TASK
-from inference_site.storage.connections import DATABASE_UNAVAILABLE, lent_connection
+from inference_site.storage.postgresql import DATABASE_UNAVAILABLE, release_connection_after
 from worker.runtime.process import current_runtime
 from worker.runtime.wake_up_consumer import AT_ONCE, LISTEN_TASK, NOTED
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 def generate(model: str) -> None:
     """Run waiting generations of a model. If PostgreSQL is down, maintenance sends a wake-up."""
     try:
-        with lent_connection():  # Hooks of the operator may have used the database.
+        with release_connection_after():  # Hooks of the operator may have used the database.
             current_runtime().serve(model)
     except DATABASE_UNAVAILABLE as exc:
         logger.warning("cannot claim for %s: %s", model, exc)

@@ -41,7 +41,7 @@ from inference_site.errors.api_errors import (
 from inference_site.fleet import fleet
 from inference_site.gateway.handoff import Feed, hand_feed
 from inference_site.model_store.models import MOST_UNFINISHED, Pull, PullState, TooManyPulls
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.postgresql import release_connection_after
 from inference_site.streams.batches import Ending
 from inference_site.submission.model_access import may_use
 
@@ -167,7 +167,7 @@ class _FollowedPull:
     def look(self) -> bytes | Ending:
         """Return the line that says how the pull is now, or how it has ended."""
         try:
-            with lent_connection():
+            with release_connection_after():
                 pull = Pull.objects.get(pk=self._pk)
         except django.db.Error:  # PostgreSQL is away; the pull goes on.
             return self._line

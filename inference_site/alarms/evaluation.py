@@ -30,8 +30,8 @@ from inference_site.alarms.models import Alarm, Notice, Recipient, Rule, RuleKin
 from inference_site.fleet.leases import ModelState, live_workers
 from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import new_id
-from inference_site.storage.redis_clients import all_clients, memory_of
-from inference_site.storage.repeated import repeated
+from inference_site.storage.postgresql import cached_sql
+from inference_site.storage.redis import all_clients, memory_of
 from inference_site.usage.histograms import percentile
 from inference_site.usage.models import Measure, Period
 from inference_site.usage.queries import (
@@ -81,7 +81,7 @@ def evaluate() -> None:
             _raise_and_resolve(rule, findings, now)
 
 
-@repeated
+@cached_sql
 def _is_any_firing() -> QuerySet[Any, Any]:
     return Alarm.objects.filter(resolved_at=None).values_list("pk").order_by()[:1]
 
@@ -160,7 +160,7 @@ def _long_queues(min_wait_s: float) -> Iterator[tuple[str, str]]:
             yield model, f"{count} requests for {model} wait, the oldest for {duration(waited_s)}"
 
 
-@repeated
+@cached_sql
 def _queued() -> QuerySet[Any, Any]:
     rows = Generation.objects.filter(status=Status.QUEUED).values_list("model").order_by()
     return rows.annotate(Count("pk"), Min("created_at"))
@@ -234,7 +234,7 @@ def _budget_spent(rule: Rule) -> Iterator[Finding]:
             yield Finding(f"budget {budget.pk} from {spend.start}", text)
 
 
-@repeated
+@cached_sql
 def _spends_above(
     min_percent: float, starts: tuple[tuple[str, dt.date], ...]
 ) -> QuerySet[Any, Any]:

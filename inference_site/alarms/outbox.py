@@ -29,7 +29,7 @@ from django.utils import timezone
 
 from inference_site.alarms.models import Notice, Recipient
 from inference_site.domain.addresses import is_public
-from inference_site.storage.repeated import repeated
+from inference_site.storage.postgresql import cached_sql
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def _claim() -> Notice | None:
     return notice
 
 
-@repeated
+@cached_sql
 def _is_any_due() -> QuerySet[Any, Any]:
     return Notice.objects.filter(next_at__lte=Now()).values_list("pk").order_by()[:1]
 

@@ -13,7 +13,7 @@ from inference_site.accounts.keys import cached_caller, read_secret
 from inference_site.api.authentication import KeyAuthentication
 from inference_site.errors.api_errors import ApiError, UnsupportedMediaError
 from inference_site.gateway.head import Head, length_of_body, resolve_cached
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.postgresql import release_connection_after
 
 
 def check_head(scope: dict[str, Any]) -> Head:
@@ -46,7 +46,7 @@ def check_head(scope: dict[str, Any]) -> Head:
         """Raise the errors of the view's authentication; it may query the database."""
         bodiless = [(key, value) for key, value in scope["headers"] if key != b"content-length"]
         request = ASGIRequest({**scope, "headers": bodiless}, io.BytesIO())
-        with lent_connection():
+        with release_connection_after():
             _ = view().initialize_request(request).user
 
     check = None if needs_key and is_fresh else authenticate

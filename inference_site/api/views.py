@@ -17,7 +17,7 @@ from inference_site.api.authentication import caller_of
 from inference_site.errors.api_errors import MethodNotAllowedError
 from inference_site.errors.exceptions import api_error, log_error
 from inference_site.idempotency.requests import HEADER, answer_once
-from inference_site.observability.log_context import note
+from inference_site.observability.logs import add_log_fields
 
 _SELF_REFERENCES = ("head", "post", "response")
 """Attributes of a view that refer back to it: set by Django, by ``initial`` below, and by DRF."""
@@ -78,7 +78,7 @@ def exception_handler(exc: Exception, context: dict[str, Any]) -> Response:
     error = api_error(exc)
     request = context["request"]._request
     log_error(request, exc, error)
-    note(error_code=error.code or error.type)
+    add_log_fields(error_code=error.code or error.type)
     headers = dict(error.headers)
     if isinstance(error, MethodNotAllowedError):
         headers["Allow"] = ", ".join(context["view"].allowed_methods)

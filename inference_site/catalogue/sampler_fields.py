@@ -1,6 +1,6 @@
 """Sampler settings and their bounds, as requests, entries and ``SAMPLING`` write them.
 
-The names are those of ``domain.sampling.Sampling``, which holds the parsed values.
+The names are those of ``domain.request.Sampling``, which holds the parsed values.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field
 
 from inference_site.catalogue.operator_settings import OperatorSettings
-from inference_site.domain.sampling import Sampling
+from inference_site.domain.request import Sampling
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]

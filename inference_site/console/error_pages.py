@@ -17,7 +17,7 @@ from django.views import defaults
 from django.views.csrf import csrf_failure as plain_csrf_failure
 
 from inference_site.errors.api_errors import RETRY_AFTER_S
-from inference_site.storage.connections import DATABASE_UNAVAILABLE
+from inference_site.storage.postgresql import DATABASE_UNAVAILABLE
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:

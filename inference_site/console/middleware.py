@@ -10,7 +10,7 @@ from django.conf import settings
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from inference_site.storage.pooled_connection import statements_within
+from inference_site.storage.postgresql import statement_timeout
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase]
 
@@ -26,7 +26,7 @@ def long_statements(get_response: GetResponse) -> GetResponse:
     """Give the SQL statements of a page ``DATABASE_LONG_TIMEOUT_S``."""
 
     def respond(request: HttpRequest) -> HttpResponseBase:
-        with statements_within(settings.DATABASE_LONG_TIMEOUT_S):
+        with statement_timeout(settings.DATABASE_LONG_TIMEOUT_S):
             return get_response(request)
 
     return respond

@@ -1,1 +1,1 @@
-"""The checks of ``manage.py doctor``; only that command imports them."""
+"""The checks of ``manage.py doctor``."""

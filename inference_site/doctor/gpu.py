@@ -1,7 +1,7 @@
 """``manage.py doctor --gpu``: the wheel that this host needs, and the layers that fit on its GPUs.
 
-The drivers are asked by their own programs, and llama.cpp in a process of its own: a library that
-does not fit the driver may end the process that loads it.
+The programs of the drivers are run, and llama.cpp is loaded in another process: a library that does
+not match the driver may crash the process that loads it.
 """
 
 from __future__ import annotations
@@ -19,22 +19,26 @@ from pathlib import Path
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.memory import layers_that_fit
-from inference_site.doctor.finding import Finding, Level, judged
+from inference_site.doctor.checks import Finding, Level, graded
 
 Version = tuple[int, ...]
 _GIB, _MIB = 2**30, 2**20
-_WAIT_S = 60.0
+_TIMEOUT_S = 60.0
 _GLIBC = (2, 35)
 """The wheels for CUDA and ROCm are built against it."""
-_INDEX = "https://xorbitsai.github.io/xllamacpp/whl/"
+_INDEX_URL = "https://xorbitsai.github.io/xllamacpp/whl/"
 _CUDA: tuple[tuple[str, Version, Version], ...] = (
     ("cu132", (13, 2), (7, 5)),  # From Turing on.
     ("cu128", (12, 8), (5, 0)),  # From Maxwell on.
 )
-"""The wheels for CUDA, best first: the CUDA version and the compute capability that each needs."""
+"""The wheels for CUDA, best first, with the CUDA version and compute capability that each needs."""
 _ROCM: tuple[tuple[str, Version], ...] = (("rocm-7.2.4", (7, 2, 4)), ("rocm-6.4.1", (6, 4, 1)))
 _ROCM_VERSION = Path("/opt/rocm/.info/version")
-_DEVICES = """
+_QUERY = (
+    "--query-gpu=name,memory.total,memory.free,compute_cap",
+    "--format=csv,noheader,nounits",
+)
+_PRINT_DEVICES = """
 import json, xllamacpp
 print(json.dumps([
     [d["name"], d["type"].name, d["memory_total"], d["memory_free"]]
@@ -54,7 +58,7 @@ class Gpu:
 
 
 def check_gpus() -> Iterator[Finding]:
-    """Check driver, wheel and models, in the order in which one needs the other."""
+    """Check the driver, the wheel and the models, in this order: each needs the one before."""
     gpus = nvidia_gpus()
     wheel = cuda_wheel(gpus) if gpus else rocm_wheel()
     if gpus:
@@ -75,7 +79,7 @@ def check_gpus() -> Iterator[Finding]:
 
 
 def nvidia_gpus() -> list[Gpu]:
-    """Return NVIDIA's GPUs, as ``nvidia-smi`` lists them; none without the program."""
+    """Return the GPUs that ``nvidia-smi`` lists; none without the program."""
     text = _output("nvidia-smi", *_QUERY)
     rows = (line.split(", ") for line in text.splitlines() if line.count(", ") == 3)
     return [
@@ -85,40 +89,34 @@ def nvidia_gpus() -> list[Gpu]:
     ]
 
 
-_QUERY = (
-    "--query-gpu=name,memory.total,memory.free,compute_cap",
-    "--format=csv,noheader,nounits",
-)
-
-
 def cuda_version() -> Version:
-    """Return the newest CUDA version that the driver supports; nothing if it does not say."""
+    """Return the newest CUDA version that the driver supports; empty if it is unknown."""
     found = re.search(r"CUDA Version\s*:\s*(\d+)\.(\d+)", _output("nvidia-smi"))
     return () if found is None else (int(found[1]), int(found[2]))
 
 
 def cuda_wheel(gpus: list[Gpu]) -> str:
-    """Return the name of the index whose wheel fits the driver and all GPUs; else nothing."""
+    """Return the index name of the best wheel for the driver and all GPUs; empty if none fits."""
     cuda, oldest = cuda_version(), min((gpu.capability for gpu in gpus), default=())
     fitting = (name for name, needs, capable in _CUDA if cuda >= needs and oldest >= capable)
     return next(fitting, "")
 
 
 def rocm_wheel() -> str:
-    """Return the name of the index whose wheel fits the ROCm of this host; nothing if none does."""
+    """Return the index name of the best wheel for this host's ROCm; empty if none fits."""
     installed = _version(_rocm_text())
     return next((name for name, needs in _ROCM if installed >= needs), "")
 
 
 def install_command(index: str) -> str:
-    """Return the command that replaces the wheel by that of an index, in the same version."""
+    """Return the command that replaces the wheel by the same version from another index."""
     try:
         pinned = f"=={version('xllamacpp')}"
     except PackageNotFoundError:
         pinned = ""
     return (
         f"{sys.executable} -m pip install xllamacpp{pinned} --force-reinstall --no-deps "
-        f"--index-url {_INDEX}{index}"
+        f"--index-url {_INDEX_URL}{index}"
     )
 
 
@@ -131,7 +129,7 @@ def _driver_findings(gpus: list[Gpu], wheel: str) -> Iterator[Finding]:
             f"{gpu.name}, compute capability {'.'.join(map(str, gpu.capability))}: "
             f"{gpu.free_bytes / _GIB:,.1f} of {gpu.total_bytes / _GIB:,.1f} GiB free",
         )
-    yield judged(
+    yield graded(
         "driver",
         f"CUDA {cuda}",
         "The wheels need a driver for CUDA 12.8 and GPUs from Maxwell on: update the driver, or "
@@ -143,7 +141,7 @@ def _driver_findings(gpus: list[Gpu], wheel: str) -> Iterator[Finding]:
 def _library_findings(wheel: str, devices: list[Gpu] | None) -> Iterator[Finding]:
     if wheel:
         name, _, libc = " ".join(platform.libc_ver()).partition(" ")
-        yield judged(
+        yield graded(
             "C library",
             f"{name} {libc}",
             f"The wheel {wheel} needs glibc 2.35: Ubuntu 22.04, Debian 12 or newer.",
@@ -151,7 +149,7 @@ def _library_findings(wheel: str, devices: list[Gpu] | None) -> Iterator[Finding
         )
     named = ", ".join(gpu.name for gpu in devices or ()) or "no GPU"
     fix = f"Install the wheel for it: {install_command(wheel)}" if wheel else ""
-    yield judged(
+    yield graded(
         "llama.cpp",
         "it cannot be loaded" if devices is None else f"the installed wheel sees {named}",
         fix or "Install the extra llama-cpp, or a wheel for the GPU (docs/engines.md).",
@@ -162,7 +160,7 @@ def _library_findings(wheel: str, devices: list[Gpu] | None) -> Iterator[Finding
 
 def library_gpus() -> list[Gpu] | None:
     """Return the GPUs that the installed llama.cpp sees; None if it cannot be loaded."""
-    text = _output(sys.executable, "-c", _DEVICES)
+    text = _output(sys.executable, "-c", _PRINT_DEVICES)
     try:
         found = json.loads(text.splitlines()[-1])
     except (IndexError, ValueError):
@@ -171,7 +169,7 @@ def library_gpus() -> list[Gpu] | None:
 
 
 def _model_findings(gpus: list[Gpu]) -> Iterator[Finding]:
-    """Say of each model how many layers fit, if it is alone on the GPUs."""
+    """Report how many layers of each model fit on the GPUs, without other models."""
     free = sum(gpu.free_bytes for gpu in gpus)
     for spec in catalogue().models.values():
         if spec.engine != "llama_cpp" or spec.file is None or not free:
@@ -182,7 +180,7 @@ def _model_findings(gpus: list[Gpu]) -> Iterator[Finding]:
             yield Finding(Level.FAIL, spec.id, f"its file cannot be read: {exc}", "Pull it again.")
             continue
         wanted = fit.layers if spec.gpu_layers < 0 else min(spec.gpu_layers, fit.all_layers)
-        yield judged(
+        yield graded(
             spec.id,
             f"{fit.layers} of {fit.all_layers} layers fit: all take about "
             f"{fit.all_bytes / _GIB:,.2f} of {free / _GIB:,.2f} GiB that are free",
@@ -205,13 +203,13 @@ def _version(text: str) -> Version:
 
 
 def _output(program: str, *arguments: str) -> str:
-    """Return what a program prints; nothing if it is not there, fails, or takes too long."""
+    """Return what a program prints; empty if it is missing, fails, or takes too long."""
     path = shutil.which(program)
     if path is None:
         return ""
     try:
         done = subprocess.run(
-            [path, *arguments], capture_output=True, text=True, check=True, timeout=_WAIT_S
+            [path, *arguments], capture_output=True, text=True, check=True, timeout=_TIMEOUT_S
         )
     except (OSError, subprocess.SubprocessError):
         return ""

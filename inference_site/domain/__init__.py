@@ -1,1 +1,1 @@
-"""Frozen values of one generation, without I/O; everything may import them."""
+"""Frozen values of a generation, without I/O."""

@@ -1,5 +1,4 @@
-"""Which addresses are public, and which hosts are listed: what strangers name is connected to at
-these only."""
+"""Which addresses the site may connect to when clients or users choose the host."""
 
 from __future__ import annotations
 
@@ -7,19 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
-_GLOBAL_UNICAST = IPv6Network("2000::/3")  # All that IANA has given out so far.
+_GLOBAL_UNICAST = IPv6Network("2000::/3")  # All that IANA has allocated so far.
 _NAT64 = IPv6Network("64:ff9b::/96")  # RFC 6052: the last 32 bits are an IPv4 address.
 _SPECIAL = (
     IPv4Network("192.0.0.0/24"),  # Protocol assignments; some Pythons know only a part of it.
-    IPv4Network("192.88.99.0/24"),  # Relays of 6to4, which are no more.
-    IPv4Network("168.63.129.16/32"),  # Where Azure's machines reach the host they run on.
+    IPv4Network("192.88.99.0/24"),  # Relays of 6to4, which is deprecated.
+    IPv4Network("168.63.129.16/32"),  # The host of a virtual machine, in Azure.
     IPv6Network("3fff::/20"),  # Documentation, since 2024.
 )
-"""Addresses that Python's tables, by their age, may count as global."""
+"""Addresses that older versions of Python count as global."""
 
 
 def is_public(address: str) -> bool:
-    """Return whether this IP address is anybody's on the internet, also one inside another."""
+    """Return whether this IP address is public, or embeds a public IPv4 address."""
     ip = ip_address(address)
     if isinstance(ip, IPv4Address):
         return _is_public_v4(ip)
@@ -39,9 +38,9 @@ def _is_special(ip: IPv4Address | IPv6Address) -> bool:
 
 
 def _embedded(ip: IPv6Address) -> IPv4Address | None:
-    """Return the IPv4 address that packets to this one end at.
+    """Return the IPv4 address to which packets for this address are sent, if there is one.
 
-    Teredo is missing: none of its addresses count as global.
+    Teredo is not decoded, because none of its addresses count as global.
     """
     if ip in _NAT64:
         return IPv4Address(int(ip) & 0xFFFFFFFF)
@@ -49,23 +48,18 @@ def _embedded(ip: IPv6Address) -> IPv4Address | None:
 
 
 def is_listed(host: str, allowed: Sequence[str]) -> bool:
-    """Return whether the host is one of these; ``.example.org`` is also all names below it."""
+    """Return whether the host is in the list; ``.example.org`` includes all names below it."""
     name = host.lower().rstrip(".")
-    return any(_matches(name, pattern.lower().rstrip(".")) for pattern in allowed)
-
-
-def _matches(name: str, pattern: str) -> bool:
-    if pattern.startswith("."):
-        return name.endswith(pattern) or name == pattern[1:]
-    return name == pattern
+    patterns = [pattern.lower().rstrip(".") for pattern in allowed]
+    return any(
+        name == pattern.removeprefix(".") or (pattern.startswith(".") and name.endswith(pattern))
+        for pattern in patterns
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedAddresses:
-    """What may be connected to: public addresses, these networks, and any address of these hosts.
-
-    Hosts are as ``is_listed`` takes them.
-    """
+    """Public addresses, these networks, and every address of these hosts (see ``is_listed``)."""
 
     hosts: tuple[str, ...] = ()
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
@@ -79,10 +73,9 @@ class AllowedAddresses:
         return any(target in network for network in self.networks)
 
     def may_name(self, host: str) -> bool:
-        """Return whether an entry may have this host: a number must be an allowed address.
+        """Return whether an entry may contain this host: an IP address must be allowed.
 
-        The addresses of names are looked at when they are connected to, but for those of the
-        machine itself.
+        Names are resolved and checked when the site connects, except those of this machine.
         """
         host = host.strip("[]")
         try:

@@ -1,4 +1,4 @@
-"""What an engine feeds into its sink: pieces of the answer, ends of choices, token counts."""
+"""Deltas: pieces of the answers, ends of choices and token counts, which engines feed to a sink."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 class TokenLogprob:
     """A token and the natural logarithm of its probability.
 
-    ``logprob`` is NaN for the first token of a prompt, which nothing comes before.
-    ``text_bytes`` is the token's part of the UTF-8 text, which may end inside a character.
-    ``top`` holds the likeliest tokens at this place, best first; those have no ``top`` themselves.
-    ``id`` is None where the engine does not tell it.
+    ``logprob`` is NaN for the first token of a prompt. ``text_bytes`` is the token's part of the
+    UTF-8 text, which may end inside a character. ``top`` has the likeliest tokens at this position,
+    best first, without a ``top`` of their own. ``id`` is None if the engine does not report it.
     """
 
     token: str
@@ -36,7 +35,7 @@ class TokenLogprob:
 class TextDelta:
     """A piece of the answer's text; never splits a Unicode character.
 
-    ``logprobs`` are those of the tokens it is made of, when they were asked for.
+    ``logprobs`` are those of its tokens, if they were requested.
     """
 
     text: str
@@ -54,10 +53,10 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of a tool call. The first of a call has its id and name; the later ones have none.
+    """A piece of a tool call. Only the first piece of a call has its id and name.
 
-    ``call`` numbers the calls of one choice from 0; the pieces of ``arguments`` add up to JSON, or
-    to the text of a call that ``is_custom``.
+    ``call`` numbers the calls of one choice from 0. The ``arguments`` of all pieces together are
+    JSON, or the text of a call of a custom tool (``is_custom``).
     """
 
     call: int
@@ -70,7 +69,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingDelta:
-    """The embedding of one prompt: little-endian 32-bit floats, of length 1 as a vector."""
+    """The embedding of one prompt: little-endian 32-bit floats, a vector of length 1."""
 
     vector: bytes
     index: int = 0
@@ -78,7 +77,7 @@ class EmbeddingDelta:
 
 @dataclass(frozen=True, slots=True)
 class TokensDelta:
-    """The token ids of one prompt; ``texts`` are theirs, if they were asked for."""
+    """The token ids of one prompt, and the tokens' ``texts`` if they were requested."""
 
     ids: tuple[int, ...]
     index: int = 0
@@ -87,10 +86,10 @@ class TokensDelta:
 
 @dataclass(frozen=True, slots=True)
 class RankedLogprob:
-    """A token that a prompt has, or could have had, at one place (vLLM's ``Logprob``).
+    """A token of a prompt, or one of the likeliest tokens at its position (vLLM's ``Logprob``).
 
     ``logprob`` is the natural logarithm of its probability. ``rank`` is 1 for the likeliest token,
-    and None for a token that is not among the likeliest ones that were asked for.
+    and None for a token that is not among the requested number of likeliest tokens.
     """
 
     logprob: float
@@ -102,8 +101,8 @@ class RankedLogprob:
 class PromptTokens:
     """The token ids of the prompt of one choice.
 
-    ``logprobs``, if they were asked for, has an entry for each token: the token itself and the
-    likeliest ones at its place, by their ids. The first token has None.
+    ``logprobs``, if they were requested, has an entry for each token: the token itself and the
+    likeliest tokens at its position, by their ids. The entry of the first token is None.
     """
 
     ids: tuple[int, ...]
@@ -113,9 +112,9 @@ class PromptTokens:
 
 @dataclass(frozen=True, slots=True)
 class AnswerTokens:
-    """Token ids of the answer of one choice, in their order; the deltas after it have their text.
+    """Token ids of the answer of one choice, in order; the deltas that follow have their text.
 
-    All tokens are named: those of thoughts and calls, and the one that ends the answer.
+    Tokens of reasoning and calls are included, and the token that ends the answer.
     """
 
     ids: tuple[int, ...]
@@ -124,7 +123,7 @@ class AnswerTokens:
 
 @dataclass(frozen=True, slots=True)
 class PromptDelta:
-    """The prompt that a chat comes to, and its tokens."""
+    """The prompt that the chat template renders from the messages, and its tokens."""
 
     text: str
     tokens: tuple[int, ...]
@@ -144,7 +143,7 @@ class PromptProgress:
 class Finish:
     """The end of one choice; each choice has exactly one.
 
-    ``stop`` is the stop text, or the stop token's id, that ended it, if one did.
+    ``stop`` is the stop text or the id of the stop token that ended it, if one did.
     """
 
     reason: FinishReason
@@ -156,7 +155,7 @@ class Finish:
 class Usage:
     """Token counts of the served model's tokenizer: cached ⊂ input, reasoning ⊂ output.
 
-    ``prefill_ms`` is the time spent on the prompts, ``decode_ms`` that on the longest answer.
+    ``prefill_ms`` is the time for the prompts, ``decode_ms`` the time for the longest answer.
     """
 
     input_tokens: int = 0
@@ -180,15 +179,16 @@ Delta = (
     | Finish
     | Usage
 )
-"""What an engine feeds into its sink: pieces, one ``Finish`` a choice, and ``Usage`` last.
+"""What an engine feeds to its sink: pieces, one ``Finish`` for each choice, and ``Usage`` last.
 
-``Usage`` may also come earlier, as a running count; each replaces the one before. A generation that
-is stopped before its end is accounted by the last one seen, or by its pieces if they are more.
+``Usage`` may also come earlier, as a running count; each replaces the last. A generation that is
+stopped before its end is charged for the last ``Usage``, or for the number of its pieces if that is
+higher.
 """
 
 
 def is_output(delta: Delta) -> bool:
-    """Whether this is a piece of an answer, which a token at least was made for."""
+    """Whether this is a piece of an answer, for which at least one token was generated."""
     if isinstance(delta, ToolCallDelta):
         return bool(delta.arguments)
     return isinstance(delta, TextDelta | ReasoningDelta)

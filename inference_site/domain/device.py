@@ -1,4 +1,4 @@
-"""What holds weights: a GPU, or the memory of a host."""
+"""Devices that hold the weights of models."""
 
 from __future__ import annotations
 

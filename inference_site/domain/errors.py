@@ -1,31 +1,31 @@
-"""What can go wrong with a generation, inside its engine and outside of it.
+"""Errors of a generation, inside its engine and outside of it.
 
     EngineError
-    ├── InvalidRequest            the request cannot be served as it stands (the client's fault)
+    ├── InvalidRequest              the request is invalid (the client's fault)
     │   ├── ContextLengthExceeded
-    │   └── RequestTooLarge       more than a project may hold
-    ├── GenerationFailed          the library failed while generating
-    │   └── ConnectionLost        the model's server went away in the middle of the answer
-    └── EngineUnavailable         nothing can be run now; try again
-        ├── EngineLoadError       the model could not be loaded; names the file and the reason
-        ├── RateLimited           the engine accepts no more requests now
-        ├── ModelServerAway       the model's server went away before the answer; it may come back
-        ├── DocumentLost          the request was lost with the Redis that held it
-        ├── StreamLost            the answer could not be sent on
-        ├── ShuttingDown          the worker was stopped before the end
-        ├── WorkerLost            the worker died
-        ├── ModelServerLost       the process of the model died
-        ├── Cancelled             its client, or another sending of it, has cancelled it
-        ├── QueueFull             too many requests wait for this model
-        ├── ProjectQueueFull      too many of them are of this project
-        ├── RedisFull             no room for another request
-        ├── ProjectQuotaReached   the project's requests and streams take too much room
-        ├── QueueTimeout          waited too long for a slot
-        ├── ModelLoading          waited too long for its model to be loaded
-        └── ModelGone             the site does not have its model any more
+    │   └── RequestTooLarge         larger than the quota of a project
+    ├── GenerationFailed            the library failed while generating
+    │   └── ConnectionLost          the model's server disconnected during the answer
+    └── EngineUnavailable           the engine cannot run requests now; try again
+        ├── EngineLoadError         the model could not be loaded; names the file and the reason
+        ├── RateLimited             the engine accepts no more requests now
+        ├── ModelServerUnreachable  the model's server does not answer; it may come back
+        ├── DocumentLost            the request was lost with the Redis that held it
+        ├── StreamLost              the answer could not be streamed
+        ├── ShuttingDown            the worker was stopped during the answer
+        ├── WorkerLost              the worker died
+        ├── ModelServerLost         the process of the model died
+        ├── Cancelled               its client, or a repetition of the request, cancelled it
+        ├── QueueFull               too many requests wait for this model
+        ├── ProjectQueueFull        this project has too many of them
+        ├── RedisFull               no room for another request
+        ├── ProjectQuotaReached     the project's requests and streams use too much memory
+        ├── QueueTimeout            waited too long for a slot
+        ├── ModelLoading            waited too long for its model to be loaded
+        └── ModelRemoved            the model was removed from the site
 
-    StoppedByOperator             an operator stopped it before it ran
-    HookFailed                    a hook of the operator failed; the site's fault
+    StoppedByOperator               an operator stopped it before it ran
+    HookFailed                      a hook of the operator failed (the site's fault)
 
 The message of ``DocumentLost`` and the classes below it is their docstring.
 """
@@ -48,7 +48,7 @@ class InvalidRequest(EngineError):
 class ContextLengthExceeded(InvalidRequest):
     """The prompt leaves no room in the model's context. Both counts are tokens.
 
-    The number of the prompt's tokens ``is_estimated`` when they were not all counted.
+    ``is_estimated``: the number of the prompt's tokens was not counted exactly.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ContextLengthExceeded(InvalidRequest):
         self.is_estimated = is_estimated
 
     def of(self, param: str) -> ContextLengthExceeded:
-        """Return the same error, naming another field of the request."""
+        """Return the same error for another field of the request."""
         return ContextLengthExceeded(
             self.context_length, self.input_tokens, param, is_estimated=self.is_estimated
         )
@@ -92,15 +92,15 @@ class GenerationFailed(EngineError):
 
 
 class ConnectionLost(GenerationFailed):
-    """The model's server went away in the middle of the answer."""
+    """The model's server disconnected during the answer."""
 
     is_suspect = True
 
 
 class EngineUnavailable(EngineError):
-    """The engine cannot run anything now; another time, or another worker, may.
+    """The engine cannot run requests now; it may later, or another worker may.
 
-    ``retry_after_s`` is when, in seconds from now, if the engine knows.
+    ``retry_after_s`` is the time in seconds after which to try again, if the engine knows it.
     """
 
     def __init__(self, message: str | None = None, retry_after_s: int | None = None) -> None:
@@ -116,11 +116,11 @@ class RateLimited(EngineUnavailable):
     """The engine accepts no more requests now."""
 
 
-class ModelServerAway(EngineUnavailable):
+class ModelServerUnreachable(EngineUnavailable):
     """The server of the model does not answer. Please try again later."""
 
     def __init__(self, message: str | None = None, *, is_suspect: bool = False) -> None:
-        """``is_suspect``: it had the request, which may be why it went."""
+        """``is_suspect``: the server had the request, which may have crashed it."""
         super().__init__(message or self.__doc__)
         self.is_suspect = is_suspect
 
@@ -158,7 +158,7 @@ class ModelServerLost(_Documented):
     """The process of the model ended before the answer was complete. Please try again."""
 
     def __init__(self, *, is_suspect: bool) -> None:
-        """``is_suspect``: what ran may be why the process has ended; nobody has ended it."""
+        """``is_suspect``: the process crashed, possibly because of the running request."""
         super().__init__()
         self.is_suspect = is_suspect
 
@@ -191,5 +191,5 @@ class ModelLoading(_Documented):
     """The model is still being loaded. Please try again later."""
 
 
-class ModelGone(_Documented):
+class ModelRemoved(_Documented):
     """The model was removed from this site while the request waited for it."""

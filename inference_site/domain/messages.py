@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,7 +38,7 @@ class ImagePart:
 
 @dataclass(frozen=True, slots=True)
 class AudioPart:
-    """A sound, as base64 of a file of this format."""
+    """Audio: a file of this format, in base64."""
 
     audio: str
     format: Literal["wav", "mp3"]
@@ -52,8 +53,8 @@ class Message:
     """One turn of the conversation, as the model's chat template receives it.
 
     A turn with media has ``parts``, in order, and no ``text``. Otherwise ``text`` is None only for
-    an assistant turn that made calls and said nothing. A turn of the role ``tool`` answers the
-    call with the id ``tool_call_id``. ``reasoning`` is what came before an assistant's answer.
+    an assistant turn with calls and no text. A turn of the role ``tool`` is the result of the call
+    ``tool_call_id``. ``reasoning`` is the assistant's reasoning before its answer.
     """
 
     role: Role
@@ -66,6 +67,31 @@ class Message:
 
     @property
     def all_text(self) -> str:
-        """Its text, or the texts between its media."""
+        """The text of the turn, or the texts between its media."""
         texts = (part.text for part in self.parts if isinstance(part, TextPart))
         return "".join(texts) if self.parts else self.text or ""
+
+
+def drop_oldest_turns(
+    messages: Sequence[Message], lengths: Sequence[float], excess: float
+) -> tuple[Message, ...]:
+    """Return the messages without the oldest turns, which together have at least this length.
+
+    Used when a conversation is too long for its model. ``lengths`` are those of the messages in
+    any unit: characters, bytes or tokens. At least one turn is dropped, if there is one before the
+    last message of the user; that message and all after it stay. System messages stay, too.
+    """
+    last_turn = max((i for i, m in enumerate(messages) if m.role == "user"), default=0)
+    dropped: set[int] = set()
+    dropped_length = 0.0
+    for position in range(last_turn):
+        message = messages[position]
+        if message.role == "system":
+            continue
+        # A turn is dropped up to the next message of the user: templates require that a
+        # conversation starts with the user, and a result needs its call.
+        if message.role == "user" and dropped and dropped_length >= excess:
+            break
+        dropped.add(position)
+        dropped_length += lengths[position]
+    return tuple(message for i, message in enumerate(messages) if i not in dropped)

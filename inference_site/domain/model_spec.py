@@ -1,4 +1,4 @@
-"""One served model, and its price."""
+"""An entry of the catalogue: one model, how it runs, and its price."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from inference_site.domain.addresses import AllowedAddresses
-from inference_site.domain.sampling import Sampling
+from inference_site.domain.request import Sampling
 
 HIGHEST_PRICE = 100_000_000
-"""Of a million tokens, in any currency: sums of costs have to fit their columns."""
+"""The highest price of a million tokens, in any currency: sums of costs must fit their columns."""
 _HIGHEST_COST = Decimal("999999999.999999999")
-"""What the column of a generation's cost can hold."""
+"""The highest value of the column of a generation's cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a million tokens cost, in the site's currency. ``input`` is for those not cached."""
+    """The price of a million tokens in the site's currency; ``input`` is for those not cached."""
 
     input: float = 0.0
     cached: float = 0.0
     output: float = 0.0
 
     def cost(self, input_tokens: int, cached_tokens: int, output_tokens: int) -> Decimal:
-        """Return what these cost, to the billionth and below a billion; cached ⊂ input.
+        """Return the cost of these tokens, rounded to a billionth; cached ⊂ input.
 
-        A cost that is higher is written as the highest: no request fails for its price.
+        A higher cost than ``_HIGHEST_COST`` is reduced to it, so that no request fails.
         """
         millionths = (
             Decimal(str(self.input)) * (input_tokens - cached_tokens)
@@ -37,32 +37,36 @@ class Price:
         return min(millionths / 1_000_000, _HIGHEST_COST).quantize(Decimal("1e-9"))
 
 
-_NOT_OF_THE_ENGINE = (
+_NOT_USED_BY_ENGINES = (
     *("aliases", "is_listed", "projects", "price", "sampling", "forced_sampling"),
     *("is_preloaded", "keep_alive_s", "min_resident_s", "is_pinned", "exclusive_with"),
     *("replicas", "hosts"),
 )
-"""What is heeded where a request is taken or accounted, or a model loaded, not by its engine."""
+"""Fields that admission, accounting and loading use, and engines do not."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """One served model: an entry of the catalogue.
+    """One model: an entry of the catalogue.
 
-    ``slots`` is how many sequences run at once; ``context_length`` is tokens for each of them.
-    ``gpu_layers`` is how many layers lie on the GPU, −1 for all that fit. ``aliases`` are other
-    names; only what ``is_listed`` is shown to clients. ``projects`` are the names of those that may
-    use it, none for all.
-    ``lora_adapters`` are files by the names that requests use; ``lora`` are those with their scales
-    that apply to requests which name none. ``sampling`` holds what requests
-    leave out, ``forced_sampling`` what holds whatever they say. One that is not ``is_preloaded`` is
-    loaded by the first request for it. At most ``replicas`` workers load it, all of them if that is
-    None, and only workers with one of the labels ``hosts``, if there are any. ``keep_alive_s`` is
-    how long a model that was loaded at run time may be idle, None for ever. ``min_resident_s`` is
-    how long a model may stay when others wait for its memory, one that ``is_pinned`` always; it is
-    never loaded together with those that it is ``exclusive_with``. ``allowed_addresses`` are those
-    at which other servers may be, None for any. ``options`` belong to the engine alone; each engine
-    documents its own.
+    Names and access: ``aliases`` are other names. Clients see the model only if it ``is_listed``.
+    ``projects`` are the names of the projects that may use it; empty means all.
+
+    Size: ``slots`` sequences run at once, each with ``context_length`` tokens. ``gpu_layers`` is
+    the number of layers on the GPU, -1 for all that fit.
+
+    Requests: ``sampling`` holds defaults, ``forced_sampling`` values that replace those of the
+    request. ``lora_adapters`` maps names to files; ``lora`` has the names and scales that apply to
+    requests without adapters of their own.
+
+    Loading: the first request loads a model that is not ``is_preloaded``. At most ``replicas``
+    workers load it (None: all), and only workers with one of the labels ``hosts``, if there are
+    any. A model that was loaded at run time is unloaded after ``keep_alive_s`` without requests
+    (None: never). A model keeps its memory for at least ``min_resident_s`` when others need it, and
+    always if it ``is_pinned``. It is never loaded together with those in ``exclusive_with``.
+
+    ``allowed_addresses`` are those at which its servers may be, None for any. ``options`` are
+    defined by each engine.
     """
 
     id: str
@@ -91,10 +95,10 @@ class ModelSpec:
     options: dict[str, Any] = field(default_factory=dict)
 
     def runs_otherwise_than(self, other: ModelSpec) -> bool:
-        """Whether a worker has to load it again if it was as ``other`` until now."""
-        names = {name: getattr(other, name) for name in _NOT_OF_THE_ENGINE}
+        """Whether a worker that has loaded ``other`` must load this entry again."""
+        names = {name: getattr(other, name) for name in _NOT_USED_BY_ENGINES}
         return replace(self, **names) != other
 
     def is_for(self, project: str) -> bool:
-        """Whether the project of this name may use the model."""
+        """Whether the project with this name may use the model."""
         return not self.projects or project in self.projects

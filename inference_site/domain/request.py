@@ -1,21 +1,70 @@
-"""What one run of a model is asked to do."""
+"""The request that an engine runs: messages or prompts, sampling, tools and constraints."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from inference_site.domain.messages import Message
-from inference_site.domain.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampler settings. ``None`` means "the model's own default"; 0 means 0.
+
+    ``repetition_penalty`` multiplies (1 is off); the presence and frequency penalties subtract.
+    ``dry_*`` is the DRY sampler ("don't repeat yourself"), ``xtc_*`` "exclude top choices"; they
+    are off unless ``dry_multiplier`` or ``xtc_probability`` is above 0. ``logit_bias`` has pairs of
+    a token id of the served model and a number that is added to its logit.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: tuple[str, ...] | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+
+    def over(self, defaults: Sampling) -> Sampling:
+        """Return these settings, with the defaults for those that are not set."""
+        if self == _UNSET:
+            return defaults
+        if defaults == _UNSET:
+            return self
+        left_out = {
+            name: value
+            for name in self.__slots__
+            if getattr(self, name) in (None, ()) and (value := getattr(defaults, name)) is not None
+        }
+        return replace(self, **left_out) if left_out else self
+
+
+_UNSET = Sampling()
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A function the model may call; ``parameters`` is the JSON schema of its arguments.
 
-    ``is_custom``: it stands for a tool that takes one text (see ``domain.custom_tools``), which is
-    of the ``grammar`` if there is one. ``is_strict``: its calls must match the schema, also those
-    that the model chooses to make; forced ones always do.
+    ``is_custom``: it stands for a custom tool (see ``custom_tool``), whose text must match the
+    ``grammar``, if there is one. ``is_strict``: calls that the model chooses to make must match the
+    schema; forced calls always must.
     """
 
     name: str
@@ -31,12 +80,12 @@ ConstraintKind = Literal["json_object", "json_schema", "gbnf", "lark", "regex", 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the answer's text must match.
+    """A schema or grammar that the answer's text must match.
 
     ``source`` is the schema as JSON text for ``json_schema``, a llguidance grammar as JSON text for
     ``llguidance``, the grammar or expression itself for the others, and empty for ``json_object``.
-    ``param`` names the request's field it came from. ``named`` is what the client says of a schema
-    beside it: ``name``, ``description`` and ``strict``.
+    ``param`` is the field of the client's request that it came from. ``named`` has the fields
+    ``name``, ``description`` and ``strict`` that a client sends with a schema.
     """
 
     kind: ConstraintKind
@@ -50,39 +99,41 @@ Operation = Literal["chat", "complete", "embed", "tokenize", "detokenize", "rend
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """What one run of a model is asked to do.
+    """A request to an engine, which does not depend on the API that the client used.
 
     ``operation`` names the method of the engine. ``chat`` and ``render`` take ``messages``; the
-    others take ``prompts``, each of which is text or token ids.
+    others take ``prompts``, each of which is text or token ids. Prompts are completed without a
+    chat template; with a ``suffix``, by the text between prompt and suffix. Each prompt has
+    ``choices`` answers, sampled from one prefill; the index of an answer is
+    prompt × choices + choice.
 
-    ``max_output_tokens=None`` means "until the context is full".
-    ``stop`` holds texts and ``stop_token_ids`` tokens; none of them ever appears in the output.
-    ``ignore_eos`` goes on past the model's end-of-sequence token (for benchmarks).
-    ``choices`` answers are sampled from one prefill of the prompt.
-    ``top_logprobs=None`` asks for no log probabilities; 0 asks for those of the chosen tokens only.
-    ``template_vars`` are variables of the chat template, over those of the model's record.
-    ``prompt_template`` names a template in place of the model's own.
-    ``reasoning_budget`` ends the reasoning after so many tokens.
-    ``prompts`` are continued as they are, without a chat template. Each has ``choices`` answers;
-    the one numbered ``prompt × choices + choice`` has that index. With a ``suffix`` they are
-    continued by what fits between the two.
-    ``must_call`` has the answer be a call of one of the ``tools`` and nothing else; otherwise the
-    model chooses.
-    ``response_prefix`` is how the answer begins; it is not part of the output.
-    ``add_generation_prompt=False`` leaves out the template's beginning of an answer.
-    ``cache_prompt=False`` computes the whole prompt anew.
-    ``lora`` pairs names of the model's adapters with their scales.
-    ``truncate`` drops the oldest turns, but no instructions, when the context is too short.
-    ``echo`` puts each prompt before its answers, with the log probabilities of its tokens if any
-    are asked for; with it ``max_output_tokens`` may be 0.
-    ``return_progress`` has an engine that can feed ``PromptProgress`` while it reads a prompt.
-    ``token_ids`` has the engine feed ``PromptTokens`` and ``AnswerTokens``, and ``prompt_logprobs``
-    has it feed ``PromptTokens`` with so many of the likeliest tokens at each place.
-    ``tokens_as_ids`` names the tokens of log probabilities ``token_id:ID``.
-    ``extensions`` are fields of vLLM's for engines that have them, by their names here.
+    Length: ``max_output_tokens=None`` means "until the context is full". ``stop`` has texts and
+    ``stop_token_ids`` tokens that end an answer and are not in the output. ``ignore_eos`` continues
+    after the model's end-of-sequence token (for benchmarks). ``reasoning_budget`` ends the
+    reasoning after this number of tokens. ``truncate`` drops the oldest turns, but no instructions,
+    when the context is too short.
+
+    Log probabilities: ``top_logprobs=None`` means none; 0 means those of the chosen tokens only.
+    ``echo`` puts each prompt before its answers, with the log probabilities of its tokens if they
+    are requested; with it ``max_output_tokens`` may be 0. ``token_ids`` has the engine feed
+    ``PromptTokens`` and ``AnswerTokens``; ``prompt_logprobs`` has it feed ``PromptTokens`` with
+    this number of the likeliest tokens at each position. ``tokens_as_ids`` names the tokens of log
+    probabilities ``token_id:ID``.
+
+    Prompt: ``template_vars`` are variables of the chat template and take precedence over those of
+    the model's entry. ``prompt_template`` names another template than the model's own.
+    ``response_prefix`` is the start of the answer and not part of the output.
+    ``add_generation_prompt=False`` omits the template's start of an answer. ``cache_prompt=False``
+    disables the prompt cache. ``lora`` has pairs of an adapter of the model and its scale.
+
+    Tools: with ``must_call`` the answer is a call of one of the ``tools`` and nothing else;
+    otherwise the model chooses.
+
+    ``return_progress`` has engines that can do so feed ``PromptProgress`` during the prefill.
     ``running_usage`` has the engine feed ``Usage`` before each piece of the answer.
-    ``add_special_tokens=False`` leaves out the tokens that the model begins every prompt with, and
-    ``token_texts`` has tokens come with their texts; both are of ``tokenize``.
+    ``add_special_tokens=False`` omits the tokens that start every prompt of the model, and
+    ``token_texts`` returns the texts of tokens; both apply to ``tokenize``. ``extensions`` are
+    fields of vLLM, for engines that have them.
     """
 
     model: str
@@ -121,30 +172,67 @@ class GenerationRequest:
 
     @property
     def answers(self) -> int:
-        """How many choices there are in all; each has exactly one ``Finish``."""
+        """The number of answers to all prompts; each has exactly one ``Finish``."""
         return self.choices * (len(self.prompts) or 1)
 
     @property
     def forced_grammar(self) -> Constraint | None:
-        """What the text of the one call that must come is bound to, if it is a text with a grammar.
+        """The grammar of the only tool, if it is a custom tool that the model must call.
 
-        Where the model chooses what to call, it is only shown the grammar.
+        If the model may choose a tool, the grammar is only part of the prompt.
         """
         return self.tools[0].grammar if self.must_call and len(self.tools) == 1 else None
 
     @property
     def scores_prompts(self) -> bool:
-        """Whether the log probabilities of the prompts' tokens are asked for."""
+        """Whether the log probabilities of the prompts' tokens are requested with ``echo``."""
         return self.echo and self.top_logprobs is not None
 
     @property
     def names_prompt_tokens(self) -> bool:
-        """Whether the tokens of the prompts are asked for."""
+        """Whether the tokens of the prompts are requested."""
         return self.token_ids or self.prompt_logprobs is not None
 
     @property
     def subject(self) -> str:
-        """The field of the API's request that holds what the model reads, for errors."""
+        """The field of the client's request with the model's input, for errors."""
         if self.operation == "embed":
             return "input"
         return "prompt" if self.prompts else "messages"
+
+
+_CUSTOM_TOOL_SCHEMA = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+
+def custom_tool(name: str, description: str | None, grammar: Constraint | None = None) -> Tool:
+    """Return the function that stands for a custom tool, which takes one text and no JSON.
+
+    Models know only functions. The function has the text as its one argument. Its description
+    contains the grammar. ``worker.runtime.tool_calls`` decodes the arguments of the calls.
+    """
+    if grammar is not None:
+        note = f"Its input is a text of this {grammar.kind} grammar:\n{grammar.source}"
+        description = f"{description}\n\n{note}" if description else note
+    return Tool(name, description, _CUSTOM_TOOL_SCHEMA, is_custom=True, grammar=grammar)
+
+
+def custom_arguments(text: str) -> str:
+    """Return the arguments of a call of a custom tool's function with this text."""
+    return json.dumps({"input": text}, ensure_ascii=False)
+
+
+def objects_in(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yield every JSON object in a schema, including itself."""
+    pending = [schema]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            yield value
+            pending.extend(value.values())
+        elif isinstance(value, list):
+            pending.extend(value)

@@ -26,7 +26,7 @@ from inference_site.errors.api_errors import (
     UnavailableError,
     UnsupportedMediaError,
 )
-from inference_site.storage.connections import DATABASE_UNAVAILABLE
+from inference_site.storage.postgresql import DATABASE_UNAVAILABLE
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ _TABLE: tuple[tuple[tuple[type[Exception], ...], Callable[[Any], ApiError]], ...
         (domain.ModelLoading,),
         lambda e: UnavailableError(str(e), code="model_loading", retry_after_s=LOAD_RETRY_S),
     ),
-    ((domain.ModelGone,), lambda e: NotFoundError(str(e), code="model_not_found")),
+    ((domain.ModelRemoved,), lambda e: NotFoundError(str(e), code="model_not_found")),
     ((domain.QueueFull,), lambda e: UnavailableError(str(e), code="queue_full")),
     ((domain.ProjectQueueFull,), lambda e: RateLimitError(str(e), code="project_queue_full")),
     ((domain.RedisFull,), lambda e: UnavailableError(str(e), code="queue_memory_full")),

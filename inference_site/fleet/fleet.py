@@ -32,8 +32,7 @@ from inference_site.fleet.leases import (
     live_view,
     live_workers,
 )
-from inference_site.storage.deadlines import Deadlines
-from inference_site.storage.redis_clients import site_client
+from inference_site.storage.redis import Deadlines, site_client
 
 _LOAD_REQUEST_S = 30
 """A requested load counts as pending for this time, unless a worker announces it earlier."""

@@ -20,9 +20,8 @@ from pydantic import TypeAdapter
 
 from inference_site.domain.device import Device
 from inference_site.observability.metrics import LEASE_RENEWED
-from inference_site.storage.full_redis import FIRST_WRITE
-from inference_site.storage.recent import Recent
-from inference_site.storage.redis_clients import site_client
+from inference_site.storage.cached_value import CachedValue
+from inference_site.storage.redis import ALLOW_WHEN_FULL, site_client
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ _MIN_READ_INTERVAL_S = 0.1
 # KEYS: lease, index, unsent tokens. ARGV: the lease, its seconds, id of the worker, seconds of the
 # unsent tokens, then pairs of a generation and its tokens.
 _RENEW = (
-    FIRST_WRITE
+    ALLOW_WHEN_FULL
     + """
 redis.call("SET", KEYS[1], ARGV[1], "EX", ARGV[2])
 redis.call("SADD", KEYS[2], ARGV[3])
@@ -289,7 +288,7 @@ class LiveView:
     """A cache of the live workers, read once a second, because every request needs them."""
 
     def __init__(self, ttl_s: float = 1.0) -> None:
-        self._recent = Recent(_live_workers_or_error, ttl_s)
+        self._recent = CachedValue(_live_workers_or_error, ttl_s)
 
     def workers(self) -> list[LiveWorker]:
         """Return the workers, at most a second old. Raise redis' errors.
@@ -300,7 +299,7 @@ class LiveView:
 
     def refresh(self) -> list[LiveWorker]:
         """Read the workers, cache and return them. Raise redis' errors."""
-        return _or_raise(self._recent.at_most(0))
+        return _or_raise(self._recent.no_older_than(0))
 
     def forget(self) -> None:
         """Drop the cached workers."""
@@ -317,7 +316,7 @@ class LiveView:
         """
         if serving := self.serving(model):
             return serving
-        workers = _or_raise(self._recent.at_most(_MIN_READ_INTERVAL_S))
+        workers = _or_raise(self._recent.no_older_than(_MIN_READ_INTERVAL_S))
         return [worker for worker in workers if worker.serves(model)]
 
     def away_since(self, model: str) -> float:

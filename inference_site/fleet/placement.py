@@ -14,8 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.leases import LiveWorker, ModelState, lease_key
-from inference_site.storage.full_redis import FIRST_WRITE
-from inference_site.storage.redis_clients import site_client
+from inference_site.storage.redis import ALLOW_WHEN_FULL, site_client
 
 _CLAIMS_TTL_S = 86_400
 """Redis deletes the claims of a model at this time after the last claim."""
@@ -24,7 +23,7 @@ _COUNTED_STATES = (ModelState.LOADING, ModelState.READY)
 # replicas, the prefix of lease keys, a time to live. Claims of workers without a lease are removed
 # first. The caller is alive, whatever its lease says. Returns 1 if the worker holds a claim.
 _CLAIM = (
-    FIRST_WRITE
+    ALLOW_WHEN_FULL
     + """
 for _, other in ipairs(redis.call("ZRANGE", KEYS[1], 0, -1)) do
     if other ~= ARGV[1] and redis.call("EXISTS", ARGV[3] .. other) == 0 then

@@ -19,9 +19,8 @@ from inference_site.accounts.keys import digest_of, read_secret
 from inference_site.errors.api_errors import AuthenticationError
 from inference_site.gateway.delivery import SAFE_HEADERS
 from inference_site.gateway.head import resolve_cached
-from inference_site.observability.log_context import Facts, logged_with
-from inference_site.observability.redaction import redacted
-from inference_site.observability.tracing import Span, begin, is_tracing, trace_id
+from inference_site.observability.logs import LogFields, log_fields, redacted
+from inference_site.observability.tracing import Span, is_tracing, start_span, trace_id
 from inference_site.request_log.models import LONGEST_MODEL, LONGEST_PATH
 from inference_site.request_log.refusals import RefusedRequest, refusals
 
@@ -68,12 +67,12 @@ class Access:
         self._began = time.monotonic()
         self._status = 0
         self._is_complete = False
-        self.facts: Facts = {}
+        self.facts: LogFields = {}
         self.span = Span()
         if is_tracing() and scope["path"].startswith("/v1"):
             parent = dict(scope["headers"]).get(b"traceparent", b"").decode("latin-1")
             name = f"{scope['method']} {_route(scope['path'])}"
-            self.span = begin(name, "server", parent, http__request__method=scope["method"])
+            self.span = start_span(name, "server", parent, http__request__method=scope["method"])
         if self.span.traceparent:
             self.facts["trace_id"] = trace_id(self.span.traceparent)
 
@@ -118,7 +117,7 @@ def with_access_log(application: Application) -> Application:
             await application(scope, receive, send)
             return
         access = Access(scope, send)
-        with logged_with(access.facts), _IN_FLIGHT.track_inprogress():
+        with log_fields(access.facts), _IN_FLIGHT.track_inprogress():
             try:
                 await application({**scope, SCOPE_KEY: access}, receive, access.send)
             finally:
@@ -135,7 +134,7 @@ def _route(path: str) -> str:
     return str(match.route)
 
 
-def _refused(scope: Scope, status: int, facts: Facts, duration_s: float) -> RefusedRequest:
+def _refused(scope: Scope, status: int, facts: LogFields, duration_s: float) -> RefusedRequest:
     """Return the entry of the request log for a request that became no generation.
 
     If the caller is unknown, the entry has the digest of the key that was sent, if any.

@@ -24,7 +24,7 @@ from twisted.internet.error import ConnectionAborted
 from twisted.python.failure import Failure
 
 from inference_site.errors.api_errors import RateLimitError
-from inference_site.open_files import connection_room
+from inference_site.process_tuning import max_client_connections
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class ClientConnections:
     """
 
     def __init__(self, most: int | None = None, most_of_one: int | None = None) -> None:
-        self.most = connection_room() if most is None else most
+        self.most = max_client_connections() if most is None else most
         self.most_of_one = most_of_one or settings.CONNECTIONS_PER_ADDRESS or self.most // 2
         self._addresses: dict[Any, str] = {}
         self._open: dict[str, int] = {}
@@ -204,7 +204,7 @@ class OpenRequest:
         """Count for this project, once. Raise RateLimitError if it has too many open requests."""
         if project_id is None or self._project_id is not None:
             return
-        most = settings.CONNECTIONS_PER_PROJECT or connection_room() // 2
+        most = settings.CONNECTIONS_PER_PROJECT or max_client_connections() // 2
         if _requests[project_id] >= most:
             raise RateLimitError(
                 f"This project has {most} requests open in this server process, which is the most "

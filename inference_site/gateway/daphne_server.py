@@ -34,15 +34,14 @@ from inference_site.gateway.connections import ClientConnections
 from inference_site.gateway.daphne_protocols import BoundedFactory, FlowControl, bounded_sockets
 from inference_site.gateway.delivery import EVENTS
 from inference_site.gateway.hub import hub
-from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.kinds import import_kinds
 from inference_site.generations.wake_ups import prepare_to_send
 from inference_site.observability.tracing import start_tracing
 from inference_site.process_lifecycle import handle_stop_signals, notify, notify_stopping
-from inference_site.rehearsal import rehearse
-from inference_site.storage.connections import lent_connection
-from inference_site.storage.redis_clients import broker_client
-from inference_site.thread_switches import switch_threads_often
+from inference_site.process_tuning import freeze_imported_objects, switch_threads_often
+from inference_site.storage.postgresql import release_connection_after
+from inference_site.storage.redis import broker_client
+from inference_site.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -233,9 +232,9 @@ def run_server(host: str, port: int, descriptor: int | None, wait: Callable[[], 
     start_tracing("web")
     prepare_to_send()
     # Do once what each request does, as far as PostgreSQL and Redis are up.
-    with suppress(Error), lent_connection():
+    with suppress(Error), release_connection_after():
         find_caller("")
-    rehearse()
+    warm_up()
     with suppress(RedisError):
         broker_client().ping()
         live_view.workers()

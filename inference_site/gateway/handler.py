@@ -30,8 +30,8 @@ from inference_site.errors.exceptions import api_error, log_error
 from inference_site.gateway.access import SCOPE_KEY as access_key
 from inference_site.gateway.access import Access
 from inference_site.gateway.head import require_no_nul
-from inference_site.observability.log_context import logged_with, note
-from inference_site.observability.tracing import current
+from inference_site.observability.logs import add_log_fields, log_fields
+from inference_site.observability.tracing import current_traceparent
 
 logger = logging.getLogger(__name__)
 
@@ -98,12 +98,12 @@ class ApiHandler:
             return response
         except Http404:
             unknown = NotFoundError(f"Invalid URL ({request.method} {request.path})")
-            note(error_code=unknown.type)
+            add_log_fields(error_code=unknown.type)
             return error_response(unknown, request.path)
         except Exception as exc:  # noqa: BLE001  # The boundary: it is logged and answered.
             error = api_error(exc)
             log_error(request, exc, error)
-            note(error_code=error.code or error.type)
+            add_log_fields(error_code=error.code or error.type)
             return error_response(error, request.path)
 
 
@@ -114,12 +114,12 @@ def _with_facts(scope: dict[str, Any], request: HttpRequest, request_id: str) ->
     facts = {} if access is None else access.facts
     facts.pop("error_code", None)  # Of an earlier call of the view, before it waited.
     facts["request_id"] = request_id
-    token = current.set("" if access is None else access.span.traceparent)
+    token = current_traceparent.set("" if access is None else access.span.traceparent)
     try:
-        with logged_with(facts):
+        with log_fields(facts):
             yield
     finally:
-        current.reset(token)
+        current_traceparent.reset(token)
     if request.resolver_match is not None:
         facts["route"] = request.resolver_match.route
     caller = getattr(request, "user", None)

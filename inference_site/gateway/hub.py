@@ -35,8 +35,8 @@ from inference_site.generations.cancellation import (
     refresh_reader_deadlines,
 )
 from inference_site.generations.models import TERMINAL, Generation
-from inference_site.storage.connections import lent_connection
-from inference_site.storage.redis_clients import new_async_clients, shard_of
+from inference_site.storage.postgresql import release_connection_after
+from inference_site.storage.redis import new_async_clients, shard_of
 from inference_site.streams.batches import Batch, Ending, decode_hint, is_renumbered
 from inference_site.streams.event_log import (
     AsyncEventLog,
@@ -428,7 +428,7 @@ async def _retry(act: Callable[[], Awaitable[None]]) -> None:
 
 
 def _cancel_queued(ids: set[str]) -> None:
-    with lent_connection():
+    with release_connection_after():
         cancel_waiting(ids)
 
 

@@ -19,7 +19,7 @@ from inference_site.errors.api_errors import StreamLostError
 from inference_site.gateway.follower import Follower
 from inference_site.generations.kinds import kind_of
 from inference_site.generations.models import TERMINAL, Generation, Status
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.postgresql import release_connection_after
 from inference_site.streams.batches import Batch
 
 _id = attrgetter("generation_id")
@@ -53,7 +53,7 @@ async def runs_of(followers: Sequence[Follower], **states: object) -> dict[str, 
 
 def _runs(ids: set[str], states: dict[str, object]) -> dict[str, LostRun]:
     columns = ("public_id", "kind", "status", "input_tokens", "output_tokens")
-    with lent_connection():
+    with release_connection_after():
         found = Generation.objects.filter(public_id__in=ids, **states)
         return {public_id: LostRun(*rest) for public_id, *rest in found.values_list(*columns)}
 
@@ -65,7 +65,7 @@ async def stored_among(runs: Mapping[str, LostRun]) -> Collection[str]:
         return ()
 
     def stored() -> set[str]:
-        with lent_connection():
+        with release_connection_after():
             checks = {id_: kind_of(run.kind).is_deleted for id_, run in running.items()}
             return {id_ for id_, is_deleted in checks.items() if is_deleted and not is_deleted(id_)}
 
@@ -91,7 +91,7 @@ async def replay_to(followers: Iterable[Follower], runs: Mapping[str, LostRun]) 
 
 def _replayed(public_id: str, kind: str, *, is_begun: bool) -> list[Batch]:
     replay = kind_of(kind).replay
-    with lent_connection():
+    with release_connection_after():
         stored = None if replay is None else replay(public_id, is_begun=is_begun)
         return [] if stored is None else stored.make()
 

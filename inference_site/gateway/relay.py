@@ -52,7 +52,7 @@ from inference_site.gateway.head import ReadHead, length_of_body
 from inference_site.gateway.hub import hub
 from inference_site.gateway.view_pool import QueueKey, ViewPool
 from inference_site.generations.queue_position import queue_counts
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.postgresql import release_connection_after
 from inference_site.streams.batches import Batch, Ending, StoredStream
 
 logger = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ class Relay:
         batches: list[Batch] = []
 
         def rebuild() -> None:
-            with lent_connection():
+            with release_connection_after():
                 batches.extend(stored.make())
 
         key = QueueKey(project_id, is_large=size > _LARGE)

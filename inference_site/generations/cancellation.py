@@ -30,9 +30,8 @@ from inference_site.fleet.leases import unsent_tokens
 from inference_site.generations.kinds import Assembler, kind_of, recovered
 from inference_site.generations.models import TERMINAL, Generation, Status
 from inference_site.observability.metrics import count_ended
-from inference_site.storage.connections import impatient_transaction
-from inference_site.storage.deadlines import Deadlines
-from inference_site.storage.redis_clients import shard_of
+from inference_site.storage.postgresql import transaction_with_timeouts
+from inference_site.storage.redis import Deadlines, shard_of
 from inference_site.streams.batches import Ending
 from inference_site.streams.event_log import (
     AsyncEventLog,
@@ -160,7 +159,7 @@ def end_without_worker(
     False is returned.
     """
     kind = kind_of(generation.kind)
-    with impatient_transaction():
+    with transaction_with_timeouts():
         if not move():  # From here to the commit, a worker that still lives waits for the row.
             return False
         unsent = unsent_tokens(generation.worker, generation.public_id) if generation.worker else 0

@@ -36,9 +36,9 @@ from redis.exceptions import RedisError
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.errors import (
-    ModelGone,
     ModelLoading,
-    ModelServerAway,
+    ModelRemoved,
+    ModelServerUnreachable,
     QueueTimeout,
     WorkerLost,
 )
@@ -66,15 +66,13 @@ from inference_site.generations.wake_ups import (
     drop_wake_ups_of,
     send_wake_up,
 )
-from inference_site.storage.connections import (
+from inference_site.storage.postgresql import (
     DATABASE_UNAVAILABLE,
-    impatient_transaction,
-    lent_connection,
+    cached_sql,
+    release_connection_after,
+    transaction_with_timeouts,
 )
-from inference_site.storage.deadlines import Deadlines
-from inference_site.storage.full_redis import SET_WHEN_FULL
-from inference_site.storage.redis_clients import all_clients, site_client
-from inference_site.storage.repeated import repeated
+from inference_site.storage.redis import SET_WHEN_FULL, Deadlines, all_clients, site_client
 from inference_site.streams.event_log import is_cancel_requested
 from inference_site.streams.redis_memory import mark_alive, open_since, release_expired
 from inference_site.streams.request_documents import drop_document
@@ -177,7 +175,7 @@ def end_runs_of_dead_workers() -> None:
         _end_lost_runs(running, worker_died=True)
 
 
-@repeated
+@cached_sql
 def _workers_of_runs() -> QuerySet[Any, Any]:
     running = Generation.objects.filter(status=Status.RUNNING)
     return running.values_list("worker").distinct()
@@ -191,7 +189,7 @@ def end_orphans(worker: str, running: Callable[[], Collection[tuple[str, int]]])
     clock, which also wrote its time.
     """
     limit = Now() - timedelta(seconds=_ORPHAN_S)
-    with lent_connection():
+    with release_connection_after():
         claimed = list(
             Generation.objects.filter(status=Status.RUNNING, worker=worker, claimed_at__lt=limit)
         )
@@ -229,7 +227,7 @@ def _end_lost_run(generation: Generation, worker_died: bool) -> None:
         end_without_worker(generation, Status.CANCELLED, cancel_held, None)
     elif generation.background and counted < MAX_ATTEMPTS:
         isolated = worker_died and counted == MAX_ATTEMPTS - 1
-        with impatient_transaction():
+        with transaction_with_timeouts():
             is_waiting = Generation.objects.requeue(*held, isolated=isolated)
         if is_waiting and is_cancel_requested(generation.public_id):
             cancel_waiting([generation.public_id])  # No worker may read the flag for a long time.
@@ -252,7 +250,7 @@ def _waiting_for(more_than_s: float) -> QuerySet[Generation]:
     return Generation.objects.filter(status=Status.QUEUED, created_at__lt=limit)
 
 
-@repeated
+@cached_sql
 def _late(after_s: float, most: int) -> QuerySet[Any, Any]:
     late = _waiting_for(after_s).filter(service_class=ServiceClass.FOREGROUND)
     return late.order_by("created_at").values_list("pk")[:most]
@@ -293,7 +291,7 @@ def expire_server_away() -> None:
             continue
         waiting = _waiting_for(wait_s).filter(model=model, background=False)
         late = waiting.filter(service_class__lte=ServiceClass.FOREGROUND).order_by("created_at")
-        expire = partial(_expire, code="engine_unavailable", error=ModelServerAway())
+        expire = partial(_expire, code="engine_unavailable", error=ModelServerUnreachable())
         _each((row.public_id, partial(expire, row)) for row in late[:_MAX_EXPIRED])
 
 
@@ -311,7 +309,9 @@ def expire_removed_models() -> None:
     if not unknown:
         return
     waiting = _late_background(settings.QUEUE_TIMEOUT_S).filter(model__in=unknown)
-    _each((row.public_id, partial(_expire, row, "model_not_found", ModelGone())) for row in waiting)
+    _each(
+        (row.public_id, partial(_expire, row, "model_not_found", ModelRemoved())) for row in waiting
+    )
 
 
 def _late_background(after_s: float) -> QuerySet[Generation]:
@@ -319,7 +319,7 @@ def _late_background(after_s: float) -> QuerySet[Generation]:
     return _waiting_for(after_s).exclude(service_class=ServiceClass.FOREGROUND)
 
 
-@repeated
+@cached_sql
 def _models_of_late_background(after_s: float) -> QuerySet[Any, Any]:
     return _late_background(after_s).values_list("model").distinct()
 
@@ -347,7 +347,7 @@ def repeat_cancels() -> None:
         cancel(late)
 
 
-@repeated
+@cached_sql
 def _late_cancels() -> QuerySet[Any, Any]:
     limit = Now() - timedelta(seconds=_CANCEL_S)
     late = Generation.objects.filter(finished_at=None, cancel_requested_at__lt=limit)
@@ -361,7 +361,7 @@ def resend_wake_ups() -> None:
             send_wake_up(model)
 
 
-@repeated
+@cached_sql
 def _late_by_model() -> QuerySet[Any, Any]:
     waiting = Generation.objects.filter(status=Status.QUEUED).values("model").order_by()
     oldest = waiting.annotate(count=Count("id"), oldest=Min("created_at"))

@@ -16,8 +16,11 @@ from django.db.models.functions import Least, Now
 from django.utils import timezone
 from psycopg.sql import Literal
 
-from inference_site.storage.connections import lent_connection
-from inference_site.storage.prepared import execute_impatiently, execute_prepared
+from inference_site.storage.postgresql import (
+    execute_prepared,
+    execute_with_timeouts,
+    release_connection_after,
+)
 
 
 class Status(models.TextChoices):
@@ -207,7 +210,7 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         """
         given = {"model": model, "worker": worker, "is_idle": is_idle, "may_drain": may_drain}
         projects = f"{{{','.join(map(str, served))}}}"
-        with lent_connection():
+        with release_connection_after():
             row = execute_prepared(CLAIM, {**given, "served": projects}).fetchone()
         if row is None:
             return None
@@ -218,12 +221,12 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
     def finish(self, claim: Claim, status: Status, **result: Any) -> bool:
         """Move a claimed generation to a terminal status; False if the claim no longer holds.
 
-        Does not wait long for a locked row (see ``impatient_transaction``).
+        Does not wait long for a locked row (see ``transaction_with_timeouts``).
         """
         moved = {"status": status.value, "finished_at": timezone.now(), **result}
         held = {"id": claim.public_id, "by": claim.worker, "nth": claim.attempt}
-        with lent_connection():
-            return execute_impatiently(_finish(tuple(moved)), {**moved, **held}).rowcount == 1
+        with release_connection_after():
+            return execute_with_timeouts(_finish(tuple(moved)), {**moved, **held}).rowcount == 1
 
     def requeue(
         self,
@@ -243,7 +246,7 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         changes: dict[str, Any] = {"alone_since": timezone.now()} if isolated else {}
         if spared:
             changes["spared"] = Least(F("spared") + 1, MAX_SPARED)
-        with lent_connection():
+        with release_connection_after():
             return bool(held.update(status=Status.QUEUED, worker="", claimed_at=None, **changes))
 
     def _held(self, public_id: str, worker: str, attempt: int) -> GenerationQuerySet:
@@ -255,7 +258,7 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
     def has_ended(self, claim: Claim, status: Status) -> bool:
         """Whether ``finish`` of this attempt succeeded, though its reply was lost."""
         ours = self.filter(public_id=claim.public_id, worker=claim.worker, attempt=claim.attempt)
-        with lent_connection():
+        with release_connection_after():
             return ours.filter(status=status).exists()
 
     def cancel_queued(self, public_ids: Collection[str]) -> list[str]:

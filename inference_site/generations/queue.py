@@ -40,10 +40,10 @@ from inference_site.generations.wake_ups import (
     queue_name,
     send_wake_up,
 )
-from inference_site.observability.log_context import note
-from inference_site.observability.tracing import begin, current
-from inference_site.storage.connections import DATABASE_UNAVAILABLE
-from inference_site.storage.redis_clients import broker_client, client_for
+from inference_site.observability.logs import add_log_fields
+from inference_site.observability.tracing import current_traceparent, start_span
+from inference_site.storage.postgresql import DATABASE_UNAVAILABLE
+from inference_site.storage.redis import broker_client, client_for
 from inference_site.streams.event_log import request_cancel
 from inference_site.streams.request_documents import (
     NOTHING,
@@ -134,8 +134,14 @@ def enqueue(
     down, their errors are raised and nothing is accepted. A wake-up that cannot be sent is no
     error: the row is committed, and maintenance sends one later.
     """
-    note(generation_id=row.public_id, model=row.model)
-    span = begin("enqueue", "producer", current.get(), model=row.model, generation_id=row.public_id)
+    add_log_fields(generation_id=row.public_id, model=row.model)
+    span = start_span(
+        "enqueue",
+        "producer",
+        current_traceparent.get(),
+        model=row.model,
+        generation_id=row.public_id,
+    )
     try:
         is_background = row.service_class >= ServiceClass.BACKGROUND
         refusal = queue_counts.refusal(row.model, row.project_id, is_background=is_background)

@@ -22,8 +22,7 @@ from kombu.utils.uuid import uuid as new_id
 
 from inference_site.celery import app
 from inference_site.fleet.leases import is_alive
-from inference_site.storage.deadlines import Deadlines
-from inference_site.storage.redis_clients import broker_client
+from inference_site.storage.redis import Deadlines, broker_client
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,7 @@ from django.conf import settings
 from django.db import OperationalError, models
 from django.utils import timezone
 
-from inference_site.storage.connections import is_held_up
-from inference_site.storage.prepared import execute_prepared, execute_together
+from inference_site.storage.postgresql import execute_pipelined, execute_prepared, is_timeout
 
 KEPT_S = 86_400
 MOST_BYTES = 8 * 1024 * 1024
@@ -194,9 +193,9 @@ class KeyClaim:
             **_answer(self.status, self.body),
         }
         try:
-            _, written, _ = execute_together((_BOUND, {}), (_CLAIM, given), (_UNBOUND, {}))
+            _, written, _ = execute_pipelined((_BOUND, {}), (_CLAIM, given), (_UNBOUND, {}))
         except OperationalError as exc:
-            if is_held_up(exc):
+            if is_timeout(exc):
                 raise KeyLocked from exc
             raise
         if written.fetchone() is None:

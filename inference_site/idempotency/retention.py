@@ -10,7 +10,7 @@ from django.db.models import Count, Q, Sum
 from django.utils import timezone
 
 from inference_site.idempotency.models import KEPT_S, MOST_BYTES, KeyedRequest, trim_answers
-from inference_site.storage.old_rows import delete_older
+from inference_site.storage.postgresql import delete_older
 
 _BATCH = 500
 

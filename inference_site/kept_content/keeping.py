@@ -15,9 +15,12 @@ from inference_site.domain.messages import Message, TextPart
 from inference_site.domain.request import GenerationRequest
 from inference_site.kept_content.models import KeptContent, kept_since
 from inference_site.site_settings.current import site_settings
-from inference_site.storage.connections import impatient_transaction, lent_connection
-from inference_site.storage.content_field import storable
-from inference_site.storage.old_rows import delete_older
+from inference_site.storage.fields import replace_nul
+from inference_site.storage.postgresql import (
+    delete_older,
+    release_connection_after,
+    transaction_with_timeouts,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +61,9 @@ class Keeper:
         """
         stored = {"prompt": self._prompt, "answer": _storable_text("".join(self._answer))}
         try:
-            with lent_connection():
+            with release_connection_after():
                 if site_settings().debug_content_hours:
-                    with impatient_transaction():
+                    with transaction_with_timeouts():
                         KeptContent.objects.update_or_create(
                             public_id=self._public_id, defaults=stored
                         )
@@ -70,7 +73,7 @@ class Keeper:
 
 def keeper_for(public_id: str, request: GenerationRequest) -> Keeper | None:
     """Return the keeper for a run that is not stored; None if the setting is off."""
-    with lent_connection():
+    with release_connection_after():
         hours = site_settings().debug_content_hours
     return Keeper(public_id, request) if hours else None
 
@@ -100,7 +103,7 @@ def _message_text(message: Message) -> str:
 
 def _storable_text(text: str) -> str:
     """Replace NUL and lone surrogates, which PostgreSQL does not take."""
-    cleaned: str = storable(text)
+    cleaned: str = replace_nul(text)
     return cleaned.encode("utf-8", "replace").decode()
 
 

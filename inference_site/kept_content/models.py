@@ -8,7 +8,7 @@ from django.db import models
 from django.utils import timezone
 
 from inference_site.site_settings.current import site_settings
-from inference_site.storage.content_field import ContentField
+from inference_site.storage.fields import ContentField
 
 
 def kept_since() -> dt.datetime:

@@ -18,8 +18,8 @@ from inference_site.catalogue.gguf_files import metadata
 from inference_site.catalogue.model_files import architecture_of, file_below, file_error
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.model_store.models import Adapter
-from inference_site.storage.connections import lent_connection
-from inference_site.storage.recent import Recent
+from inference_site.storage.cached_value import CachedValue
+from inference_site.storage.postgresql import release_connection_after
 
 _SEEN_S = 1.0
 
@@ -55,7 +55,7 @@ class AddedAdapters:
 
 def read() -> AddedAdapters:
     """Read all rows. Raise the database's errors."""
-    with lent_connection():
+    with release_connection_after():
         rows = list(Adapter.objects.order_by("pk"))
     return AddedAdapters(
         {(row.model_id, row.name): row.file for row in rows if row.file},
@@ -76,7 +76,7 @@ def remove(model: str, name: str) -> bool:
 
 def remove_newest(model: str) -> str | None:
     """Remove the adapter that was added to the model last; return its name, None without one."""
-    with lent_connection():
+    with release_connection_after():
         newest = _added(model).order_by("-pk").first()
         return newest.name if newest and remove(model, newest.name) else None
 
@@ -95,7 +95,7 @@ def _added(model: str) -> models.QuerySet[Adapter]:
     return Adapter.objects.filter(model_id=model).exclude(file="")
 
 
-added_view = Recent(read, _SEEN_S)
+added_view = CachedValue(read, _SEEN_S)
 """A cache of ``read``, because every request needs it."""
 
 

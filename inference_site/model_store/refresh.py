@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from inference_site.catalogue.catalogue import CatalogueChanges, catalogue, specs_to_load
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.model_store.entries import StoredSpecs
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.postgresql import release_connection_after
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ def refresh_catalogue() -> CatalogueChanges:
 def _read_stored_specs() -> list[ModelSpec] | None:
     """Return the models of the database; None while it cannot be read."""
     try:
-        with lent_connection():
+        with release_connection_after():
             return _stored.read()
     except django.db.Error as exc:
         logger.warning("models: those of the database cannot be read: %s", exc)

@@ -1,1 +1,1 @@
-"""Metrics, log context and traces of one process; all above ``storage`` may import it."""
+"""Metrics, logs and traces of one process."""

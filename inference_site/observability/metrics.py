@@ -10,6 +10,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import HistogramMetricFamily, Metric
@@ -72,7 +73,7 @@ class _Gaps(Collector):
     """Histogram of the times between two deltas of a run.
 
     A histogram of prometheus_client takes a lock and several calls for each value, which is too
-    slow for every token. So each run counts its own gaps and adds them here when it ends.
+    slow for every token. Each run counts its own gaps and adds them here when it ends.
     """
 
     def __init__(self) -> None:
@@ -91,15 +92,12 @@ class _Gaps(Collector):
             "inference_inter_token_seconds", "Between two deltas of a run.", labels=["model"]
         )
         with self._lock:
+            bounds = [*(str(float(bound)) for bound in _GAPS), "+Inf"]
             for model, counts in self._counts.items():
-                family.add_metric([model], _cumulated(counts), self._sums[model])
+                # Prometheus' buckets are cumulative.
+                buckets = list(zip(bounds, accumulate(counts), strict=True))
+                family.add_metric([model], buckets, self._sums[model])
         yield family
-
-
-def _cumulated(counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Return Prometheus' cumulative buckets: each upper bound with the count up to it."""
-    bounds = [*(str(float(bound)) for bound in _GAPS), "+Inf"]
-    return [(bound, sum(counts[: place + 1])) for place, bound in enumerate(bounds)]
 
 
 _gaps = _Gaps()

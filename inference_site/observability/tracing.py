@@ -1,8 +1,8 @@
 """OpenTelemetry traces across web and worker processes.
 
-Traces are off, and OpenTelemetry is not imported, unless ``OTEL_EXPORTER_OTLP_ENDPOINT`` is set. A
-wake-up names no generation, so no header of a Celery message can carry the trace. The
-``traceparent`` (W3C) is stored in the request document instead.
+Traces are off, and OpenTelemetry is not imported, unless ``OTEL_EXPORTER_OTLP_ENDPOINT`` is set.
+The ``traceparent`` (W3C) is stored in the request document. The header of a Celery message cannot
+carry it, because a wake-up names no generation.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 
 from django.conf import settings
 
-from inference_site.observability.redaction import redacted
+from inference_site.observability.logs import redacted
 
 logger = logging.getLogger(__name__)
 
 _tracer: Any = None
 
-current: ContextVar[str] = ContextVar("traceparent", default="")
+current_traceparent: ContextVar[str] = ContextVar("traceparent", default="")
 """The ``traceparent`` of the current request; empty without traces."""
 
 
 def start_tracing(role: str) -> None:
-    """Send the spans of this process to the collector, if there is one in the settings."""
+    """Send the spans of this process to the collector, if the settings name one."""
     global _tracer  # noqa: PLW0603  # One tracer for the process, as in OpenTelemetry itself.
     endpoint = settings.OTEL_EXPORTER_OTLP_ENDPOINT
     if not endpoint:
@@ -50,13 +50,20 @@ def start_tracing(role: str) -> None:
 
 
 class Span:
-    """An open span, which does nothing when traces are off. Times are Unix seconds."""
+    """An open span; it does nothing when traces are off. Times are Unix seconds."""
 
     __slots__ = ("_span", "traceparent")
 
     def __init__(self, span: Any = None) -> None:
         self._span = span
-        self.traceparent = "" if span is None else _injected(span)
+        self.traceparent = ""
+        if span is not None:
+            from opentelemetry.trace import set_span_in_context
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+            carrier: dict[str, str] = {}
+            TraceContextTextMapPropagator().inject(carrier, set_span_in_context(span))
+            self.traceparent = carrier.get("traceparent", "")
 
     def set(self, **attributes: Any) -> None:
         """Set attributes; a double underscore in a name becomes a dot."""
@@ -81,16 +88,17 @@ def is_tracing() -> bool:
     return _tracer is not None
 
 
-def begin(
+def start_span(
     name: str,
-    sort: str = "internal",
+    kind: str = "internal",
     parent: str = "",
     at_s: float | None = None,
     **attributes: Any,
 ) -> Span:
-    """Begin a span. ``sort`` is ``internal``, ``server``, ``producer`` or ``consumer``.
+    """Start a span. ``kind`` is ``internal``, ``server``, ``producer`` or ``consumer``.
 
-    ``parent`` is a ``traceparent``; if it is empty or malformed, the span begins a new trace.
+    ``parent`` is a ``traceparent``; if it is empty or malformed, the span starts a new trace. The
+    span starts now, or at ``at_s``.
     """
     if _tracer is None:
         return _NO_SPAN
@@ -102,7 +110,7 @@ def begin(
         _tracer.start_span(
             name,
             context=context,
-            kind=SpanKind[sort.upper()],
+            kind=SpanKind[kind.upper()],
             start_time=_nanoseconds(time.time() if at_s is None else at_s),
         )
     )
@@ -113,15 +121,6 @@ def begin(
 def trace_id(traceparent: str) -> str:
     """Return the trace id of a ``traceparent``, or an empty text without one."""
     return traceparent.split("-")[1] if traceparent else ""
-
-
-def _injected(span: Any) -> str:
-    from opentelemetry.trace import set_span_in_context
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-    carrier: dict[str, str] = {}
-    TraceContextTextMapPropagator().inject(carrier, set_span_in_context(span))
-    return carrier.get("traceparent", "")
 
 
 def _nanoseconds(seconds: float) -> int:

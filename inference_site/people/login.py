@@ -30,7 +30,7 @@ from unfold.forms import AuthenticationForm
 
 from inference_site.admin_pages.labels import duration
 from inference_site.people.login_log import client_address
-from inference_site.storage.redis_clients import site_client
+from inference_site.storage.redis import site_client
 
 logger = logging.getLogger(__name__)
 

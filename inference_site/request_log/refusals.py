@@ -17,7 +17,7 @@ from django.db import Error
 
 from inference_site.accounts.keys import owners_of
 from inference_site.request_log.models import Refusal
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.postgresql import release_connection_after
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class RefusalWriter:
         if not self._held:
             return True
         try:
-            with lent_connection():
+            with release_connection_after():
                 _store(self._held)
         except Error as exc:
             logger.warning("%d refused requests are not stored yet: %s", len(self._held), exc)

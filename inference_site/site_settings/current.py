@@ -9,7 +9,7 @@ from django.conf import settings
 from django.db import connection
 
 from inference_site.site_settings.models import SiteSettings
-from inference_site.storage.recent import Recent
+from inference_site.storage.cached_value import CachedValue
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def _read() -> SiteSettings:
     return _last
 
 
-_recent = Recent(_read, _TTL_S)
+_recent = CachedValue(_read, _TTL_S)
 
 
 def site_settings() -> SiteSettings:

@@ -1,1 +1,1 @@
-"""Health and site-wide metrics; URLs, the doctor and ``manage.py web`` import it."""
+"""Health and metrics of the whole site."""

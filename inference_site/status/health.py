@@ -19,12 +19,12 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.fleet import fleet, placement
 from inference_site.fleet.fleet import ModelStatus
 from inference_site.fleet.leases import LiveWorker, ModelState, live_view
-from inference_site.storage.connections import own_connection
-from inference_site.storage.redis_clients import client_options
+from inference_site.storage.postgresql import unpooled_connection
+from inference_site.storage.redis import client_options
 
 _TIMEOUT_S = 2.0
 _REMOTE_ENGINE = "openai_upstream"
-_COMING = (ModelStatus.LOADING, ModelStatus.UNLOADED)
+_NOT_LOADED = (ModelStatus.LOADING, ModelStatus.UNLOADED)
 _pool = ThreadPoolExecutor(8, thread_name_prefix="health")
 
 
@@ -37,10 +37,10 @@ class Health(WireObject):
 class Readiness(WireObject):
     """The answer of ``GET /health/ready``; each of ``checks`` is "ok" or describes a fault.
 
-    ``models`` has those that cannot be used now though the site is ready: ``failed`` while a
-    model's own server is down, ``unloaded`` if that was asked for, ``no_host`` if no worker has a
-    label that it needs, ``restarting`` while its only worker is being replaced: requests wait for
-    that.
+    ``models`` lists the models that cannot be used although the site is ready: ``failed`` while a
+    model's own server is down, ``unloaded`` if an operator unloaded it, ``no_host`` if no worker
+    has a label that it needs, ``restarting`` while its only worker is being replaced: requests
+    wait for that.
     """
 
     status: Literal["ready", "unavailable"]
@@ -59,7 +59,7 @@ class VersionView(OpenView):
 
     @documented(answer=Version)
     def get(self, request: Request) -> Response:
-        """Tell the release that runs."""
+        """Return the release that runs."""
         return Response(Version(version=settings.VERSION).model_dump())
 
 
@@ -75,8 +75,8 @@ class HealthView(OpenView):
 class ReadyView(OpenView):
     """``GET /health/ready``: PostgreSQL, Redis, and a live worker for each model.
 
-    A model whose own server is down is not ready, and the site is, while another model can be used.
-    The status is 503 when a check fails; ``checks`` has ``ok`` or the fault of each part.
+    The site is ready without a model whose own server is down, while another model can be used. The
+    status is 503 when a check fails; ``checks`` has ``ok`` or the fault of each part.
     """
 
     @documented(answer=Readiness, also={503: Readiness | ErrorEnvelope})
@@ -106,7 +106,7 @@ def _run(checks: dict[str, Callable[[], str]]) -> dict[str, str]:
 
 def _check_postgres() -> str:
     try:
-        with own_connection() as own:
+        with unpooled_connection() as own:
             found = own.execute("SHOW transaction_read_only").fetchone()
     except psycopg.Error as exc:
         return f"{type(exc).__name__}: not reachable"
@@ -127,32 +127,29 @@ def _check_redis() -> str:
 
 
 def _check_workers(absent: dict[str, str]) -> str:
-    """Return "ok" or what is missing; put into ``absent`` what may be, with its state."""
-    # The next request asks the same view: what is told to be ready here is used at once.
+    """Return "ok" or the missing models; put models that may be missing into ``absent``."""
+    # The next request reads the same view, so a model that is reported as ready is used at once.
     workers, unloaded = live_view.refresh(), fleet.unloaded_on_purpose()
     statuses = fleet.statuses_among(workers, list(catalogue().models))
     can_serve = ModelStatus.LOADED in statuses.values()
     missing = []
-    away = [model for model, status in statuses.items() if status in _COMING]
-    restarting = fleet.restarting(away) | _started_again(workers)
+    not_loaded = [model for model, status in statuses.items() if status in _NOT_LOADED]
+    reports = [served for worker in workers for served in worker.models]
+    # Models that are loading and whose server has been ready before.
+    reloading = {r.id for r in reports if r.away_since and r.state == ModelState.LOADING}
+    restarting = fleet.restarting(not_loaded) | reloading
     for model, status in statuses.items():
         if status == ModelStatus.LOADED or not is_expected(model, status):
             continue
         if model in restarting:
             absent[model] = "restarting"
-        elif can_serve and _has_no_host(model, workers):
+        elif can_serve and _why_no_host(model, workers):
             absent[model] = "no_host"
         elif _may_be_absent(model, status, unloaded, can_serve):
             absent[model] = status.value
         else:
-            missing.append(_described(model, status, workers))
+            missing.append(_describe(model, status, workers))
     return f"no live worker for: {', '.join(missing)}" if missing else "ok"
-
-
-def _started_again(workers: list[LiveWorker]) -> set[str]:
-    """Return the models that are loading and whose server has been ready before."""
-    reports = (served for worker in workers for served in worker.models)
-    return {r.id for r in reports if r.away_since and r.state == ModelState.LOADING}
 
 
 def _may_be_absent(
@@ -161,34 +158,33 @@ def _may_be_absent(
     """Whether the site is ready without this model."""
     if status == ModelStatus.UNLOADED:
         return model in unloaded
-    # Its server is another's; a file that cannot be loaded is a fault of this site.
-    spec = catalogue().models.get(model)  # It may have been removed just now.
+    # Its server belongs to somebody else; a file that cannot be loaded is a fault of this site.
+    spec = catalogue().models.get(model)  # It may just have been removed.
     is_remote = spec is None or spec.engine == _REMOTE_ENGINE
     return status == ModelStatus.FAILED and is_remote and can_serve
 
 
-def _has_no_host(model: str, workers: list[LiveWorker]) -> bool:
-    """Whether the model needs a label that no worker has now."""
+def _why_no_host(model: str, workers: list[LiveWorker]) -> str:
+    """Return a sentence if the model needs a label that no worker has now."""
     spec = catalogue().models.get(model)
-    return spec is not None and bool(placement.why_no_host(spec, workers))
+    return "" if spec is None else placement.why_no_host(spec, workers)
 
 
-def _described(model: str, status: ModelStatus, workers: list[LiveWorker]) -> str:
+def _describe(model: str, status: ModelStatus, workers: list[LiveWorker]) -> str:
     """Return the model with its state."""
     if status == ModelStatus.UNLOADED:
-        spec = catalogue().models.get(model)
-        why = placement.why_no_host(spec, workers) if spec else ""
+        why = _why_no_host(model, workers)
         return f"{model} ({why[0].lower()}{why[1:-1]})" if why else model
-    having = [served for worker in workers if (served := worker.model(model)) is not None]
-    known = [served.progress for served in having if served.progress is not None]
+    reports = [served for worker in workers if (served := worker.model(model)) is not None]
+    known = [served.progress for served in reports if served.progress is not None]
     return f"{model} ({status.value}{f', {max(known):.0%}' if known else ''})"
 
 
 def is_expected(model: str, status: ModelStatus) -> bool:
     """Return whether workers should have this model at all times, and not only on demand.
 
-    A model that has just appeared does not take the site out of service while it loads, nor does
-    one beside the entries of a models file, which the workers may have been told not to load.
+    A model beside the entries of a models file is not expected, because the workers may be
+    configured not to load it.
     """
     if settings.START_MODELS:
         named = map(catalogue().find, settings.START_MODELS)

@@ -1,1 +1,1 @@
-"""Connections to PostgreSQL and Redis; everything but the domain may import them."""
+"""PostgreSQL and Redis; every package but the domain may import it."""

@@ -10,6 +10,6 @@ from django.conf import settings
 
 
 def cipher_for(purpose: str) -> Fernet:
-    """Return the cipher of a purpose; it cannot read what that of another has written."""
+    """Return the cipher of a purpose; it cannot decrypt what that of another encrypted."""
     secret = f"{settings.SECRET_KEY}:{purpose}".encode()
     return Fernet(base64.urlsafe_b64encode(hashlib.sha256(secret).digest()))

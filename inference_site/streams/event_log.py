@@ -23,8 +23,7 @@ import redis.asyncio
 import redis.exceptions
 from django.conf import settings
 
-from inference_site.storage.full_redis import FIRST_WRITE, SET_WHEN_FULL
-from inference_site.storage.redis_clients import client_for
+from inference_site.storage.redis import ALLOW_WHEN_FULL, SET_WHEN_FULL, client_for
 from inference_site.streams.batches import (
     LAST_ID,
     Batch,
@@ -84,7 +83,7 @@ class LogState(IntEnum):
 # id of the entry ("" to append nothing, the greatest id to end the stream), its payload, its
 # attempt, "1" if it ends the stream with a refusal, and "1" if the log is known to have frames.
 APPEND = (
-    FIRST_WRITE
+    ALLOW_WHEN_FULL
     + HELD_LUA
     + SEND
     + """
@@ -129,7 +128,7 @@ return replies
 
 # KEYS: latest attempt of one stream. ARGV: the attempt that begins, time to live (s).
 BEGIN_ATTEMPT = (
-    FIRST_WRITE
+    ALLOW_WHEN_FULL
     + """
 if tonumber(redis.call("GET", KEYS[1]) or 0) < tonumber(ARGV[1]) then
   redis.call("SET", KEYS[1], ARGV[1], "EX", ARGV[2])
@@ -142,7 +141,7 @@ end
 # ARGV: time to live of a finished log, and of one that can be resumed (ms); the last id the caller
 # knows; payload of the ending.
 CLOSE = (
-    FIRST_WRITE
+    ALLOW_WHEN_FULL
     + HELD_LUA
     + """
 local last = "18446744073709551615-0"
@@ -163,7 +162,7 @@ return followers
 # KEYS: log, followers, request document of one stream. ARGV: channel; time to live of the followers
 # (s), and the shorter one if there is neither log nor document, so the stream may never end.
 FOLLOW = (
-    FIRST_WRITE
+    ALLOW_WHEN_FULL
     + """
 local tail = redis.call("XREVRANGE", KEYS[1], "+", "-", "COUNT", 1)
 if tail[1] and tail[1][1] == "18446744073709551615-0" then return end

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 
 from inference_site.domain.errors import ProjectQuotaReached, RedisFull, RequestTooLarge
 from inference_site.domain.request import GenerationRequest
-from inference_site.storage.redis_clients import client_for
+from inference_site.storage.redis import client_for
 from inference_site.streams.batches import (
     Batch,
     Sent,

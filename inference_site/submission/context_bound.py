@@ -22,10 +22,9 @@ import orjson
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.errors import ContextLengthExceeded
-from inference_site.domain.messages import Message, TextPart
+from inference_site.domain.messages import Message, TextPart, drop_oldest_turns
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
-from inference_site.domain.turns import without_oldest
 
 _TOKEN_BYTES = 16
 _MESSAGE_BYTES = 2 * _TOKEN_BYTES
@@ -93,7 +92,7 @@ def fit_to_context(request: GenerationRequest, subject: str = "") -> GenerationR
     lengths = [_length(message) for message in request.messages]
     too_many = sum(lengths) + beside - bound.size
     if too_many > 0 and request.truncate:
-        messages = without_oldest(request.messages, lengths, too_many)
+        messages = drop_oldest_turns(request.messages, lengths, too_many)
         request = replace(request, messages=messages)
         lengths = [_length(message) for message in messages]
     if (size := sum(lengths)) + beside > bound.size:

@@ -21,7 +21,7 @@ from inference_site.accounts.keys import Caller
 from inference_site.api.payload import WireRequest
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.routes import Route, Target
-from inference_site.domain.errors import ModelServerAway
+from inference_site.domain.errors import ModelServerUnreachable
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import (
     ForbiddenError,
@@ -36,7 +36,7 @@ from inference_site.fleet.leases import LiveWorker, ModelState, live_view
 from inference_site.generations.models import Generation, ServiceClass
 from inference_site.generations.queue_position import position_of, position_of_waiting, queue_counts
 from inference_site.model_store.adapters import added_view
-from inference_site.observability.log_context import note
+from inference_site.observability.logs import add_log_fields
 
 BYTES_PER_TOKEN = 3
 """The web process has no tokenizer. This estimates rather too many tokens: the prompt must fit."""
@@ -93,7 +93,7 @@ def served_model(
             "Missing required parameter: 'model'.", param="model", code="missing_required_parameter"
         )
     if _NAME.fullmatch(name):
-        note(model=name)
+        add_log_fields(model=name)
     spec = catalogue().named(name, caller.project_name)
     if spec is None:
         mine = (s for s in catalogue().models.values() if s.is_for(caller.project_name))
@@ -149,7 +149,7 @@ def require_served(spec: ModelSpec, *, background: bool = False) -> None:
         return
     if live_view.away_since(spec.id):
         if not background and not settings.SERVER_WAIT_S:
-            raise UnavailableError(str(ModelServerAway()), code="engine_unavailable")
+            raise UnavailableError(str(ModelServerUnreachable()), code="engine_unavailable")
         return
     status = fleet.status_of(spec.id)
     if status != ModelStatus.FAILED and fleet.restarting([spec.id]):

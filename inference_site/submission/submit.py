@@ -23,7 +23,7 @@ from inference_site.generations.queue_position import QueuePosition
 from inference_site.idempotency.models import KeyClaim, KeyTaken
 from inference_site.idempotency.requests import GRACE_S, answered_with, claim_of
 from inference_site.site_settings.current import disconnect_grace_s as site_grace_s
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.postgresql import release_connection_after
 from inference_site.streams.request_documents import Document, Opening
 from inference_site.submission.admission import Admission, admit
 from inference_site.submission.context_bound import fit_to_context
@@ -173,7 +173,7 @@ def respond(
         model, id_ = submission.document.request.model, submission.generation_id
 
         def comment() -> bytes:
-            with lent_connection():
+            with release_connection_after():
                 return loading_comment(model, id_)
 
         handoff = HandOff(

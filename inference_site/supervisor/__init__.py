@@ -1,1 +1,1 @@
-"""The processes of ``manage.py serve``; only that command imports it."""
+"""The processes of ``manage.py serve``."""

@@ -1,8 +1,8 @@
 """Child processes: started, restarted with back-off when they die, and replaced one by one.
 
 A process that stops (see ``process_lifecycle``) is replaced at once: it drains while the next one
-starts. ``roll`` does the same in the better order: the next one starts first, and the one before it
-is stopped when that one is ready. A process can ask for it.
+starts. ``roll`` starts the next process first and stops the current one when the next is ready; a
+process can ask for it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inference_site.process_lifecycle import NOTIFY_FD, REPLACES_PID, State
-from inference_site.restart_delay import RestartDelay
+from inference_site.process_lifecycle import NOTIFY_FD, REPLACES_PID, RestartDelay, State
 
 _ROLL_S = 600.0
-"""How long a new process may take to get ready before the one that it replaces is kept."""
+"""A new process that is not ready after this time is stopped, and the current one is kept."""
 _POLL_S = 0.02
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program to run: its name, its command line, the file for its output, what it inherits.
+    """A program to run: its name, command line, log file and inherited file descriptors.
 
     Two processes of a program that ``starts_alone`` cannot run at the same time, not even while
     one replaces the other.
@@ -45,16 +44,16 @@ class Program:
 
 
 class Adopted:
-    """A child of this process that was started before it executed another program.
+    """A child that this process started before it executed another program.
 
-    It has the part of Popen that is used here.
+    It has the methods of Popen that are used here.
     """
 
     def __init__(self, pid: int, returncode: int | None) -> None:
         self.pid, self.returncode = pid, returncode
 
     def poll(self) -> int | None:
-        """Return the exit status, as Popen does; None while it runs."""
+        """Return the exit status; None while the process runs."""
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -62,7 +61,7 @@ class Adopted:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end. Raise TimeoutExpired."""
+        """Wait for the end of the process; return the exit status. Raise TimeoutExpired."""
         until = math.inf if timeout is None else time.monotonic() + timeout
         while (status := self.poll()) is None:
             if time.monotonic() > until:
@@ -71,52 +70,52 @@ class Adopted:
         return status
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send a signal to the process, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
 
 class Process:
-    """One process of a program, and the pipe that it writes its states into."""
+    """One process of a program, and the pipe into which it writes its states."""
 
     def __init__(self, program: Program, env: Mapping[str, str], replaces: int | None) -> None:
-        self._notices, theirs = os.pipe()
-        os.set_blocking(self._notices, False)
-        self._said = b""
+        self._states_fd, write_fd = os.pipe()
+        os.set_blocking(self._states_fd, False)
+        self._states = b""
         self.log_start = program.log.stat().st_size if program.log.exists() else 0
         with program.log.open("ab") as log:
             self.popen: subprocess.Popen[bytes] | Adopted = subprocess.Popen(
                 program.command,
-                env={**env, NOTIFY_FD: str(theirs), REPLACES_PID: str(replaces or "")},
+                env={**env, NOTIFY_FD: str(write_fd), REPLACES_PID: str(replaces or "")},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                pass_fds=(*program.descriptors, theirs),
+                pass_fds=(*program.descriptors, write_fd),
                 start_new_session=True,  # Ctrl-C reaches only the supervisor.
                 preexec_fn=_before_exec,  # noqa: PLW1509  # Two system calls.
             )
-        os.close(theirs)
+        os.close(write_fd)
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process has not ended."""
         return self.popen.poll() is None
 
     def __getstate__(self) -> dict[str, Any]:
         adopted = Adopted(self.popen.pid, self.popen.returncode)
         return self.__dict__ | {"popen": adopted}
 
-    def has_said(self, state: State) -> bool:
-        """Return whether the process has written this state, and forget that it has."""
+    def take_state(self, state: State) -> bool:
+        """Return whether the process has written this state since the last call."""
         with contextlib.suppress(OSError):  # Nothing new, or the pipe is closed.
-            while self._notices >= 0 and (read := os.read(self._notices, 4096)):
-                self._said = (self._said + read)[-4096:]
-        said = self._said.splitlines()
-        self._said = b"\n".join(line for line in said if line != state.encode()) + b"\n"
-        return state.encode() in said
+            while self._states_fd >= 0 and (read := os.read(self._states_fd, 4096)):
+                self._states = (self._states + read)[-4096:]
+        states = self._states.splitlines()
+        self._states = b"\n".join(line for line in states if line != state.encode()) + b"\n"
+        return state.encode() in states
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send a signal to the process, unless it has ended."""
         if self.is_running:
             self.popen.send_signal(number)
 
@@ -129,18 +128,18 @@ class Process:
 
     @property
     def descriptors(self) -> list[int]:
-        """The descriptors that it needs."""
-        return [self._notices] if self._notices >= 0 else []
+        """The descriptors that must stay open when the supervisor executes its command again."""
+        return [self._states_fd] if self._states_fd >= 0 else []
 
     def close(self) -> None:
-        """Read no more of its states."""
-        if self._notices >= 0:
-            os.close(self._notices)
-            self._notices = -1
+        """Close the pipe: the process then knows that no other will replace it."""
+        if self._states_fd >= 0:
+            os.close(self._states_fd)
+            self._states_fd = -1
 
 
 class Child:
-    """A program and its current process, the next one, and those that drain."""
+    """A program with its current process, the next process, and those that drain."""
 
     def __init__(
         self, program: Program, env: Mapping[str, str], say: Callable[[str], None]
@@ -149,12 +148,12 @@ class Child:
         self.environment, self._say = dict(env), say
         self._current: Process | None = None
         self._next: Process | None = None
-        self._leaving: list[Process] = []
+        self._draining: list[Process] = []
         self._started_at = self._roll_until = 0.0
         self._delay = RestartDelay()
         self._restart_at: float | None = None
         self.exit_status: int | None = None
-        """How the last process ended, after ``restart_if_dead`` has seen it."""
+        """The exit status of the last process that died."""
 
     @property
     def pid(self) -> int | None:
@@ -162,7 +161,7 @@ class Child:
         return self._current.popen.pid if self._current and self._current.is_running else None
 
     def start(self) -> None:
-        """Start the program, and append its output to its log."""
+        """Start the program; its output is appended to its log."""
         self._restart_at = None
         self._started_at = time.monotonic()
         if self._current is not None and not self._current.is_running:
@@ -170,7 +169,7 @@ class Child:
         self._current = Process(self.program, self.environment, self.pid)
 
     def roll(self, now: float) -> None:
-        """Replace the process: start the next one now, and stop this one when that one is ready."""
+        """Replace the process: start the next one, and stop this one when the next is ready."""
         if self.pid is None or self.is_rolling:
             return
         if self.program.starts_alone:
@@ -183,68 +182,70 @@ class Child:
 
     @property
     def is_rolling(self) -> bool:
-        """Whether the next process gets ready."""
+        """Whether the next process is starting."""
         return self._next is not None
 
     def restart_if_dead(self, now: float) -> None:
-        """Replace a process that stops, or dies; see to one that is being replaced."""
-        for process in [each for each in self._leaving if not each.is_running]:
+        """Replace a process that stops or has died; continue a replacement that is in progress."""
+        for process in [each for each in self._draining if not each.is_running]:
             process.close()
-            self._leaving.remove(process)
+            self._draining.remove(process)
         if self._next is not None:
-            self._look_at_next(self._next, now)
+            self._check_next(self._next, now)
         if self._restart_at is not None:
             if now >= self._restart_at:
                 self.start()
-        elif self._current is not None and self._current.has_said("stopping"):
+        elif self._current is not None and self._current.take_state("stopping"):
             self._say(f"{self.program.name} stops; starting the next process")
-            self._leaving.append(self._current)
+            self._draining.append(self._current)
             if self._next is None:
                 self.start()
             else:
                 self._switch(self._next)
-        elif self._current is not None and self._current.has_said("restart"):
+        elif self._current is not None and self._current.take_state("restart"):
             self.roll(now)
         elif self._current is not None and not self._current.is_running:
             if self._next is None:
-                self._note_death(self._current, now)
+                self._schedule_restart(self._current, now)
             else:
                 self._current.close()
                 self._switch(self._next)
 
-    def _look_at_next(self, process: Process, now: float) -> None:
-        """Switch to the next process when it is ready; drop it when it cannot get so."""
-        if process.has_said("ready"):
+    def _check_next(self, process: Process, now: float) -> None:
+        """Switch to the next process when it is ready; stop it when it fails to start."""
+        if process.take_state("ready"):
             self._say(f"{self.program.name}: the next process is ready")
             if self._current is not None:
                 self._current.signal(signal.SIGTERM)
-                self._leaving.append(self._current)
+                self._draining.append(self._current)
             self._restart_at = None
             self._switch(process)
-        elif process.has_said("failed") or not process.is_running or now > self._roll_until:
+        elif process.take_state("failed") or not process.is_running or now > self._roll_until:
             self._say(
                 f"{self.program.name}: the next process did not get ready; the one before it goes "
                 f"on (log: {self.program.log})"
             )
-            process.close()  # None takes its place.
+            process.close()
             process.signal(signal.SIGTERM)
-            self._leaving.append(process)
+            self._draining.append(process)
             self._next = None
 
     def _switch(self, process: Process) -> None:
         self._current, self._next, self._started_at = process, None, time.monotonic()
 
-    def _note_death(self, process: Process, now: float) -> None:
+    def _schedule_restart(self, process: Process, now: float) -> None:
         self.exit_status = status = process.popen.wait()
         delay_s = self._delay.after(now - self._started_at)
+        how = f"exited with status {status}"
+        if status < 0:
+            how = f"was killed by {signal.Signals(-status).name}"
         self._say(
-            f"{self.program.name} {_describe(status)}; "
-            f"restarting in {delay_s:g} s (log: {self.program.log})"
+            f"{self.program.name} {how}; restarting in {delay_s:g} s (log: {self.program.log})"
         )
         self._restart_at = now + delay_s
 
     def logged(self) -> str:
-        """Return what the last process has written into its log."""
+        """Return what the current process has written into its log."""
         with self.program.log.open("rb") as log:
             log.seek(self._current.log_start if self._current else 0)
             return log.read().decode(errors="replace")
@@ -256,21 +257,21 @@ class Child:
 
     @property
     def _all(self) -> list[Process]:
-        return [each for each in (self._current, self._next, *self._leaving) if each is not None]
+        return [each for each in (self._current, self._next, *self._draining) if each is not None]
 
     def terminate(self) -> None:
-        """Have all processes of the program drain and end, and start no other."""
+        """Have all processes of the program drain and end, without replacements."""
         for process in self._all:
-            process.close()  # None takes its place: see ``process_lifecycle.notify``.
+            process.close()
             process.signal(signal.SIGTERM)
 
     def interrupt(self) -> None:
-        """Have processes that drain end now."""
+        """Have processes that drain end at once."""
         for process in self._all:
             process.signal(signal.SIGINT)
 
     def wait(self, deadline: float, *, kills: bool = True) -> bool:
-        """Return whether all its processes ended by the deadline; kill those that did not."""
+        """Return whether all processes ended by the deadline; kill the others if ``kills``."""
         ended = True
         for process in self._all:
             try:
@@ -283,14 +284,8 @@ class Child:
         return ended
 
 
-def _describe(status: int) -> str:
-    if status < 0:
-        return f"was killed by {signal.Signals(-status).name}"
-    return f"exited with status {status}"
-
-
 def _before_exec() -> None:
-    """Have SIGHUP restart the process, also under ``nohup``, which is meant for the supervisor.
+    """Have SIGHUP restart the process, also under ``nohup``, which applies to the supervisor only.
 
     On Linux, have the kernel stop the process if the supervisor is killed.
     """

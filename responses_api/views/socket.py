@@ -37,7 +37,7 @@ from inference_site.gateway.delivery import Delivery, Sink
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.handoff import CallResult, call_until_done
 from inference_site.gateway.hub import hub
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.postgresql import release_connection_after
 from inference_site.streams.batches import Batch, Ending, frames_of
 from inference_site.submission.submit import follow, submit
 from responses_api.creation import Creation, create
@@ -277,7 +277,7 @@ async def _in_thread(call: Callable[[], T]) -> T:
     """Run a call that uses the database on a thread."""
 
     def run() -> T:
-        with lent_connection():
+        with release_connection_after():
             return call()
 
     result: T = await sync_to_async(run, thread_sensitive=False)()

@@ -21,7 +21,7 @@ from inference_site.accounts.rate_limits import (
     hit,
 )
 from inference_site.errors.api_errors import RateLimitError
-from inference_site.storage.redis_clients import site_client
+from inference_site.storage.redis import site_client
 
 Key = tuple[ApiKey, str]
 

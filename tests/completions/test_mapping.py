@@ -11,8 +11,7 @@ from completions.wire.chat import ChatCompletionRequest
 from inference_site.api.payload import parse
 from inference_site.domain.messages import Message
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest
-from inference_site.domain.sampling import Sampling
+from inference_site.domain.request import GenerationRequest, Sampling
 from inference_site.errors.api_errors import InvalidRequestError
 from inference_site.submission.model_access import with_capabilities
 

@@ -11,7 +11,7 @@ from django.test import Client
 
 from inference_site.domain.device import Device
 from inference_site.fleet.leases import Lease, LiveWorker, ModelReport, ModelState
-from inference_site.storage.redis_clients import site_client
+from inference_site.storage.redis import site_client
 
 FLEET = "/admin/fleet/"
 WORKER = "host:1:abcdef"

@@ -19,7 +19,7 @@ from inference_site.fleet.leases import HostState, Lease, LiveWorker, ModelRepor
 from inference_site.generations.models import Status
 from inference_site.model_store.entries import decrypt_secrets
 from inference_site.model_store.models import Pull, PullState, StoredModel
-from inference_site.storage.redis_clients import site_client
+from inference_site.storage.redis import site_client
 from tests.generations.rows import create_generation
 
 FLEET, ADD = "/admin/fleet/", "/admin/model_store/storedmodel/add/"

@@ -14,15 +14,16 @@ import psycopg
 import pytest
 import redis
 
-from inference_site.supervisor.postgres import EmbeddedPostgres
 from inference_site.supervisor.services import (
+    EmbeddedPostgres,
+    ServiceError,
     bundled_redis,
     missing_fixes,
     newest_redis,
     plan_redis,
+    socket_directory,
     wait_for_redis,
 )
-from inference_site.supervisor.sockets import ServiceError, socket_directory
 
 
 def test_postgresql_that_is_not_installed_is_told_with_what_to_do(

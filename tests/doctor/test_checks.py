@@ -13,8 +13,8 @@ from pytest_django.fixtures import Settings
 
 from inference_site import environment
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.doctor import fleet, host, services
-from inference_site.doctor.finding import Finding, guarded
+from inference_site.doctor import checks
+from inference_site.doctor.checks import Finding, guarded
 from inference_site.fleet.leases import Lease, LiveWorker, ModelReport
 from inference_site.supervisor.services import RedisServer
 
@@ -31,7 +31,7 @@ def levels(findings: Iterable[Finding]) -> dict[str, list[str]]:
 def test_each_redis_is_asked_also_that_of_the_limits(settings: Settings) -> None:
     address = f"{settings.REDIS_URL}?db=1"
     settings.RATE_LIMIT_URL = address
-    found = levels(services.check_redis())
+    found = levels(checks.check_redis())
     assert list(found) == ["Redis (queues, hints, event logs)", "Redis (limits)"]
     assert {level for each in found.values() for level in each} == {"ok"}
 
@@ -43,16 +43,16 @@ def test_a_bundled_redis_is_named_unless_the_site_has_another(
     own = RedisServer("/usr/bin/valkey-server", (8, 1, 4), is_bundled=False)
     source = {"REDIS_URL": ("unix:///x", "serve")}
     monkeypatch.setattr(environment, "asked", lambda: source)
-    monkeypatch.setattr(host, "newest_redis", lambda: bundled)
-    [finding] = host.check_bundled_redis()
+    monkeypatch.setattr(checks, "newest_redis", lambda: bundled)
+    [finding] = checks.check_bundled_redis()
     assert finding.level == "warn"
     assert "version 6.2.14, bundled: it gets no security fixes" in finding.found
     assert "CVE-2025-49844" in finding.found
-    monkeypatch.setattr(host, "newest_redis", lambda: own)
-    [finding] = host.check_bundled_redis()
+    monkeypatch.setattr(checks, "newest_redis", lambda: own)
+    [finding] = checks.check_bundled_redis()
     assert (finding.level, finding.found) == ("ok", "/usr/bin/valkey-server, version 8.1.4")
     source["REDIS_URL"] = ("redis://elsewhere", "environment")
-    assert list(host.check_bundled_redis()) == []
+    assert list(checks.check_bundled_redis()) == []
 
 
 @pytest.fixture
@@ -70,21 +70,21 @@ def evicting() -> Iterator[None]:
 @pytest.mark.redis
 @pytest.mark.usefixtures("evicting")
 def test_a_redis_that_evicts_keys_fails() -> None:
-    found = {(finding.level, finding.found) for finding in services.check_redis()}
+    found = {(finding.level, finding.found) for finding in checks.check_redis()}
     assert ("fail", "allkeys-lru, limit 1,024 MiB") in found
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_database_without_tables_lacks_migrations(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [finding.level for finding in services.check_migrations()] == ["ok"]
+    assert [finding.level for finding in checks.check_migrations()] == ["ok"]
     with connections["default"].cursor() as cursor:
         cursor.execute("CREATE DATABASE empty")
     empty = connections["default"].copy()
     empty.settings_dict["NAME"] = "empty"
     empty.settings_dict["OPTIONS"].pop("pool")  # It would lend connections to the other database.
-    monkeypatch.setattr(services, "connection", empty)
+    monkeypatch.setattr(checks, "connection", empty)
     try:
-        (finding,) = services.check_migrations()
+        (finding,) = checks.check_migrations()
     finally:
         empty.close()
         with connections["default"].cursor() as cursor:
@@ -105,7 +105,7 @@ def models_file(settings: Settings, tmp_path: Path) -> Iterator[Path]:
 
 def test_a_bad_models_file_is_told_with_its_line(models_file: Path) -> None:
     models_file.write_text("models:\n  a: {slots: many}\n")
-    (finding,) = guarded("models", fleet.check_models, "Correct it.")
+    (finding,) = guarded("models", checks.check_models, "Correct it.")
     assert (finding.level, finding.fix) == ("fail", "Correct it.")
     assert "models.yaml:2" in finding.found
 
@@ -122,7 +122,7 @@ def test_models_without_files_and_without_workers_are_told(models_file: Path) ->
     lease = Lease("doctored", lambda: LiveWorker("doctored", (ModelReport("served", 1, 0),)))
     lease.renew(ttl_s=60)
     try:
-        found = levels([*fleet.check_models(), *fleet.check_workers()])
+        found = levels([*checks.check_models(), *checks.check_workers()])
     finally:
         lease.stop()
     assert found["model absent"] == found["model junk"] == ["fail", "warn"]
@@ -133,4 +133,4 @@ def test_models_without_files_and_without_workers_are_told(models_file: Path) ->
 def test_settings_that_are_forgotten_are_told(settings: Settings) -> None:
     settings.SECRET_KEY = "short"
     settings.DEBUG = True
-    assert levels(host.check_settings()) == {"SECRET_KEY": ["warn"], "DEBUG": ["warn"]}
+    assert levels(checks.check_settings()) == {"SECRET_KEY": ["warn"], "DEBUG": ["warn"]}

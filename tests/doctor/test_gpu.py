@@ -12,7 +12,7 @@ from django.core.management import call_command
 
 from inference_site.catalogue.catalogue import DEMO_FILE, Catalogue
 from inference_site.doctor import gpu
-from inference_site.doctor.finding import Finding
+from inference_site.doctor.checks import Finding
 from inference_site.domain.model_spec import ModelSpec
 
 H100 = "NVIDIA H100 80GB HBM3, 81559, 80990, 9.0"

@@ -7,11 +7,11 @@ import inspect
 
 import pytest
 
-from inference_site.domain import deltas, messages, request, sampling
+from inference_site.domain import deltas, messages, request
 
 VALUES = [
     kind
-    for module in (deltas, messages, request, sampling)
+    for module in (deltas, messages, request, request)
     for _, kind in inspect.getmembers(module, inspect.isclass)
     if dataclasses.is_dataclass(kind) and kind.__module__ == module.__name__
 ]

@@ -31,7 +31,7 @@ from inference_site.fleet.leases import (
     prune,
 )
 from inference_site.generations.queue import new_id
-from inference_site.storage.redis_clients import site_client
+from inference_site.storage.redis import site_client
 from tests.waiting import wait_until
 
 Announce = Callable[..., str]

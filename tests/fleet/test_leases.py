@@ -21,8 +21,8 @@ from inference_site.fleet.leases import (
     unsent_tokens,
 )
 from inference_site.generations.queue import new_id
-from inference_site.storage import recent
-from inference_site.storage.redis_clients import site_client
+from inference_site.storage import cached_value
+from inference_site.storage.redis import site_client
 from tests.waiting import wait_until
 
 SERVED = (ModelReport("demo", slots=4, busy=1), ModelReport("other", slots=1, busy=0))
@@ -132,7 +132,7 @@ class Clock:
         self.now = 1000.0
         self.workers = [LiveWorker("one", (ModelReport("demo", 4, 0),))]
         self.reads = 0
-        monkeypatch.setattr(recent, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(cached_value, "time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(leases, "live_workers", self._read)
 
     def _read(self) -> list[LiveWorker]:

@@ -17,7 +17,7 @@ from inference_site.catalogue.hub import Reference, downloaded
 from inference_site.fleet import fleet, leases
 from inference_site.fleet.leases import Lease, LiveView, LiveWorker, ModelReport, prune
 from inference_site.generations.queue import new_id
-from inference_site.storage.redis_clients import site_client
+from inference_site.storage.redis import site_client
 from tests.hub_server import Hub
 from tests.ports import free_port
 

@@ -13,7 +13,7 @@ from inference_site.fleet import placement
 from inference_site.fleet.leases import Lease, LiveWorker, ModelReport, ModelState, lease_key
 from inference_site.fleet.placement import claim, give_back, planned, why_no_host
 from inference_site.generations.queue import new_id
-from inference_site.storage.redis_clients import site_client
+from inference_site.storage.redis import site_client
 
 
 def spec(id_: str = "m", **fields: Any) -> ModelSpec:

@@ -29,7 +29,7 @@ from inference_site.gateway.hub import hub
 from inference_site.generations.models import Generation
 from inference_site.generations.queue import new_id
 from inference_site.generations.wake_ups import queue_name
-from inference_site.storage.redis_clients import broker_client, site_client
+from inference_site.storage.redis import broker_client, site_client
 from inference_site.streams.request_documents import load_document
 from inference_site.submission import model_access
 from inference_site.submission import submit as submit_module

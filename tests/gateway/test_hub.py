@@ -24,8 +24,8 @@ from inference_site.gateway.hub import Hub
 from inference_site.generations.kinds import failure
 from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import new_id
-from inference_site.storage.connections import lent_connection
-from inference_site.storage.redis_clients import client_for, new_async_clients
+from inference_site.storage.postgresql import release_connection_after
+from inference_site.storage.redis import client_for, new_async_clients
 from inference_site.streams.batches import Batch, Ending, Sent
 from inference_site.streams.event_log import MESSAGE_TYPE, AsyncEventLog, Write, close_log
 from inference_site.streams.request_documents import Loaded, load_document, save_document
@@ -335,7 +335,7 @@ def test_who_comes_to_a_hole_while_a_stored_response_runs_waits_for_its_end(
     stored.update(status="in_progress", completed_at=None)
 
     def end() -> None:
-        with lent_connection():
+        with release_connection_after():
             stored.update(status="completed", completed_at=long_ago())
             runs.update(status=Status.COMPLETED, finished_at=long_ago())
 

@@ -20,7 +20,7 @@ from inference_site.generations.wake_ups import (
     own_queue,
     queue_name,
 )
-from inference_site.storage.redis_clients import broker_client
+from inference_site.storage.redis import broker_client
 from tests.generations.rows import chat_document, create_generation
 from tests.waiting import wait_until
 

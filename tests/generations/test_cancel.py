@@ -17,7 +17,7 @@ from inference_site.accounts.models import ApiKey
 from inference_site.generations.cancellation import cancel, set_reader_deadline, stop
 from inference_site.generations.maintenance import cancel_without_readers
 from inference_site.generations.models import Generation, GenerationQuerySet, Status
-from inference_site.storage.redis_clients import client_for
+from inference_site.storage.redis import client_for
 from inference_site.streams.event_log import cancel_key, log_key, read_log
 from inference_site.streams.request_documents import Opening, load_document, save_document
 from responses_api.models import StoredResponse

@@ -18,7 +18,7 @@ from inference_site.generations.cancellation import (
 from inference_site.generations.maintenance import cancel_without_readers
 from inference_site.generations.models import Generation, Status
 from inference_site.generations.queue import new_id
-from inference_site.storage.redis_clients import new_async_clients, site_client
+from inference_site.storage.redis import new_async_clients, site_client
 from inference_site.streams.request_documents import load_document, save_document
 from tests.generations.rows import chat_document, create_generation
 

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
 from inference_site.generations.models import TERMINAL, Claim, Generation, ServiceClass, Status
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.postgresql import release_connection_after
 from tests.generations.rows import create_generation
 
 Key = tuple[ApiKey, str]
@@ -153,7 +153,7 @@ def test_the_database_refuses_impossible_rows(
 
 @pytest.mark.django_db
 def test_a_connection_is_not_given_back_inside_a_transaction() -> None:
-    with lent_connection(), connection.cursor() as cursor:
+    with release_connection_after(), connection.cursor() as cursor:
         cursor.execute("SELECT 1")
     assert connection.connection is not None
 

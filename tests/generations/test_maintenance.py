@@ -50,13 +50,8 @@ from inference_site.generations.wake_ups import (
     queue_name,
     send_wake_up,
 )
-from inference_site.storage import connections
-from inference_site.storage.redis_clients import (
-    broker_client,
-    client_for,
-    new_async_clients,
-    site_client,
-)
+from inference_site.storage import postgresql
+from inference_site.storage.redis import broker_client, client_for, new_async_clients, site_client
 from inference_site.streams.batches import Batch
 from inference_site.streams.event_log import (
     Appended,
@@ -256,13 +251,13 @@ def test_the_dead_worker_takes_only_its_own_generations_along(api_key: Key, work
 def test_a_row_that_a_frozen_process_has_locked_holds_no_other_up(
     api_key: Key, worker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "_LOCK_TIMEOUT_MS", 50)
+    monkeypatch.setattr(postgresql, "_LOCK_TIMEOUT_MS", 50)
     again, locked, other = (running(api_key, worker) for _ in range(3))
     Generation.objects.filter(pk=again.pk).update(background=True)
     suspect(worker, ago_s=30)
 
     def give_up() -> bool:
-        with connections.lent_connection():
+        with postgresql.release_connection_after():
             return try_and_log("maintenance", end_runs_of_dead_workers)
 
     with ThreadPoolExecutor(1) as pool, transaction.atomic():

@@ -27,7 +27,7 @@ from inference_site.generations import queue, wake_ups
 from inference_site.generations.models import Generation, ServiceClass, Status
 from inference_site.generations.queue import enqueue, new_id
 from inference_site.generations.wake_ups import count_wake_ups, queue_name, send_wake_up
-from inference_site.storage.redis_clients import broker_client, client_for
+from inference_site.storage.redis import broker_client, client_for
 from inference_site.streams import request_documents
 from inference_site.streams.event_log import document_key, followers_key
 from inference_site.streams.request_documents import Document, load_document

@@ -31,7 +31,7 @@ from inference_site.generations.queue_position import (
     position_of_waiting,
 )
 from inference_site.generations.wake_ups import queue_name
-from inference_site.storage.redis_clients import broker_client
+from inference_site.storage.redis import broker_client
 from tests.generations.rows import create_generation
 from tests.generations.test_queue import new_row
 

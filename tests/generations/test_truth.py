@@ -8,10 +8,9 @@ from datetime import timedelta
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
-from inference_site.doctor.finding import Finding
-from inference_site.doctor.truth import check_logs, check_rows
+from inference_site.doctor.checks import Finding, check_logs, check_rows
 from inference_site.generations.models import Status
-from inference_site.storage.redis_clients import client_for
+from inference_site.storage.redis import client_for
 from inference_site.streams.batches import Batch
 from inference_site.streams.event_log import log_key
 from tests.generations.rows import create_generation

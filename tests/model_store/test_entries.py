@@ -22,8 +22,7 @@ from inference_site.catalogue.engines.registry import ENGINES
 from inference_site.catalogue.models_file import ModelEntry, read_models_file
 from inference_site.catalogue.operator_settings import InvalidSetting
 from inference_site.console.forms import HIDDEN, entry_changes, entry_of, form_values, hide_secrets
-from inference_site.doctor.finding import Level
-from inference_site.doctor.fleet import check_models
+from inference_site.doctor.checks import Level, check_models
 from inference_site.domain.addresses import AllowedAddresses
 from inference_site.domain.model_spec import ModelSpec, Price
 from inference_site.model_store.entries import (

@@ -28,7 +28,7 @@ from inference_site.model_store.models import (
     TooManyPulls,
 )
 from inference_site.model_store.refresh import refresh_catalogue
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.postgresql import release_connection_after
 from inference_site.streams.batches import Ending
 from tests.gateway.asgi import scope
 from tests.hub_server import Hub
@@ -77,7 +77,7 @@ async def _read(feed: Feed, moves: list[dict[str, Any]]) -> tuple[list[Any], End
 
 
 def _move(facts: dict[str, Any]) -> None:
-    with lent_connection():
+    with release_connection_after():
         Pull.objects.update(**facts)
 
 

@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 
 from inference_site.domain.deltas import Usage
 from inference_site.observability.metrics import Meter
-from inference_site.observability.telemetry import may_scrape
+from inference_site.observability.metrics_server import may_scrape
 
 
 def value(name: str, **labels: str) -> float:

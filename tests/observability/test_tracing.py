@@ -14,9 +14,9 @@ _PROGRAM = """
 import sys
 import django
 django.setup()
-from inference_site.observability.tracing import begin, start_tracing
+from inference_site.observability.tracing import start_span, start_tracing
 start_tracing("web")
-span = begin("a", "server", "", model="demo")
+span = start_span("a", "server", "", model="demo")
 span.set(status=200)
 span.end("failed")
 # redis-py imports some of it where it is installed; these are what traces need.
@@ -44,7 +44,7 @@ def test_a_collector_without_the_library_is_a_warning_with_a_fix(
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     tracing.start_tracing("worker")
     assert "Install the extra 'otel' of pyproject.toml." in caplog.text
-    assert tracing.begin("a").traceparent == ""
+    assert tracing.start_span("a").traceparent == ""
 
 
 def test_a_trace_is_known_by_its_id() -> None:

@@ -18,7 +18,7 @@ from django.test import Client
 from inference_site.people import openid_provider
 from inference_site.people.models import Identity
 from inference_site.people.single_sign_on import user_for_claims
-from inference_site.storage.redis_clients import site_client
+from inference_site.storage.redis import site_client
 from tests.people.oidc_provider import Provider, oidc_provider
 
 BEGIN, CALLBACK = "/admin/single-sign-on/", "/admin/single-sign-on/callback/"

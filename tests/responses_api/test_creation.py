@@ -14,7 +14,7 @@ from inference_site.errors.api_errors import ApiError, InvalidRequestError
 from inference_site.fleet.leases import Lease, LiveView, LiveWorker, ModelReport, prune
 from inference_site.generations.models import ServiceClass
 from inference_site.generations.queue import new_id
-from inference_site.storage.redis_clients import site_client
+from inference_site.storage.redis import site_client
 from inference_site.submission import model_access
 from responses_api.creation import Creation, create
 from responses_api.events import decode

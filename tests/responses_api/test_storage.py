@@ -23,7 +23,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
 from inference_site.generations.models import Status
 from inference_site.generations.queue import new_id
-from inference_site.storage import connections
+from inference_site.storage import postgresql
 from inference_site.submission.context_bound import ContextBound
 from responses_api.consistency import contradictions, mend
 from responses_api.context import (
@@ -534,7 +534,7 @@ def test_conversations_that_were_hidden_by_earlier_releases_are_swept(
 def test_who_stands_still_in_a_transaction_holds_no_conversation_for_long(
     chain: Chain, conversation: Conversation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "_STILL_MS", 300)
+    monkeypatch.setattr(postgresql, "_STILL_MS", 300)
     holds, is_over = threading.Event(), threading.Event()
 
     def stand_still() -> str:

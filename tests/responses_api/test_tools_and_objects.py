@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from inference_site.api.payload import parse
-from inference_site.domain.custom_tools import custom_tool
-from inference_site.domain.request import Tool
+from inference_site.domain.request import Tool, custom_tool
 from inference_site.errors.api_errors import InvalidRequestError
 from responses_api.mapping import hosted_tools, to_tool_plan
 from responses_api.stored_responses import tool_object

@@ -10,7 +10,7 @@ import pytest
 from django.conf import LazySettings
 
 from inference_site.supervisor.processes import Child
-from inference_site.supervisor.sockets import ServiceError
+from inference_site.supervisor.services import ServiceError
 from inference_site.supervisor.stack import Stack, lock_directory
 
 
@@ -25,7 +25,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Child]:
 def test_it_starts_as_many_as_are_asked_for_with_a_log_each(
     tmp_path: Path, started: dict[str, Child]
 ) -> None:
-    Stack(tmp_path, "127.0.0.1", 8000, webs=3, workers=2).start_processes()
+    Stack(tmp_path, "127.0.0.1", 8000, web_processes=3, worker_processes=2).start_processes()
     assert list(started) == ["web", "web-2", "web-3", "worker", "worker-2", "beat"]
     assert len({child.program.log for child in started.values()}) == 6
 
@@ -34,7 +34,7 @@ def test_each_worker_has_a_port_of_its_own_for_metrics(
     tmp_path: Path, started: dict[str, Child], settings: LazySettings
 ) -> None:
     settings.METRICS_PORT = 9100
-    Stack(tmp_path, "127.0.0.1", 8000, workers=2).start_processes()
+    Stack(tmp_path, "127.0.0.1", 8000, worker_processes=2).start_processes()
     asked = ("worker", "worker-2", "beat")
     ports = [started[name].environment["METRICS_PORT"] for name in asked]
     assert ports == ["9100", "9101", ""]
@@ -42,7 +42,7 @@ def test_each_worker_has_a_port_of_its_own_for_metrics(
 
 def test_several_web_processes_need_a_socket_that_they_can_share(tmp_path: Path) -> None:
     with pytest.raises(ServiceError, match="IPv4"):
-        Stack(tmp_path, "::1", 0, webs=2).start_services()
+        Stack(tmp_path, "::1", 0, web_processes=2).start_services()
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o777, 0o700])

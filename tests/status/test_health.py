@@ -20,8 +20,8 @@ from inference_site.fleet.leases import (
     prune,
 )
 from inference_site.status import health
-from inference_site.status.site_metrics import SiteMetrics
-from inference_site.storage.redis_clients import site_client
+from inference_site.status.metrics import SiteMetrics
+from inference_site.storage.redis import site_client
 from tests.ports import free_port
 
 pytestmark = pytest.mark.redis

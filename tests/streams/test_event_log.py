@@ -17,7 +17,7 @@ from pytest_django.fixtures import Settings
 from completions.assemblers.chat import ChatAssembly
 from inference_site.domain.errors import ProjectQuotaReached, RequestTooLarge
 from inference_site.generations.queue import new_id
-from inference_site.storage.redis_clients import client_for, new_async_clients
+from inference_site.storage.redis import client_for, new_async_clients
 from inference_site.streams.batches import (
     Batch,
     Ending,

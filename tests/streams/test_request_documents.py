@@ -18,7 +18,7 @@ from inference_site.domain.deltas import Finish, TextDelta, Usage
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from inference_site.generations.models import Generation, Status
-from inference_site.storage.redis_clients import client_for
+from inference_site.storage.redis import client_for
 from inference_site.streams.event_log import document_key
 from inference_site.streams.request_documents import Document, decode, encode
 from responses_api.assembler import ResponseAssembly

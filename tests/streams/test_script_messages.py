@@ -11,7 +11,7 @@ from channels.layers import get_channel_layer
 from pytest_django.fixtures import Settings
 
 from inference_site.generations.queue import new_id
-from inference_site.storage.redis_clients import new_async_clients
+from inference_site.storage.redis import new_async_clients
 from inference_site.streams.event_log import (
     AsyncEventLog,
     LogState,

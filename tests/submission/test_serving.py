@@ -24,7 +24,7 @@ from inference_site.generations import maintenance, queue
 from inference_site.generations.maintenance import expire_server_away, expire_while_loading
 from inference_site.generations.models import Generation, ServiceClass, Status
 from inference_site.generations.queue import enqueue, new_id
-from inference_site.storage.redis_clients import site_client
+from inference_site.storage.redis import site_client
 from inference_site.streams.request_documents import save_document
 from inference_site.submission import model_access
 from inference_site.submission.model_access import require_served, served_model

@@ -35,7 +35,7 @@ from inference_site.domain.messages import Message
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest, Operation
 from inference_site.host import free_port, is_taken
-from inference_site.restart_delay import RestartDelay
+from inference_site.process_lifecycle import RestartDelay
 from worker.engines.base import Engine, ForwardingEngine, ServerFacts, Sink, run_to_end
 from worker.engines.openai_upstream.server import Endpoint
 from worker.model_servers import telemetry

@@ -10,9 +10,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from inference_site.fleet.leases import LiveWorker
+from inference_site.observability import metrics_server
 from inference_site.observability.metrics import BUILD, LEASE_RENEWED
-from inference_site.observability.process_health import fresh
-from inference_site.observability.telemetry import serve_telemetry
+from inference_site.observability.metrics_server import timestamp_check
 from worker.model_servers.telemetry import MEASURES
 from worker.runtime.runtime import Runtime
 
@@ -26,7 +26,9 @@ def serve_metrics(runtime: Runtime) -> None:
 
     BUILD.labels(settings.VERSION, "worker", runtime.id).set(1)
     REGISTRY.register(_RuntimeCollector(runtime))
-    serve_telemetry(fresh(LEASE_RENEWED, "the lease was not renewed"), why_not_ready)
+    metrics_server.serve_metrics(
+        timestamp_check(LEASE_RENEWED, "the lease was not renewed"), why_not_ready
+    )
 
 
 class _RuntimeCollector(Collector):

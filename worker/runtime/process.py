@@ -18,20 +18,15 @@ from django.conf import settings
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.kinds import import_kinds
 from inference_site.generations.wake_ups import drop_wake_ups_of, own_queue, queue_named
 from inference_site.model_store import adapters
 from inference_site.model_store.refresh import wait_for_specs, watch_models
 from inference_site.observability.tracing import start_tracing
-from inference_site.process_lifecycle import (
-    default_stop_signals,
-    end_within,
-    handle_stop_signals,
-)
-from inference_site.rehearsal import rehearse
+from inference_site.process_lifecycle import default_stop_signals, exit_within, handle_stop_signals
+from inference_site.process_tuning import freeze_imported_objects, switch_threads_often
 from inference_site.streams.request_documents import reader_of
-from inference_site.thread_switches import switch_threads_often
+from inference_site.warm_up import warm_up
 from worker.engines.own_server import server_settings
 from worker.model_servers.process import sweep
 from worker.runtime.metrics import serve_metrics
@@ -87,7 +82,7 @@ def run_worker(
     server_settings.models, server_settings.stall_s = settings.MODELS_DIR, settings.ENGINE_STALL_S
     server_settings.llama_server = settings.LLAMA_SERVER
     sweep(server_settings.files)
-    rehearse()
+    warm_up()
     runtime.start()
     runtime.notify_supervisor_when_loaded()
     watch_models(lambda changes: runtime.loader.apply(changes, takes_new=takes_new))
@@ -117,7 +112,7 @@ def _run_celery(app: Celery, runtime: Runtime, loglevel: str) -> int:
     @signals.worker_shutting_down.connect(weak=False)
     def on_shutting_down(**_: Any) -> None:
         runtime.drain()
-        end_within(settings.DRAIN_TIMEOUT_S + _EXIT_S, status=1)
+        exit_within(settings.DRAIN_TIMEOUT_S + _EXIT_S, status=1)
 
     signals.worker_init.connect(default_stop_signals, weak=False)
     signals.worker_ready.connect(freeze_imported_objects, weak=False)

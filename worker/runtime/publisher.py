@@ -28,7 +28,7 @@ from channels.layers import get_channel_layer
 from django.conf import settings
 
 from inference_site.observability.metrics import EVENT_LOG_LAG
-from inference_site.storage.redis_clients import new_async_clients, shard_of
+from inference_site.storage.redis import new_async_clients, shard_of
 from inference_site.streams.batches import Batch, Ending
 from inference_site.streams.event_log import (
     Appended,

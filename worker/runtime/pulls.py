@@ -19,7 +19,7 @@ from inference_site.catalogue.model_files import files_of
 from inference_site.catalogue.routes import Route
 from inference_site.fleet.leases import live_workers
 from inference_site.model_store.models import Pull, PullState, StoredModel
-from inference_site.storage.connections import lent_connection
+from inference_site.storage.postgresql import release_connection_after
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Pulls:
 
     def run_next(self) -> bool:
         """Fetch the model that has waited longest; return whether there was one."""
-        with lent_connection():
+        with release_connection_after():
             pull = self._claimed()
         if pull is None:
             return False
@@ -88,7 +88,7 @@ class Pulls:
 
     def _end(self, pull: Pull, state: PullState, **facts: str) -> None:
         logger.info("the pull of %s is %s %s", pull.reference, state, facts.get("error", ""))
-        with lent_connection():
+        with release_connection_after():
             Pull.objects.move(pull, state, **facts)
 
 
@@ -108,7 +108,7 @@ class _Progress:
         if now - self._told_at < _TELL_S and have < size:
             return
         self._told_at = now
-        with lent_connection():
+        with release_connection_after():
             facts = {"have_bytes": have, "size_bytes": size}
             if not Pull.objects.move(self._pull, PullState.RUNNING, **facts):
                 raise _Stopped
@@ -131,7 +131,7 @@ def _stored(pull: Pull, path: Path) -> str:
     taken = HubError(f"{file} is there, but {id_} is another model; pull it with another ID.")
     if _is_of_another_file(id_, path):
         raise taken
-    with lent_connection():
+    with release_connection_after():
         stored, _ = StoredModel.objects.get_or_create(
             model_id=id_, defaults={"entry": wanted.entry}
         )

@@ -27,7 +27,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.generations.maintenance import try_and_log
 from inference_site.generations.models import Generation, Status
 from inference_site.host import memory_bytes
-from inference_site.storage.redis_clients import site_client
+from inference_site.storage.redis import site_client
 from worker.engines.own_server import learnt, sizes_of
 from worker.model_servers.nvml import gpus
 from worker.runtime.served_model import ServedModel

@@ -28,8 +28,8 @@ from inference_site.domain.errors import (
     EngineError,
     GenerationFailed,
     InvalidRequest,
-    ModelServerAway,
     ModelServerLost,
+    ModelServerUnreachable,
     ShuttingDown,
     StreamLost,
 )
@@ -38,14 +38,14 @@ from inference_site.generations.kinds import Assembler, GenerationKind, kind_of,
 from inference_site.generations.models import Claim, Generation, Status
 from inference_site.generations.wake_ups import send_wake_up
 from inference_site.kept_content.keeping import Keeper, keeper_for
-from inference_site.observability.log_context import logged_with
+from inference_site.observability.logs import log_fields
 from inference_site.observability.metrics import Meter
-from inference_site.observability.tracing import Span, begin
-from inference_site.storage.connections import (
+from inference_site.observability.tracing import Span, start_span
+from inference_site.storage.postgresql import (
     DATABASE_UNAVAILABLE,
-    impatient_transaction,
-    is_held_up,
-    lent_connection,
+    is_timeout,
+    release_connection_after,
+    transaction_with_timeouts,
 )
 from inference_site.streams.batches import Ending, Sent, sent_so_far
 from inference_site.streams.event_log import read_log
@@ -59,7 +59,7 @@ from worker.runtime.truncation import start_truncating
 
 logger = logging.getLogger(__name__)
 
-_SERVER_LOST = (ConnectionLost, ModelServerAway, ModelServerLost)
+_SERVER_LOST = (ConnectionLost, ModelServerUnreachable, ModelServerLost)
 _RETRY_S = 0.5
 _LOCKED_S = 60.0
 """Seconds that the end of a run waits for a locked row or table; after that, the check for orphans
@@ -212,14 +212,14 @@ class Run:
 
         It may in the background, and if the server was away before the first output.
         """
-        if self._claim.may_restart or not isinstance(error, ModelServerAway):
+        if self._claim.may_restart or not isinstance(error, ModelServerUnreachable):
             return self._claim.may_restart
         has_no_output = self._first_token_at is None and settings.SERVER_WAIT_S > 0
         return has_no_output and self._claim.has_attempts_left
 
     def _logged(self) -> AbstractContextManager[None]:
         claim = self._claim
-        return logged_with({"request_id": claim.request_id, "generation_id": claim.public_id})
+        return log_fields({"request_id": claim.request_id, "generation_id": claim.public_id})
 
     def _requeue(self, error: Exception) -> bool:
         """Put the generation back into the queue; False if it is no longer this worker's.
@@ -232,7 +232,7 @@ class Run:
         claim = self._claim
         is_suspect = isinstance(error, _SERVER_LOST) and error.is_suspect
         try:
-            with lent_connection(), impatient_transaction():
+            with release_connection_after(), transaction_with_timeouts():
                 is_waiting = Generation.objects.requeue(
                     claim.public_id,
                     claim.worker,
@@ -298,7 +298,7 @@ class Run:
                 time.sleep(_RETRY_S)
         document = loaded.document
         if document is None and kind.rebuild is not None:
-            with lent_connection():
+            with release_connection_after():
                 document = kind.rebuild(claim.public_id)
         if document is None:
             raise DocumentLost
@@ -307,9 +307,9 @@ class Run:
     def _begin_span(self, parent: str, claimed_at_s: float) -> None:
         """Begin the span of the run, after a span of its wait in the queue."""
         claim = self._claim
-        wait = begin("queue wait", "internal", parent, claimed_at_s - claim.waited_s)
+        wait = start_span("queue wait", "internal", parent, claimed_at_s - claim.waited_s)
         wait.end(at_s=claimed_at_s)
-        self._span = begin(
+        self._span = start_span(
             f"run {claim.kind}",
             "consumer",
             parent,
@@ -376,7 +376,7 @@ class Run:
                     sent = sent_so_far(read_log(self._claim.public_id))
                 except redis.exceptions.RedisError:
                     sent = Sent()
-                with lent_connection():
+                with release_connection_after():
                     self._assembler, first = recovered(kind, self._claim.public_id, sent)
                 self._stream.start_at(first)
             if self._assembler is not None:
@@ -431,7 +431,7 @@ class Run:
                 )
             except DATABASE_UNAVAILABLE as exc:
                 logger.warning("generation %s: cannot finish: %s", self._claim.public_id, exc)
-                if is_held_up(exc):
+                if is_timeout(exc):
                     if time.monotonic() - began > _LOCKED_S:
                         raise _LockedTooLong from exc
                     finish = partial(self._finish_late, status, ending)
@@ -461,7 +461,7 @@ class Run:
         if assembler is None or not self._stores:
             return Generation.objects.finish(claim, status, **result)
         lock_ms = None if self._is_late else _FIRST_WAIT_MS
-        with lent_connection(), impatient_transaction(lock_ms):
+        with release_connection_after(), transaction_with_timeouts(lock_ms):
             held = Generation.objects.finish(claim, status, **result)
             if held and (store_result := self._kind.store_result):
                 store_result(claim.public_id, status, assembler, self._store)

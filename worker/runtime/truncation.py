@@ -11,9 +11,8 @@ from dataclasses import replace
 from functools import partial
 
 from inference_site.domain.errors import ContextLengthExceeded
-from inference_site.domain.messages import Message, TextPart
+from inference_site.domain.messages import Message, TextPart, drop_oldest_turns
 from inference_site.domain.request import GenerationRequest
-from inference_site.domain.turns import without_oldest
 from worker.engines.base import Engine, Sink
 
 _MEDIA_CHARACTERS = 2_000
@@ -66,7 +65,7 @@ def _truncated(request: GenerationRequest, refused: ContextLengthExceeded) -> Ge
     answer = min(request.max_output_tokens or context // 4, context // 2)
     lengths = [_length(message) for message in request.messages]
     excess = sum(lengths) * (1 - (context - answer) / refused.input_tokens)
-    messages = without_oldest(request.messages, lengths, excess)
+    messages = drop_oldest_turns(request.messages, lengths, excess)
     if len(messages) == len(request.messages):
         raise refused
     return replace(request, messages=messages)

@@ -1,4 +1,4 @@
-"""``manage.py beat``: the periodic work of the site. Run one of it; a second does no harm."""
+"""``manage.py beat``: the periodic work of the site. Run one process; a second does no harm."""
 
 from __future__ import annotations
 
@@ -12,36 +12,39 @@ from django.core.management.base import BaseCommand, CommandParser
 
 from inference_site.alarms.evaluation import evaluate
 from inference_site.alarms.outbox import deliver
-from inference_site.gc_freeze import freeze_imported_objects
 from inference_site.generations.maintenance import maintain, repair_inconsistent, try_and_log
 from inference_site.model_store.refresh import watch_models
 from inference_site.observability.metrics import MAINTENANCE_DONE
-from inference_site.observability.process_health import watch_maintenance
+from inference_site.observability.metrics_server import serve_beat_metrics
 from inference_site.process_lifecycle import handle_stop_signals, notify, notify_stopping
-from inference_site.storage.connections import lent_connection
-from inference_site.storage.migrated import add_wait, wait_if_asked
-from inference_site.storage.pooled_connection import limit_statements, statements_within
+from inference_site.process_tuning import freeze_imported_objects
+from inference_site.storage.migrations import add_wait_option, wait_for_migrations
+from inference_site.storage.postgresql import (
+    release_connection_after,
+    set_statement_timeout,
+    statement_timeout,
+)
 from inference_site.usage.accounting import account_ended
 from inference_site.usage.pruning import prune_old
 
 _STOP_S = 10.0
-"""How long a run that is going on is waited for at the end."""
+"""How long to wait at the end for a job that runs."""
 
 
 class Command(BaseCommand):
-    """Each job has a thread of its own, so that a slow one delays no other."""
+    """Runs each job in its own thread, so that a slow job does not delay the others."""
 
     help = "Do the periodic work of the site. One process for the whole site."
     requires_system_checks: list[str] = []  # They import all pages; `web` runs them.
 
     def add_arguments(self, parser: CommandParser) -> None:
-        add_wait(parser)
+        add_wait_option(parser)
 
     def handle(self, *_: Any, **options: Any) -> None:
-        limit_statements(settings.DATABASE_TIMEOUT_S)
-        wait_if_asked(options)
+        set_statement_timeout(settings.DATABASE_TIMEOUT_S)
+        wait_for_migrations(options)
         watch_models()
-        watch_maintenance()
+        serve_beat_metrics()
         freeze_imported_objects()
         stopped = threading.Event()
         handle_stop_signals(stopped.set)
@@ -50,17 +53,18 @@ class Command(BaseCommand):
 
 
 def run_periodically(stopped: threading.Event) -> None:
-    """Do all jobs, each with its period, until the event is set."""
+    """Run all jobs, each with its period in seconds, until the event is set."""
     jobs = (
         ("maintenance", _maintain, 1.0),
         ("mending", repair_inconsistent, 1.0),
-        ("accounting", _patiently(account_ended), 1.0),
+        ("accounting", _with_long_timeout(account_ended), 1.0),
         ("alarms", evaluate, 5.0),
         ("notices", deliver, 2.0),
+        ("pruning", _with_long_timeout(prune_old), 60.0),
     )
     threads = [
         threading.Thread(target=repeat, args=(*job, stopped), name=job[0], daemon=True)
-        for job in (*jobs, ("pruning", _patiently(prune_old), 60.0))
+        for job in jobs
     ]
     for thread in threads:
         thread.start()
@@ -71,19 +75,19 @@ def run_periodically(stopped: threading.Event) -> None:
 
 
 def repeat(name: str, act: Callable[[], None], period_s: float, stopped: threading.Event) -> None:
-    """Do it once a period; a run that takes longer delays the next, and none is made up for."""
+    """Run a job once a period; a longer run delays the next one, and missed runs are skipped."""
     while not stopped.is_set():
         started = time.monotonic()
-        with lent_connection():
+        with release_connection_after():
             try_and_log(name, act)
         stopped.wait(max(0.0, started + period_s - time.monotonic()))
 
 
-def _patiently(act: Callable[[], None]) -> Callable[[], None]:
-    """Let the statements of what reads or writes many rows take longer."""
+def _with_long_timeout(act: Callable[[], None]) -> Callable[[], None]:
+    """Allow more time to the statements of a job that reads or writes many rows."""
 
     def run() -> None:
-        with statements_within(settings.DATABASE_LONG_TIMEOUT_S):
+        with statement_timeout(settings.DATABASE_LONG_TIMEOUT_S):
             act()
 
     return run

@@ -11,7 +11,7 @@ from inference_site.accounts.models import Project, Scope, default_scopes
 
 
 class Command(BaseCommand):
-    """Creates the project too, if there is none with this name."""
+    """Creates the key, and its project if there is none with this name."""
 
     help = "Create an API key and print only the key to standard output."
     requires_system_checks: list[str] = []  # They import the whole site.

@@ -1,4 +1,4 @@
-"""``manage.py doctor``: look at everything the site needs; say what is wrong and what to do."""
+"""``manage.py doctor``: check everything the site needs; print the faults and how to fix them."""
 
 from __future__ import annotations
 
@@ -7,43 +7,41 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from inference_site.doctor import fleet, gpu, host, services, truth
-from inference_site.doctor.finding import Check, Finding, Level, guarded
+from inference_site.doctor import checks, gpu
+from inference_site.doctor.checks import Check, Level, guarded
 
 _DATABASE = "Start PostgreSQL, or correct DATABASE_URL; `manage.py serve` starts one of its own."
 _REDIS = "Start Redis, or correct REDIS_URL (BROKER_URL, CHANNEL_LAYER_URLS, EVENT_LOG_URLS)."
 _CHECKS: tuple[tuple[str, Check, str], ...] = (
-    ("versions", host.check_versions, ""),
-    ("Redis of serve", host.check_bundled_redis, ""),
-    ("settings", host.check_settings, ""),
-    ("disk", host.check_disk, "Make the directories that DATA_DIR and MODELS_DIR name."),
-    ("PostgreSQL", services.check_postgres, _DATABASE),
-    ("migrations", services.check_migrations, _DATABASE),
-    ("Redis", services.check_redis, _REDIS),
-    ("channel layer", services.check_channel_layer, _REDIS),
-    ("clocks", services.check_clocks, "Both services must answer before clocks can be compared."),
+    ("versions", checks.check_versions, ""),
+    ("Redis of serve", checks.check_bundled_redis, ""),
+    ("settings", checks.check_settings, ""),
+    ("disk", checks.check_disk, "Make the directories that DATA_DIR and MODELS_DIR name."),
+    ("PostgreSQL", checks.check_postgres, _DATABASE),
+    ("migrations", checks.check_migrations, _DATABASE),
+    ("Redis", checks.check_redis, _REDIS),
+    ("channel layer", checks.check_channel_layer, _REDIS),
+    ("clocks", checks.check_clocks, "Both services must answer before clocks can be compared."),
     (
         "models",
-        fleet.check_models,
+        checks.check_models,
         "Correct the models file; docs/models.example.yaml has each key.",
     ),
-    ("workers", fleet.check_workers, _REDIS),
-    ("maintenance", fleet.check_maintenance, _REDIS),
-    ("generations", truth.check_rows, _DATABASE),
-    ("event logs", truth.check_logs, _REDIS),
+    ("workers", checks.check_workers, _REDIS),
+    ("maintenance", checks.check_maintenance, _REDIS),
+    ("generations", checks.check_rows, _DATABASE),
+    ("event logs", checks.check_logs, _REDIS),
 )
-
-
 _GPU_CHECKS: tuple[tuple[str, Check, str], ...] = (
     ("GPUs", gpu.check_gpus, "Correct the models file; docs/models.example.yaml has each key."),
 )
 
 
 class Command(BaseCommand):
-    """Exit status 1 when anything fails; warnings are none. ``--gpu`` looks at the GPUs alone."""
+    """Exits with status 1 if a check fails, not for warnings. ``--gpu`` checks only the GPUs."""
 
     help = "Check versions, services, models, disk, clocks and workers; name a fix for each fault."
-    requires_system_checks: list[str] = []  # It has to say what is wrong, not to stop at it.
+    requires_system_checks: list[str] = []  # It reports faults and must not stop at one.
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
@@ -54,24 +52,21 @@ class Command(BaseCommand):
         )
 
     def handle(self, *_: Any, only_gpus: bool, **__: Any) -> None:
-        checks = _GPU_CHECKS if only_gpus else _CHECKS
-        findings = [found for what, check, fix in checks for found in guarded(what, check, fix)]
+        selected = _GPU_CHECKS if only_gpus else _CHECKS
+        findings = [found for what, check, fix in selected for found in guarded(what, check, fix)]
         width = max(len(finding.what) for finding in findings)
+        styles = {
+            Level.OK: self.style.SUCCESS,
+            Level.WARN: self.style.WARNING,
+            Level.FAIL: self.style.ERROR,
+        }
         for finding in findings:
-            self._tell(finding, width)
+            mark = styles[finding.level](f"{finding.level.value:<4}")
+            self.stdout.write(f"{mark}  {finding.what:<{width}}  {finding.found}")
+            if finding.fix:
+                self.stdout.write(f"{'':<{width + 8}}→ {finding.fix}")
         count = {level: sum(f.level == level for f in findings) for level in Level}
         self.stdout.write(", ".join(f"{number} {level.value}" for level, number in count.items()))
         if only_gpus and not count[Level.FAIL]:
             self.stdout.write("Next: start the site, and follow docs/gpu.md from step 4.")
         sys.exit(1 if count[Level.FAIL] else 0)
-
-    def _tell(self, finding: Finding, width: int) -> None:
-        style = {
-            Level.OK: self.style.SUCCESS,
-            Level.WARN: self.style.WARNING,
-            Level.FAIL: self.style.ERROR,
-        }[finding.level]
-        mark = style(f"{finding.level.value:<4}")
-        self.stdout.write(f"{mark}  {finding.what:<{width}}  {finding.found}")
-        if finding.fix:
-            self.stdout.write(f"{'':<{width + 8}}→ {finding.fix}")

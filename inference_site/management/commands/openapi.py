@@ -1,4 +1,4 @@
-"""``manage.py openapi``: print the OpenAPI document; images have it built by this."""
+"""``manage.py openapi``: print the OpenAPI document; the build of images calls it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inference_site.api.documentation import document
 
 
 class Command(BaseCommand):
-    """Writes what ``GET /v1/openapi.json`` answers."""
+    """Prints the answer of ``GET /v1/openapi.json``."""
 
     help = "Print the OpenAPI document of the API."
     requires_system_checks: list[str] = []  # They would import the pages of the console.

@@ -13,7 +13,7 @@ from inference_site.catalogue.hub import HubError, Reference, fetch
 
 
 class Command(BaseCommand):
-    """An interrupted download continues. ``HF_ENDPOINT`` and ``HF_TOKEN`` are honoured."""
+    """Continues an interrupted download. The hub reads ``HF_ENDPOINT`` and ``HF_TOKEN``."""
 
     help = "Fetch a model into MODELS_DIR, resume an interrupted download, and check the file."
     requires_system_checks: list[str] = []  # They import the whole site.
@@ -34,15 +34,15 @@ def pulled(reference: str, revision: str = "main") -> Path:
 
     bar: tqdm[NoReturn] | None = None
 
-    def told(have: int, size: int) -> None:
+    def show_progress(have: int, size: int) -> None:
         nonlocal bar
-        if bar is None:  # Nothing is shown of a hub that does not answer.
+        if bar is None:  # Not before the hub answers.
             bar = tqdm(unit="B", unit_scale=True, desc=reference)
         bar.total = size
         bar.update(have - bar.n)
 
     try:
-        return fetch(Reference.read(reference), Path(settings.MODELS_DIR), revision, told)
+        return fetch(Reference.read(reference), Path(settings.MODELS_DIR), revision, show_progress)
     except HubError as exc:
         raise CommandError(str(exc)) from exc
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,19 @@ from inference_site.catalogue.model_files import model_file_error
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.management.commands.pull import pulled
 from inference_site.model_store.refresh import wait_for_specs
-from inference_site.supervisor.preparation import FirstSecrets, prepare_site
-from inference_site.supervisor.readiness import wait_until_ready
 from inference_site.supervisor.real_model import RealModel
-from inference_site.supervisor.sockets import ServiceError
+from inference_site.supervisor.services import ServiceError
 from inference_site.supervisor.stack import Stack
+from inference_site.supervisor.startup import (
+    FirstSecrets,
+    Welcome,
+    prepare_site,
+    show_secrets,
+    wait_until_ready,
+)
 from inference_site.supervisor.supervision import say, stop
-from inference_site.supervisor.welcome import Welcome, show_secrets
 
-_MOST_PROCESSES = 64
+_MAX_PROCESSES = 64
 
 
 class Command(BaseCommand):
@@ -45,7 +50,7 @@ class Command(BaseCommand):
             parser.add_argument(
                 f"--{name}",
                 type=int,
-                choices=range(1, _MOST_PROCESSES + 1),
+                choices=range(1, _MAX_PROCESSES + 1),
                 default=environment.number(f"{kind}_PROCESSES", 1, 1),
                 metavar="N",
                 help=f"how many {kind.lower()} processes",
@@ -58,18 +63,18 @@ class Command(BaseCommand):
 
     def handle(self, *_: Any, host: str, port: int, model: str | None, **options: Any) -> None:
         started = time.monotonic()
-        # They stop a start-up in the same way as Ctrl-C.
+        # They interrupt the start like Ctrl-C.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             signal.signal(signal.SIGHUP, signal.default_int_handler)
         data_dir: Path = settings.DATA_DIR
         try:
-            specs = _good_models(_wanted(model))
+            specs = _good_models(_fetch_model(model))
         except KeyboardInterrupt as exc:
             raise CommandError("Stopped.") from exc
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         stack = Stack(data_dir, host, port, options["web"], options["workers"])
-        made, is_up = FirstSecrets(None, None), False
+        secrets, is_up = FirstSecrets(None, None), False
         real_model = RealModel(Path(settings.MODELS_DIR), say) if _has_real_model(model) else None
         try:
             if real_model is not None:
@@ -77,14 +82,21 @@ class Command(BaseCommand):
             stack.start_services()
             stack.start_processes()
             say("starting; loading " + (", ".join(spec.id for spec in specs) or "no model"))
-            made = _prepared(stack, data_dir)
+            try:
+                secrets = prepare_site(stack.database_url, data_dir)  # While the processes start.
+            except Error as exc:
+                raise ServiceError(f"The database could not be prepared: {exc}") from exc
             stack.open_web()
-            if _unknown():
+            if _names_only_in_database():
                 specs = wait_for_specs(settings.START_MODELS)
             url = _url(host, port)
             failed = wait_until_ready(url, stack, say)
             _explain(failed, stack)
-            welcome = _welcome(url, data_dir, made, [s for s in specs if s.id not in failed])
+            specs = [spec for spec in specs if spec.id not in failed]
+            welcome = Welcome(url, data_dir, secrets, [spec.id for spec in specs])
+            if specs:
+                chats = "chat" in model_capabilities(specs[0])
+                welcome = replace(welcome, example_model=specs[0].id, example_chats=chats)
             welcome.show()
             if real_model is None:
                 welcome.show_request()
@@ -92,14 +104,14 @@ class Command(BaseCommand):
                 real_model.announce(welcome)
             is_up = True
             say(f"ready in {time.monotonic() - started:.1f} s; Ctrl-C stops it")
-            stack.supervisor.go_on(None if real_model is None else real_model.is_announced)
+            stack.supervisor.run(None if real_model is None else real_model.is_announced)
         except (ServiceError, ImproperlyConfigured) as exc:
             raise CommandError(str(exc)) from exc
         except KeyboardInterrupt:
             pass
         finally:
             if not is_up:
-                show_secrets(made)
+                show_secrets(secrets)
             if real_model is not None:
                 real_model.stop()
             stop(stack.supervisor)
@@ -113,11 +125,8 @@ def _has_real_model(model: str | None) -> bool:
     return all(models.is_shipped(id_) or id_ == REAL_MODEL for id_ in models.models)
 
 
-def _wanted(model: str | None) -> Path | None:
-    """Return the file of the model that is asked for, fetched unless it is there.
-
-    Raise CommandError.
-    """
+def _fetch_model(model: str | None) -> Path | None:
+    """Return the file of ``--model``, fetched unless MODELS_DIR has it. Raise CommandError."""
     if model is None:
         return None
     try:
@@ -127,48 +136,49 @@ def _wanted(model: str | None) -> Path | None:
     return downloaded(reference, Path(settings.MODELS_DIR)) or pulled(model)
 
 
-def _good_models(wanted: Path | None) -> list[ModelSpec]:
-    """Return the models that will be served, the wanted one first; say what is wrong with others.
+def _good_models(file: Path | None) -> list[ModelSpec]:
+    """Return the models that can be served, and print the faults of the others.
 
-    Raise CommandError for an invalid models file, and when no model can be served, of a models file
-    none of its entries, before anything is started.
+    The model of ``--model`` comes first, then models that chat, the operator's own before shipped
+    ones. Raise CommandError for an invalid models file, and if no model that the operator named can
+    be served.
     """
     try:
-        names = [name for name in settings.START_MODELS if name not in _unknown()]
+        later = _names_only_in_database()
+        names = [name for name in settings.START_MODELS if name not in later]
         specs = specs_to_load(names) if names or not settings.START_MODELS else []
     except ImproperlyConfigured as exc:
         raise CommandError(str(exc)) from exc
-    if wanted is not None and all(spec.file != wanted for spec in specs):
-        raise CommandError(f"No model of MODELS_FILE or START_MODELS has the file {wanted}.")
-    faults = {spec.id: model_file_error(spec) for spec in specs if spec.file != DEMO_FILE}
-    told = [f"the model {id_} cannot be served: {fault}" for id_, fault in faults.items() if fault]
+    if file is not None and all(spec.file != file for spec in specs):
+        raise CommandError(f"No model of MODELS_FILE or START_MODELS has the file {file}.")
+    faults = {
+        spec.id: fault
+        for spec in specs
+        if spec.file != DEMO_FILE and (fault := model_file_error(spec))
+    }
+    lines = [f"the model {id_} cannot be served: {fault}" for id_, fault in faults.items()]
     named = [spec for spec in specs if spec.id not in catalogue().optional]
-    if named and all(faults.get(spec.id) for spec in named):
-        raise CommandError("\n".join(told))
-    for line in told:
+    if named and all(spec.id in faults for spec in named):
+        raise CommandError("\n".join(lines))
+    for line in lines:
         say(line)
-    good = [spec for spec in specs if not faults.get(spec.id)]
-    return sorted(good, key=lambda spec: _rank(spec, wanted))
+
+    def rank(spec: ModelSpec) -> tuple[bool, bool, bool]:
+        is_wanted = file is not None and spec.file == file
+        chats = "chat" in model_capabilities(spec)
+        return not is_wanted, not chats, catalogue().is_shipped(spec.id)
+
+    return sorted((spec for spec in specs if spec.id not in faults), key=rank)
 
 
-def _unknown() -> list[str]:
-    """Return the names of START_MODELS that only the database may know."""
+def _names_only_in_database() -> list[str]:
+    """Return the names of START_MODELS that the models file does not have."""
     names = settings.START_MODELS
     return [name for name in names if names != ["none"] and catalogue().find(name) is None]
 
 
-def _rank(spec: ModelSpec, wanted: Path | None) -> tuple[bool, bool, bool]:
-    """Return what sorts the wanted model first, then those that chat, the operator's own first."""
-    is_wanted = wanted is not None and spec.file == wanted
-    return not is_wanted, not _chats(spec), catalogue().is_shipped(spec.id)
-
-
-def _chats(spec: ModelSpec) -> bool:
-    return "chat" in model_capabilities(spec)
-
-
 def _explain(failed: list[str], stack: Stack) -> None:
-    """Say why models could not be loaded, in the words of the worker's log."""
+    """Print why models could not be loaded, from the worker's log."""
     log = stack.log_of("worker")
     for model in failed:
         found = re.findall(rf"Model '{re.escape(model)}': .*", log)
@@ -179,23 +189,3 @@ def _url(host: str, port: int) -> str:
     """Return the address of the site for a client on this host."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # Only compared.
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
-
-
-def _prepared(stack: Stack, data_dir: Path) -> FirstSecrets:
-    """Prepare the site while its processes start. Raise ServiceError."""
-    try:
-        return prepare_site(stack.database_url, data_dir)
-    except Error as exc:
-        raise ServiceError(f"The database could not be prepared: {exc}") from exc
-
-
-def _welcome(url: str, data_dir: Path, made: FirstSecrets, specs: list[ModelSpec]) -> Welcome:
-    first = specs[0] if specs else None
-    return Welcome(
-        url,
-        data_dir,
-        made,
-        [spec.id for spec in specs],
-        "" if first is None else first.id,
-        first is not None and _chats(first),
-    )

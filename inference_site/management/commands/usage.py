@@ -14,7 +14,7 @@ from inference_site.usage.accounting import settle
 from inference_site.usage.models import Period
 from inference_site.usage.queries import Span, usage_by, usage_rows
 
-_MOST_DAYS = 3660
+_MAX_DAYS = 3660
 
 
 class Command(BaseCommand):
@@ -37,8 +37,8 @@ class Command(BaseCommand):
         )
 
     def handle(self, *_: Any, days: int, check: bool, rebuild: bool, **__: Any) -> None:
-        if not 0 < days <= _MOST_DAYS:
-            raise CommandError(f"--days must be from 1 to {_MOST_DAYS}.")
+        if not 0 < days <= _MAX_DAYS:
+            raise CommandError(f"--days must be from 1 to {_MAX_DAYS}.")
         while settle():
             pass
         if rebuild:
@@ -47,7 +47,10 @@ class Command(BaseCommand):
         if check:
             self._check()
         if not check and not rebuild:
-            self._print(days)
+            now = timezone.now()
+            span = Span(Period.DAY, now - dt.timedelta(days=days - 1), now)
+            rows = usage_rows(usage_by(span, "project_id", "api_key_id", "model"))
+            csv.writer(self.stdout).writerows(rows)
 
     def _check(self) -> None:
         found = reconciliation.differences()
@@ -58,9 +61,3 @@ class Command(BaseCommand):
                 f"{len(found)} counters differ from the usage log; correct them with --rebuild."
             )
         self.stdout.write("Roll-ups and budgets add up to the usage log.")
-
-    def _print(self, days: int) -> None:
-        now = timezone.now()
-        span = Span(Period.DAY, now - dt.timedelta(days=days - 1), now)
-        writer = csv.writer(self.stdout)
-        writer.writerows(usage_rows(usage_by(span, "project_id", "api_key_id", "model")))

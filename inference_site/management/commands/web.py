@@ -13,19 +13,19 @@ from inference_site.api.documentation import prepare_document
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.gateway.daphne_server import run_server
 from inference_site.model_store.refresh import watch_models
-from inference_site.open_files import raise_open_file_limit
-from inference_site.process_lifecycle import end_within
+from inference_site.process_lifecycle import exit_within
+from inference_site.process_tuning import raise_open_file_limit
 from inference_site.request_log.refusals import refusal_writer
 from inference_site.status import metrics
-from inference_site.storage.migrated import add_wait, wait_if_asked
-from inference_site.storage.pooled_connection import limit_statements
+from inference_site.storage.migrations import add_wait_option, wait_for_migrations
+from inference_site.storage.postgresql import set_statement_timeout
 
 _ENDS_S = 10.0
-"""How long the process may take to end once the last request is answered."""
+"""How long the process may take to end after the last request is answered."""
 
 
 class Command(BaseCommand):
-    """Daphne with the options this site needs."""
+    """Runs Daphne with the options of this site."""
 
     help = "Serve the API and the admin over HTTP."
 
@@ -42,31 +42,26 @@ class Command(BaseCommand):
             type=int,
             help="an inherited pipe: start only after its other end is closed",
         )
-        add_wait(parser)
+        add_wait_option(parser)
 
     def handle(self, *_: Any, host: str, port: int, fd: int | None, **options: Any) -> None:
         raise_open_file_limit()
-        limit_statements(settings.DATABASE_TIMEOUT_S)
-        _require_settings()
+        set_statement_timeout(settings.DATABASE_TIMEOUT_S)
+        try:  # A missing or wrong setting would fail requests one by one.
+            catalogue()
+            settings.SECRET_KEY  # noqa: B018  # Django refuses an empty one when it is read.
+        except ImproperlyConfigured as exc:
+            raise CommandError(f"{exc} See docs/settings.md.") from exc
         metrics.register()
 
         def wait() -> None:
-            prepare_document()  # In a thread, which no request has to wait for.
-            wait_if_asked(options)
-            if (gate := options["wait_for_fd"]) is not None:
-                os.read(gate, 1)
+            prepare_document()  # In a thread, so that no request waits for it.
+            wait_for_migrations(options)
+            if (pipe := options["wait_for_fd"]) is not None:
+                os.read(pipe, 1)
             watch_models()
             refusal_writer.start()
 
         run_server(host, port, fd, wait)
-        end_within(_ENDS_S, status=0)
+        exit_within(_ENDS_S, status=0)
         refusal_writer.stop()
-
-
-def _require_settings() -> None:
-    """Raise CommandError for what is missing or wrong and would fail requests one by one."""
-    try:
-        catalogue()
-        settings.SECRET_KEY  # noqa: B018  # Django refuses an empty one when it is read.
-    except ImproperlyConfigured as exc:
-        raise CommandError(f"{exc} See docs/settings.md.") from exc

@@ -12,9 +12,9 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from inference_site.celery import app
 from inference_site.domain.errors import EngineLoadError
-from inference_site.open_files import raise_open_file_limit
-from inference_site.storage.migrated import add_wait, wait_if_asked
-from inference_site.storage.pooled_connection import limit_statements
+from inference_site.process_tuning import raise_open_file_limit
+from inference_site.storage.migrations import add_wait_option, wait_for_migrations
+from inference_site.storage.postgresql import set_statement_timeout
 from worker.runtime.process import run_worker
 
 
@@ -29,17 +29,17 @@ class Command(BaseCommand):
             "--models", help="ids separated by commas, or none (default: START_MODELS, or all)"
         )
         parser.add_argument("--loglevel", default="INFO")
-        add_wait(parser)
+        add_wait_option(parser)
 
     def handle(self, *_: Any, models: str | None, loglevel: str, **options: Any) -> None:
-        limit_statements(settings.DATABASE_TIMEOUT_S)
+        set_statement_timeout(settings.DATABASE_TIMEOUT_S)
         raise_open_file_limit()
         names = settings.START_MODELS if models is None else models.split(",")
         try:
-            # With names it has only those; on demand, models wait until they are asked for.
+            # A worker with names takes no other models; on demand, requests load models.
             takes_new = not (names or settings.LOAD_ON_DEMAND)
             status = run_worker(
-                app, names, loglevel, partial(wait_if_asked, options), takes_new=takes_new
+                app, names, loglevel, partial(wait_for_migrations, options), takes_new=takes_new
             )
         except (EngineLoadError, ImproperlyConfigured) as exc:
             raise CommandError(str(exc)) from exc

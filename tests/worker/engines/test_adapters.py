@@ -13,8 +13,7 @@ from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.domain.errors import EngineLoadError
 from inference_site.domain.messages import Message
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest
-from inference_site.domain.sampling import Sampling
+from inference_site.domain.request import GenerationRequest, Sampling
 from tests.sinks import RecordingSink
 from tests.tiny_weights import write_adapter
 from worker.engines.base import Engine

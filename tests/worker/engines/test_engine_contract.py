@@ -22,8 +22,7 @@ from inference_site.domain.deltas import Finish, TextDelta, Usage
 from inference_site.domain.errors import ContextLengthExceeded, InvalidRequest
 from inference_site.domain.messages import Message
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest
-from inference_site.domain.sampling import Sampling
+from inference_site.domain.request import GenerationRequest, Sampling
 from tests.sinks import RecordingSink
 from tests.upstream_server import llama_server
 from tests.waiting import wait_until

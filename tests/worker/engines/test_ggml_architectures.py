@@ -18,8 +18,7 @@ from inference_site.catalogue.engines.ctransformers import normalized_model_type
 from inference_site.domain.deltas import TextDelta, TokensDelta
 from inference_site.domain.errors import ContextLengthExceeded, EngineLoadError
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import Constraint, GenerationRequest
-from inference_site.domain.sampling import Sampling
+from inference_site.domain.request import Constraint, GenerationRequest, Sampling
 from tests.sinks import RecordingSink
 from tests.tiny_ggml import ARCHITECTURES, CONTEXT, write_ggml
 from worker.engines.base import Engine

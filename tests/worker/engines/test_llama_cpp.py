@@ -25,8 +25,7 @@ from inference_site.domain.deltas import (
 from inference_site.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
 from inference_site.domain.messages import Message
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import Constraint, GenerationRequest, Tool
-from inference_site.domain.sampling import Sampling
+from inference_site.domain.request import Constraint, GenerationRequest, Sampling, Tool
 from inference_site.host import free_port
 from tests.sinks import RecordingSink
 from tests.tiny_weights import write_model

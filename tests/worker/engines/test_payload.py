@@ -14,8 +14,7 @@ from inference_site.catalogue.engines.llama_cpp import capabilities, marks
 from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.messages import Message, ToolCall
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import Constraint, ConstraintKind, GenerationRequest
-from inference_site.domain.sampling import Sampling
+from inference_site.domain.request import Constraint, ConstraintKind, GenerationRequest, Sampling
 from tests.worker.engines.llama_payloads import chat_payload, payloads
 
 SPEC = ModelSpec("demo", "llama_cpp", context_length=2048)

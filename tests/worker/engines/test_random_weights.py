@@ -9,12 +9,17 @@ from typing import Any
 
 import pytest
 
-from inference_site.domain.custom_tools import custom_tool
 from inference_site.domain.deltas import ToolCallDelta
 from inference_site.domain.messages import Message
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import Constraint, ConstraintKind, GenerationRequest, Tool
-from inference_site.domain.sampling import Sampling
+from inference_site.domain.request import (
+    Constraint,
+    ConstraintKind,
+    GenerationRequest,
+    Sampling,
+    Tool,
+    custom_tool,
+)
 from tests.sinks import RecordingSink
 from tests.tiny_weights import write_model
 from worker.engines.base import Engine

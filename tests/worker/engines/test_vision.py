@@ -14,8 +14,7 @@ from inference_site.domain.deltas import TextDelta
 from inference_site.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
 from inference_site.domain.messages import AudioPart, ImagePart, Message, Part, TextPart
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest
-from inference_site.domain.sampling import Sampling
+from inference_site.domain.request import GenerationRequest, Sampling
 from tests.images import PARAM, data_url, encoded
 from tests.sinks import RecordingSink
 from tests.tiny_vision import IMAGE_TOKENS, write_projector

@@ -18,7 +18,7 @@ from channels.layers import get_channel_layer
 from pytest_django.fixtures import Settings
 
 from inference_site.generations.queue import new_id
-from inference_site.storage.redis_clients import client_for
+from inference_site.storage.redis import client_for
 from inference_site.streams.batches import Batch, Ending
 from inference_site.streams.event_log import MESSAGE_TYPE, cancel_key, close_log, follow, log_key
 from inference_site.supervisor.services import RedisPlan, plan_redis, wait_for_redis

@@ -28,8 +28,8 @@ from inference_site.generations import maintenance
 from inference_site.generations.maintenance import end_orphans
 from inference_site.generations.models import Claim, Generation, GenerationQuerySet, Status
 from inference_site.observability.metrics import Meter
-from inference_site.storage import connections
-from inference_site.storage.redis_clients import client_for
+from inference_site.storage import postgresql
+from inference_site.storage.redis import client_for
 from inference_site.streams import request_documents
 from inference_site.streams.batches import Ending
 from inference_site.streams.event_log import cancel_key, document_key
@@ -365,13 +365,13 @@ def test_the_end_waits_for_a_database_that_is_down(
 def test_the_end_waits_for_a_locked_row_but_not_for_ever(
     start: Start, monkeypatch: pytest.MonkeyPatch, is_freed: bool
 ) -> None:
-    monkeypatch.setattr(connections, "_LOCK_TIMEOUT_MS", 20)
+    monkeypatch.setattr(postgresql, "_LOCK_TIMEOUT_MS", 20)
     monkeypatch.setattr(run, "_RETRY_S", 0.01)
     monkeypatch.setattr(run, "_LOCKED_S", 60 if is_freed else 0.1)
     attempt = start()
 
     def drive() -> str:
-        with connections.lent_connection():
+        with postgresql.release_connection_after():
             return attempt.drive().status
 
     with ThreadPoolExecutor(1) as pool:
@@ -396,7 +396,7 @@ def test_the_end_waits_for_a_locked_row_but_not_for_ever(
 def test_what_cannot_be_given_back_is_left_to_who_looks_for_orphans(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "_LOCK_TIMEOUT_MS", 20)
+    monkeypatch.setattr(postgresql, "_LOCK_TIMEOUT_MS", 20)
     monkeypatch.setattr(maintenance, "_ORPHAN_S", 0)
     attempt = start()
     Generation.objects.update(background=True)
@@ -404,7 +404,7 @@ def test_what_cannot_be_given_back_is_left_to_who_looks_for_orphans(
     attempt.stop_at("Hello", StopReason.SHUTDOWN)
 
     def drive() -> str:
-        with connections.lent_connection():
+        with postgresql.release_connection_after():
             return attempt.drive().status
 
     with ThreadPoolExecutor(1) as pool, transaction.atomic():

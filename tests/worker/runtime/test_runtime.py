@@ -28,7 +28,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.fleet.commands import Command, send
 from inference_site.fleet.leases import LiveWorker, ModelReport, ModelState, live_view, live_workers
 from inference_site.generations.models import Generation, Status
-from inference_site.storage.redis_clients import client_for, site_client
+from inference_site.storage.redis import client_for, site_client
 from inference_site.streams.batches import Batch
 from inference_site.streams.event_log import log_key
 from inference_site.streams.request_documents import save_document

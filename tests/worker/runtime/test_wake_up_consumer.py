@@ -19,7 +19,7 @@ from inference_site.generations.wake_ups import (
     queue_named,
     send_wake_up,
 )
-from inference_site.storage.redis_clients import broker_client
+from inference_site.storage.redis import broker_client
 from tests.waiting import wait_until
 from worker.runtime import wake_up_consumer
 from worker.runtime.wake_up_consumer import LISTEN_TASK, WakeUpConsumer, at_once, noted

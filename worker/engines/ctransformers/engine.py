@@ -13,8 +13,7 @@ from inference_site.catalogue.engines.ctransformers import (
 from inference_site.domain.deltas import Finish, TextDelta, TokensDelta
 from inference_site.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest
-from inference_site.domain.sampling import Sampling
+from inference_site.domain.request import GenerationRequest, Sampling
 from worker.engines.base import Engine, Sink
 from worker.engines.ctransformers.contexts import Context, Contexts
 from worker.engines.ctransformers.files import (

@@ -18,8 +18,7 @@ from inference_site.catalogue.engines.ctransformers import (
 from inference_site.catalogue.engines.openai_upstream import Flavor
 from inference_site.domain.errors import EngineLoadError, InvalidRequest
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest
-from inference_site.domain.sampling import Sampling
+from inference_site.domain.request import GenerationRequest, Sampling
 from worker.engines.base import Engine
 from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import (

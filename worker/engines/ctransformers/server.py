@@ -34,8 +34,7 @@ from inference_site.domain.deltas import (
 )
 from inference_site.domain.errors import ContextLengthExceeded, EngineError, InvalidRequest
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import Constraint, GenerationRequest
-from inference_site.domain.sampling import Sampling
+from inference_site.domain.request import Constraint, GenerationRequest, Sampling
 from worker.engines.ctransformers.engine import CtransformersEngine, open_model
 from worker.model_servers.llama_server import LOAD_FAILED
 

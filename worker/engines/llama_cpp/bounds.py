@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from inference_site.domain.errors import InvalidRequest
-from inference_site.domain.schemas import objects_in
+from inference_site.domain.request import objects_in
 
 _MOST_OPTIONAL = 200
 """Properties of one object that need not be there. Their number squared is the time they take: 200

@@ -16,8 +16,7 @@ from inference_site.catalogue.engines.llama_cpp import FillInMarks, marks, modal
 from inference_site.domain.errors import EngineUnavailable, InvalidRequest
 from inference_site.domain.messages import AudioPart, ImagePart, Part
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import Constraint, GenerationRequest
-from inference_site.domain.schemas import objects_in
+from inference_site.domain.request import Constraint, GenerationRequest, objects_in
 from worker.engines.chat.families import FAMILIES
 from worker.engines.chat.template import wire_tool
 from worker.engines.chat.tools import call_schema, plain_schema

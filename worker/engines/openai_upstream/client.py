@@ -22,7 +22,7 @@ from inference_site.domain.errors import (
     ConnectionLost,
     EngineError,
     GenerationFailed,
-    ModelServerAway,
+    ModelServerUnreachable,
 )
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
@@ -69,7 +69,7 @@ class _Gone(Exception):
         return "it does not answer any more"
 
 
-_FAILED = (aiohttp.ClientError, OSError, Lost, Silent, ModelServerAway, _Gone, _NotHere)
+_FAILED = (aiohttp.ClientError, OSError, Lost, Silent, ModelServerUnreachable, _Gone, _NotHere)
 """How an attempt fails that may be made elsewhere, or again."""
 
 
@@ -184,7 +184,7 @@ class Upstream:
         Raise what it means if no other server may be asked, either.
         """
         said = str(exc) or type(exc).__name__
-        if isinstance(exc, ModelServerAway):  # It says so itself, and goes in a moment.
+        if isinstance(exc, ModelServerUnreachable):  # It says so itself, and goes in a moment.
             self.health.note_end(address)
             if reader is None or not reader.begun:
                 return exc, False
@@ -199,14 +199,14 @@ class Upstream:
         if isinstance(exc, aiohttp.ClientConnectorError) or is_timeout:
             fault = f"Model '{self._id}': {address.base_url} cannot be reached: {said}"
             self.health.note(address, fault, is_silent=is_timeout)
-            return ModelServerAway(self._unreachable), not is_timeout
-        return ModelServerAway(self._unreachable, is_suspect=True), True
+            return ModelServerUnreachable(self._unreachable), not is_timeout
+        return ModelServerUnreachable(self._unreachable, is_suspect=True), True
 
     def _not_here(self, address: Address, error: EngineError) -> EngineError:
         """Return what the refusal of a server means: it is busy, or it is down."""
-        if address.is_up or isinstance(error, ModelServerAway):
+        if address.is_up or isinstance(error, ModelServerUnreachable):
             return error
-        return ModelServerAway(self._unreachable)
+        return ModelServerUnreachable(self._unreachable)
 
     @property
     def _unreachable(self) -> str:

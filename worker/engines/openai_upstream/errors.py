@@ -6,7 +6,7 @@
 | 401, 403, 404 | EngineUnavailable: the operator's to mend, so the details go to the log |
 | 429 | RateLimited, with its Retry-After |
 | 503 | EngineUnavailable, with its Retry-After |
-| 5xx: the engine has ended | ModelServerAway |
+| 5xx: the engine has ended | ModelServerUnreachable |
 | other | GenerationFailed |
 
 Of a 400 clients get the words, without addresses and paths. Of anything else they get what it is,
@@ -33,7 +33,7 @@ from inference_site.domain.errors import (
     EngineUnavailable,
     GenerationFailed,
     InvalidRequest,
-    ModelServerAway,
+    ModelServerUnreachable,
     RateLimited,
 )
 from inference_site.domain.request import GenerationRequest
@@ -152,7 +152,7 @@ class ErrorReader:
                 )
             case _ if _ENDED.search(message):
                 said = f"The server of the model '{self._id}' cannot be reached."
-                return ModelServerAway(said, is_suspect=True)
+                return ModelServerUnreachable(said, is_suspect=True)
             case _:
                 return GenerationFailed(f"The model's server failed (status {status}).")
 

@@ -13,8 +13,7 @@ from inference_site.catalogue.engines.openai_upstream import RESPONSE_FORMAT
 from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.messages import Message
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import Constraint, GenerationRequest
-from inference_site.domain.sampling import Sampling
+from inference_site.domain.request import Constraint, GenerationRequest, Sampling
 from worker.engines.chat.template import wire_message, wire_part, wire_tool
 from worker.engines.chat.tools import call_schema
 from worker.engines.grammars import check_grammar, lark_or_schema, regex_as_lark

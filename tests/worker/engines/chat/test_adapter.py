@@ -13,8 +13,7 @@ from inference_site.domain.deltas import Delta, Finish, PromptDelta, TextDelta, 
 from inference_site.domain.errors import ContextLengthExceeded, InvalidRequest
 from inference_site.domain.messages import ImagePart, Message
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import Constraint, GenerationRequest
-from inference_site.domain.sampling import Sampling
+from inference_site.domain.request import Constraint, GenerationRequest, Sampling
 from tests.sinks import RecordingSink
 from tests.worker.engines.chat.answers import TOOLS, Answer, add_up
 from tests.worker.engines.chat.completing import CompletingEngine

@@ -15,8 +15,7 @@ from inference_site.domain.deltas import Finish, PromptDelta, Usage
 from inference_site.domain.errors import ContextLengthExceeded
 from inference_site.domain.messages import Message, ToolCall
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest, Tool
-from inference_site.domain.sampling import Sampling
+from inference_site.domain.request import GenerationRequest, Sampling, Tool
 from tests.sinks import RecordingSink
 from tests.worker.engines.chat.answers import Answer, add_up
 from worker.engines.base import Engine

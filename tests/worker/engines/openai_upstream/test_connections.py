@@ -19,7 +19,7 @@ from inference_site.domain.errors import (
     ConnectionLost,
     EngineUnavailable,
     GenerationFailed,
-    ModelServerAway,
+    ModelServerUnreachable,
 )
 from inference_site.domain.messages import Message
 from inference_site.domain.request import GenerationRequest
@@ -185,7 +185,7 @@ def test_a_silent_stream_ends_once_its_server_is_gone(
 
     server.answers = [answer]
     engine, sink = load(check_every_s=0.1), RecordingSink()
-    with pytest.raises(ConnectionLost if begun else ModelServerAway):
+    with pytest.raises(ConnectionLost if begun else ModelServerUnreachable):
         engine.chat(HELLO, sink)
     assert sink.text == ("a" if begun else "")
 
@@ -225,7 +225,7 @@ def test_an_engine_that_has_ended_is_a_server_that_is_away(
     }
     says: Answer = lambda talk: talk.say(status, {"error": error})  # noqa: E731
     server.answers = [chunks({"error": error})] if status == 200 else [says]
-    with pytest.raises(ModelServerAway, match="cannot be reached") as caught:
+    with pytest.raises(ModelServerUnreachable, match="cannot be reached") as caught:
         engine.chat(HELLO, RecordingSink())
     assert caught.value.is_suspect
     assert "has ended" in engine.fault
@@ -244,7 +244,7 @@ def test_a_503_of_a_server_that_is_down_is_its_absence(
         server.list_models = refuse
     with pytest.raises(EngineUnavailable) as caught:
         engine.chat(HELLO, RecordingSink())
-    assert isinstance(caught.value, ModelServerAway) == is_down
+    assert isinstance(caught.value, ModelServerUnreachable) == is_down
     assert bool(engine.fault) == is_down
 
 

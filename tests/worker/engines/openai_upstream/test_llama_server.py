@@ -15,8 +15,7 @@ from inference_site.domain.deltas import Finish, PromptDelta, TextDelta, TokensD
 from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.messages import Message
 from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import Constraint, GenerationRequest, Tool
-from inference_site.domain.sampling import Sampling
+from inference_site.domain.request import Constraint, GenerationRequest, Sampling, Tool
 from tests.sinks import RecordingSink
 from tests.upstream_server import llama_server
 from worker.engines.base import Engine

@@ -11,8 +11,7 @@ import pytest
 from inference_site.domain.deltas import TextDelta
 from inference_site.domain.errors import InvalidRequest
 from inference_site.domain.messages import AudioPart, ImagePart, Message, TextPart, ToolCall
-from inference_site.domain.request import Constraint, GenerationRequest, Tool
-from inference_site.domain.sampling import Sampling
+from inference_site.domain.request import Constraint, GenerationRequest, Sampling, Tool
 from tests.sinks import RecordingSink
 from tests.upstream_server import UpstreamServer, chunks, delta, finish, text, usage
 from tests.worker.engines.openai_upstream.conftest import Load

@@ -12,7 +12,12 @@ from django.test import RequestFactory
 from django.utils.log import log_response
 from pythonjsonlogger.json import JsonFormatter
 
-from inference_site.observability.log_context import AddFacts, LineFormatter, logged_with, note
+from inference_site.observability.logs import (
+    AddLogFields,
+    LineFormatter,
+    add_log_fields,
+    log_fields,
+)
 
 
 @pytest.fixture
@@ -20,7 +25,7 @@ def written() -> Iterator[io.StringIO]:
     """What a logger of the site writes, as settings.LOGGING has it."""
     out = io.StringIO()
     handler = logging.StreamHandler(out)
-    handler.addFilter(AddFacts())
+    handler.addFilter(AddLogFields())
     handler.setFormatter(LineFormatter("%(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("test.facts")
     logger.addHandler(handler)
@@ -34,11 +39,11 @@ def log(message: str, **extra: object) -> None:
 
 def test_lines_carry_the_facts_that_are_known_by_then(written: io.StringIO) -> None:
     log("before")
-    with logged_with({"request_id": "req_1"}):
+    with log_fields({"request_id": "req_1"}):
         log("begun")
-        note(generation_id="chatcmpl-2")
+        add_log_fields(generation_id="chatcmpl-2")
         log("going on", status=200)
-    note(model="lost")
+    add_log_fields(model="lost")
     log("after")
     assert written.getvalue().splitlines() == [
         "WARNING test.facts: before",
@@ -49,13 +54,13 @@ def test_lines_carry_the_facts_that_are_known_by_then(written: io.StringIO) -> N
 
 
 def test_what_a_line_says_itself_goes_before(written: io.StringIO) -> None:
-    with logged_with({"status": "running", "message": "no field of a record is replaced"}):
+    with log_fields({"status": "running", "message": "no field of a record is replaced"}):
         log("ended", status="completed")
     assert written.getvalue() == "WARNING test.facts: ended status=completed\n"
 
 
 def test_facts_come_before_a_traceback(written: io.StringIO) -> None:
-    with logged_with({"request_id": "req_1"}):
+    with log_fields({"request_id": "req_1"}):
         try:
             raise ValueError("boom")
         except ValueError:

@@ -13,14 +13,15 @@ from django import db
 from django.db import connection
 
 from inference_site.errors.exceptions import api_error
-from inference_site.storage import pooled_connection
-from inference_site.storage.connections import (
+from inference_site.storage import postgresql
+from inference_site.storage.postgresql import (
     DATABASE_UNAVAILABLE,
-    is_held_up,
-    lent_connection,
-    own_connection,
+    PooledConnection,
+    is_timeout,
+    release_connection_after,
+    statement_timeout,
+    unpooled_connection,
 )
-from inference_site.storage.pooled_connection import PooledConnection, statements_within
 from tests.silent_proxy import SilentProxy
 
 pytestmark = pytest.mark.django_db
@@ -29,13 +30,13 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture(autouse=True)
 def _limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit the statements of this process as those of one that serves."""
-    monkeypatch.setattr(pooled_connection._ProcessLimit, "seconds", 1.0)
+    monkeypatch.setattr(postgresql, "_process_timeout_s", 1.0)
 
 
 @pytest.fixture
 def own() -> Iterator[psycopg.Connection[tuple[object, ...]]]:
     """A connection of the project, outside of the pool."""
-    with own_connection() as found:
+    with unpooled_connection() as found:
         yield found
 
 
@@ -63,9 +64,9 @@ def test_a_pipeline_that_takes_too_long_is_cancelled_too(own: PooledConnection) 
 
 
 def test_a_block_has_its_own_limit_or_none(own: PooledConnection) -> None:
-    with statements_within(30):
+    with statement_timeout(30):
         own.execute("SELECT pg_sleep(1.2)")
-    with statements_within(None):
+    with statement_timeout(None):
         own.execute("SELECT pg_sleep(1.2)")
 
 
@@ -110,7 +111,7 @@ def test_a_server_that_takes_no_writes_is_unavailable() -> None:
             cursor.execute("CREATE TABLE something ()")
     error = api_error(caught.value)
     assert (error.status, error.code) == (503, "database_unavailable")
-    assert not is_held_up(caught.value)
+    assert not is_timeout(caught.value)
     connection.needs_rollback = False
 
 
@@ -119,16 +120,20 @@ def test_a_server_that_takes_no_writes_has_its_connections_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The address of a primary leads to another server after a failover."""
-    monkeypatch.setattr(pooled_connection._Drains, "at", 0.0)
+    monkeypatch.setattr(postgresql, "_drained_at", 0.0)
     before = backend()
-    with lent_connection(), connection.cursor() as cursor, pytest.raises(DATABASE_UNAVAILABLE):
+    with (
+        release_connection_after(),
+        connection.cursor() as cursor,
+        pytest.raises(DATABASE_UNAVAILABLE),
+    ):
         cursor.execute("BEGIN READ ONLY; CREATE TABLE something ()")
     assert backend() != before
 
 
 def backend() -> int:
     """Return the process of the server that a connection of the pool leads to."""
-    with lent_connection(), connection.cursor() as cursor:
+    with release_connection_after(), connection.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid()")
         (pid,) = cursor.fetchone()
     return int(pid)

@@ -1,20 +1,28 @@
-"""Prepared statements, and connections that are lent without a round trip."""
+"""Prepared statements, borrowed connections, and queries whose SQL is compiled once."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import psycopg
 import pytest
 from django.db import DatabaseError, connection, transaction
+from django.db.models import QuerySet
 
-from inference_site.storage.connections import own_connection
-from inference_site.storage.pooled_connection import PooledConnection
-from inference_site.storage.prepared import execute_impatiently, execute_prepared
+from inference_site.accounts.models import Project
+from inference_site.storage.postgresql import (
+    PooledConnection,
+    cached_sql,
+    execute_prepared,
+    execute_with_timeouts,
+    unpooled_connection,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def lent() -> psycopg.Connection:
+def borrowed() -> psycopg.Connection:
     """A connection as the pool has them."""
     parameters = connection.get_connection_params()
     parameters.pop("pool", None)
@@ -45,11 +53,11 @@ def test_one_statement_may_be_a_transaction_that_does_not_wait_long() -> None:
     timeouts = "SELECT current_setting('lock_timeout'), current_setting('statement_timeout')"
     connection.close()
     for _ in range(2):  # Planned now, and before.
-        assert execute_impatiently(timeouts, {}).fetchone() == ("2s", "30s")
+        assert execute_with_timeouts(timeouts, {}).fetchone() == ("2s", "30s")
         assert execute_prepared(timeouts, {}).fetchone() == ("0", "0")
     with pytest.raises(DatabaseError):
-        execute_impatiently("SELECT 1 / %(n)s", {"n": 0})
-    assert execute_impatiently("SELECT %(n)s::bigint", {"n": 7}).fetchone() == (7,)
+        execute_with_timeouts("SELECT 1 / %(n)s", {"n": 0})
+    assert execute_with_timeouts("SELECT %(n)s::bigint", {"n": 7}).fetchone() == (7,)
 
 
 def test_what_is_written_in_a_transaction_goes_with_it() -> None:
@@ -61,15 +69,30 @@ def test_what_is_written_in_a_transaction_goes_with_it() -> None:
 
 
 def test_the_question_of_the_pool_costs_no_round_trip_until_the_server_has_spoken(
-    lent: psycopg.Connection,
+    borrowed: psycopg.Connection,
 ) -> None:
-    with own_connection() as other:
-        pid = lent.info.backend_pid
-        lent.execute("")
+    with unpooled_connection() as other:
+        pid = borrowed.info.backend_pid
+        borrowed.execute("")
         sent = "SELECT query FROM pg_stat_activity WHERE pid = %s"
-        lent.execute("SELECT 'last'")
-        lent.execute("")
+        borrowed.execute("SELECT 'last'")
+        borrowed.execute("")
         assert other.execute(sent, [pid]).fetchone() == ("SELECT 'last'",)
         other.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
     with pytest.raises(psycopg.OperationalError):
-        lent.execute("")
+        borrowed.execute("")
+
+
+def test_its_sql_is_made_once_for_each_argument_and_its_rows_are_those_of_now() -> None:
+    made = []
+
+    @cached_sql
+    def named(name: str) -> QuerySet[Any, Any]:
+        made.append(name)
+        return Project.objects.filter(name=name).values_list("name", "pk")
+
+    assert named("100 %s") == named("other") == []
+    project = Project.objects.create(name="100 %s")
+    assert named("100 %s") == [("100 %s", project.pk)]
+    assert named("other") == []
+    assert made == ["100 %s", "other"]

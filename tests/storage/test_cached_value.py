@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from inference_site.storage.recent import Recent
+from inference_site.storage.cached_value import CachedValue
 
 
 class Store:
@@ -27,14 +27,14 @@ class Store:
 
 def test_a_value_is_read_once_in_its_time() -> None:
     store = Store()
-    recent = Recent(store.read, ttl_s=3600)
-    assert [recent.now(), recent.now(), recent.at_most(3600)] == [1, 1, 1]
-    assert recent.at_most(0) == 2
+    recent = CachedValue(store.read, ttl_s=3600)
+    assert [recent.now(), recent.now(), recent.no_older_than(3600)] == [1, 1, 1]
+    assert recent.no_older_than(0) == 2
 
 
 def test_what_is_forgotten_is_read_anew() -> None:
     store = Store()
-    recent = Recent(store.read, ttl_s=3600)
+    recent = CachedValue(store.read, ttl_s=3600)
     recent.now()
     recent.forget()
     assert recent.now() == 2
@@ -42,7 +42,7 @@ def test_what_is_forgotten_is_read_anew() -> None:
 
 def test_while_one_thread_reads_the_others_take_the_last_value() -> None:
     store = Store()
-    recent = Recent(store.read, ttl_s=0)
+    recent = CachedValue(store.read, ttl_s=0)
     recent.now()
     store.is_read.clear()
     store.may_end.clear()
@@ -50,14 +50,14 @@ def test_while_one_thread_reads_the_others_take_the_last_value() -> None:
         reader = pool.submit(recent.now)
         assert store.is_read.wait(60)
         assert recent.now() == 1
-        insistent = pool.submit(recent.at_most, 3600)
+        insistent = pool.submit(recent.no_older_than, 3600)
         store.may_end.set()
         assert (reader.result(60), insistent.result(60)) == (2, 2)
 
 
 def test_an_error_is_for_the_one_that_reads() -> None:
     answers = iter([0, 7])
-    recent = Recent(lambda: 14 // next(answers), ttl_s=3600)
+    recent = CachedValue(lambda: 14 // next(answers), ttl_s=3600)
     with pytest.raises(ZeroDivisionError):
         recent.now()
     assert recent.now() == 2

@@ -1,4 +1,4 @@
-"""A JSON field for the content of requests and answers."""
+"""The model field for the content of requests and answers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from django.db import models
 
 
 class ContentField(models.JSONField):
-    """A JSON field whose content all of the site can store, read and encode again.
+    """A JSON field for what clients send, which may hold values that PostgreSQL or orjson refuse.
 
-    PostgreSQL cannot store NUL in JSON: it is replaced by U+FFFD. And it writes a float such as
-    1e30 as a whole number of 31 digits, which Python's decoder makes an integer that orjson does
-    not encode: so orjson decodes too, to whom such a number is a float, as in a request's body.
+    PostgreSQL cannot store NUL in JSON, so it is replaced by U+FFFD. PostgreSQL writes a float such
+    as 1e30 as an integer of 31 digits. Python's decoder would return an integer that orjson cannot
+    encode; orjson decodes it as a float, as it does in the body of a request.
     """
 
     def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
         """Return the value with NUL replaced, prepared for the database."""
-        return super().get_db_prep_value(storable(value), connection, prepared)
+        return super().get_db_prep_value(replace_nul(value), connection, prepared)
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
         """Return the decoded value; integers of more than 64 bits are floats."""
@@ -30,14 +30,14 @@ class ContentField(models.JSONField):
         return name, "django.db.models.JSONField", arguments, named
 
 
-def storable(content: Any) -> Any:
+def replace_nul(content: Any) -> Any:
     """Return the content with every NUL replaced by U+FFFD."""
     match content:
         case str():
             return content.replace("\0", "\ufffd")
         case list():
-            return [storable(entry) for entry in content]
+            return [replace_nul(entry) for entry in content]
         case dict():
-            return {storable(key): storable(value) for key, value in content.items()}
+            return {replace_nul(key): replace_nul(value) for key, value in content.items()}
         case _:
             return content

@@ -1,0 +1,421 @@
+"""The checks of ``manage.py doctor``: the host, PostgreSQL and Redis, models, workers, rows."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import redis
+from channels.layers import get_channel_layer
+from django.conf import settings
+from django.db import connection
+from django.db.migrations.executor import MigrationExecutor
+from django.db.models.functions import Now
+
+from inference_site import environment
+from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.engines.registry import LIBRARIES
+from inference_site.catalogue.gguf_files import parts_of
+from inference_site.catalogue.model_files import model_file_error
+from inference_site.fleet.leases import live_workers
+from inference_site.fleet.placement import why_no_host
+from inference_site.generations.kinds import mendings
+from inference_site.generations.maintenance import last_maintained
+from inference_site.generations.models import Generation, Status
+from inference_site.model_store.entries import entry_error, private_address_error
+from inference_site.model_store.models import StoredModel
+from inference_site.model_store.refresh import refresh_catalogue
+from inference_site.storage.postgresql import unpooled_connection
+from inference_site.streams.batches import is_whole
+from inference_site.streams.event_log import read_log
+from inference_site.supervisor.services import missing_fixes, newest_redis
+
+_GIB = 2**30
+_PACKAGES = ("django", "celery", "channels", "daphne", "redis", "psycopg", *LIBRARIES.values())
+_OLDEST_POSTGRES = 140_000
+_OLDEST_REDIS = (6, 2)
+_ROUND_TRIP_S = 2.0
+_CLOCK_WARN_S, _CLOCK_FAIL_S = 0.5, 5.0
+_MAINTENANCE_S = 10.0
+_FIX_FILE = (
+    "Correct `file` in the models file or the console, fetch it by `manage.py pull`, or let this "
+    "user read it."
+)
+_FIX_ENTRY = "Edit it in the console, or move it into the models file, which may name anything."
+_FIX_ADDRESS = (
+    "Set UPSTREAM_ALLOWED_HOSTS or UPSTREAM_ALLOWED_NETWORKS, or move it into the models file."
+)
+_OVERDUE_S = 60
+"""Maintenance should have ended a run of a dead worker long before this age."""
+_MAX_LOGS = 200
+
+
+class Level(StrEnum):
+    """How severe a finding is."""
+
+    OK = "ok"
+    WARN = "warn"  # It works now, but not for long or not for everybody.
+    FAIL = "fail"  # Requests fail, or will at the next restart.
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result: what was checked, what was found, and how to fix it; no fix if all is well."""
+
+    level: Level
+    what: str
+    found: str
+    fix: str = ""
+
+
+Check = Callable[[], Iterable[Finding]]
+
+
+def graded(what: str, found: str, fix: str, *, warn: bool = False, fail: bool = False) -> Finding:
+    """Return a finding of the worst level whose condition holds."""
+    level = Level.FAIL if fail else Level.WARN if warn else Level.OK
+    return Finding(level, what, found, "" if level == Level.OK else fix)
+
+
+def guarded(what: str, check: Check, fix: str) -> list[Finding]:
+    """Run a check and return its findings; an exception is a finding, too."""
+    try:
+        return list(check())
+    except Exception as exc:  # noqa: BLE001  # Anything may be broken.
+        lines = str(exc).strip().splitlines() or [""]
+        return [Finding(Level.FAIL, what, f"{type(exc).__name__}: {lines[0]}".rstrip(": "), fix)]
+
+
+def check_versions() -> Iterator[Finding]:
+    """Report the versions that are installed."""
+    yield graded(
+        "Python",
+        f"{platform.python_version()}, site {settings.VERSION}",
+        "Install Python 3.11 or newer and make .venv again.",
+        fail=sys.version_info < (3, 11),
+    )
+    yield Finding(Level.OK, "packages", ", ".join(f"{p} {_version(p)}" for p in _PACKAGES))
+
+
+def check_bundled_redis() -> Iterator[Finding]:
+    """Report the Redis that ``serve`` starts, if it does, and which fixes a bundled one lacks."""
+    if environment.asked().get("REDIS_URL", ("", ""))[1] not in ("serve", "default"):
+        return
+    newest = newest_redis()
+    if newest is None:
+        return
+    missing = missing_fixes(newest.version) if newest.is_bundled else []
+    yield graded(
+        "Redis of serve",
+        f"{newest.path}, version {newest.shown_version}"
+        + (", bundled: it gets no security fixes" if newest.is_bundled else "")
+        + (f", and lacks those for {', '.join(missing)}" if missing else ""),
+        "Install redis-server 7.2 or valkey-server 8, or newer; serve takes the newest at its "
+        "next start. Only the user who runs serve reaches it, through a socket.",
+        warn=newest.is_bundled,
+    )
+
+
+def check_settings() -> Iterator[Finding]:
+    """Check settings that are easily forgotten."""
+    yield graded(
+        "SECRET_KEY",
+        f"{len(settings.SECRET_KEY)} characters",
+        "Set SECRET_KEY (or SECRET_KEY_FILE) to 50 random characters, the same for each process.",
+        fail=not settings.SECRET_KEY,
+        warn=len(settings.SECRET_KEY) < 32,
+    )
+    yield graded(
+        "DEBUG",
+        "on" if settings.DEBUG else "off",
+        "Set DEBUG=false: error pages show settings and data to everybody.",
+        warn=settings.DEBUG,
+    )
+
+
+def check_disk() -> Iterator[Finding]:
+    """Check the free space of the folders for data and models."""
+    for name in ("DATA_DIR", "MODELS_DIR"):
+        path = Path(getattr(settings, name))
+        existing = next(folder for folder in (path, *path.parents) if folder.exists())
+        usage = shutil.disk_usage(existing)
+        yield graded(
+            name,
+            f"{path}: {usage.free / _GIB:,.1f} of {usage.total / _GIB:,.1f} GiB free",
+            f"Make room there, or move {name} to a larger disk.",
+            warn=usage.free < max(5 * _GIB, usage.total // 20),
+            fail=usage.free < _GIB,
+        )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "is not installed"
+
+
+def check_postgres() -> Iterator[Finding]:
+    """Check its version and the settings that the site relies on."""
+    started = time.monotonic()
+    with unpooled_connection() as database:
+        took_ms = (time.monotonic() - started) * 1000
+        number = database.info.server_version
+        yield graded(
+            "PostgreSQL",
+            f"version {number // 10_000}.{number % 10_000}, connected in {took_ms:.0f} ms",
+            "Upgrade it to version 14 or newer.",
+            fail=number < _OLDEST_POSTGRES,
+        )
+        config = dict(database.execute("SELECT name, setting FROM pg_settings").fetchall())
+        (used,) = database.execute("SELECT count(*) FROM pg_stat_activity").fetchone() or (0,)
+    allowed, pool = int(config["max_connections"]), settings.DATABASES["default"]["OPTIONS"]["pool"]
+    yield graded(
+        "connections",
+        f"{used} of {allowed} are used; a process takes {pool['max_size']} at most",
+        "Raise max_connections, lower DATABASE_POOL, or put PgBouncer in front.",
+        warn=allowed - used < pool["max_size"],
+    )
+    yield graded(
+        "durability",
+        f"fsync {config['fsync']}, synchronous_commit {config['synchronous_commit']}",
+        "Turn both on: an answer that a client has received must survive a power cut.",
+        fail=config["fsync"] != "on",
+        warn=config["synchronous_commit"] == "off",
+    )
+    yield graded(
+        "encoding",
+        config["server_encoding"],
+        "Create the database again with ENCODING 'UTF8'.",
+        fail=config["server_encoding"] != "UTF8",
+    )
+
+
+def check_migrations() -> Iterator[Finding]:
+    """Check that all migrations are applied."""
+    executor = MigrationExecutor(connection)
+    plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
+    missing = ", ".join(f"{migration.app_label}.{migration.name}" for migration, _ in plan[:5])
+    yield graded(
+        "migrations",
+        f"{len(plan)} are missing: {missing}" if plan else "all are applied",
+        "Run `manage.py migrate`.",
+        fail=bool(plan),
+    )
+
+
+def check_redis() -> Iterator[Finding]:
+    """Check the version of each Redis, and what it does when memory or power fails."""
+    for url, roles in _redis_roles().items():
+        name = f"Redis ({', '.join(roles)})"
+        with redis.Redis.from_url(url, socket_timeout=2, socket_connect_timeout=2) as client:
+            info: Any = client.info()
+        version = str(info["redis_version"])
+        yield graded(
+            name,
+            f"version {version}, {info['used_memory'] / 2**20:,.0f} MiB used",
+            "Upgrade it to version 6.2 or newer.",
+            fail=tuple(int(part) for part in version.split(".")[:2]) < _OLDEST_REDIS,
+        )
+        limit, policy = info.get("maxmemory", 0), str(info.get("maxmemory_policy", "noeviction"))
+        yield graded(
+            name,
+            f"{policy}, limit {limit / 2**20:,.0f} MiB" if limit else f"{policy}, no limit",
+            "Set `maxmemory-policy noeviction`: evicted keys are lost streams, requests and "
+            "counts. Nearly full: raise maxmemory or lower EVENT_LOG_TTL_S or PROJECT_REDIS_BYTES.",
+            fail=policy != "noeviction" and bool(limit),
+            warn=bool(limit) and info["used_memory"] > 0.8 * limit,
+        )
+        persists = bool(info.get("aof_enabled"))
+        yield graded(
+            name,
+            "keeps an append-only file" if persists else "keeps no append-only file",
+            "Set `appendonly yes`: otherwise a restart loses running streams, waiting "
+            "requests and the counts of limits.",
+            warn=not persists,
+        )
+
+
+def check_channel_layer() -> Iterator[Finding]:
+    """Send a message through the channel layer and receive it."""
+    took_ms = asyncio.run(_round_trip()) * 1000
+    yield Finding(Level.OK, "channel layer", f"a message came back in {took_ms:.1f} ms")
+
+
+async def _round_trip() -> float:
+    layer: Any = get_channel_layer()
+    channel = f"doctor.{secrets.token_hex(8)}"
+    started = time.monotonic()
+    receiving = asyncio.ensure_future(layer.receive(channel))
+    try:
+        async with asyncio.timeout(_ROUND_TRIP_S):
+            # Pub/sub stores nothing: a message that is sent before the subscription is lost.
+            while not receiving.done():
+                await layer.send(channel, {"type": "doctor"})
+                started = time.monotonic()
+                await asyncio.wait({receiving}, timeout=0.1)
+    finally:
+        receiving.cancel()
+        await layer.flush()
+    return time.monotonic() - started
+
+
+def check_clocks() -> Iterator[Finding]:
+    """Compare this host's clock with those of PostgreSQL and of each Redis."""
+    with unpooled_connection() as database:
+        database.execute("SELECT 1")  # Connects, so that only the next statement is timed.
+
+        def postgres_time() -> float:
+            query = "SELECT extract(epoch FROM clock_timestamp())::float"
+            (now,) = database.execute(query).fetchone() or (0.0,)
+            return float(now)
+
+        yield _clock("PostgreSQL", postgres_time)
+    for url, roles in _redis_roles().items():
+        with redis.Redis.from_url(url, socket_timeout=2, socket_connect_timeout=2) as client:
+            client.ping()
+
+            def redis_time(client: Any = client) -> float:
+                seconds, microseconds = client.time()
+                return float(seconds) + float(microseconds) / 1e6
+
+            yield _clock(f"Redis ({', '.join(roles)})", redis_time)
+
+
+def _clock(name: str, read_time: Callable[[], float]) -> Finding:
+    before = time.time()
+    ahead_s = read_time() - (before + time.time()) / 2
+    return graded(
+        f"clock of {name}",
+        f"{abs(ahead_s) * 1000:,.0f} ms {'ahead of' if ahead_s > 0 else 'behind'} this host",
+        "Synchronise the clocks of all hosts by NTP (chrony, systemd-timesyncd).",
+        warn=abs(ahead_s) > _CLOCK_WARN_S,
+        fail=abs(ahead_s) > _CLOCK_FAIL_S,
+    )
+
+
+def _redis_roles() -> dict[str, list[str]]:
+    """Return the address of each Redis, with its roles."""
+    roles: dict[str, list[str]] = {}
+    named = (
+        ("queues", [settings.BROKER_URL]),
+        ("hints", settings.CHANNEL_LAYER_URLS),
+        ("event logs", settings.EVENT_LOG_URLS),
+        ("limits", [settings.RATE_LIMIT_URL]),
+    )
+    for role, urls in named:
+        for url in urls:
+            roles.setdefault(url, []).append(role)
+    return roles
+
+
+def check_models() -> Iterator[Finding]:
+    """Check the file of each model, and whether the entries of the database can be served."""
+    refresh_catalogue()
+    for spec in catalogue().models.values():
+        what, fault = f"model {spec.id}", model_file_error(spec)
+        if fault:
+            yield Finding(Level.FAIL, what, fault, _FIX_FILE)
+        elif spec.file is None:
+            yield Finding(Level.OK, what, f"needs no file ({spec.engine})")
+        else:
+            size = sum(part.stat().st_size for part in parts_of(spec.file))
+            yield Finding(Level.OK, what, f"{spec.file} ({size / 2**20:,.0f} MiB)")
+    for stored in StoredModel.objects.all():
+        what = f"model {stored.model_id}"
+        if fault := entry_error(stored):
+            yield Finding(Level.FAIL, what, f"it is not served: {fault}", _FIX_ENTRY)
+        elif stored.any_address and (fault := private_address_error(stored)):
+            yield Finding(Level.WARN, what, f"served until it is edited: {fault}", _FIX_ADDRESS)
+
+
+def check_workers() -> Iterator[Finding]:
+    """Check that workers live, run this release, and serve every model."""
+    workers = live_workers()
+    yield graded(
+        "workers",
+        f"{len(workers)} live",
+        "Start `manage.py worker` on a host with the models; see its log when it ends.",
+        fail=not workers,
+    )
+    for worker in workers:
+        served = ", ".join(f"{m.id} {m.state} {m.busy}/{m.slots}" for m in worker.models)
+        yield graded(
+            f"worker {worker.id}",
+            f"release {worker.release or 'unknown'}: {served or 'no model'}",
+            f"Restart it with this release, {settings.VERSION}.",
+            warn=worker.release != settings.VERSION,
+        )
+    for model, spec in catalogue().models.items():
+        if workers and (why := why_no_host(spec, workers)):
+            fix = "Name it in the WORKER_LABELS of a worker, or change `hosts` of the entry."
+            yield Finding(Level.WARN, f"model {model}", why, fix)
+        elif workers and not any(worker.serves(model) for worker in workers):
+            yield Finding(
+                Level.WARN,
+                f"model {model}",
+                "no live worker serves it",
+                f"Start one with `manage.py worker --models {model}`, or load it in the admin.",
+            )
+
+
+def check_maintenance() -> Iterator[Finding]:
+    """Check that maintenance runs."""
+    at = last_maintained()
+    ago_s = None if at is None else time.time() - at
+    yield graded(
+        "maintenance",
+        "not done for a minute" if ago_s is None else f"done {ago_s:.1f} s ago",
+        "Start `manage.py beat`; without it nobody notices dead workers and lost wake-ups.",
+        fail=ago_s is None or ago_s > _MAINTENANCE_S,
+    )
+
+
+def check_rows() -> Iterator[Finding]:
+    """Check that runs of dead workers have ended, and that stored results agree with their rows."""
+    old = Generation.objects.filter(
+        status=Status.RUNNING, claimed_at__lt=Now() - timedelta(seconds=_OVERDUE_S)
+    )
+    count = old.exclude(worker__in=[worker.id for worker in live_workers()]).count()
+    yield graded(
+        "runs of dead workers",
+        f"{count} for more than {_OVERDUE_S} s",
+        "Maintenance ends them: see why it does not in the log of `manage.py beat`.",
+        fail=bool(count),
+    )
+    contradictions = (pair for app in mendings() for pair in app.contradictions().items())
+    for what, number in contradictions:
+        yield graded(
+            what,
+            str(number),
+            "Maintenance mends them: see why it does not in the log of `manage.py beat`.",
+            fail=bool(number),
+        )
+
+
+def check_logs() -> Iterator[Finding]:
+    """Check that no frames are missing in the event logs of running generations."""
+    running = Generation.objects.filter(status=Status.RUNNING).order_by("-id")
+    ids = list(running.values_list("public_id", flat=True)[:_MAX_LOGS])
+    incomplete = [public_id for public_id in ids if not is_whole(read_log(public_id))]
+    yield graded(
+        "event logs",
+        f"{len(incomplete)} of {len(ids)} running streams have lost frames: "
+        f"{', '.join(incomplete[:3])}"
+        if incomplete
+        else f"{len(ids)} running streams are whole",
+        "Their readers are told so, stored responses are not affected. Redis was flushed, evicted "
+        "keys or lost its last writes: set `appendonly yes` and `maxmemory-policy noeviction`.",
+        warn=bool(incomplete),
+    )
