@@ -32,10 +32,12 @@ _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", r
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": ""}
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false"}
 _MARKS = {"(": "[", ")": "]"}
-_ENDS = Markers(["<|tool_call_end|>"])
+_PYTHONIC_ENDS = Markers(["<|tool_call_end|>"])
 
 
-def _read(source: Source, output: Output, tools: Sequence[Tool], start: str) -> Reading[bool]:
+def _read_pythonic(
+    source: Source, output: Output, tools: Sequence[Tool], start: str
+) -> Reading[bool]:
     at = yield from source.after_spaces(0)
     if (yield from source.character(at)) != "[":
         return False
@@ -47,7 +49,7 @@ def _read(source: Source, output: Output, tools: Sequence[Tool], start: str) -> 
             break
     if is_call and start:
         yield from source.spaces()
-        yield from source.starts_with(_ENDS)
+        yield from source.starts_with(_PYTHONIC_ENDS)
     return is_call
 
 
@@ -157,7 +159,7 @@ def _unescaped(escape: re.Match[str]) -> str:
 
 PYTHONIC = ToolFormat(
     "pythonic",
-    _read,
+    _read_pythonic,
     starts=("<|tool_call_start|>", "<|python_tag|>"),
     tags=("<|tool_call_end|>", "<|eom_id|>"),
     bare_start="[",
