@@ -28,7 +28,7 @@ from worker.engines.ctransformers.files import (
 from worker.engines.ctransformers.run import ChoiceRun, RunUsage
 from worker.engines.ctransformers.sampler import Sampler
 from worker.engines.ctransformers.vocabulary import Vocabulary, own_tokenizer
-from worker.engines.prompt_length import LEAST_TOKENS, is_short_enough
+from worker.engines.prompt_length import TOKENIZE_LIMIT, is_short_enough
 
 _BREAKERS = ("\n", ":", '"', "*")
 """Texts that a repetition does not reach across, unless the request names others."""
@@ -191,7 +191,7 @@ class CtransformersEngine(Engine):
 
     def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn texts into tokens (see ``Engine.tokenize``)."""
-        most = max(self._context_length, LEAST_TOKENS)
+        most = max(self._context_length, TOKENIZE_LIMIT)
         for index, prompt in enumerate(request.prompts):
             if not self._fits(request, prompt, most, sink):
                 return

@@ -17,7 +17,7 @@ from worker.engines.base import Sink
 from worker.engines.ctransformers.contexts import PREFILL_BATCH, Context
 from worker.engines.ctransformers.sampler import Floats, Sampler, log_probabilities
 from worker.engines.ctransformers.vocabulary import Vocabulary
-from worker.engines.prompt_echo import feed_entries, first_entry, shared_out
+from worker.engines.prompt_echo import feed_entries, first_entry, with_texts_of
 from worker.engines.stop_texts import StopTexts
 
 
@@ -66,7 +66,7 @@ class ChoiceRun:
                 context.read(tokens[place - 1 : place])
                 entries[place] = self._logprob(token, context.logits())
         if isinstance(prompt, str):
-            entries = shared_out(prompt, entries)
+            entries = with_texts_of(prompt, entries)
         indices = range(self.index, self.index + self.request.choices)
         feed_entries(entries, indices, self.sink, self.request.scores_prompts)
 
