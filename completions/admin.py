@@ -66,8 +66,8 @@ class StoredCompletionAdmin(PreviewAdmin):
 
 
 def bubbles(messages: Iterable[Message]) -> list[Bubble]:
-    """Return the messages of a chat as bubbles; a tool's result is part of its call's bubble."""
-    messages = list(_with_tools(messages))
+    """Return the messages of a chat as bubbles; the result of a call is in the call's bubble."""
+    messages = list(_legacy_as_tools(messages))
     results = {
         message["tool_call_id"]: _pieces(message.get("content"))
         for message in messages
@@ -82,8 +82,8 @@ def bubbles(messages: Iterable[Message]) -> list[Bubble]:
     ]
 
 
-def _with_tools(messages: Iterable[Message]) -> Iterator[Message]:
-    """Yield messages, with calls and results of legacy ``functions`` converted to tools."""
+def _legacy_as_tools(messages: Iterable[Message]) -> Iterator[Message]:
+    """Yield the messages, with calls and results of legacy ``functions`` as those of tools."""
     called: dict[str, str] = {}
     for place, message in enumerate(messages):
         if message["role"] == "function":
@@ -105,10 +105,10 @@ def _bubbles(message: Message, results: Mapping[str, list[Piece]]) -> Iterator[B
     if content:
         yield Bubble("message", message["role"], content)
     for call in message.get("tool_calls") or ():
-        called = call.get("function") or call.get("custom") or {}
-        given = called.get("arguments") or called.get("input") or ""
-        name, result = called.get("name", ""), results.get(call["id"])
-        yield Bubble("call", message["role"], [text_piece(given)], name, result)
+        function = call.get("function") or call.get("custom") or {}
+        arguments = function.get("arguments") or function.get("input") or ""
+        name, result = function.get("name", ""), results.get(call["id"])
+        yield Bubble("call", message["role"], [text_piece(arguments)], name, result)
 
 
 def _pieces(content: Any) -> list[Piece]:

@@ -1,4 +1,4 @@
-"""How the generations of this API are assembled and kept."""
+"""The kinds of generations of this app, with their assemblers and their storage."""
 
 from completions.anthropic.assembler import (
     INPUT_TOKENS,

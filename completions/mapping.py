@@ -70,46 +70,46 @@ def to_messages(messages: Sequence[RequestMessage]) -> tuple[Message, ...]:
         turns.append(_turn(message, position, turns))
         position += 1
         if isinstance(message, AssistantMessage) and message.tool_calls:
-            results = _results(messages[position:])
-            turns += _in_order_of_calls(message, results, position - 1)
+            results: list[ToolMessage] = []
+            for result in messages[position:]:
+                if not isinstance(result, ToolMessage):
+                    break
+                results.append(result)
+            turns += _results_in_order(message, results, position - 1)
             position += len(results)
     return tuple(turns)
 
 
 def _turn(message: RequestMessage, position: int, before: Sequence[Message]) -> Message:
-    where = f"messages[{position}].content"
+    param = f"messages[{position}].content"
     match message:
         case InstructionMessage():
-            return _with("system", message.content, where, name=message.name)
+            return _with_content("system", message.content, param, name=message.name)
         case UserMessage():
-            return _with("user", message.content, where, name=message.name)
+            return _with_content("user", message.content, param, name=message.name)
         case AssistantMessage():
             return _assistant(message, position)
         case FunctionMessage():
-            call_id = _legacy_call_id(before)
+            # It answers the last call: there are no ids.
+            calls = before[-1].tool_calls if before else ()
+            call_id = calls[-1].id if calls else None
             content = message.content or ""
-            return _with("tool", content, where, name=message.name, tool_call_id=call_id)
+            return _with_content("tool", content, param, name=message.name, tool_call_id=call_id)
         case ToolMessage():
-            return _with("tool", message.content, where, tool_call_id=message.tool_call_id)
+            return _with_content("tool", message.content, param, tool_call_id=message.tool_call_id)
 
 
-def _with(role: Role, content: Content, where: str, **rest: Any) -> Message:
-    """Return the turn with this content: plain text, or parts when it has more."""
-    text, parts = to_content(content, where)
-    return Message(role, text, parts=parts, **rest)
-
-
-def _legacy_call_id(before: Sequence[Message]) -> str | None:
-    """Return the id of the call that the result of a function answers."""
-    calls = before[-1].tool_calls if before else ()
-    return calls[-1].id if calls else None
+def _with_content(role: Role, content: Content, param: str, **fields: Any) -> Message:
+    """Return the message with this content: plain text, or parts if it has others than text."""
+    text, parts = to_content(content, param)
+    return Message(role, text, parts=parts, **fields)
 
 
 def _assistant(message: AssistantMessage, position: int) -> Message:
     calls = tuple(_call(call) for call in message.tool_calls or ())
     if message.function_call is not None:
-        made = message.function_call
-        calls = (*calls, ToolCall(f"call_{position}", made.name, made.arguments))
+        legacy = message.function_call
+        calls = (*calls, ToolCall(f"call_{position}", legacy.name, legacy.arguments))
     if message.content is None and message.refusal is None and not calls:
         raise InvalidRequestError(
             "No content was provided, expected tool calls to be provided.",
@@ -119,9 +119,9 @@ def _assistant(message: AssistantMessage, position: int) -> Message:
     text = message.refusal
     if message.content is not None:
         text, parts = to_content(message.content, f"messages[{position}].content")
-    thoughts = message.reasoning_content or None
+    reasoning = message.reasoning_content or None
     return Message(
-        "assistant", text, name=message.name, tool_calls=calls, parts=parts, reasoning=thoughts
+        "assistant", text, name=message.name, tool_calls=calls, parts=parts, reasoning=reasoning
     )
 
 
@@ -131,28 +131,19 @@ def _call(call: RequestToolCall) -> ToolCall:
     return ToolCall(call.id, call.function.name, call.function.arguments)
 
 
-def _results(messages: Sequence[RequestMessage]) -> list[ToolMessage]:
-    """Return the tool messages at the beginning."""
-    results = []
-    for message in messages:
-        if not isinstance(message, ToolMessage):
-            break
-        results.append(message)
-    return results
-
-
-def _in_order_of_calls(
+def _results_in_order(
     message: AssistantMessage, results: list[ToolMessage], position: int
 ) -> list[Message]:
+    """Return the results in the order of the message's calls; ``position`` is the message's."""
     calls = [_call(call) for call in message.tool_calls or ()]
-    given = {result.tool_call_id: result for result in results}
-    unknown = given.keys() - {call.id for call in calls}
+    by_call = {result.tool_call_id: result for result in results}
+    unknown = by_call.keys() - {call.id for call in calls}
     if unknown:
         raise InvalidRequestError(
             f"No tool call found for the tool message with tool_call_id '{min(unknown)}'.",
             param="messages",
         )
-    missing = [call.id for call in calls if call.id not in given]
+    missing = [call.id for call in calls if call.id not in by_call]
     if missing:
         raise InvalidRequestError(
             "An assistant message with 'tool_calls' must be followed by tool messages responding "
@@ -162,9 +153,9 @@ def _in_order_of_calls(
         )
     places = {result.tool_call_id: position + 1 + i for i, result in enumerate(results)}
     return [
-        _with(
+        _with_content(
             "tool",
-            given[call.id].content,
+            by_call[call.id].content,
             f"messages[{places[call.id]}].content",
             name=call.name,
             tool_call_id=call.id,
@@ -174,9 +165,9 @@ def _in_order_of_calls(
 
 
 def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> GenerationRequest:
-    """Return what the engine is asked. Raise InvalidRequestError for fields that contradict."""
+    """Return the request for the engine. Raise InvalidRequestError for contradicting fields."""
     require_stream_for_options(body.stream_options, body.stream)
-    _refuse_sound(body)
+    _refuse_audio_output(body)
     plan = to_tool_plan(body)
     constraint = to_constraint(body, response_format_constraint(body.response_format))
     require_fields(model, "chat", body, () if plan.tools else ("tools", "functions"))
@@ -184,7 +175,12 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
     messages = to_messages(body.messages)
     require_media(model, messages)
     prefix = _response_prefix(body, plan)
-    template_vars = _template_vars(body)
+    switches = {
+        "enable_thinking": body.enable_thinking,
+        "reasoning_effort": body.reasoning_effort,
+        "verbosity": body.verbosity,
+    }
+    template_vars = to_template_vars(switches, body.chat_template_kwargs, body.template_vars)
     if not prefix and _continues(body, messages, model):
         if plan.must_call or constraint is not None:
             raise InvalidRequestError(
@@ -195,12 +191,13 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
             )
         messages, last = messages[:-1], messages[-1]
         prefix = last.all_text
-        # The thoughts are over where the text has begun.
+        # The reasoning ended before the text began.
         template_vars["enable_thinking"] = False
-    asked = replace(
+    max_tokens = body.max_completion_tokens
+    request = replace(
         to_sampled_request(body, model.spec),
         messages=messages,
-        max_output_tokens=_max_output_tokens(body),
+        max_output_tokens=body.max_tokens if max_tokens is None else max_tokens,
         stop=to_stop(body.stop),
         choices=to_choices(body.n, model.spec),
         top_logprobs=_top_logprobs(body),
@@ -217,11 +214,11 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
         return_progress=bool(body.stream and body.return_progress),
         running_usage=bool(body.stream_options and body.stream_options.continuous_usage),
     )
-    return with_token_report(asked, body, stream=bool(body.stream))
+    return with_token_report(request, body, stream=bool(body.stream))
 
 
-def _refuse_sound(body: ChatCompletionRequest) -> None:
-    """Refuse an answer that is spoken: one that is only written would not be what was asked for."""
+def _refuse_audio_output(body: ChatCompletionRequest) -> None:
+    """Raise InvalidRequestError if the answer is to be audio: a text is no substitute."""
     param = "modalities" if "audio" in (body.modalities or ()) else "audio"
     if param == "modalities" or body.audio is not None:
         raise InvalidRequestError(
@@ -229,15 +226,6 @@ def _refuse_sound(body: ChatCompletionRequest) -> None:
             param=param,
             code="unsupported_parameter",
         )
-
-
-def _template_vars(body: ChatCompletionRequest) -> dict[str, Any]:
-    switches = {
-        "enable_thinking": body.enable_thinking,
-        "reasoning_effort": body.reasoning_effort,
-        "verbosity": body.verbosity,
-    }
-    return to_template_vars(switches, body.chat_template_kwargs, body.template_vars)
 
 
 def _response_prefix(body: ChatCompletionRequest, plan: ToolPlan) -> str:
@@ -258,9 +246,9 @@ def _response_prefix(body: ChatCompletionRequest, plan: ToolPlan) -> str:
 def _continues(
     body: ChatCompletionRequest, messages: Sequence[Message], model: ResolvedModel
 ) -> bool:
-    """Whether the answer goes on with the last message, as llama-server and vLLM have it.
+    """Whether the answer continues the last message, as in llama-server and vLLM.
 
-    Where the server of a model cannot be told, it does as it does.
+    False where the model's server has no field for it; the server then decides.
     """
     wanted = body.continue_final_message
     if wanted is False or (wanted is None and body.add_generation_prompt):
@@ -288,15 +276,8 @@ def _top_logprobs(body: ChatCompletionRequest) -> int | None:
     return body.top_logprobs or 0 if body.logprobs else None
 
 
-def _max_output_tokens(body: ChatCompletionRequest) -> int | None:
-    """The newer field wins when both are given."""
-    if body.max_completion_tokens is not None:
-        return body.max_completion_tokens
-    return body.max_tokens
-
-
 def to_tool_plan(body: ChatCompletionRequest) -> ToolPlan:
-    """Return the plan. Raise InvalidRequestError for a choice of a tool that is not there."""
+    """Return the plan. Raise InvalidRequestError for the choice of an unknown tool."""
     if body.functions is not None or body.function_call is not None:
         return _legacy_plan(body)
     tools = tuple(to_tool(tool) for tool in body.tools or ())
@@ -324,8 +305,8 @@ def to_tool_plan(body: ChatCompletionRequest) -> ToolPlan:
 def to_tool(tool: RequestTool) -> Tool:
     """Return the tool as the model sees it."""
     if isinstance(tool, CustomTool):
-        given = tool.custom.format
-        grammar = given.grammar if isinstance(given, NestedGrammarInput) else None
+        input_format = tool.custom.format
+        grammar = input_format.grammar if isinstance(input_format, NestedGrammarInput) else None
         return custom_tool(tool.custom.name, tool.custom.description, to_grammar(grammar))
     return _function(tool.function)
 
@@ -361,16 +342,16 @@ _DEFAULT_MAX_TOKENS = 16  # API reference, "Completions".
 
 
 def to_completion_request(body: CompletionRequest, model: ResolvedModel) -> GenerationRequest:
-    """Return what the engine is asked. Raise InvalidRequestError for what cannot be done.
+    """Return the request for the engine. Raise InvalidRequestError for contradicting fields.
 
-    With ``best_of`` the engine gives as many choices; the assembler picks the ``n`` best.
+    The engine generates ``best_of`` choices; the assembler picks the ``n`` best.
     """
     require_stream_for_options(body.stream_options, body.stream)
     require_endpoint(model, "completions")
     prompts = to_prompts(body.prompt)
     _refuse_contradictions(body, prompts)
     require_fields(model, "completions", body)
-    asked = replace(
+    request = replace(
         to_sampled_request(body, model.spec),
         operation="complete",
         prompts=prompts,
@@ -385,13 +366,13 @@ def to_completion_request(body: CompletionRequest, model: ResolvedModel) -> Gene
         echo=body.reads_prompt,
         running_usage=bool(body.stream_options and body.stream_options.continuous_usage),
     )
-    return with_token_report(asked, body, stream=bool(body.stream))
+    return with_token_report(request, body, stream=bool(body.stream))
 
 
 def echoes(body: CompletionRequest, request: GenerationRequest) -> list[str]:
     """Return the text that each choice begins with: its prompt, or nothing.
 
-    Where the engine tells the prompt, it is a part of the answer.
+    It is empty if the engine itself returns the prompt as a part of the answer.
     """
     repeats = bool(body.echo) and not request.echo
     texts = [p if repeats and isinstance(p, str) else "" for p in request.prompts]
@@ -412,7 +393,7 @@ def to_prompts(prompt: Prompt) -> tuple[str | tuple[int, ...], ...]:
 def _refuse_contradictions(
     body: CompletionRequest, prompts: tuple[str | tuple[int, ...], ...]
 ) -> None:
-    """Refuse what would otherwise be left out silently."""
+    """Raise InvalidRequestError for fields that would otherwise be ignored silently."""
     are_texts = all(isinstance(prompt, str) for prompt in prompts)
     refusals = {
         "best_of": {

@@ -1,6 +1,6 @@
-"""Stored chat completions: store, find, change, replay as a stream, and prune.
+"""Stored chat completions: store, get, change, replay as a stream, and prune.
 
-A project sees only its own.
+A project can only reach its own.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ def completions_of(project_id: int) -> QuerySet[StoredCompletion]:
 
 
 def find(project_id: int, public_id: str) -> StoredCompletion:
-    """Return one. Raise NotFoundError for an unknown one and for another project's."""
-    found = completions_of(project_id).filter(public_id=public_id).first()
-    if found is None:
+    """Return a stored completion. Raise NotFoundError for an unknown one and another project's."""
+    stored = completions_of(project_id).filter(public_id=public_id).first()
+    if stored is None:
         raise NotFoundError(f"Completion with id '{public_id[:100]}' not found.")
-    return found
+    return stored
 
 
 def wire_completion(stored: StoredCompletion) -> dict[str, Any]:
@@ -82,58 +82,52 @@ def wire_completion(stored: StoredCompletion) -> dict[str, Any]:
 
 
 def wire_messages(stored: StoredCompletion) -> list[dict[str, Any]]:
-    """Return the messages it answered, each with an id of its own."""
-    return [
-        _wire_message(f"{stored.public_id}-{number}", message)
-        for number, message in enumerate(stored.messages)
-    ]
-
-
-def _wire_message(message_id: str, message: dict[str, Any]) -> dict[str, Any]:
-    content = message.get("content")
-    parts = content if isinstance(content, list) else None
-    if parts is not None:
-        content = "".join(part.get("text") or part.get("refusal") or "" for part in parts)
-    extra = ("tool_calls", "tool_call_id")
-    return {
-        "id": message_id,
-        "role": message["role"],
-        "content": content,
-        "name": message.get("name"),
-        "content_parts": parts,
-        "refusal": message.get("refusal"),
-        **{key: message[key] for key in extra if message.get(key) is not None},
-    }
+    """Return the messages of its request, each with an id."""
+    entries = []
+    for number, message in enumerate(stored.messages):
+        content = message.get("content")
+        parts = content if isinstance(content, list) else None
+        if parts is not None:
+            content = "".join(part.get("text") or part.get("refusal") or "" for part in parts)
+        optional = ("tool_calls", "tool_call_id")
+        entries.append(
+            {
+                "id": f"{stored.public_id}-{number}",
+                "role": message["role"],
+                "content": content,
+                "name": message.get("name"),
+                "content_parts": parts,
+                "refusal": message.get("refusal"),
+                **{key: message[key] for key in optional if message.get(key) is not None},
+            }
+        )
+    return entries
 
 
 _LEFT_OUT = b": left out\n\n"
 _FRAME_BYTES = 300
-"""Bytes of a chunk beside its text."""
+"""Bytes of a chunk without its text."""
 
 
 def replay_of(public_id: str, *, is_begun: bool = False) -> StoredStream | None:
-    """Return how, by the completion's id; None when it is not stored, or was deleted.
+    """Return the replay of a completion; None if it is not stored, or was deleted.
 
-    Also None for a stream of which it is unknown how it was cut.
+    Also None for a streamed completion without the sizes of its deltas.
     """
-    del is_begun  # Its frames have the numbers that they had.
+    del is_begun  # The replayed frames have the original numbers.
     stored = StoredCompletion.objects.filter(public_id=public_id).first()
     if stored is None:
         return None
-    if stored.streamed is None and _was_streamed(public_id):
+    runs = Generation.objects.filter(public_id=public_id, streamed=True)
+    if stored.streamed is None and runs.exists():
         return None
     deltas = sum(len(run[2]) for run in (stored.streamed or {}).get("deltas", ()))
     size = 2 * len(str(stored.completion)) + _FRAME_BYTES * deltas
     return StoredStream(size, partial(replay, stored))
 
 
-def _was_streamed(public_id: str) -> bool:
-    return Generation.objects.filter(public_id=public_id, streamed=True).exists()
-
-
 def replay(stored: StoredCompletion) -> list[Batch]:
-    """Return the whole stream. What reported the progress of the prompt is left out: a comment
-    stands for each of these chunks."""
+    """Return the whole stream. A comment replaces each chunk of prompt progress."""
     body = orjson.dumps(stored.completion)
     if stored.streamed is None:
         return [Batch(0, (), Ending((), 200, body))]
@@ -175,7 +169,7 @@ def _usage(completion: dict[str, Any]) -> Usage:
 
 
 class _Choice:
-    """Gives the parts of a stored choice piece by piece."""
+    """Cuts the texts of a stored choice into its original deltas."""
 
     def __init__(self, choice: dict[str, Any]) -> None:
         self.index: int = choice["index"]
@@ -188,8 +182,8 @@ class _Choice:
         if legacy := message.get("function_call"):
             self._calls = [{"id": "call", "type": "function", "function": legacy}]
         for number, call in enumerate(self._calls):
-            called = call[call["type"]]
-            text = called["input"] if call["type"] == "custom" else called["arguments"]
+            function = call[call["type"]]
+            text = function["input"] if call["type"] == "custom" else function["arguments"]
             self._texts[f"call {number}"] = text
         self._logprobs = list((choice["logprobs"] or {}).get("content") or ())
         self._finish, self._stop = choice["finish_reason"], choice.get("stop_str")
@@ -202,12 +196,12 @@ class _Choice:
             return
         name, _, number = sort.partition(" ")
         source = f"call {number}" if number else name
-        for place, size in enumerate(sizes):
+        for position, size in enumerate(sizes):
             text, self._texts[source] = self._texts[source][:size], self._texts[source][size:]
             if name == "text":
-                count = counts[place] if counts else 0
-                taken, self._logprobs = self._logprobs[:count], self._logprobs[count:]
-                yield TextDelta(text, self.index, tuple(map(_logprob, taken)))
+                count = counts[position] if counts else 0
+                entries, self._logprobs = self._logprobs[:count], self._logprobs[count:]
+                yield TextDelta(text, self.index, tuple(map(_logprob, entries)))
             elif name == "reasoning":
                 yield ReasoningDelta(text, self.index)
             else:
@@ -225,7 +219,7 @@ class _Choice:
 def _deltas(
     choices: Sequence[dict[str, Any]], runs: Sequence[Sequence[Any]]
 ) -> Iterator[Delta | None]:
-    """Yield the deltas in their order; None for one that is not stored."""
+    """Yield the deltas in their order; None for prompt progress, which is not stored."""
     parts = [_Choice(choice) for choice in choices]
     for sort, index, sizes, *counts in runs:
         if sort == "progress":
@@ -243,17 +237,20 @@ _BATCH = 500
 
 
 def prune(until: float) -> int:
-    """Delete some, oldest first, until the monotonic clock passes ``until``; return how many."""
+    """Delete expired rows, oldest first, until the monotonic clock passes ``until``.
+
+    Return their number.
+    """
     deleted = 0
     for project, since in retention_cutoffs("completions_days"):
         # The index of a project's rows is in the order of their ids.
-        mine = StoredCompletion.objects.filter(project=project)
-        deleted += delete_older(mine, since, until, _BATCH)
+        rows = StoredCompletion.objects.filter(project=project)
+        deleted += delete_older(rows, since, until, _BATCH)
     return deleted
 
 
 def with_previews(rows: QuerySet[StoredCompletion]) -> QuerySet[StoredCompletion]:
-    """Add ``asked`` and ``answered``: how the last message and the first answer begin."""
+    """Add ``asked`` and ``answered``: the beginnings of the last message and the first answer."""
     asked = Coalesce(KT("messages__-1__content__0__text"), KT("messages__-1__content"))
     answered = KT("completion__choices__0__message__content")
     return rows.annotate(

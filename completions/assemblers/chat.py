@@ -1,8 +1,7 @@
-"""Deltas → the chunks and the final object of a chat completion.
+"""From deltas to the chunks and the final object of a chat completion.
 
-A pure fold: the same deltas give the same bytes, streamed or not. The chunks of one stream differ
-in a few places only, so they are formatted around prebuilt ends instead of being encoded whole; a
-test proves that they equal the encoded wire models.
+A pure fold: the same deltas give the same bytes. Chunks are formatted from prebuilt parts, which is
+faster than encoding whole wire models; a test proves that both give the same bytes.
 """
 
 from __future__ import annotations
@@ -65,26 +64,22 @@ def chat_deltas(frames: Sequence[bytes]) -> Iterator[Delta]:
         if text := delta.get("reasoning_content"):
             yield ReasoningDelta(text, index)
         for call in delta.get("tool_calls") or ():
-            yield _call(call, index)
-        if called := delta.get("function_call"):
-            call_id = "call" if "name" in called else None
-            yield ToolCallDelta(0, called["arguments"], call_id, called.get("name"), index)
+            is_custom = "custom" in call
+            function = call["custom" if is_custom else "function"]
+            text = function["input" if is_custom else "arguments"]
+            yield ToolCallDelta(
+                call["index"], text, call.get("id"), function.get("name"), index, is_custom
+            )
+        if function := delta.get("function_call"):
+            call_id = "call" if "name" in function else None
+            yield ToolCallDelta(0, function["arguments"], call_id, function.get("name"), index)
         if reason := choice["finish_reason"]:
-            ended: Any = "tool_calls" if reason == "function_call" else reason
-            yield Finish(ended, index, choice.get("stop_str"))
-
-
-def _call(call: dict[str, Any], index: int) -> ToolCallDelta:
-    is_custom = "custom" in call
-    called = call["custom" if is_custom else "function"]
-    text = called["input" if is_custom else "arguments"]
-    return ToolCallDelta(
-        call["index"], text, call.get("id"), called.get("name"), index, is_custom=is_custom
-    )
+            domain_reason: Any = "tool_calls" if reason == "function_call" else reason
+            yield Finish(domain_reason, index, choice.get("stop_str"))
 
 
 def choices_of(frames: Sequence[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the choices of the chunks of a completion of either kind."""
+    """Yield the choices of the chunks of a chat completion or a completion."""
     for frame in frames:
         if frame.startswith(_DATA):
             yield from orjson.loads(frame[len(_DATA) - 1 :]).get("choices", ())
@@ -97,12 +92,12 @@ SYSTEM_FINGERPRINT = "fp_inference_site"
 
 
 class Recording:
-    """How an answer was cut into deltas: runs of deltas of one sort, in their order.
+    """The sizes of an answer's deltas, from which a stored answer can be streamed again.
 
-    A run is ``[sort, choice, sizes]``, with a size in characters for each delta. The sorts are
-    ``text``, ``reasoning``, ``finish``, ``progress``, and ``call N`` and ``arguments N``: the first
-    delta of a call and those after it. A run of text with log probabilities has one more list: how
-    many came with each delta.
+    A run of deltas of one sort is ``[sort, choice, sizes]``, with the characters of each delta. The
+    sorts are ``text``, ``reasoning``, ``finish``, ``progress``, ``call N`` (the first delta of a
+    call) and ``arguments N`` (the later ones). A run of text with log probabilities has one more
+    list: the number of entries of each delta.
     """
 
     def __init__(self) -> None:
@@ -135,7 +130,7 @@ class Recording:
 
 
 class _CallFold:
-    """What one tool call has come to so far."""
+    """The state of one tool call."""
 
     def __init__(self, call_id: str, name: str, is_custom: bool) -> None:
         self.id, self.name, self._is_custom = call_id, name, is_custom
@@ -152,7 +147,7 @@ class _CallFold:
 
 
 class _ChoiceFold:
-    """What one choice has come to so far."""
+    """The state of one choice."""
 
     def __init__(self, index: int, is_legacy: bool) -> None:
         self.index, self._is_legacy = index, is_legacy
@@ -171,7 +166,7 @@ class _ChoiceFold:
         self.calls[delta.call].arguments.append(delta.arguments)
 
     def take_finish(self, finish: Finish) -> WireFinishReason:
-        """Note how it ended; return that in the words of the API."""
+        """Set the finish reason; return it as the API names it."""
         is_call = finish.reason == "tool_calls"
         self.finish = "function_call" if is_call and self._is_legacy else finish.reason
         self.stop = finish.stop
@@ -203,9 +198,9 @@ class _ChoiceFold:
 
 @dataclass(frozen=True)
 class ChatAssembly(Assembly):
-    """How a chat completion is written for its client.
+    """What the client asked for in the format of a chat completion.
 
-    ``records``: the completion will be stored, and with it how it was streamed.
+    ``records``: the completion will be stored, together with the sizes of its deltas.
     """
 
     completion_id: str
@@ -242,7 +237,7 @@ class ChatAssembler(Assembler):
         self._unsent_ids: dict[int, tuple[int, ...]] = {}
         self._begun = self._begun_reading = False
         self.recording = Recording() if assembly.stream and assembly.is_replayable else None
-        """How it was streamed, if that is kept."""
+        """The sizes of the deltas, if the stream can be replayed."""
         start = self._chunk_start()
         self._heads = [
             b'data: %b,"choices":[{"index":%d,"delta":' % (start, index)
@@ -251,7 +246,7 @@ class ChatAssembler(Assembler):
         self._tail = b',"usage":null}\n\n' if assembly.include_usage else b"}\n\n"
 
     def recover(self, sent: Sent) -> None:
-        """Go on after what was sent (see ``Assembler``)."""
+        """Restore the state from the sent frames (see ``Assembler``)."""
         for delta in chat_deltas(sent.frames):
             self.feed(delta)
             self.pieces += is_output(delta)
@@ -296,25 +291,29 @@ class ChatAssembler(Assembler):
         if self._assembly.include_usage or self._assembly.timings:
             frames = [self._usage_chunk(), DONE]
         finish = self._choices[0].finish or ""
-        return Ending(frames, 200, self._body(), finish_reason=finish)
+        body = b"" if self._stream else orjson.dumps(self.completion())
+        return Ending(frames, 200, body, finish_reason=finish)
 
     def cancel(self) -> Ending:
-        """End without a finish reason: the client has left, or knows from who cancelled."""
+        """End without a finish reason: the client has left, or has cancelled."""
         return cancelled(failure(Cancelled()), [DONE])
 
     def fail(self, error: Exception) -> Ending:
-        """End with the error, and with what was answered until then."""
+        """End with the error and the partial answer."""
         has_output = any(c.text or c.reasoning or c.calls for c in self._choices)
         partial = self.completion() if has_output else None
         is_early = not self._begun and not self._begun_reading
         return replace(failure(error, partial), is_early=is_early)
 
     def as_streamed(self) -> dict[str, Any] | None:
-        """Return what is stored of how it was streamed; None if that is not kept."""
+        """Return the stored description of the stream; None if it cannot be replayed."""
         if self.recording is None:
             return None
-        told = {"usage": self._assembly.include_usage, "legacy": self._is_legacy}
-        return {**told, "deltas": self.recording.runs}
+        return {
+            "usage": self._assembly.include_usage,
+            "legacy": self._is_legacy,
+            "deltas": self.recording.runs,
+        }
 
     def _chunks(
         self,
@@ -325,14 +324,14 @@ class ChatAssembler(Assembler):
     ) -> Sequence[bytes]:
         if not self._stream:
             return ()
-        shown = orjson.dumps(wire_logprobs(logprobs).model_dump()) if logprobs else b"null"
+        entries = orjson.dumps(wire_logprobs(logprobs).model_dump()) if logprobs else b"null"
         if ids := self._unsent_ids.pop(index, ()):
             finish_reason += b',"token_ids":' + orjson.dumps(ids)
-        chunk = self._chunk(index, delta, finish_reason, shown)
+        chunk = self._chunk(index, delta, finish_reason, entries)
         if self._begun:
             return (chunk,)
         self._begun = True
-        # Choice 0 first, whichever speaks first: the SDKs count on it.
+        # The role of choice 0 comes first, whichever choice has text first: the SDKs rely on it.
         role = b'{"role":"assistant","content":"","refusal":null}'
         roles = [self._chunk(n, role, b"null", b"null") for n in range(len(self._choices))]
         if self._assembly.token_ids:
@@ -372,21 +371,18 @@ class ChatAssembler(Assembler):
         return chunk + b"}\n\n"
 
     def _progress_chunk(self, progress: PromptProgress) -> Sequence[bytes]:
-        """Return a chunk without choices, in llama-server's words."""
+        """Return a chunk without choices, in llama-server's format."""
         if not self._stream:
             return ()
         self._begun_reading = True
-        told = {
+        fields = {
             "total": progress.total,
             "cache": progress.cached,
             "processed": progress.processed,
             "time_ms": progress.elapsed_ms,
         }
         head = b"data: " + self._chunk_start() + b',"choices":[],"prompt_progress":'
-        return (head + orjson.dumps(told) + self._tail,)
-
-    def _body(self) -> bytes:
-        return b"" if self._stream else orjson.dumps(self.completion())
+        return (head + orjson.dumps(fields) + self._tail,)
 
     def completion(self) -> dict[str, Any]:
         """Return the whole object, as a client that does not stream gets it."""

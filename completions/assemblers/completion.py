@@ -38,13 +38,13 @@ COMPLETION = "text_completion"
 
 
 class _ChoiceFold:
-    """What one choice has come to so far; ``echo`` is the prompt, when it is to be repeated."""
+    """The state of one choice; ``echo`` is the prompt if the answer repeats it."""
 
     def __init__(self, index: int, echo: str) -> None:
         self.index, self.echo = index, echo
         self.text = ""
         self.logprobs: list[TokenLogprob] = []
-        self._place = _Place(len(echo))
+        self._offsets = _TextOffsets(len(echo))
         self.finish: Literal["stop", "length", "content_filter"] | None = None
         self.stop: str | int | None = None
         self.is_begun = False
@@ -69,7 +69,7 @@ class _ChoiceFold:
         )
 
     def with_tokens(self, choice: CompletionChoice) -> CompletionChoice:
-        """Return the choice of a chunk with the ids that none had before it."""
+        """Return the choice of a chunk with the token ids that no earlier chunk had."""
         new, is_first = self.token_ids[self._sent_ids :], self._sent_ids == 0
         self._sent_ids += len(new)
         prompt = list(self.prompt.ids) if is_first else None
@@ -77,7 +77,7 @@ class _ChoiceFold:
 
     def whole(self, index: int, assembly: CompletionAssembly) -> CompletionChoice:
         """Return the choice of an answer, under this index."""
-        self._place = _Place(len(self.echo))
+        self._offsets = _TextOffsets(len(self.echo))
         return CompletionChoice(
             text=self.echo + self.text,
             index=index,
@@ -91,7 +91,7 @@ class _ChoiceFold:
 
     @property
     def likelihood(self) -> float:
-        """The mean log probability of its tokens; what ``best_of`` goes by."""
+        """The mean log probability of its tokens, by which ``best_of`` ranks choices."""
         if not self.logprobs:
             return -math.inf
         return sum(entry.logprob for entry in self.logprobs) / len(self.logprobs)
@@ -99,32 +99,28 @@ class _ChoiceFold:
     def _shown(self, logprobs: Sequence[TokenLogprob]) -> CompletionLogprobs:
         return CompletionLogprobs(
             tokens=[entry.token for entry in logprobs],
-            token_logprobs=[_known(entry.logprob) for entry in logprobs],
-            top_logprobs=[_top(entry) for entry in logprobs],
-            text_offset=[self._place.before(entry.text_bytes) for entry in logprobs],
+            token_logprobs=[None if math.isnan(e.logprob) else e.logprob for e in logprobs],
+            top_logprobs=[_with_likeliest(entry) for entry in logprobs],
+            text_offset=[self._offsets.before(entry.text_bytes) for entry in logprobs],
         )
 
 
-class _Place:
-    """How many characters of a text have come, with pieces that may end inside a character."""
+class _TextOffsets:
+    """Counts the characters of a text whose pieces may end inside a character."""
 
     def __init__(self, offset: int) -> None:
         self._offset = offset
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def before(self, piece: bytes) -> int:
-        """Take the next piece; return the place where it begins."""
+        """Take the next piece; return the offset of its first character."""
         offset = self._offset
         self._offset += len(self._decoder.decode(piece))
         return offset
 
 
-def _known(logprob: float) -> float | None:
-    return None if math.isnan(logprob) else logprob
-
-
-def _top(entry: TokenLogprob) -> dict[str, float] | None:
-    """Return the likeliest tokens, and the one that was taken."""
+def _with_likeliest(entry: TokenLogprob) -> dict[str, float] | None:
+    """Return the likeliest tokens and the sampled one; None for the first token of a prompt."""
     if math.isnan(entry.logprob):
         return None
     return {other.token: other.logprob for other in entry.top} | {entry.token: entry.logprob}
@@ -132,10 +128,10 @@ def _top(entry: TokenLogprob) -> dict[str, float] | None:
 
 @dataclass(frozen=True)
 class CompletionAssembly(Assembly):
-    """How a completion is written for its client.
+    """What the client asked for in the format of a completion.
 
-    ``echoes`` has a text for each choice, empty when the prompt is not repeated. Of ``best_of``
-    choices for each prompt the ``n`` likeliest are answered; None answers them all.
+    ``echoes`` has a text for each choice, empty when the prompt is not repeated. Of the ``best_of``
+    choices of each prompt the answer has the ``n`` likeliest; None: all of them.
     """
 
     completion_id: str
@@ -163,7 +159,7 @@ class CompletionAssembler(Assembler):
         self._begun = False
 
     def recover(self, sent: Sent) -> None:
-        """Go on after what was sent (see ``Assembler``)."""
+        """Restore the state from the sent frames (see ``Assembler``)."""
         for sent_choice in choices_of(sent.frames):
             index, text, reason = (sent_choice[k] for k in ("index", "text", "finish_reason"))
             choice = self._choices[index]
@@ -198,14 +194,15 @@ class CompletionAssembler(Assembler):
         is_asked = self._assembly.include_usage or self._assembly.timings
         last = self._chunk([], is_last=True) if is_asked else ()
         finish = self._choices[0].finish or ""
-        return Ending([*last, DONE], 200, self._body(), finish_reason=finish)
+        body = b"" if self._assembly.stream else orjson.dumps(self._whole())
+        return Ending([*last, DONE], 200, body, finish_reason=finish)
 
     def cancel(self) -> Ending:
         """End because it was stopped."""
         return cancelled(failure(Cancelled()), [DONE])
 
     def fail(self, error: Exception) -> Ending:
-        """End with the error, and with what was answered until then."""
+        """End with the error and the partial answer."""
         has_output = any(choice.text for choice in self._choices)
         return replace(
             failure(error, self._whole() if has_output else None), is_early=not self._begun
@@ -226,22 +223,17 @@ class CompletionAssembler(Assembler):
             del chunk["usage"]
         return (b"data: " + orjson.dumps(chunk) + b"\n\n",)
 
-    def _body(self) -> bytes:
-        return b"" if self._assembly.stream else orjson.dumps(self._whole())
-
     def _whole(self) -> dict[str, Any]:
         """Return the object as a client that does not stream gets it."""
-        chosen = self._choices if self._assembly.n is None else self._best()
+        chosen, count = self._choices, self._assembly.best_of
+        if self._assembly.n is not None:  # The likeliest choices of each prompt.
+            chosen = []
+            for first in range(0, len(self._choices), count):
+                prompt_choices = self._choices[first : first + count]
+                prompt_choices.sort(key=lambda choice: choice.likelihood, reverse=True)
+                chosen += prompt_choices[: self._assembly.n]
         choices = [choice.whole(index, self._assembly) for index, choice in enumerate(chosen)]
         return self._wire(choices, is_last=True)
-
-    def _best(self) -> list[_ChoiceFold]:
-        """Return the likeliest choices of each prompt."""
-        best: list[_ChoiceFold] = []
-        for first in range(0, len(self._choices), self._assembly.best_of):
-            candidates = self._choices[first : first + self._assembly.best_of]
-            best += sorted(candidates, key=lambda c: c.likelihood, reverse=True)[: self._assembly.n]
-        return best
 
     def _wire(self, choices: list[CompletionChoice], is_last: bool) -> dict[str, Any]:
         has_usage = is_last or self._assembly.continuous_usage
@@ -266,7 +258,7 @@ INFILL = "infill"
 
 @dataclass(frozen=True)
 class InfillAssembly(Assembly):
-    """How an answer is written."""
+    """The model's name, and whether the answer is streamed."""
 
     model: str
     stream: bool = False
@@ -309,8 +301,8 @@ class InfillAssembler(Assembler):
         """End with the error."""
         return replace(failure(error), is_early=not self._text)
 
-    def _event(self, said: Infill) -> Sequence[bytes]:
-        encoded = said.model_dump_json(exclude_none=True).encode()
+    def _event(self, infill: Infill) -> Sequence[bytes]:
+        encoded = infill.model_dump_json(exclude_none=True).encode()
         return (b"data: " + encoded + b"\n\n",) if self._assembly.stream else ()
 
     def _whole(self, text: str) -> Infill:

@@ -1,4 +1,4 @@
-"""Deltas → the answers about embeddings, tokens and prompts, which are never streamed."""
+"""From deltas to the answers about embeddings, tokens and prompts, which are never streamed."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ EMBEDDING = "embedding"
 
 @dataclass(frozen=True)
 class EmbeddingAssembly(Assembly):
-    """How embeddings are encoded; ``dimensions`` shortens them and makes their length 1 again.
+    """How embeddings are encoded; ``dimensions`` shortens and normalizes them.
 
-    Without ``may_shorten`` they can only be as many as the model has.
+    Without ``may_shorten``, ``dimensions`` must be those of the model.
     """
 
     model: str
@@ -57,7 +57,7 @@ class EmbeddingAssembler(WholeAnswerAssembler):
         self._usage = Usage()
 
     def feed(self, delta: Delta) -> Sequence[bytes]:
-        """Take the next delta. Raise InvalidRequest for dimensions that there are not."""
+        """Take the next delta. Raise InvalidRequest for impossible dimensions."""
         match delta:
             case EmbeddingDelta(vector, index):
                 self._vectors[index] = self._shortened(array("f", vector))
@@ -101,7 +101,7 @@ TOKENS = "tokens"
 
 @dataclass(frozen=True)
 class TokenAssembly(Assembly):
-    """Which answer is given, and what it says of the model."""
+    """The kind of the answer, and the model's name and context length in it."""
 
     answer: Literal["tokens", "text", "prompt"]
     model: str

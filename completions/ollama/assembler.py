@@ -1,4 +1,4 @@
-"""Deltas → lines of JSON, as Ollama streams them, or one object."""
+"""From deltas to lines of JSON, as Ollama streams them, or to one object."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NS_OF_MS = 1_000_000
 
 @dataclass(frozen=True)
 class OllamaAssembly(Assembly):
-    """How an answer is written; ``started_at`` is seconds since 1970."""
+    """The format of an answer; ``started_at`` is in Unix seconds."""
 
     model: str
     shape: Literal["chat", "generate"]
@@ -57,7 +57,7 @@ class OllamaAssembler(Assembler):
         self._begun = False
 
     def recover(self, sent: Sent) -> None:
-        """Go on after what was sent (see ``Assembler``): there is a line for each piece."""
+        """Restore the state from the sent frames (see ``Assembler``): one line for each piece."""
         self._begun, self.pieces = bool(sent.frames), len(sent.frames)
 
     def feed(self, delta: Delta) -> Sequence[bytes]:
@@ -84,8 +84,13 @@ class OllamaAssembler(Assembler):
     def complete(self) -> Ending:
         """End with the counts."""
         if self._assembly.stream:
-            return Ending([self._encoded(self._last())], 200, b"", finish_reason=self._reason)
-        return Ending([], 200, orjson.dumps(self._whole()), finish_reason=self._reason)
+            last = {**self._head(), **self._content(), **self._end()}
+            return Ending([self._encoded(last)], 200, b"", finish_reason=self._reason)
+        content = self._content(
+            "".join(self._text), "".join(self._thinking), self._wire_calls(), self._logprobs
+        )
+        body = orjson.dumps({**self._head(), **content, **self._end()})
+        return Ending([], 200, body, finish_reason=self._reason)
 
     def cancel(self) -> Ending:
         """End because it was stopped."""
@@ -95,25 +100,26 @@ class OllamaAssembler(Assembler):
         """End with the error."""
         return replace(failure(error), is_early=not self._begun)
 
-    def _line(self, **said: Any) -> Sequence[bytes]:
+    def _line(self, **content: Any) -> Sequence[bytes]:
         if not self._assembly.stream:
             return ()
         self._begun = True
-        return (self._encoded({**self._head(), **self._said(**said), "done": False}),)
+        return (self._encoded({**self._head(), **self._content(**content), "done": False}),)
 
-    def _said(
+    def _content(
         self,
         text: str = "",
         thinking: str = "",
         calls: list[dict[str, Any]] | None = None,
         logprobs: Sequence[TokenLogprob] = (),
     ) -> dict[str, Any]:
-        more = {"thinking": thinking} if thinking else {}
-        beside = {"logprobs": wire_logprobs(logprobs).model_dump()["content"]} if logprobs else {}
+        thoughts = {"thinking": thinking} if thinking else {}
+        entries = {"logprobs": wire_logprobs(logprobs).model_dump()["content"]} if logprobs else {}
         if self._assembly.shape == "generate":
-            return {"response": text, **more, **beside}
-        called = {"tool_calls": calls} if calls else {}
-        return {"message": {"role": "assistant", "content": text, **more, **called}, **beside}
+            return {"response": text, **thoughts, **entries}
+        tool_calls = {"tool_calls": calls} if calls else {}
+        message = {"role": "assistant", "content": text, **thoughts, **tool_calls}
+        return {"message": message, **entries}
 
     def _wire_calls(self) -> list[dict[str, Any]]:
         return [
@@ -123,15 +129,6 @@ class OllamaAssembler(Assembler):
 
     def _head(self) -> dict[str, Any]:
         return {"model": self._assembly.model, "created_at": now()}
-
-    def _last(self) -> dict[str, Any]:
-        return {**self._head(), **self._said(), **self._end()}
-
-    def _whole(self) -> dict[str, Any]:
-        said = self._said(
-            "".join(self._text), "".join(self._thinking), self._wire_calls(), self._logprobs
-        )
-        return {**self._head(), **said, **self._end()}
 
     def _end(self) -> dict[str, Any]:
         elapsed = time.time() - self._assembly.started_at

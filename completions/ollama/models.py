@@ -30,7 +30,7 @@ from inference_site.fleet import fleet
 from inference_site.submission.model_access import may_use
 
 _VERSION = "0.12.0"
-"""The release of Ollama whose API this is; clients compare it with what they need."""
+"""The release of Ollama whose API this is. Clients check for a minimal version."""
 _FOR_EVER = "2318-01-01T00:00:00Z"
 _CAPABILITIES = {
     "chat": "completion",
@@ -80,15 +80,15 @@ class ShowView(OllamaView):
         if not name:
             raise InvalidRequestError("Missing required parameter: 'model'.", param="model")
         caller = caller_of(request)
-        found = catalogue().named(name, caller.project_name)
-        if found is None or not may_use(caller, found):
+        model = catalogue().named(name, caller.project_name)
+        if model is None or not may_use(caller, model):
             raise NotFoundError(f"model '{name[:100]}' not found", param="model")
-        able: Collection[str]
-        if isinstance(found, Route):
-            spec, able = _as_model(found, caller), wire_route(found, caller).capabilities
+        capabilities: Collection[str]
+        if isinstance(model, Route):
+            spec, capabilities = _as_model(model, caller), wire_route(model, caller).capabilities
         else:
-            spec, able = found, fleet.capabilities_of(found)
-        summary, family = _summary(spec), _family(spec)
+            spec, capabilities = model, fleet.capabilities_of(model)
+        summary, family = _summary(spec), architecture_of(spec) or ""
         length = {f"{family or 'model'}.context_length": fleet.context_of(spec)}
         return Response(
             {
@@ -97,7 +97,11 @@ class ShowView(OllamaView):
                 "template": (chat_template(spec.file) if spec.file else None) or "",
                 "details": summary["details"],
                 "model_info": {"general.architecture": family, **length},
-                "capabilities": _capabilities(able),
+                "capabilities": [
+                    ollama_name
+                    for capability, ollama_name in _CAPABILITIES.items()
+                    if capability in capabilities
+                ],
                 "modified_at": summary["modified_at"],
             }
         )
@@ -118,39 +122,33 @@ def _listed(caller: Caller) -> list[ModelSpec]:
 
 
 def _as_model(route: Route, caller: Caller) -> ModelSpec:
-    """Return the first model of a route by the route's name: Ollama's API knows no routes."""
+    """Return the first model of a route under the route's name: Ollama's API has no routes."""
     first = next(spec for spec in route.specs if spec.is_for(caller.project_name))
     return replace(first, id=route.id)
 
 
 def _summary(spec: ModelSpec) -> dict[str, Any]:
-    found = spec.file.stat() if spec.file and spec.file.exists() else None
-    family = _family(spec)
-    modified = datetime.fromtimestamp(found.st_mtime if found else 0, UTC)
+    stat = spec.file.stat() if spec.file and spec.file.exists() else None
+    family = architecture_of(spec) or ""
+    modified = datetime.fromtimestamp(stat.st_mtime if stat else 0, UTC)
+    header = _beginning(spec.file) if spec.file else {}
+    size, kind = header.get("general.size_label"), header.get("general.file_type")
+    quantization = quantisation_of(kind) or "unknown" if isinstance(kind, int) else ""
     return {
         "name": spec.id,
         "model": spec.id,
         "modified_at": modified.isoformat().replace("+00:00", "Z"),
-        "size": found.st_size if found else 0,
-        # What a file is to Ollama; here a model is its name.
+        "size": stat.st_size if stat else 0,
+        # Ollama's digest is that of the file; here it only identifies the model.
         "digest": hashlib.sha256(spec.id.encode()).hexdigest(),
         "details": {
             "parent_model": "",
             "format": "gguf",
             "family": family,
             "families": [family] if family else None,
-            **_sizes(spec),
+            "parameter_size": size if isinstance(size, str) else "",
+            "quantization_level": quantization,
         },
-    }
-
-
-def _sizes(spec: ModelSpec) -> dict[str, str]:
-    """Return what the file says of its parameters, and of how they are written."""
-    found = _beginning(spec.file) if spec.file else {}
-    size, kind = found.get("general.size_label"), found.get("general.file_type")
-    return {
-        "parameter_size": size if isinstance(size, str) else "",
-        "quantization_level": quantisation_of(kind) or "unknown" if isinstance(kind, int) else "",
     }
 
 
@@ -158,7 +156,7 @@ def _sizes(spec: ModelSpec) -> dict[str, str]:
 def _beginning(path: Path) -> dict[str, Any]:
     try:
         return metadata_before_vocabulary(path)
-    except (OSError, ValueError):  # Another host has it, or it is a GGML file.
+    except (OSError, ValueError):  # The file is on another host, or it is a GGML file.
         return {}
 
 
@@ -167,11 +165,3 @@ def _running(spec: ModelSpec) -> dict[str, Any]:
     del summary["modified_at"]
     in_memory = {"expires_at": _FOR_EVER, "size_vram": 0, "context_length": fleet.context_of(spec)}
     return {**summary, **in_memory}
-
-
-def _family(spec: ModelSpec) -> str:
-    return architecture_of(spec) or ""
-
-
-def _capabilities(ours: Collection[str]) -> list[str]:
-    return [theirs for name, theirs in _CAPABILITIES.items() if name in ours]

@@ -1,7 +1,7 @@
-"""``POST /api/pull``: has a worker fetch a model of the hub, and follows that pull.
+"""``POST /api/pull``: lets a worker fetch a model from the hub, and streams the progress.
 
-The pull is the same as the console's (``model_store.models.Pull``): a row that a worker takes. So
-it goes on when its client leaves, and whoever asks for the same meanwhile follows the same row.
+A pull is a row that a worker claims (``model_store.models.Pull``), as from the console. So it
+continues when its client disconnects, and two requests for the same model share one row.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ from inference_site.submission.model_access import may_use
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_NAME = 200
+_MAX_NAME_LENGTH = 200
 _HOST = re.compile(
     r"(?!(?:hf|https|hf\.co|huggingface\.co)[:/])(?:localhost|[^/:]*[.:][^/]*)/", re.IGNORECASE
 )
-"""How a name of Ollama's begins that says where it is: what is before its first slash is a host."""
-_LOOK_S = 0.5
+"""The beginning of a name with a registry's host before the first slash."""
+_POLL_S = 0.5
 _REPEAT_S = 10.0
-"""A line is repeated after so long: a proxy may end a stream that is silent."""
+"""Interval after which a line is repeated: a proxy may close a silent stream."""
 _CLAIMED_WITHIN_S = 5.0
-"""A worker that is free takes a pull within this time."""
-_TAKEN_UP_WITHIN_S = 10.0
-"""This process and the workers know a new model within this time."""
+"""Time in which a free worker claims a pull."""
+_REFRESHED_WITHIN_S = 10.0
+"""Time in which this process and the workers read a new model's entry."""
 _LOADED_WITHIN_S = 60.0
-"""A load that takes longer is not waited for."""
+"""How long to wait for the load of the model."""
 _MANIFEST = wire.OllamaProgress(status="pulling manifest")
 
 
@@ -77,7 +77,7 @@ class PullView(OllamaView):
         error=wire.OllamaError,
     )
     def post(self, request: Request) -> HttpResponse:
-        """Have a worker fetch a model of the hub, which is served then."""
+        """Let a worker fetch a model from the hub; it is served afterwards."""
         body = parse(wire.PullRequest, request.data)
         name = (body.model or body.name or "").strip()
         if not name:
@@ -92,14 +92,14 @@ class PullView(OllamaView):
             done = wire.OllamaPulled(status="success", model=known.id)
             response: HttpResponse = Response(done.model_dump())
         else:
-            response = _pulled(request, caller, name, stream=body.stream is not False)
+            response = _pull(request, caller, name, stream=body.stream is not False)
         if body.ignored_params:
             response["x-unsupported-params"] = ",".join(body.ignored_params)
         return response
 
 
-def _pulled(request: Request, caller: Caller, name: str, *, stream: bool) -> HttpResponse:
-    """Join the pull of this name, and hand over how it goes on."""
+def _pull(request: Request, caller: Caller, name: str, *, stream: bool) -> HttpResponse:
+    """Create or join the pull of this name, and answer with its progress."""
     if caller.allowed_models:
         raise ForbiddenError(
             "This API key allows some models only, so it pulls no others.",
@@ -117,11 +117,14 @@ def _pulled(request: Request, caller: Caller, name: str, *, stream: bool) -> Htt
 
 
 def _reference(name: str) -> Reference:
-    """Return what of the hub is meant. Raise InvalidRequestError, and NotFoundError for a name of
-    Ollama's library, which is no hub of this site."""
-    if len(name) > _LONGEST_NAME:
+    """Return the reference on the hub.
+
+    Raise InvalidRequestError for an invalid name, and NotFoundError for a name from Ollama's
+    library, which this site cannot pull from.
+    """
+    if len(name) > _MAX_NAME_LENGTH:
         raise InvalidRequestError(
-            f"Invalid 'model': it is longer than {_LONGEST_NAME} characters.", param="model"
+            f"Invalid 'model': it is longer than {_MAX_NAME_LENGTH} characters.", param="model"
         )
     if "/" not in name:
         raise NotFoundError(
@@ -135,48 +138,48 @@ def _reference(name: str) -> Reference:
             param="model",
         )
     try:
-        return Reference.read(name.removesuffix(":latest"))  # Which means no quantisation.
+        return Reference.read(name.removesuffix(":latest"))  # Ollama's tag names no quantization.
     except HubError as exc:
         raise InvalidRequestError(str(exc), param="model") from exc
 
 
 async def _lines(followed: _FollowedPull) -> AsyncIterator[bytes | Ending]:
-    """Yield how a pull goes on, as lines of JSON, and at last how it has ended."""
+    """Yield the progress of a pull as lines of JSON, and at last its end."""
     sent, sent_at = _line(_MANIFEST), time.monotonic()
     yield sent
     while not isinstance(now := await asyncio.to_thread(followed.look), Ending):
         if now != sent or time.monotonic() - sent_at >= _REPEAT_S:
             sent, sent_at = now, time.monotonic()
             yield sent
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)
     yield now
 
 
 class _FollowedPull:
-    """A pull as one client sees it.
+    """The state of a pull for one client.
 
-    Of a split model the row tells the sizes of the part that is being fetched, one after another.
+    For a split model the row has the sizes of the part that the worker fetches now.
     """
 
     def __init__(self, pk: int, project: str) -> None:
         self._pk, self._project = pk, project
         self._began_at, self._completed_at = time.monotonic(), 0.0
-        self._part, self._had = 1, 0
+        self._part, self._have_bytes = 1, 0
         self._line = _line(_MANIFEST)
 
     def look(self) -> bytes | Ending:
-        """Return the line that says how the pull is now, or how it has ended."""
+        """Return the line with the current state of the pull, or its end."""
         try:
             with release_connection_after():
                 pull = Pull.objects.get(pk=self._pk)
-        except django.db.Error:  # PostgreSQL is away; the pull goes on.
+        except django.db.Error:  # The pull continues while PostgreSQL is down.
             return self._line
-        now = self._now(pull)
-        if isinstance(now, bytes):
-            self._line = now
-        return now
+        line = self._line_or_end(pull)
+        if isinstance(line, bytes):
+            self._line = line
+        return line
 
-    def _now(self, pull: Pull) -> bytes | Ending:
+    def _line_or_end(self, pull: Pull) -> bytes | Ending:
         match PullState(pull.state):
             case PullState.QUEUED:
                 is_late = time.monotonic() - self._began_at > _CLAIMED_WITHIN_S
@@ -194,9 +197,9 @@ class _FollowedPull:
     def _progress(self, pull: Pull) -> bytes:
         if not pull.size_bytes:
             return _line(_MANIFEST)
-        if pull.have_bytes < self._had:
+        if pull.have_bytes < self._have_bytes:
             self._part += 1
-        self._had = pull.have_bytes
+        self._have_bytes = pull.have_bytes
         if pull.have_bytes >= pull.size_bytes:
             return _line(wire.OllamaProgress(status="verifying sha256 digest"))
         part = f"#{self._part}" if self._part > 1 else ""
@@ -210,31 +213,34 @@ class _FollowedPull:
         )
 
     def _served(self, pull: Pull) -> bytes | Ending:
-        """Return the end of a pull once its model can be used, or does not come to that soon."""
+        """Return the end of a completed pull once its model is loaded, or the wait is over."""
         self._completed_at = self._completed_at or time.monotonic()
         since_s = time.monotonic() - self._completed_at
         spec = catalogue().find(pull.model_id, self._project)
         status = None if spec is None else _status_of(spec)
-        if since_s <= _TAKEN_UP_WITHIN_S and status is None:
+        if since_s <= _REFRESHED_WITHIN_S and status is None:
             return _line(wire.OllamaProgress(status="writing manifest"))
         if since_s <= _LOADED_WITHIN_S and status == fleet.ModelStatus.LOADING:
             return _line(wire.OllamaProgress(status="loading model"))
         if spec is None:
-            told = f"{pull.reference} was pulled, but your project has no model '{pull.model_id}'."
-            return failure(ConflictError(told))
+            return failure(
+                ConflictError(
+                    f"{pull.reference} was pulled, but your project has no model '{pull.model_id}'."
+                )
+            )
         done = _line(wire.OllamaPulled(status="success", model=spec.id))
         return Ending([done], 200, done)
 
 
 def _status_of(spec: ModelSpec) -> fleet.ModelStatus | None:
-    """Return the status of a model; None if no worker has taken it up, and none would on demand."""
+    """Return the status of a model; None if no worker has it, and none loads it on demand."""
     try:
         status = fleet.status_of(spec.id)
     except redis.exceptions.RedisError:
         return None
-    is_taken_up = status != fleet.ModelStatus.UNLOADED or fleet.is_on_demand(spec)
-    return status if is_taken_up else None
+    is_served = status != fleet.ModelStatus.UNLOADED or fleet.is_on_demand(spec)
+    return status if is_served else None
 
 
-def _line(told: WireObject) -> bytes:
-    return orjson.dumps(told.model_dump(exclude_none=True)) + b"\n"
+def _line(entry: WireObject) -> bytes:
+    return orjson.dumps(entry.model_dump(exclude_none=True)) + b"\n"

@@ -42,7 +42,7 @@ from inference_site.submission.submit import Submission, respond
 _OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 _OF_LOAD = ("num_ctx",)
 _IMAGE_TYPES = {"/9j/": "jpeg", "iVBOR": "png", "R0lGOD": "gif", "UklGR": "webp"}
-"""How base64 of the sorts of images begins."""
+"""Image formats by the beginning of their base64."""
 
 Body = dict[str, Any]
 
@@ -58,8 +58,8 @@ def to_single_chat(body: wire.GenerateRequest) -> Body:
     """Return the body of a chat completion for a prompt that gets the template."""
     system = [{"role": "system", "content": body.system}] if body.system else []
     prompt = {"role": "user", "content": _content(body.prompt, body.images)}
-    asked = {**_run(body), **_thinking(body), **_logprobs(body)}
-    return {**asked, "messages": [*system, prompt]}
+    fields = {**_run(body), **_thinking(body), **_logprobs(body)}
+    return {**fields, "messages": [*system, prompt]}
 
 
 def to_completion(body: wire.GenerateRequest) -> Body:
@@ -72,9 +72,9 @@ def to_completion(body: wire.GenerateRequest) -> Body:
 
 def to_embedding(body: wire.EmbedRequest) -> Body:
     """Return the body of embeddings."""
-    given = body.prompt if body.input is None else body.input
+    value = body.prompt if body.input is None else body.input
     dimensions = {} if body.dimensions is None else {"dimensions": body.dimensions}
-    return {"model": body.model, "input": "" if given is None else given, **dimensions}
+    return {"model": body.model, "input": "" if value is None else value, **dimensions}
 
 
 def _run(body: wire.ChatRequest | wire.GenerateRequest) -> Body:
@@ -82,18 +82,14 @@ def _run(body: wire.ChatRequest | wire.GenerateRequest) -> Body:
     for name, value in (body.options or wire.Options()).model_dump(exclude_none=True).items():
         if name in wire.Options.model_fields and name not in _OF_LOAD:
             fields[_OPTIONS.get(name, name)] = value
-    if fields.get("max_tokens", 1) < 1:  # Ollama's -1 and -2: as much as there is room for.
+    if fields.get("max_tokens", 1) < 1:  # Ollama's -1 and -2: until the context is full.
         del fields["max_tokens"]
-    return {**fields, **_format(body.format)}
-
-
-def _format(given: str | dict[str, Any]) -> Body:
-    if not given:
-        return {}
-    if given == "json":
-        return {"response_format": {"type": "json_object"}}
-    schema = {"name": "answer", "schema": given}
-    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+    if body.format == "json":
+        fields["response_format"] = {"type": "json_object"}
+    elif body.format:
+        schema = {"name": "answer", "schema": body.format}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return fields
 
 
 def _logprobs(body: wire.ChatRequest | wire.GenerateRequest) -> Body:
@@ -110,10 +106,10 @@ def _thinking(body: wire.ChatRequest | wire.GenerateRequest) -> Body:
             return {"reasoning_effort": effort}
 
 
-def _messages(given: Sequence[wire.Message]) -> Iterator[Body]:
-    """Yield the messages; calls get ids, and results those of the calls that they answer."""
+def _messages(messages: Sequence[wire.Message]) -> Iterator[Body]:
+    """Yield the messages; calls get ids, and each result the id of its call."""
     open_calls: list[tuple[str, str]] = []
-    for position, message in enumerate(given):
+    for position, message in enumerate(messages):
         entry: Body = {
             "role": message.role,
             "content": _content(message.content, message.images),
@@ -124,24 +120,29 @@ def _messages(given: Sequence[wire.Message]) -> Iterator[Body]:
                 for number, call in enumerate(message.tool_calls)
             ]
             open_calls = [(call_id, function.name) for call_id, function in calls]
-            entry["tool_calls"] = [_call(call_id, function) for call_id, function in calls]
+            entry["tool_calls"] = [
+                {
+                    "id": call_id,
+                    "type": "function",
+                    "function": {
+                        "name": function.name,
+                        "arguments": json.dumps(function.arguments),
+                    },
+                }
+                for call_id, function in calls
+            ]
         elif message.role == "tool":
-            entry["tool_call_id"] = message.tool_call_id or _answered(message, open_calls)
+            entry["tool_call_id"] = message.tool_call_id or _take_call_id(message, open_calls)
         yield entry
 
 
-def _answered(message: wire.Message, open_calls: list[tuple[str, str]]) -> str:
-    """Return the id of the first call of this tool that has no result, and note that it has."""
+def _take_call_id(message: wire.Message, open_calls: list[tuple[str, str]]) -> str:
+    """Remove the first open call of this result's tool, else the first call; return its id."""
     names = [name for _, name in open_calls]
     if not names:
-        return ""  # Refused as a result without its call.
-    place = names.index(message.tool_name) if message.tool_name in names else 0
-    return open_calls.pop(place)[0]
-
-
-def _call(call_id: str, function: wire.CalledFunction) -> Body:
-    called = {"name": function.name, "arguments": json.dumps(function.arguments)}
-    return {"id": call_id, "type": "function", "function": called}
+        return ""  # Refused later as a result without its call.
+    position = names.index(message.tool_name) if message.tool_name in names else 0
+    return open_calls.pop(position)[0]
 
 
 def _content(text: str, images: Sequence[str] | None) -> Any:
@@ -178,10 +179,12 @@ class ChatView(OllamaView):
         error=wire.OllamaError,
     )
     def post(self, request: Request) -> HttpResponse:
-        """Answer the messages; without any, the model is there already."""
+        """Answer the messages; a request without messages only checks the model."""
         body = parse(wire.ChatRequest, request.data)
         if not body.messages:
-            return _nothing(request, body.model, {"message": {"role": "assistant", "content": ""}})
+            return _empty_answer(
+                request, body.model, {"message": {"role": "assistant", "content": ""}}
+            )
         chat = parse(DialectChat, to_chat(body))
         model = served_model(caller_of(request), chat.model, chat)
         return _generate(request, body, chat, model, to_generation_request(chat, model), "chat")
@@ -201,16 +204,16 @@ class GenerateView(OllamaView):
         """Answer the prompt, or continue it."""
         body = parse(wire.GenerateRequest, request.data)
         if not body.prompt and not body.images:
-            return _nothing(request, body.model, {"response": ""})
+            return _empty_answer(request, body.model, {"response": ""})
         if body.raw or body.suffix:
             text = parse(CompletionRequest, to_completion(body))
             model = served_model(caller_of(request), text.model, text)
-            asked = to_completion_request(text, model)
-            return _generate(request, body, text, model, asked, "generate")
+            generation = to_completion_request(text, model)
+            return _generate(request, body, text, model, generation, "generate")
         chat = parse(DialectChat, to_single_chat(body))
         model = served_model(caller_of(request), chat.model, chat)
-        asked = to_generation_request(chat, model)
-        return _generate(request, body, chat, model, asked, "generate")
+        generation = to_generation_request(chat, model)
+        return _generate(request, body, chat, model, generation, "generate")
 
 
 class EmbedView(OllamaView):
@@ -229,26 +232,26 @@ class EmbedView(OllamaView):
         return self._respond(request)
 
     def _respond(self, request: Request) -> HttpResponse:
-        given = parse(wire.EmbedRequest, request.data)
-        body = parse(EmbeddingRequest, to_embedding(given))
+        ollama_body = parse(wire.EmbedRequest, request.data)
+        body = parse(EmbeddingRequest, to_embedding(ollama_body))
         caller = caller_of(request)
         model = served_model(caller, body.model, body)
         require_fields(model, "embeddings", body)
         assembly = OllamaEmbeddingAssembly(
-            _shown(given.model, model),
+            _answer_model(ollama_body.model, model),
             "float",
             body.dimensions,
             "dimensions" in model.capabilities,
             self.is_single,
             time.time(),
         )
-        asked = GenerationRequest(model.spec.id, operation="embed", prompts=to_inputs(body))
+        generation = GenerationRequest(model.spec.id, operation="embed", prompts=to_inputs(body))
         submission = Submission(
             OLLAMA_EMBEDDING,
             new_id("embd-"),
             caller,
-            Document(asked, assembly),
-            ignored_params=given.ignored_params,
+            Document(generation, assembly),
+            ignored_params=ollama_body.ignored_params,
         )
         return respond(request, submission)
 
@@ -274,27 +277,29 @@ def _generate(
     body: wire.ChatRequest | wire.GenerateRequest,
     official: WireRequest,
     model: ResolvedModel,
-    asked: GenerationRequest,
+    generation: GenerationRequest,
     shape: Shape,
 ) -> HttpResponse:
     stream = body.stream is not False
+    name = _answer_model(body.model, model)
     submission = Submission(
         OLLAMA,
         new_id("ollama-"),
         caller_of(request),
-        Document(asked, OllamaAssembly(_shown(body.model, model), shape, stream, time.time())),
+        Document(generation, OllamaAssembly(name, shape, stream, time.time())),
         stream=stream,
-        ignored_params=[*body.ignored_params, *ignored_fields(model, official, asked)],
+        ignored_params=[*body.ignored_params, *ignored_fields(model, official, generation)],
     )
     return respond(request, submission)
 
 
-def _shown(name: str, model: ResolvedModel) -> str:
-    """Return what the answer calls the model: as the request does, but of a route who answers."""
+def _answer_model(name: str, model: ResolvedModel) -> str:
+    """Return the model's name in the answer: the request's, or of a route the chosen model's."""
     return model.spec.id if model.route else name
 
 
-def _nothing(request: Request, model: str, said: dict[str, Any]) -> Response:
+def _empty_answer(request: Request, model: str, content: dict[str, Any]) -> Response:
+    """Return Ollama's answer to a request that only loads a model. Raise if it is unknown."""
     served_model(caller_of(request), model)
-    ended = {"done": True, "done_reason": "load"}
-    return Response({"model": model, "created_at": now(), **said, **ended})
+    end = {"done": True, "done_reason": "load"}
+    return Response({"model": model, "created_at": now(), **content, **end})

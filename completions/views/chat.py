@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Any
 
 from django.conf import settings
 from django.http import HttpResponse
@@ -32,9 +31,8 @@ from completions.wire.chat import (
     StoredQuery,
 )
 from completions.wire.completion import Completion, CompletionRequest, Infill, InfillRequest
-from inference_site.accounts.keys import Caller
 from inference_site.api.authentication import caller_of
-from inference_site.api.paging import Page, PageQuery, list_object, parse_metadata, parse_page
+from inference_site.api.paging import PageQuery, list_object, parse_metadata, parse_page
 from inference_site.api.payload import parse
 from inference_site.api.schema import ListObject, documented
 from inference_site.api.views import ApiView
@@ -58,33 +56,37 @@ class ChatCompletionsView(ApiView):
         body = parse(ChatCompletionRequest, request.data)
         caller = caller_of(request)
         model = served_model(caller, body.model, body)
-        asked = to_generation_request(body, model)
+        generation = to_generation_request(body, model)
         is_flex = body.service_tier == "flex"
+        to_store = None
+        if body.store:
+            messages = [m.model_dump(mode="json", exclude_unset=True) for m in body.messages]
+            to_store = ToStore(caller.project_id, body.metadata or {}, messages)
         assembly = ChatAssembly(
             new_id("chatcmpl-"),
             int(time.time()),
             model.spec.id,
             stream=bool(body.stream),
             include_usage=_includes_usage(body),
-            continuous_usage=asked.running_usage,
-            choices=asked.choices,
-            logprobs=asked.top_logprobs is not None,
+            continuous_usage=generation.running_usage,
+            choices=generation.choices,
+            logprobs=generation.top_logprobs is not None,
             is_legacy=body.functions is not None,
             repeats_calls=settings.TOOL_CALLS_IN_CHOICES,
             service_tier="flex" if is_flex else "default",
             timings=bool(body.timings),
             records=bool(body.store),
-            token_ids=asked.token_ids,
-            prompt_logprobs=asked.prompt_logprobs is not None,
+            token_ids=generation.token_ids,
+            prompt_logprobs=generation.prompt_logprobs is not None,
         )
         submission = Submission(
             CHAT,
             assembly.completion_id,
             caller,
-            Document(asked, assembly, _to_store(caller, body)),
+            Document(generation, assembly, to_store),
             stream=assembly.stream,
             is_replayable=assembly.is_replayable or (not assembly.stream and bool(body.store)),
-            ignored_params=ignored_fields(model, body, asked),
+            ignored_params=ignored_fields(model, body, generation),
             service_class=ServiceClass.BACKGROUND if is_flex else ServiceClass.FOREGROUND,
             end_user=body.safety_identifier or body.user or "",
         )
@@ -105,29 +107,29 @@ class CompletionsView(ApiView):
         body = parse(CompletionRequest, request.data)
         caller = caller_of(request)
         model = served_model(caller, body.model, body)
-        asked = to_completion_request(body, model)
+        generation = to_completion_request(body, model)
         assembly = CompletionAssembly(
             new_id("cmpl-"),
             int(time.time()),
             model.spec.id,
             stream=bool(body.stream),
             include_usage=_includes_usage(body),
-            continuous_usage=asked.running_usage,
-            echoes=echoes(body, asked),
+            continuous_usage=generation.running_usage,
+            echoes=echoes(body, generation),
             logprobs=body.logprobs is not None,
             n=body.n or 1 if body.picks else None,
-            best_of=asked.choices,
+            best_of=generation.choices,
             timings=bool(body.timings),
-            token_ids=asked.token_ids,
-            prompt_logprobs=asked.prompt_logprobs is not None,
+            token_ids=generation.token_ids,
+            prompt_logprobs=generation.prompt_logprobs is not None,
         )
         submission = Submission(
             COMPLETION,
             assembly.completion_id,
             caller,
-            Document(asked, assembly),
+            Document(generation, assembly),
             stream=assembly.stream,
-            ignored_params=ignored_fields(model, body, asked),
+            ignored_params=ignored_fields(model, body, generation),
             end_user=body.user or "",
         )
         return respond(request, submission)
@@ -137,16 +139,8 @@ def _includes_usage(body: ChatCompletionRequest | CompletionRequest) -> bool:
     return bool(body.stream_options and body.stream_options.include_usage)
 
 
-def _to_store(caller: Caller, body: ChatCompletionRequest) -> ToStore | None:
-    """Return what the worker needs to keep the completion, if it is to be kept."""
-    if not body.store:
-        return None
-    messages = [m.model_dump(mode="json", exclude_unset=True) for m in body.messages]
-    return ToStore(caller.project_id, body.metadata or {}, messages)
-
-
 def list_stored(request: Request) -> Response:
-    """Answer ``GET /v1/chat/completions``: the project's own, by model and metadata."""
+    """Answer ``GET /v1/chat/completions``: the project's, filtered by model and metadata."""
     page = parse_page(request._request.GET, "asc")
     project_id = caller_of(request).project_id
     rows = completions_of(project_id)
@@ -182,9 +176,9 @@ class StoredCompletionView(ApiView):
     @documented(answer=DeletedChatCompletion)
     def delete(self, request: Request, completion_id: str) -> Response:
         """Delete a stored chat completion."""
-        found = find(caller_of(request).project_id, completion_id)
-        drop_document(completion_id)  # What an ``Idempotency-Key`` would show of it.
-        found.delete()
+        stored = find(caller_of(request).project_id, completion_id)
+        drop_document(completion_id)  # A request with the same ``Idempotency-Key`` would get it.
+        stored.delete()
         return Response(DeletedChatCompletion(id=completion_id).model_dump())
 
 
@@ -198,17 +192,15 @@ class StoredMessagesView(ApiView):
         messages = wire_messages(find(caller_of(request).project_id, completion_id))
         if page.order == "desc":
             messages.reverse()
-        rest = _after(messages, page)
-        return Response(list_object(rest[: page.limit + 1], page, lambda entry: str(entry["id"])))
-
-
-def _after(messages: list[dict[str, Any]], page: Page) -> list[dict[str, Any]]:
-    if page.after is None:
-        return messages
-    ids = [message["id"] for message in messages]
-    if page.after not in ids:
-        raise InvalidRequestError("Invalid 'after': there is no such message.", param="after")
-    return messages[ids.index(page.after) + 1 :]
+        if page.after is not None:
+            ids = [message["id"] for message in messages]
+            if page.after not in ids:
+                raise InvalidRequestError(
+                    "Invalid 'after': there is no such message.", param="after"
+                )
+            messages = messages[ids.index(page.after) + 1 :]
+        entries = messages[: page.limit + 1]
+        return Response(list_object(entries, page, lambda entry: str(entry["id"])))
 
 
 class InfillView(ApiView):
@@ -216,22 +208,21 @@ class InfillView(ApiView):
 
     @documented(body=InfillRequest, answer=Infill, event=Infill, queued=True)
     def post(self, request: Request) -> HttpResponse:
-        """Fill in between a prefix and a suffix; without ``model``, the site's default does it."""
+        """Fill in between a prefix and a suffix; without ``model``, by the site's default."""
         body = parse(InfillRequest, request.data)
         caller = caller_of(request)
         model = served_model(caller, body.model, body)
-        official = {**body.to_completion(), "model": model.spec.id}
-        completion = parse(CompletionRequest, official)
-        asked = to_completion_request(completion, model)
+        completion = parse(CompletionRequest, {**body.to_completion(), "model": model.spec.id})
+        generation = to_completion_request(completion, model)
         if completion.max_tokens is None:
-            asked = replace(asked, max_output_tokens=None)
+            generation = replace(generation, max_output_tokens=None)
         stream = bool(body.stream)
         submission = Submission(
             INFILL,
             new_id("infill-"),
             caller,
-            Document(asked, InfillAssembly(model.spec.id, stream)),
+            Document(generation, InfillAssembly(model.spec.id, stream)),
             stream=stream,
-            ignored_params=[*body.ignored_params, *ignored_fields(model, completion, asked)],
+            ignored_params=[*body.ignored_params, *ignored_fields(model, completion, generation)],
         )
         return respond(request, submission)

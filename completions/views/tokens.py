@@ -1,4 +1,4 @@
-"""Views of embeddings, tokens and prompts: what is asked of a model without an answer from it."""
+"""Views of embeddings, tokens and rendered prompts: requests that sample no tokens."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _CLASSES = {
     "bert": "BertTokenizerFast",
     "t5": "T5TokenizerFast",
 }
-"""The classes of Hugging Face's tokenizers, by the name that GGUF has for the algorithm."""
+"""Hugging Face's tokenizer classes by GGUF's names of the algorithms."""
 
 
 class EmbeddingsView(ApiView):
@@ -58,7 +58,7 @@ class EmbeddingsView(ApiView):
         caller = caller_of(request)
         model = served_model(caller, body.model, body)
         require_fields(model, "embeddings", body)
-        asked = GenerationRequest(model.spec.id, operation="embed", prompts=to_inputs(body))
+        generation = GenerationRequest(model.spec.id, operation="embed", prompts=to_inputs(body))
         assembly = EmbeddingAssembly(
             model.spec.id,
             body.encoding_format or "float",
@@ -69,7 +69,7 @@ class EmbeddingsView(ApiView):
             EMBEDDING,
             new_id("embd-"),
             caller,
-            Document(asked, assembly),
+            Document(generation, assembly),
             ignored_params=body.ignored_params,
             end_user=body.user or "",
         )
@@ -77,7 +77,7 @@ class EmbeddingsView(ApiView):
 
 
 def to_inputs(body: EmbeddingRequest) -> tuple[str | tuple[int, ...], ...]:
-    """Return what is to be embedded. Raise InvalidRequestError for an empty text."""
+    """Return the inputs to embed. Raise InvalidRequestError for an empty text."""
     inputs = to_prompts(body.input)
     if "" in inputs:
         raise InvalidRequestError("Invalid 'input': a text must not be empty.", param="input")
@@ -95,14 +95,14 @@ class TokenizeView(ApiView):
         body = parse(TokenizeRequest, request.data)
         model = served_model(caller_of(request), body.model, body)
         require_fields(model, "tokens", body)
-        asked = GenerationRequest(
+        generation = GenerationRequest(
             model.spec.id,
             operation="tokenize",
             prompts=(body.prompt,),
             add_special_tokens=body.add_special_tokens is not False,
             token_texts=bool(body.return_token_strs),
         )
-        return _submit(request, body, model.spec, asked, "tokens")
+        return _submit(request, body, model.spec, generation, "tokens")
 
 
 class DetokenizeView(ApiView):
@@ -115,8 +115,8 @@ class DetokenizeView(ApiView):
         model = served_model(caller_of(request), body.model, body)
         require_fields(model, "tokens", body)
         prompts = (tuple(body.tokens),)
-        asked = GenerationRequest(model.spec.id, operation="detokenize", prompts=prompts)
-        return _submit(request, body, model.spec, asked, "text")
+        generation = GenerationRequest(model.spec.id, operation="detokenize", prompts=prompts)
+        return _submit(request, body, model.spec, generation, "text")
 
 
 class TokenizerInfoView(ApiView):
@@ -145,20 +145,20 @@ class TokenizerInfoView(ApiView):
             pad_token=facts.special.get("padding"),
             add_bos_token=facts.adds_bos,
             add_eos_token=facts.adds_eos,
-            # An entry's own template is known to the worker alone.
+            # Only the worker can read a template that the entry names.
             chat_template=None if "chat_template" in spec.options else chat_template(spec.file),
         )
         return Response(info.model_dump(exclude_none=True))
 
 
 class RenderView(ApiView):
-    """``POST /v1/chat/render``: the prompt that a chat completion's messages come to."""
+    """``POST /v1/chat/render``: the prompt of a chat completion."""
 
     scope = Scope.DEBUG
 
     @documented(body=ChatCompletionRequest, answer=ChatPrompt, queued=True)
     def post(self, request: Request) -> HttpResponse:
-        """Get the prompt that the messages of a chat come to."""
+        """Render the messages of a chat as a prompt."""
         return _render(request, "prompt")
 
 
@@ -166,22 +166,22 @@ def _render(request: Request, answer: Literal["tokens", "prompt"]) -> HttpRespon
     body = parse(ChatCompletionRequest, request.data)
     model = served_model(caller_of(request), body.model, body)
     require_endpoint(model, "render")
-    asked = replace(to_generation_request(body, model), operation="render", choices=1)
-    return _submit(request, body, model.spec, asked, answer)
+    generation = replace(to_generation_request(body, model), operation="render", choices=1)
+    return _submit(request, body, model.spec, generation, answer)
 
 
 def _submit(
     request: Request,
     body: WireRequest,
     spec: ModelSpec,
-    asked: GenerationRequest,
+    generation: GenerationRequest,
     answer: Literal["tokens", "text", "prompt"],
 ) -> HttpResponse:
     submission = Submission(
         TOKENS,
         new_id("tok-"),
         caller_of(request),
-        Document(asked, TokenAssembly(answer, spec.id, context_of(spec))),
+        Document(generation, TokenAssembly(answer, spec.id, context_of(spec))),
         ignored_params=body.ignored_params,
     )
     return respond(request, submission)

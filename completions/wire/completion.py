@@ -29,13 +29,13 @@ from inference_site.request_fields.wire import (
 )
 
 _PIECE = 8192
-"""Token ids that are looked at together."""
+"""Token ids that are validated together."""
 
 
 def _good_at_once(value: object, validate: ValidatorFunctionWrapHandler) -> object:
-    """Take a list of nothing but token ids as it is: to look at each takes ten times as long.
+    """Validate a list of token ids by arrays, ten times as fast as pydantic's check of each.
 
-    Of others only the piece with the first bad one is validated.
+    If an id is bad, pydantic validates the first bad piece, for its error message.
     """
     if not isinstance(value, list) or not value:
         return validate(value)
@@ -70,7 +70,7 @@ def _are_token_ids(values: list[Any]) -> bool:
         unsigned = array("I", values)
     except (OverflowError, TypeError):
         return False
-    # Of JSON's values only integers and booleans come so far, and both of those have an e.
+    # Only integers and booleans fit into the array, and "true" and "false" have an e.
     if b"e" in orjson.dumps(values):
         return False
     # Below 2**31 the highest bit is not set.
@@ -126,7 +126,7 @@ class CompletionRequest(ConstraintFields, SamplingFields, TokenReportFields):
 
     @property
     def reads_prompt(self) -> bool:
-        """Whether the engine must tell the prompt: its probabilities, or its text."""
+        """Whether the engine must return the prompt: its log probabilities, or its text."""
         is_text = _prompt_kind(self.prompt) in ("text", "texts")
         return bool(self.echo) and (
             self.logprobs is not None or self.max_tokens == 0 or not is_text
@@ -183,7 +183,7 @@ class ExtraText(WireRequest):
 
 
 class Infill(WireObject):
-    """The answer, and the last event of a stream; events before have the first three fields.
+    """The answer, and the last event of a stream; earlier events have the first three fields.
 
     ``stop_type`` is "eos", "word" (a text of ``stop``) or "limit"; counts are tokens.
     """

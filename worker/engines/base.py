@@ -1,13 +1,13 @@
 """The engine contract.
 
 An engine takes domain values and pushes domain values into a sink: no HTTP, no JSON of the API, no
-Django. It pushes, rather than being iterated, because the libraries call back on the thread that
-drives them; an iterator would cost a second thread and a queue hop for every token.
+Django. It pushes because the libraries call back on the thread that drives them; an iterator would
+cost a second thread and a queue hop for every token.
 
 It raises the errors of ``inference_site.domain.errors``: ``InvalidRequest`` for what the client
 must change, ``GenerationFailed`` when its library fails, ``EngineUnavailable`` when it cannot run
-anything now. What requests may ask of it, and the options of its models, are declared in
-``inference_site.catalogue.engines``, which the web reads without the engine's library.
+anything now. Its capabilities and the options of its models are declared in
+``inference_site.catalogue.engines``, which the web process reads without the engine's library.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Engine(ABC):
     ) -> bool:
         """Run the request's operation here and return False; or begin it and return True.
 
-        In the second case ``ended`` is called at its end, on a thread that must not be blocked,
-        with what has been raised, if anything. It may be called before ``start`` has returned.
+        In the second case the engine calls ``ended`` at the end, with the exception if there is
+        one, on a thread that must not be blocked, and maybe before ``start`` has returned.
         """
         getattr(self, request.operation)(request, sink)
         return False
@@ -75,50 +75,50 @@ class Engine(ABC):
 
     @property
     def starting(self) -> str:
-        """Why nothing can be run yet, for everybody; empty once it can. Requests wait meanwhile."""
+        """Why the engine cannot run requests yet; empty once it can. Requests wait meanwhile."""
         return ""
 
     @property
     def fault(self) -> str:
-        """Why nothing can be run now, for the operator; empty while it can."""
+        """Why the engine cannot run requests now, for the operator; empty while it can."""
         return ""
 
     @property
     def shows_tools(self) -> bool:
-        """Whether the model is shown tools in its own way; else they stand in the system text."""
+        """Whether the model's template renders tools; else they are put into the system message."""
         return True
 
     @property
     def server(self) -> ServerFacts:
-        """What is known of the process that runs the model; nothing where there is none."""
+        """The state of the process that runs the model; empty where there is none."""
         return ServerFacts()
 
     @property
     def context_length(self) -> int | None:
-        """The tokens of a context, where the model's server says another than the model's spec."""
+        """Context length in tokens that the server reports; None: that of the model's spec."""
         return None
 
     def watch(self, on_change: Callable[[], None]) -> None:  # noqa: B027  # Most have no faults.
-        """Have it called when ``starting`` or ``fault`` changes; it must not block the thread."""
+        """Call ``on_change`` when ``starting`` or ``fault`` changes; it must not block."""
 
     def sleep(self) -> bool:
-        """Free the GPU's memory, and keep what makes the next load short; False if it cannot.
+        """Free the GPU's memory but keep the process; return False if the engine cannot.
 
-        Nothing is running when this is called. ``wake`` comes before anything runs again.
+        No request is running when this is called. ``wake`` is called before the next one.
         """
         return False
 
     def wake(self) -> bool:
-        """Have it run requests again after ``sleep``; False if it has to be loaded anew."""
+        """Run requests again after ``sleep``; return False if the model must be loaded again."""
         return False
 
     @abstractmethod
     def close(self) -> None:
-        """Free the model's memory. Nothing is running when this is called."""
+        """Free the model's memory. No request is running when this is called."""
 
 
 class ForwardingEngine(Engine):
-    """An engine all of whose operations go the same way."""
+    """An engine that runs all operations by one method."""
 
     @abstractmethod
     def _wait(self, request: GenerationRequest, sink: Sink, operation: Operation) -> None:
@@ -158,7 +158,7 @@ def run_to_end(
     """Run the request here, and then call ``ended`` (see ``Engine.start``)."""
     try:
         getattr(engine, request.operation)(request, sink)
-    except Exception as exc:  # noqa: BLE001  # Whatever it is, the run ends with it.
+    except Exception as exc:  # noqa: BLE001  # The caller handles it.
         ended(exc)
     else:
         ended(None)
@@ -166,7 +166,7 @@ def run_to_end(
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """A model's server: what it takes, what it tells of itself, and the file of its output."""
+    """A model's server: its memory in bytes, its metrics, and the file of its output."""
 
     taken_bytes: int = 0
     telemetry: Mapping[str, float] = field(default_factory=dict)
@@ -174,7 +174,7 @@ class ServerFacts:
 
 
 class Sink(Protocol):
-    """Where an engine puts its deltas, and where it learns that nobody wants more of them."""
+    """Receives an engine's deltas, and tells the engine when to stop."""
 
     def feed(self, delta: Delta) -> None:
         """Take the next delta. Called on the engine's thread; must not block."""

@@ -1,8 +1,8 @@
-"""The trial of a grammar in a process of its own, before an engine is given it.
+"""The trial of a grammar in a limited process, before an engine gets it.
 
-``python -m worker.engines.grammar_trial`` is a limited process that compiles grammars, and walks
-through them at random, which shows what the steps cost. A question is the kind and the source of a
-grammar; the answer is what is wrong with it, and its Lark form if it is GBNF.
+``python -m worker.engines.grammar_trial`` compiles grammars and takes random steps through them,
+which shows the cost of the steps. A question is the kind and the source of a grammar; the answer is
+its error, empty if it is valid, and its Lark form if it is GBNF.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from worker.engines.gbnf import lark_of_gbnf
 from worker.engines.limited_process import serve
 
 _CPU_S = 0.5
-"""For one grammar: ordinary ones take a hundredth of it."""
+"""Processor time for one grammar; ordinary ones take a hundredth of it."""
 _MEMORY = 2**30
 _STEPS = 300
 _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*)")
@@ -25,7 +25,7 @@ _LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
 
 
 class _Vocabulary:
-    """The bytes and all pairs of ASCII characters: enough to see what masks cost."""
+    """All bytes and all pairs of ASCII characters: enough to measure the cost of masks."""
 
     bos_token_id = None
 
@@ -41,7 +41,7 @@ class _Vocabulary:
 
 
 def try_grammar(kind: str, source: str, tokenizer: LLTokenizer) -> tuple[str, str]:
-    """Return what is wrong with a grammar, and its Lark form if it is GBNF."""
+    """Return the error of a grammar, empty if it is valid, and its Lark form if it is GBNF."""
     lark = ""
     try:
         if kind == "gbnf":
@@ -50,23 +50,23 @@ def try_grammar(kind: str, source: str, tokenizer: LLTokenizer) -> tuple[str, st
     except ValueError as exc:
         return str(exc), ""
     if error := LLMatcher.validate_grammar(grammar, limits=_LIMITS):
-        return _told(error), ""
+        return _one_line(error), ""
     return _walk(LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)), lark
 
 
-def _told(error: str) -> str:
+def _one_line(error: str) -> str:
     """Return llguidance's error in one line, with line, column and reason."""
     place = _PLACE.match(error)
     if place is None:
         return f"{error.splitlines()[0]} (llguidance)"
     reason = _REASON.search(error)
-    told = f"{place[3]} {reason[1]}" if reason else place[3]
-    return f"line {place[1]}, column {place[2]}: {told} (llguidance)"
+    message = f"{place[3]} {reason[1]}" if reason else place[3]
+    return f"line {place[1]}, column {place[2]}: {message} (llguidance)"
 
 
 def _walk(matcher: LLMatcher) -> str:
-    """Take random steps; return why they had to end, if it is not the end of the grammar."""
-    choice = random.Random(0)  # noqa: S311  # The same grammar is to have the same trial.
+    """Take random steps; return the error that ended them, if any."""
+    choice = random.Random(0)  # noqa: S311  # Makes the trial of a grammar repeatable.
     for _ in range(_STEPS):
         mask = matcher.compute_bitmask()
         if matcher.is_stopped():
@@ -75,7 +75,7 @@ def _walk(matcher: LLMatcher) -> str:
         if not allowed or not matcher.consume_token(choice.choice(allowed)):
             break
     error = matcher.get_error()
-    # The vocabulary of the model has special tokens, this one has not.
+    # The model's vocabulary has special tokens, this one does not.
     return "" if "special token" in error else error
 
 

@@ -1,7 +1,7 @@
-"""Grammars of clients: each is tried in a process of its own before an engine is given it.
+"""Grammars of clients: each is tried in a limited process before an engine gets it.
 
-Engines compile a grammar, and step through it, in the thread that serves everybody. A grammar that
-ends that thread ends the worker, and one that is slow stops all answers.
+Engines compile a grammar, and step through it, in the thread that serves all requests. A grammar
+that crashes that thread ends the worker, and a slow one stops all answers.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from inference_site.domain.request import Constraint
 from worker.engines.limited_process import LimitedProcess
 
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""White space between the parts of JSON; a model that may would put it there without end."""
-_TRIALS_KEPT = 256
+"""Whitespace in JSON. If it were free, a weak model would generate whitespace without end."""
+_CACHED_TRIALS = 256
 _TOO_COMPLEX = "it is too complex: it needs too much time or memory"
 
 _trials = LimitedProcess("worker.engines.grammar_trial")
 
 
-@lru_cache(_TRIALS_KEPT)
+@lru_cache(_CACHED_TRIALS)
 def _tried(kind: str, source: str) -> tuple[str, str]:
-    """Return what is wrong with a grammar, and its Lark form if it is GBNF."""
+    """Return the error of a grammar, empty if it is valid, and its Lark form if it is GBNF."""
     error, lark = _trials.ask(kind, source) or (_TOO_COMPLEX, "")
     return error, lark
 
 
 def check_grammar(constraint: Constraint) -> None:
-    """Raise InvalidRequest for a grammar that is wrong, or that would keep an engine too busy."""
+    """Raise InvalidRequest for a grammar that is invalid or too complex."""
     if constraint.kind == "json_object":
         return
     error, _ = _tried(constraint.kind, constraint.source)
@@ -41,10 +41,10 @@ def check_grammar(constraint: Constraint) -> None:
 
 
 def is_known_schema(schema: str, param: str) -> bool:
-    """Return whether llguidance knows all of a JSON schema.
+    """Whether llguidance supports all keywords of a JSON schema.
 
-    Raise InvalidRequest for one that is wrong whatever else it says, and for one that would keep an
-    engine too busy.
+    Raise InvalidRequest for a schema that is invalid even without the unsupported keywords, and for
+    one that is too complex.
     """
     error, _ = _tried("json_schema", schema)
     if error and error != _TOO_COMPLEX:
@@ -58,9 +58,9 @@ def is_known_schema(schema: str, param: str) -> bool:
 
 
 def knows_pattern(pattern: str, param: str) -> bool:
-    """Return whether llguidance knows all of a schema's pattern, such as what looks ahead.
+    """Whether llguidance supports a schema's pattern; it has no lookahead, for example.
 
-    Raise InvalidRequest for one that is no regular expression, or that is too complex.
+    Raise InvalidRequest for a pattern that is invalid or too complex.
     """
     error, _ = _tried("regex", pattern)
     if not error:
@@ -111,9 +111,9 @@ def regex_as_lark(source: str) -> str:
 
 
 def lark_or_schema(constraint: Constraint) -> str | dict[str, Any]:
-    """Return the only part of a llguidance grammar: a Lark grammar, or a JSON schema.
+    """Return the single part of a llguidance grammar: a Lark grammar, or a JSON schema.
 
-    Raise InvalidRequest for a grammar of other or of several parts.
+    Raise InvalidRequest for other parts, and for several.
     """
     match orjson.loads(constraint.source).get("grammars"):
         case [{"lark_grammar": str(lark)}]:

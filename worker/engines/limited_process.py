@@ -1,7 +1,8 @@
 """A process for what strangers wrote: a grammar, a chat template.
 
-What takes too much time, memory or stack there ends that process, and not the worker. It is kept,
-and started anew when it has ended. Question and answer are a line of JSON each.
+What takes too much time, memory or stack there ends that process, not the worker. The process
+answers many questions, and is started again when it has ended. A question and an answer are a line
+of JSON each.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from typing import Any
 from inference_site.domain.errors import GenerationFailed
 
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ")
-"""All that the process gets of the worker's environment, which holds secrets."""
+"""The variables that the process inherits; the worker's environment has secrets."""
 _ROOT = Path(__file__).resolve().parent.parent.parent
 PATIENCE_S = 60
-"""For a process that gets no processor time: its own limit is one of such time."""
+"""Wait for an answer. The limit of the process itself is processor time, which it may not get."""
 LOAD_PATIENCE_S = 600
-"""While a model is loaded, for which nobody waits: a host that starts has all to do at once."""
+"""The same while a model is loaded: no client waits, and a starting host is busy."""
 _DEFAULT_STACK = 2 * 2**20
-"""Of a thread, where there is no limit."""
+"""Stack of a thread where the system sets no limit."""
 
 
 class LimitedProcess:
-    """The side that asks. Thread-safe. ``module`` runs as the process from the first question."""
+    """The parent's side. Thread-safe. The first question starts ``module`` as the process."""
 
     def __init__(self, module: str) -> None:
         self._module = module
@@ -42,9 +43,9 @@ class LimitedProcess:
         atexit.register(self._end)
 
     def ask(self, *question: Any, patience_s: float = PATIENCE_S) -> Any:
-        """Return the answer, which is never None; None when the question has ended the process.
+        """Return the answer, which is never None; None if the question has ended the process.
 
-        Raise GenerationFailed when there is no answer in time, through no fault of the question.
+        Raise GenerationFailed if there is no answer within ``patience_s`` seconds.
         """
         with self._lock:
             self._process = process = self._process or self._started()
@@ -52,7 +53,7 @@ class LimitedProcess:
             answer = self._answer(process, line, patience_s)
             if not answer:
                 self._end()
-                self._process = self._started()  # The next question need not wait for it.
+                self._process = self._started()  # So that the next question does not wait for it.
         return json.loads(answer) if answer else None
 
     def _answer(self, process: subprocess.Popen[bytes], line: bytes, patience_s: float) -> bytes:
@@ -90,25 +91,25 @@ class LimitedProcess:
 
 
 def serve(answer: Callable[..., object], cpu_s: float, memory: int) -> None:
-    """Be the process: answer questions, each within ``cpu_s`` seconds of processor time.
+    """Answer questions as the limited process, each within ``cpu_s`` seconds of processor time.
 
-    ``memory`` is what the process may have of addresses, in bytes.
+    ``memory`` bounds the address space of the process, in bytes.
     """
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":  # Others take no such limit.
+    if sys.platform == "linux":  # Other systems have no such limit.
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     limit = resource.getrlimit(resource.RLIMIT_STACK)[0]
-    # Half of what a thread of the worker has: what passes here has room there.
+    # Half of the stack of the worker's threads, so that what passes here fits there.
     threading.stack_size((_DEFAULT_STACK if limit == resource.RLIM_INFINITY else limit) // 2)
-    threading.Thread(target=_answer_all, args=(answer, cpu_s)).start()
 
+    def answer_all() -> None:
+        for line in sys.stdin:
+            signal.setitimer(signal.ITIMER_PROF, cpu_s)
+            encoded = json.dumps(answer(*json.loads(line)))
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            sys.stdout.write(f"{encoded}\n")
+            sys.stdout.flush()
 
-def _answer_all(answer: Callable[..., object], cpu_s: float) -> None:
-    for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_PROF, cpu_s)
-        encoded = json.dumps(answer(*json.loads(line)))
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.write(f"{encoded}\n")
-        sys.stdout.flush()
+    threading.Thread(target=answer_all).start()

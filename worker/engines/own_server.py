@@ -1,8 +1,8 @@
 """OwnServer: a model whose server is a process of this worker.
 
-The server is started, asked until it is ready, spoken to by an engine, asked for a sign of life
-every few seconds, and started again when it ends. It listens on the loopback address, at a port and
-with a key that are chosen anew each time, so that nothing else on the host gets past the queue.
+A thread starts the server, waits until it is ready, checks every few seconds that it is alive, and
+restarts it when it ends. The server listens on the loopback address. Its port and its key are new
+for each start, so that no other process on the host can bypass the queue.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ _POLL_S = 0.05
 _LOOK_S = 1.0
 _ASK_S = 5.0
 _CLOSES_S = 5.0
-"""How long the connections of a server that has ended stay, for runs that have yet to see it."""
+"""How long the connections of an ended server stay open, so that their runs notice the end."""
 _ENDS_S = 2.0
-"""How long it may take until a process is seen to have ended, once its connections are closed."""
+"""How long to wait for the end of a process once its connections are closed."""
 _TAIL_LOGGED = 8
 _LEARNT_KEPT = 7
 _LEARN_S = 15.0
-"""Between two looks at what a server takes: to add up its pages takes milliseconds."""
+"""Interval of memory measurements, each of which takes milliseconds."""
 _UNWANTED = "it is not wanted any more"
 _DROPS_WEIGHTS = 2
-"""vLLM's level of sleep at which the weights have to be read again.
+"""vLLM's sleep level that drops the weights, so that they must be loaded again.
 
 Source: https://docs.vllm.ai/en/stable/features/sleep_mode/.
 """
@@ -66,17 +66,17 @@ Source: https://docs.vllm.ai/en/stable/features/sleep_mode/.
 
 @dataclass
 class ServerSettings:
-    """What all servers of a worker have in common.
+    """Settings of all model servers of a worker.
 
-    ``files`` is where their logs and pid files are, ``models`` what ``{models_dir}`` stands for,
-    ``llama_server`` the command of a build of llama.cpp's server, empty for the one in the wheel.
+    ``files`` is the folder of their logs and pid files, ``models`` the value of ``{models_dir}``,
+    ``llama_server`` the command of a build of llama.cpp's server; empty: the one in the wheel.
     """
 
     files: Path = Path(tempfile.gettempdir()) / "inference-site-model-servers"
     models: Path = Path()
     llama_server: str = ""
     stall_s: float = 120.0
-    """For how long a server may give no sign of life, in seconds; 0: for ever."""
+    """Seconds without a sign of life after which a server is killed; 0: never."""
 
     def file_of(self, model: str, ending: str) -> Path:
         """Return the file of a model with this ending."""
@@ -85,20 +85,20 @@ class ServerSettings:
 
 
 server_settings = ServerSettings()
-"""The worker names its own: engines are loaded by their spec alone."""
+"""The worker sets these before it loads engines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a model's server is started and spoken to.
+    """How to start a model's server and to connect to it.
 
-    ``order`` returns what starts it at an endpoint; ``connect`` returns the engine that speaks to
-    the server there, once its path ``ready`` has answered with status 200. ``pulse`` is a path that
-    answers so only while the server goes on generating; without it, the engine's ``fault`` is what
-    tells. ``has_metrics``: it tells of itself on ``METRICS``. ``why_not_loaded`` says why the
-    process of a file has ended before it was ready; then it is not started again. Without it, it
-    is. ``sleep_level``: the server sleeps so deep when the model makes room (vLLM's ``/sleep``); 0:
-    it ends. ``on_socket``: it listens on a unix socket.
+    ``order`` returns the process to start for an endpoint. ``connect`` returns the engine for the
+    server there, once its path ``ready`` answers with status 200. ``pulse`` is a path that answers
+    with 200 only while the server makes progress; without it, the engine's ``fault`` counts.
+    ``has_metrics``: the server has ``METRICS``. ``why_not_loaded`` returns the reason of a process
+    that ended before it was ready; with it such a process is not started again.
+    ``sleep_level``: the level of vLLM's ``/sleep`` when the model must free its memory; 0: the
+    server ends instead. ``on_socket``: the server listens on a unix socket.
     """
 
     order: Callable[[Endpoint], Order]
@@ -129,7 +129,7 @@ class OwnServer(ForwardingEngine):
         self._telemetry: dict[str, float] = {}
         self._was_ready = self._lost_its_port = self._is_asleep = False
         self._endpoint: Endpoint | None = None
-        if launch.on_socket:  # Nobody else may enter its folder; its path is short.
+        if launch.on_socket:  # A temporary folder is private, and its path is short enough.
             self._socket_folder = tempfile.TemporaryDirectory(prefix="model-")
         self._began, self._is_closed = threading.Event(), threading.Event()
         self._threads = ThreadPoolExecutor(spec.slots + 1, thread_name_prefix=f"own-{spec.id}")
@@ -137,7 +137,7 @@ class OwnServer(ForwardingEngine):
         self._keeper.start()
 
     def loaded(self) -> OwnServer:
-        """Return it once the model can be run. Raise EngineLoadError with the reason if not."""
+        """Wait until the model can be run; return this engine. Raise EngineLoadError."""
         self._began.wait()
         if self._fault:
             self.close()
@@ -157,8 +157,8 @@ class OwnServer(ForwardingEngine):
             if error is None or process is None or not _may_be_a_loss(error):
                 ended(error)
                 return
-            try:  # On a thread: the caller's must not wait for the process.
-                self._threads.submit(lambda: ended(self._meaning(process, error)))
+            try:  # On a thread: the caller's thread must not wait for the process.
+                self._threads.submit(lambda: ended(self._cause(process, error)))
             except RuntimeError:  # The model was closed.
                 ended(error)
 
@@ -172,22 +172,22 @@ class OwnServer(ForwardingEngine):
 
     @property
     def starting(self) -> str:
-        """Why nothing can be run yet (see ``Engine.starting``)."""
+        """Why the server cannot run requests yet (see ``Engine.starting``)."""
         return self._starting
 
     @property
     def fault(self) -> str:
-        """Why nothing can be run now (see ``Engine.fault``)."""
+        """Why the server cannot run requests now (see ``Engine.fault``)."""
         return self._fault or ("" if self._engine is None else self._engine.fault)
 
     @property
     def shows_tools(self) -> bool:
-        """What its engine says (see ``Engine.shows_tools``)."""
+        """Whether the model's template renders tools (see ``Engine.shows_tools``)."""
         return self._engine is None or self._engine.shows_tools
 
     @property
     def server(self) -> ServerFacts:
-        """What is known of its process (see ``Engine.server``)."""
+        """Memory, metrics and log of the process (see ``Engine.server``)."""
         process = self._process
         if process is None or process.ended.is_set():
             return ServerFacts(log=process.log if process else None)
@@ -195,27 +195,27 @@ class OwnServer(ForwardingEngine):
 
     @property
     def context_length(self) -> int | None:
-        """What its server says (see ``Engine.context_length``)."""
+        """The context length that the server reports (see ``Engine.context_length``)."""
         return None if self._engine is None else self._engine.context_length
 
     def watch(self, on_change: Callable[[], None]) -> None:
-        """Have it called when ``starting`` or ``fault`` changes (see ``Engine.watch``)."""
+        """Call ``on_change`` when ``starting`` or ``fault`` changes (see ``Engine.watch``)."""
         self._on_change = on_change
 
     def sleep(self) -> bool:
-        """Have the server sleep, if its entry says how deep; False if it does not."""
+        """Put the server to sleep; return False without a sleep level, or if it refuses."""
         if not (level := self._launch.sleep_level) or self._engine is None:
             return False
-        self._is_asleep = True  # Should the server end now, it is not started again.
-        return self._tell_server(f"/sleep?level={level}")
+        self._is_asleep = True  # A server that ends now is not started again.
+        return self._post(f"/sleep?level={level}")
 
     def wake(self) -> bool:
-        """Wake the server; return whether it has given a first token since."""
+        """Wake the server; return whether it has generated a first token."""
         calls: list[tuple[str, dict[str, str] | None]] = [("/wake_up", None)]
         if self._launch.sleep_level == _DROPS_WEIGHTS:
             calls += [("/collective_rpc", {"method": "reload_weights"})]
             calls += [("/reset_prefix_cache", None)]
-        if not all(self._tell_server(path, body) for path, body in calls):
+        if not all(self._post(path, body) for path, body in calls):
             return False
         try:
             _try_out(self._running, self._spec)
@@ -225,10 +225,10 @@ class OwnServer(ForwardingEngine):
         self._is_asleep = False
         return True
 
-    def _tell_server(self, path: str, body: dict[str, str] | None = None) -> bool:
-        """Return whether the server has done it."""
+    def _post(self, path: str, body: dict[str, str] | None = None) -> bool:
+        """Post to the server; return whether it succeeded."""
         if self._endpoint is None or self._process is None or self._process.ended.is_set():
-            return False  # The port may be another's now.
+            return False  # Another process may have the port now.
         try:
             with self._endpoint.client(self._launch.start_timeout_s) as http:
                 answer = http.post(path, json=body)
@@ -262,10 +262,10 @@ class OwnServer(ForwardingEngine):
         except EngineError as exc:
             if process is None or not _may_be_a_loss(exc):
                 raise
-            raise self._meaning(process, exc) from exc
+            raise self._cause(process, exc) from exc
 
-    def _meaning(self, process: ServerProcess, error: Exception) -> Exception:
-        """Return what an error means, once it is known whether the process has ended with it."""
+    def _cause(self, process: ServerProcess, error: Exception) -> Exception:
+        """Return ModelServerLost if the process has ended, else the error of the run."""
         if not process.ended.wait(_ENDS_S):
             return error
         return ModelServerLost(is_suspect=not process.was_killed)
@@ -275,11 +275,17 @@ class OwnServer(ForwardingEngine):
         while not self._is_closed.is_set():
             begun = time.monotonic()
             try:
-                was_ready, reason = self._live()
-            except Exception as exc:  # The model must not stay without its keeper.
+                was_ready, reason = self._run_server()
+            except Exception as exc:  # This thread must go on: nothing else restarts the server.
                 logger.exception("model %s: its server could not be kept", self._spec.id)
                 was_ready, reason = False, f"it could not be started ({type(exc).__name__})"
-            self._drop()
+            engine, self._engine = self._engine, None
+            if engine is not None and self._is_closed.is_set():
+                engine.close()
+            elif engine is not None:
+                timer = threading.Timer(_CLOSES_S, engine.close)
+                timer.daemon = True
+                timer.start()
             if self._is_closed.is_set():
                 self._began.set()
                 return
@@ -299,13 +305,17 @@ class OwnServer(ForwardingEngine):
             self._is_closed.wait(delay_s)
             self._note(starting=self._starting or f"Its server is started again: {reason}.")
 
-    def _live(self) -> tuple[bool, str]:
-        """Run the server once; return whether it was ready, and how it has ended."""
-        self._endpoint = at = self._new_endpoint()
+    def _run_server(self) -> tuple[bool, str]:
+        """Run the server once; return whether it was ready, and why it has ended."""
+        at = Endpoint(f"http://{HOST}:{(port := free_port())}", port, secrets.token_urlsafe(24))
+        if self._launch.on_socket:
+            path = f"{self._socket_folder.name}/{secrets.token_hex(4)}.sock"
+            at = replace(at, root="http://localhost", socket=path)
+        self._endpoint = at
         self._lost_its_port = False
         process = ServerProcess(self._launch.order(at), server_settings.files)
         self._process = process
-        if self._is_closed.is_set():  # ``close`` may have missed it.
+        if self._is_closed.is_set():  # ``close`` may have run before ``_process`` was set.
             process.stop()
         with at.client(_ASK_S) as http:
             reason = self._await_ready(process, http, at)
@@ -321,22 +331,12 @@ class OwnServer(ForwardingEngine):
             process.stop()
         reason = reason or process.reason
         if not self._is_closed.is_set():
-            said = "\n".join(process.tail[-_TAIL_LOGGED:])
-            logger.error("model %s: its server has ended: %s; %s", self._spec.id, reason, said)
+            tail = "\n".join(process.tail[-_TAIL_LOGGED:])
+            logger.error("model %s: its server has ended: %s; %s", self._spec.id, reason, tail)
         return was_ready, reason
 
-    def _new_endpoint(self) -> Endpoint:
-        """Return where the server is to listen now."""
-        key, port = secrets.token_urlsafe(24), free_port()
-        if not self._launch.on_socket:
-            return Endpoint(f"http://{HOST}:{port}", port, key)
-        folder = self._socket_folder.name
-        return Endpoint(
-            "http://localhost", port, key, socket=f"{folder}/{secrets.token_hex(4)}.sock"
-        )
-
     def _await_ready(self, process: ServerProcess, http: httpx.Client, at: Endpoint) -> str:
-        """Return when the server has given a first token; else why it has not."""
+        """Wait for the server's first token; return why there is none, empty if there is one."""
         until = time.monotonic() + self._launch.start_timeout_s
         while not _answers(http, self._launch.ready):
             if process.ended.wait(_POLL_S):
@@ -350,7 +350,7 @@ class OwnServer(ForwardingEngine):
         except (EngineError, httpx.HTTPError) as exc:
             logger.error("model %s: its server cannot be spoken to: %s", self._spec.id, exc)
             return process.reason if process.ended.wait(_ENDS_S) else "it cannot be spoken to"
-        engine.watch(self._tell_change)
+        engine.watch(self._changed)
         try:
             _try_out(engine, self._spec)
         except EngineError as exc:
@@ -361,11 +361,11 @@ class OwnServer(ForwardingEngine):
         return ""
 
     def _await_end(self, process: ServerProcess, at: Endpoint) -> str:
-        """Return when the server has ended, or has been ended for its silence: why, then."""
+        """Wait for the end of the server; return why it was ended, empty if it ended itself."""
         pulse = _Pulse(at, self._launch, lambda: self._engine)
         with pulse:
             while not process.ended.wait(_LOOK_S):
-                self._learn(process)
+                self._measure_memory(process)
                 self._telemetry = pulse.telemetry
                 if self._is_closed.is_set():
                     return _UNWANTED
@@ -374,8 +374,8 @@ class OwnServer(ForwardingEngine):
                     return f"it gave no sign of life for {server_settings.stall_s:g} s"
         return ""
 
-    def _learn(self, process: ServerProcess) -> None:
-        """Keep what the server takes, for when it is to be loaded again."""
+    def _measure_memory(self, process: ServerProcess) -> None:
+        """Measure the server's memory, and keep the maximum for its next load."""
         if time.monotonic() < self._learn_at:
             return
         self._learn_at = time.monotonic() + _LEARN_S
@@ -387,39 +387,29 @@ class OwnServer(ForwardingEngine):
 
     def _note(self, starting: str = "", fault: str = "") -> None:
         self._starting, self._fault = starting, fault
-        self._tell_change()
+        self._changed()
 
-    def _tell_change(self) -> None:
+    def _changed(self) -> None:
         self._on_change()
-
-    def _drop(self) -> None:
-        """Take nothing more for a server that has ended."""
-        engine, self._engine = self._engine, None
-        if engine is not None and self._is_closed.is_set():
-            engine.close()
-        elif engine is not None:
-            timer = threading.Timer(_CLOSES_S, engine.close)
-            timer.daemon = True
-            timer.start()
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What a server takes: bytes of the host's memory, and of each GPU by its number."""
+    """Memory of a server in bytes: the host's, and each GPU's by its number."""
 
     host: int = 0
     gpus: dict[int, int] = field(default_factory=dict)
 
     def at_least(self, other: Taken) -> Taken:
-        """Return the larger of each."""
+        """Return the maximum of each."""
         larger = {index: max(n, self.gpus.get(index, 0)) for index, n in other.gpus.items()}
         return Taken(max(self.host, other.host), self.gpus | larger)
 
 
 def learnt(spec: ModelSpec) -> Taken:
-    """Return the most memory that a server of this model was seen to take; 0 if none was seen.
+    """Return the measured maximum of the memory of this model's server; 0 without measurements.
 
-    What was learnt of another file, or of other sizes, does not count.
+    Measurements of another file, or with other sizes, do not count.
     """
     return _all_learnt(spec.id).get(sizes_of(spec), Taken())
 
@@ -435,6 +425,7 @@ def _all_learnt(model: str) -> dict[str, Taken]:
 
 
 def _keep_learnt(spec: ModelSpec, taken: Taken) -> None:
+    """Store the maximum of this and the earlier measurements for ``learnt``."""
     known, sizes = _all_learnt(spec.id), sizes_of(spec)
     most = known.pop(sizes, Taken()).at_least(taken)
     latest = {**dict(list(known.items())[-_LEARNT_KEPT:]), sizes: most}
@@ -443,7 +434,7 @@ def _keep_learnt(spec: ModelSpec, taken: Taken) -> None:
 
 
 def sizes_of(spec: ModelSpec) -> str:
-    """Return what the memory that a model takes depends on."""
+    """Return a key of all that a model's memory depends on."""
     size = spec.file.stat().st_size if spec.file and spec.file.is_file() else 0
     adapters = sorted(spec.lora_adapters)
     sizes = (spec.engine, size, spec.slots, spec.context_length, spec.gpu_layers, adapters)
@@ -451,14 +442,14 @@ def sizes_of(spec: ModelSpec) -> str:
 
 
 class _Pulse:
-    """For how long a server has given no sign of life."""
+    """Checks that a server is alive."""
 
     def __init__(self, at: Endpoint, launch: Launch, engine: Callable[[], Engine | None]) -> None:
         self._http = at.client(_ASK_S)
         self._launch, self._engine = launch, engine
         self.telemetry: dict[str, float] = {}
-        """What the server has told of itself last."""
-        self._felt_at = time.monotonic()
+        """The server's last metrics."""
+        self._alive_at = time.monotonic()
         self._next_at = 0.0
 
     def __enter__(self) -> _Pulse:
@@ -468,61 +459,57 @@ class _Pulse:
         self._http.close()
 
     def silent_s(self) -> float:
-        """Feel for it, every few seconds; return for how long there was none."""
+        """Check the server every few seconds; return the time since its last sign of life."""
         now = time.monotonic()
         if now >= self._next_at:
             self._next_at = now + _ASK_S
-            if self._is_felt():
-                self._felt_at = time.monotonic()
-        return time.monotonic() - self._felt_at
+            if self._is_alive():
+                self._alive_at = time.monotonic()
+        return time.monotonic() - self._alive_at
 
-    def _is_felt(self) -> bool:
-        metrics = self._read_metrics() if self._launch.has_metrics else False
+    def _is_alive(self) -> bool:
+        has_answered = False
+        if self._launch.has_metrics:
+            with contextlib.suppress(httpx.HTTPError):
+                page = self._http.get(METRICS)
+                has_answered = page.status_code == httpx.codes.OK
+                if has_answered:
+                    self.telemetry = telemetry.read(page.text)
         if self._launch.pulse == METRICS:
-            return metrics
+            return has_answered
         if self._launch.pulse:
             return _answers(self._http, self._launch.pulse)
         engine = self._engine()
         return engine is None or not engine.fault
 
-    def _read_metrics(self) -> bool:
-        try:
-            page = self._http.get(METRICS)
-        except httpx.HTTPError:
-            return False
-        if page.status_code == httpx.codes.OK:
-            self.telemetry = telemetry.read(page.text)
-        return page.status_code == httpx.codes.OK
-
 
 class _FirstToken:
-    """The sink of a trial."""
+    """A sink that drops the deltas of a trial request."""
 
     cancelled = False
 
     def feed(self, delta: Delta) -> None:
-        """Nothing: that it comes is what counts."""
+        """Do nothing."""
 
 
 def _try_out(engine: Engine, spec: ModelSpec) -> None:
-    """Have the server do the least of what it is for. Raise EngineError if it cannot."""
+    """Send the server a minimal request. Raise EngineError if it fails."""
     can, sink = model_capabilities(spec), _FirstToken()
     hello = (Message("user", "Hello"),)
     try:
         if "chat" in can:
             engine.chat(GenerationRequest(spec.id, messages=hello, max_output_tokens=1), sink)
         elif "completions" in can:
-            asked = GenerationRequest(spec.id, prompts=("Hello",), max_output_tokens=1)
-            engine.complete(replace(asked, operation="complete"), sink)
+            text = GenerationRequest(spec.id, prompts=("Hello",), max_output_tokens=1)
+            engine.complete(replace(text, operation="complete"), sink)
         elif "embeddings" in can:
-            asked = GenerationRequest(spec.id, prompts=("Hello",), operation="embed")
-            engine.embed(asked, sink)
+            engine.embed(GenerationRequest(spec.id, prompts=("Hello",), operation="embed"), sink)
     except InvalidRequest:
         return
 
 
 def _may_be_a_loss(error: Exception) -> bool:
-    """Whether a server that has ended may be why a run has failed."""
+    """Whether the end of the server may have caused this error of a run."""
     return isinstance(error, EngineError) and not isinstance(error, InvalidRequest)
 
 

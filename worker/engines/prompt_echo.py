@@ -1,4 +1,4 @@
-"""Prompts as a part of the answer, with the log probabilities of their tokens."""
+"""Feeds a prompt as a part of the answer (``echo``), with the log probabilities of its tokens."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _TOKENS_A_DELTA = 64
 
 
 def first_entry(piece: bytes) -> TokenLogprob:
-    """Return the entry of the token that a prompt begins with, which has no probability."""
+    """Return the entry of the first token of a prompt, which has no log probability."""
     return TokenLogprob(piece.decode("utf-8", "replace"), math.nan, piece)
 
 
 def feed_entries(
     entries: Sequence[TokenLogprob], indices: Iterable[int], sink: Sink, is_scored: bool = True
 ) -> None:
-    """Feed a prompt to the choices with these indices; its text is that of the entries.
+    """Feed the text of the entries to the choices with these indices.
 
-    The entries themselves are fed only if they are scored.
+    The log probabilities are fed only if ``is_scored``.
     """
     for index in indices:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -34,27 +34,19 @@ def feed_entries(
             sink.feed(TextDelta(text, index, part if is_scored else ()))
 
 
-def shared_out(text: str, entries: Sequence[TokenLogprob]) -> list[TokenLogprob]:
-    """Return the entries with the parts of this text that they stand for.
+def with_texts_of(text: str, entries: Sequence[TokenLogprob]) -> list[TokenLogprob]:
+    """Return the entries, each with its part of this text.
 
-    A tokenizer may put a token and a space before a text: these are no parts of it. What the tokens
-    do not say of the text is a part of the last one.
+    A tokenizer may add a token or a space before the text; these have no part of it. Text that no
+    token covers goes to the last entry.
     """
-    rest, shared = text.encode(), []
+    rest, aligned = text.encode(), list[TokenLogprob]()
     for entry in entries:
-        size = _size(entry.text_bytes, rest)
-        shared.append(_with_text(entry, rest[:size]))
-        rest = rest[size:]
-    if rest and shared:
-        shared[-1] = replace(shared[-1], text_bytes=shared[-1].text_bytes + rest)
-    return shared
-
-
-def _size(piece: bytes, rest: bytes) -> int:
-    spaceless = piece.lstrip(b" ")
-    return next((len(p) for p in (piece, spaceless) if rest.startswith(p)), 0)
-
-
-def _with_text(entry: TokenLogprob, text: bytes) -> TokenLogprob:
-    token = text.decode("utf-8", "replace") if text else entry.token
-    return replace(entry, token=token, text_bytes=text)
+        pieces = (entry.text_bytes, entry.text_bytes.lstrip(b" "))
+        part = next((piece for piece in pieces if rest.startswith(piece)), b"")
+        token = part.decode("utf-8", "replace") if part else entry.token
+        aligned.append(replace(entry, token=token, text_bytes=part))
+        rest = rest[len(part) :]
+    if rest and aligned:
+        aligned[-1] = replace(aligned[-1], text_bytes=aligned[-1].text_bytes + rest)
+    return aligned

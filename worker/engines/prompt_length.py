@@ -1,9 +1,8 @@
-"""Long texts are counted piece by piece before a library is given the whole of them.
+"""Refuses a text that is too long for the context before a library tokenizes all of it.
 
-A library tokenizes a text in one call, which nothing can stop, and which may take the square of the
-text's length: llama.cpp's SentencePiece tokenizer copies all tokens so far for each character that
-its vocabulary does not have. A text that fits into the context has few tokens, so that call is
-short. Whether it fits is known from its pieces: to cut a text can only part a few tokens.
+A library tokenizes a text in one call that cannot be cancelled, and that may take the square of the
+text's length: llama.cpp's SentencePiece tokenizer copies all previous tokens for each character
+that its vocabulary lacks. So the text is tokenized in pieces first; a cut splits a few tokens only.
 """
 
 from __future__ import annotations
@@ -15,26 +14,25 @@ from worker.engines.base import Sink
 
 PIECE = 8_192
 """Characters of one piece; the library tokenizes a piece in ten milliseconds at most."""
-_PARTED = 64
-"""How many tokens more a cut may come to: those of the longest tokens that are known, cut in two,
-have fewer."""
-LEAST_TOKENS = 65_536
-"""How many tokens a text that is only tokenized may have, whatever the context: as many as a text
-has that the web process accepts whatever the context."""
+_SPLIT_TOKENS = 64
+"""Upper bound on the additional tokens of a piece because the cuts split tokens."""
+TOKENIZE_LIMIT = 65_536
+"""Tokens of a text that is only tokenized, even where the context is shorter. The web process
+accepts texts of this length for every model."""
 
 
 def is_short_enough(
     text: str,
-    most_tokens: int,
+    limit: int,
     context_length: int,
     count: Callable[[str], int],
     sink: Sink,
     param: str,
 ) -> bool:
-    """Return True once it is known that the text can be given to the library; False if cancelled.
+    """Return True if the text has at most ``limit`` tokens, False if the sink is cancelled.
 
-    ``count`` returns the number of tokens of a piece. Raise ContextLengthExceeded if the text has
-    more than ``most_tokens``, with an estimate of their number.
+    ``count`` returns the number of tokens of a piece. Raise ContextLengthExceeded, with an estimate
+    of the tokens, if there are more.
     """
     if sink.cancelled:
         return False
@@ -45,8 +43,8 @@ def is_short_enough(
         if sink.cancelled:
             return False
         end = min(start + PIECE, len(text))
-        tokens += max(0, count(text[start:end]) - _PARTED)
-        if tokens > most_tokens:
+        tokens += max(0, count(text[start:end]) - _SPLIT_TOKENS)
+        if tokens > limit:
             estimate = tokens * len(text) // end
             raise ContextLengthExceeded(context_length, estimate, param, is_estimated=True)
     return not sink.cancelled

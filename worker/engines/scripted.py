@@ -47,14 +47,14 @@ from worker.engines.base import Engine, Sink
 from worker.engines.stop_texts import StopTexts
 
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.01, 0.1
-"""How often a sleeping script looks whether it was cancelled: ten times a sleep, within bounds.
-A thousand sleepers that looked much more often would keep a core busy."""
+"""Bounds of the interval in which a sleeping script checks for cancellation, a tenth of its sleep.
+A thousand sleeping scripts with shorter intervals would keep a core busy."""
 
 Step = dict[str, Any]
 
 
 def load(spec: ModelSpec) -> ScriptedEngine:
-    """Return the engine. There is nothing to load, unless the options say how that goes."""
+    """Return the engine. The options may simulate a slow or a failing load."""
     options = ScriptedOptions.of(spec)
     time.sleep(options.load_ms / 1000)
     if options.load_fails:
@@ -63,7 +63,7 @@ def load(spec: ModelSpec) -> ScriptedEngine:
 
 
 class ScriptedEngine(Engine):
-    """Plays one script a request; any number of requests at once."""
+    """Plays one script for each request; any number of requests at once."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self._context_length = spec.context_length
@@ -88,7 +88,7 @@ class ScriptedEngine(Engine):
         self.chat(replace(request, messages=(Message("user", prompt),)), sink)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
     def _steps(self, request: GenerationRequest) -> Iterator[Step]:
         *before, text = [m.text or "" for m in request.messages if m.role == "user"] or [""]
@@ -111,7 +111,7 @@ class _Playback:
         self._stops = StopTexts(request.stop)
         self._output = self._reasoning = self._calls = 0
         self._finish: FinishReason | None = None
-        self._tells_usage = request.running_usage
+        self._running_usage = request.running_usage
 
     def play(self, steps: Iterator[Step]) -> None:
         self._feed(self._usage())
@@ -119,7 +119,7 @@ class _Playback:
             if self._sink.cancelled or self._finish is not None:
                 break
             self._run(step)
-            if self._tells_usage:
+            if self._running_usage:
                 self._feed(self._usage())
         if self._sink.cancelled:
             self._feed(self._usage())
@@ -133,15 +133,27 @@ class _Playback:
         match step:
             case {"text": str(text)}:
                 self._output += 1
-                self._text(text)
+                if text := self._stops.feed(text):
+                    self._feed(TextDelta(text))
+                if self._stops.found is not None:
+                    self._finish = "stop"
             case {"reasoning": str(text)}:
                 self._output += 1
                 self._reasoning += 1
                 self._feed(ReasoningDelta(text))
             case {"tool_call": {"name": str(name), "arguments": list(pieces)}}:
-                self._call(name, pieces)
+                call, self._calls = self._calls, self._calls + 1
+                self._feed(ToolCallDelta(call, "", id=f"call_{secrets.token_hex(12)}", name=name))
+                for piece in pieces:
+                    if self._output >= self._limit:
+                        break
+                    self._output += 1
+                    self._feed(ToolCallDelta(call, str(piece)))
             case {"sleep_ms": int() | float() as delay_ms}:
-                self._sleep(delay_ms / 1000)
+                poll_s = min(max(delay_ms / 10_000, _SHORTEST_POLL_S), _LONGEST_POLL_S)
+                until = time.monotonic() + delay_ms / 1000
+                while (rest_s := until - time.monotonic()) > 0 and not self._sink.cancelled:
+                    time.sleep(min(rest_s, poll_s))
             case {"fail": str(reason)}:
                 raise GenerationFailed(reason)
             case {"finish": "stop" | "length" as reason}:
@@ -151,27 +163,6 @@ class _Playback:
         if self._finish is None and self._output >= self._limit:
             self._finish = "length"
 
-    def _text(self, text: str) -> None:
-        if shown := self._stops.feed(text):
-            self._feed(TextDelta(shown))
-        if self._stops.found is not None:
-            self._finish = "stop"
-
-    def _call(self, name: str, pieces: list[str]) -> None:
-        call, self._calls = self._calls, self._calls + 1
-        self._feed(ToolCallDelta(call, "", id=f"call_{secrets.token_hex(12)}", name=name))
-        for piece in pieces:
-            if self._output >= self._limit:
-                break
-            self._output += 1
-            self._feed(ToolCallDelta(call, str(piece)))
-
-    def _sleep(self, seconds: float) -> None:
-        poll_s = min(max(seconds / 10, _SHORTEST_POLL_S), _LONGEST_POLL_S)
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0 and not self._sink.cancelled:
-            time.sleep(min(left, poll_s))
-
     def _usage(self) -> Usage:
         return Usage(self._prompt, 0, self._output, self._reasoning)
 
@@ -180,7 +171,7 @@ class _Playback:
 
 
 def _recalling(steps: Iterator[Step], said: list[str]) -> Iterator[Step]:
-    """Yield the steps, with a text for each that recalls what was said."""
+    """Yield the steps; a ``recall`` step becomes the text of the user's earlier messages."""
     for step in steps:
         match step:
             case {"recall": str(beginning)}:

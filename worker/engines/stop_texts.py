@@ -6,35 +6,33 @@ from collections.abc import Sequence
 
 
 class StopTexts:
-    """Cuts a text at the stop text that is the first to be complete, whatever the pieces.
+    """Cuts a text that comes in pieces before the stop text that ends first.
 
-    Of two that are complete at one place, the longer one counts.
+    Of two that end at the same character, the longer one counts.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
         self._held = ""
         self.found: str | None = None
-        """The stop text that ended it; nothing is to be fed after."""
+        """The stop text that ended the text. Feed nothing after it is set."""
 
     def feed(self, text: str) -> str:
-        """Take the next piece; return what is certain to be no part of a stop text."""
+        """Take the next piece; return the text that is certain to be outside of stop texts."""
         text = self._held + text
-        starts = [(text.index(stop), stop) for stop in self._stops if stop in text]
-        if starts:
-            cut, self.found = min(starts, key=lambda found: (found[0] + len(found[1]), found[0]))
+        matches = [(text.index(stop), stop) for stop in self._stops if stop in text]
+        if matches:
+            cut, self.found = min(matches, key=lambda match: (match[0] + len(match[1]), match[0]))
             self._held = ""
             return text[:cut]
-        shown = len(text) - self._half_a_stop(text)
-        self._held = text[shown:]
-        return text[:shown]
+        # The end of the text may be the beginning of a stop text.
+        prefixes = (stop[:n] for stop in self._stops for n in range(1, len(stop)))
+        held = max((len(prefix) for prefix in prefixes if text.endswith(prefix)), default=0)
+        cut = len(text) - held
+        self._held = text[cut:]
+        return text[:cut]
 
     def end(self) -> str:
-        """Return what was held back, once nothing follows."""
+        """Return the text that was held back, at the end of the answer."""
         text, self._held = self._held, ""
         return text
-
-    def _half_a_stop(self, text: str) -> int:
-        """Return how much of the end may be the beginning of a stop text."""
-        starts = (stop[:n] for stop in self._stops for n in range(1, len(stop)))
-        return max((len(start) for start in starts if text.endswith(start)), default=0)

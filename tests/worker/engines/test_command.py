@@ -18,7 +18,7 @@ from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from tests.sinks import RecordingSink
 from tests.waiting import wait_until
-from worker.engines.command.engine import load
+from worker.engines.command import load
 from worker.engines.own_server import OwnServer, server_settings
 
 MODEL_SERVER = Path(__file__).parent.parent.parent / "model_server.py"

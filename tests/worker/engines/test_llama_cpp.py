@@ -31,8 +31,8 @@ from tests.sinks import RecordingSink
 from tests.tiny_weights import write_model
 from worker.engines import own_server
 from worker.engines.base import Engine
+from worker.engines.llama_cpp.chat import TemplateTrial
 from worker.engines.llama_cpp.launch import checked
-from worker.engines.llama_cpp.template_trial import TemplateTrial
 from worker.engines.openai_upstream.client import Upstream
 from worker.engines.own_server import server_settings
 from worker.engines.registry import load_engine

@@ -12,7 +12,7 @@ from inference_site.domain.model_spec import ModelSpec
 from worker.engines.chat import template
 from worker.engines.chat.template import ChatTemplate
 from worker.engines.limited_process import PATIENCE_S
-from worker.engines.llama_cpp.template_trial import TemplateTrial
+from worker.engines.llama_cpp.chat import TemplateTrial
 
 
 class StarvedProcess:

@@ -1,9 +1,9 @@
-"""Chats on an engine that can only continue texts.
+"""Chats on an engine that can only complete texts.
 
-The messages become a prompt by the model's chat template, the prompt is continued, and what comes
-is parsed. What the engine must offer is ``complete`` for a text, whose output shows the tags of the
-model's reasoning and calls even where these are special tokens; with the capability ``grammar``,
-which is needed to force a call, ``request.constraint`` too; and ``tokenize`` for ``render``.
+The adapter renders the messages with the model's chat template, lets the engine complete that
+prompt, and parses the output. The engine needs ``complete`` for a text, with the tags of reasoning
+and calls in its output even if they are special tokens; ``request.constraint`` for the capability
+``grammar``, which forced calls need; and ``tokenize`` for ``render``.
 
 An engine's ``load`` returns ``ChatAdapter(engine, configure_chat(spec, options, vocabulary), …)``.
 Its options are a subclass of ``ChatOptions``, and its capabilities ``chat_capabilities(its own)``
@@ -29,7 +29,7 @@ from inference_site.domain.deltas import (
     Usage,
 )
 from inference_site.domain.errors import ContextLengthExceeded, InvalidRequest
-from inference_site.domain.request import Constraint, GenerationRequest
+from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Engine, Sink
 from worker.engines.chat.configuration import ChatConfiguration
 from worker.engines.chat.parser import OutputParser, ends_in_reasoning
@@ -38,7 +38,7 @@ from worker.engines.chat.tools import forced_constraint, forced_reader, with_too
 
 
 class ChatAdapter(Engine):
-    """An engine whose completions are chats too (see ``Engine``); the rest is the engine's own.
+    """Adds chats to an engine; all other operations are the engine's (see ``Engine``).
 
     ``with_template`` returns the adapter for a template that a request names.
     """
@@ -60,7 +60,7 @@ class ChatAdapter(Engine):
             return
         if sink.cancelled:
             return
-        request = self._told(request)
+        request = self._with_tools_in_text(request)
         prompt = self._prompt(request)
         if request.reasoning_budget is None:
             sink_ = ChatSink(
@@ -68,13 +68,16 @@ class ChatAdapter(Engine):
             )
             self._complete(self._completion(request, prompt), sink_)
             return
-        # Each choice comes to its budget at a place of its own, so they run one after another.
+        # Each choice reaches its budget at another token, so they run one after another.
         usage = ChatUsage()
+        seed = request.sampling.seed
         for index in range(request.choices):
             if sink.cancelled:
                 return
-            self._think_and_answer(_one(request, index), prompt, _Choice(sink, index), usage)
-            usage.go_on()
+            sampling = replace(request.sampling, seed=None if seed is None else seed + index)
+            choice = replace(request, choices=1, sampling=sampling)
+            self._think_and_answer(choice, prompt, _Choice(sink, index), usage)
+            usage.next_completion()
 
     def complete(self, request: GenerationRequest, sink: Sink) -> None:
         """Continue the prompts as they are (see ``Engine.complete``)."""
@@ -99,7 +102,7 @@ class ChatAdapter(Engine):
             return
         if sink.cancelled:
             return
-        prompt = self._prompt(self._told(request))
+        prompt = self._prompt(self._with_tools_in_text(request))
         tokens = _Tokens(sink)
         text = GenerationRequest(request.model, operation="tokenize", prompts=(prompt,))
         try:
@@ -134,8 +137,8 @@ class ChatAdapter(Engine):
         """Whether the template does (see ``Engine.shows_tools``)."""
         return self._chat.template.takes_tools
 
-    def _told(self, request: GenerationRequest) -> GenerationRequest:
-        """Return a request whose tools the template shows, or the text of its messages does."""
+    def _with_tools_in_text(self, request: GenerationRequest) -> GenerationRequest:
+        """Return the request; if the template has no tools, with them in its messages."""
         return request if self._chat.template.takes_tools else with_tools_in_text(request)
 
     def _prompt(self, request: GenerationRequest) -> str:
@@ -144,7 +147,7 @@ class ChatAdapter(Engine):
         prompt = without_bos(self._chat.template.render(request), self._chat.bos)
         is_bound = request.must_call or request.constraint is not None
         if is_bound and ends_in_reasoning(prompt, self._chat.syntax):
-            # What binds the answer would bind its reasoning, which could never end.
+            # The constraint would apply to the reasoning, which could not end then.
             prompt += self._chat.syntax.closing
         return prompt
 
@@ -164,7 +167,11 @@ class ChatAdapter(Engine):
         ]
 
     def _completion(self, request: GenerationRequest, prompt: str) -> GenerationRequest:
-        """Return the completion that a chat comes to."""
+        """Return the completion of a chat's prompt.
+
+        Only a forced call constrains calls: an answer with optional calls stays unconstrained.
+        """
+        constraint = forced_constraint(request) if request.must_call else request.constraint
         return replace(
             request,
             operation="complete",
@@ -176,14 +183,14 @@ class ChatAdapter(Engine):
             reasoning_budget=None,
             response_prefix="",
             stop=(*request.stop, *self._own_stop(request)),
-            constraint=_constraint(request),
+            constraint=constraint,
         )
 
     def _own_stop(self, request: GenerationRequest) -> tuple[str, ...]:
         return tuple(text for text in self._chat.stop if text not in request.stop)
 
     def _complete(self, request: GenerationRequest, sink: Sink) -> None:
-        """Run the completion; what is wrong with its prompt is wrong with the messages."""
+        """Run the completion; errors about its prompt name the messages instead."""
         try:
             self._engine.complete(request, sink)
         except ContextLengthExceeded as exc:
@@ -195,7 +202,7 @@ class ChatAdapter(Engine):
     def _think_and_answer(
         self, request: GenerationRequest, prompt: str, sink: Sink, usage: ChatUsage
     ) -> None:
-        """Run one choice; end its reasoning at the budget, and go on from there."""
+        """Run one choice; end its reasoning at the budget, and continue with the answer."""
         parser = self._parsers(request, prompt)
         completion, before = self._completion(request, prompt), usage.total()
         budget = (request.reasoning_budget or 0) + usage.reasoning
@@ -211,7 +218,7 @@ class ChatAdapter(Engine):
         if request.max_output_tokens is not None and used >= request.max_output_tokens:
             sink.feed(Finish("length"))
             return
-        usage.go_on()
+        usage.next_completion()
         rest = replace(
             completion,
             prompts=(prompt + thinking.text + closing,),
@@ -220,26 +227,8 @@ class ChatAdapter(Engine):
         self._complete(rest, ChatSink(sink, parser, usage, self._own_stop(request)))
 
 
-def _constraint(request: GenerationRequest) -> Constraint | None:
-    """Return what the answer must match: that of the request, or that of a forced call.
-
-    Where the model chooses whether to call, nothing binds its answer. An engine with a grammar that
-    begins at a tag would get it here.
-    """
-    if not request.must_call:
-        return request.constraint
-    return forced_constraint(request)
-
-
-def _one(request: GenerationRequest, index: int) -> GenerationRequest:
-    """Return a request for one of the choices, with a seed of its own."""
-    seed = request.sampling.seed
-    own_seed = None if seed is None else seed + index
-    return replace(request, choices=1, sampling=replace(request.sampling, seed=own_seed))
-
-
 class _Choice:
-    """A sink of one choice by itself, as the one with this index of a request."""
+    """A sink that passes the deltas of a single choice on with this index."""
 
     def __init__(self, sink: Sink, index: int) -> None:
         self._sink, self._index = sink, index
@@ -255,7 +244,7 @@ class _Choice:
 
 
 class _Tokens:
-    """Keeps the tokens of one text."""
+    """A sink that keeps the tokens of one text."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -293,7 +282,7 @@ class ChoiceParser(Protocol):
 
 
 class ForcedCallParser:
-    """Parses a choice that is bound to be one call."""
+    """Parses a choice that is constrained to one call."""
 
     in_reasoning = is_holding = False
 
@@ -303,22 +292,22 @@ class ForcedCallParser:
 
     @property
     def call_is_open(self) -> bool:
-        """Whether the call is not complete, as it is from the beginning."""
+        """Whether the call is not complete."""
         return not self._call.is_complete
 
     def feed(self, text: str, logprobs: tuple[TokenLogprob, ...] = ()) -> list[ToolCallDelta]:
-        """Take the next piece of text; return the pieces of the call it completes."""
+        """Take the next piece of text; return the deltas of the call that it completes."""
         return self._call.feed(text)
 
     def finish(self) -> list[ToolCallDelta]:
-        """Nothing is held back that would be a piece of a call."""
+        """Return nothing: the reader holds no text back."""
         return []
 
 
 class ChatUsage:
-    """Tokens over the completions that make up one chat.
+    """Adds up the usage of the completions of one chat.
 
-    A later completion goes on from the text of the one before, so its prompt is none of the chat.
+    Only the first completion's prompt counts: later ones repeat it with the text so far.
     """
 
     def __init__(self) -> None:
@@ -327,16 +316,16 @@ class ChatUsage:
         self._running: Usage | None = None
 
     def take(self, usage: Usage) -> Usage:
-        """Take what the completion that runs has used so far; return what the chat has."""
+        """Set the usage of the running completion; return the usage of the chat."""
         self._running = usage
         return self.total()
 
-    def go_on(self) -> None:
+    def next_completion(self) -> None:
         """Begin the next completion."""
         self._done, self._running = self.total(), None
 
     def total(self) -> Usage:
-        """Return what the chat has used so far."""
+        """Return the usage of the chat so far."""
         done, running = self._done, self._running or Usage()
         is_first = done.input_tokens == 0
         output = done.output_tokens + running.output_tokens
@@ -351,11 +340,11 @@ class ChatUsage:
 
 
 class ChatSink:
-    """Parses the choices of a completion, and says how they end.
+    """Parses the choices of a completion, and sets their finish reasons.
 
-    A piece of text counts as one token, or as many as it has log probabilities. ``own_stop`` are
-    stop texts that the request does not know of. When ``budget`` tokens of reasoning have come, the
-    completion is stopped, and ``is_over_budget``; ``text`` is then what has come of it.
+    A piece of text counts as one token, or as the number of its log probabilities. ``own_stop`` are
+    the template's stop texts, which answers do not report. After ``budget`` tokens of reasoning the
+    completion is cancelled, ``is_over_budget`` is set, and ``text`` is the output until then.
     """
 
     def __init__(
@@ -378,7 +367,7 @@ class ChatSink:
 
     @property
     def text(self) -> str:
-        """What has come, tags included; only kept with a budget."""
+        """The output so far, tags included; only kept with a budget."""
         return "".join(self._pieces)
 
     def feed(self, delta: Delta) -> None:
@@ -402,7 +391,7 @@ class ChatSink:
             self._sink.feed(piece)
         if self._budget is not None:
             self._pieces.append(text)
-            # What may be the end tag is waited for.
+            # The held text may be the end tag.
             is_thinking = parser.in_reasoning and not parser.is_holding
             self.is_over_budget = is_thinking and self._usage.reasoning >= self._budget
 
@@ -410,12 +399,8 @@ class ChatSink:
         parser = self._parsers[finish.index]
         for piece in parser.finish():
             self._sink.feed(piece)
+        reason: FinishReason = "tool_calls" if parser.calls else "stop"
+        if finish.reason == "length" or parser.call_is_open:  # An incomplete call is no call.
+            reason = "length"
         stop = None if finish.stop in self._own_stop else finish.stop
-        self._sink.feed(replace(finish, reason=_reason(finish.reason, parser), stop=stop))
-
-
-def _reason(reason: FinishReason, parser: ChoiceParser) -> FinishReason:
-    """Return why a choice ended. A call that is cut off was not made, whatever cut it."""
-    if reason == "length" or parser.call_is_open:
-        return "length"
-    return "tool_calls" if parser.calls else "stop"
+        self._sink.feed(replace(finish, reason=reason, stop=stop))

@@ -1,4 +1,4 @@
-"""How a model chats: its template and its syntax, from its options and its file."""
+"""The chat template and the output syntax of a model, from its options and its file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from worker.engines.chat.template import ChatTemplate
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a model file says of its chats.
+    """What a model file contains for chats.
 
-    ``chat_template`` is its template, if it has one. ``bos`` and ``eos`` are the texts of these
-    tokens, and ``adds_bos`` says whether the tokenizer puts the first before every prompt.
-    ``special_tokens`` are others by the names of template variables (``pad_token``).
+    ``chat_template`` is its template, if any. ``bos`` and ``eos`` are the texts of these tokens;
+    ``adds_bos``: the tokenizer begins every prompt with the first. ``special_tokens`` are others by
+    the names of their template variables (``pad_token``).
     """
 
     chat_template: str | None = None
@@ -32,7 +32,7 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class ChatConfiguration:
-    """How one model chats; ``stop`` are the texts that end its turns."""
+    """Template and output syntax of one model; ``stop`` are the texts that end its turns."""
 
     template: ChatTemplate
     syntax: Syntax
@@ -43,7 +43,7 @@ class ChatConfiguration:
 def configure_chat(
     spec: ModelSpec, options: ChatOptions, vocabulary: Vocabulary
 ) -> ChatConfiguration:
-    """Return how the model chats. Raise EngineLoadError for a template that is none."""
+    """Return the configuration. Raise EngineLoadError without a valid template."""
     source = named_template(spec, options) or _own_template(spec, vocabulary)
     family = FAMILIES.get(options.chat_template or "")
     variables = {
@@ -67,7 +67,7 @@ def configure_chat(
 def options_with(options: ChatOptions, name: str) -> ChatOptions:
     """Return the options with the template that a request names; without a name, as they are.
 
-    Raise InvalidRequest for a name that there is not.
+    Raise InvalidRequest for an unknown name.
     """
     if not name:
         return options
@@ -127,30 +127,30 @@ def _known_families() -> str:
 
 
 def _syntax(spec: ModelSpec, options: ChatOptions, source: str, family: Family | None) -> Syntax:
-    """Return what the template shows, and what the options say instead."""
+    """Return the syntax that the template shows, with the options' overrides."""
     syntax = syntax_of(source)
     if family and family.tool_format:
         syntax = replace(syntax, tool_format=TOOL_FORMATS[family.tool_format])
     if options.tool_format == HARMONY:
         return Syntax(channels=HARMONY)
     if options.tool_format is not None:
-        within = "tags" if syntax.channels == HARMONY else syntax.channels
-        syntax = replace(syntax, tool_format=TOOL_FORMATS[options.tool_format], channels=within)
+        channels = "tags" if syntax.channels == HARMONY else syntax.channels
+        syntax = replace(syntax, tool_format=TOOL_FORMATS[options.tool_format], channels=channels)
     if options.channels is not None:
         syntax = replace(syntax, channels=options.channels)
     return replace(syntax, reasoning=_reasoning(spec, options, syntax.reasoning))
 
 
 def _reasoning(spec: ModelSpec, options: ChatOptions, shown: Reasoning | None) -> Reasoning | None:
-    """Return the tags of reasoning: those of the template, but for what the options say."""
-    given = {
+    """Return the tags of reasoning: the template's, with the options' overrides."""
+    overrides = {
         name.removeprefix("reasoning_"): value
         for name, value in options.model_dump(exclude_unset=True).items()
         if name.startswith("reasoning_")
     }
-    if not given:
+    if not overrides:
         return shown
-    reasoning = replace(shown or Reasoning(), **given)
+    reasoning = replace(shown or Reasoning(), **overrides)
     if not reasoning.start or not reasoning.end or reasoning.start == reasoning.end:
         raise EngineLoadError(
             f"Model '{spec.id}': 'reasoning_start' and 'reasoning_end' must be two different texts."

@@ -1,8 +1,8 @@
 """Renders chat templates, as a limited process.
 
-A template comes with a model's file, from anywhere: it reaches nothing but its variables, and what
-takes too much time or memory ends this process. What templates expect beyond Jinja is what Hugging
-Face's ``apply_chat_template`` gives them.
+A template comes with a model's file and is untrusted: the sandbox lets it reach its variables only,
+and too much time or memory ends this process. The functions beyond Jinja are those of Hugging
+Face's ``apply_chat_template``.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from worker.engines.chat.template import TOO_COMPLEX
 from worker.engines.limited_process import serve
 
 _CPU_S = 2
-"""For one prompt; a conversation of 10,000 messages takes a tenth of it."""
+"""Processor time for one prompt; a conversation of 10,000 messages takes a tenth of it."""
 _STOP_TEXTS = "stop_strings"
 _MEMORY = 512 * 2**20
 _MOST_CHARACTERS = 16 * 2**20
 
 
 def answer(source: str, variables: dict[str, Any] | None) -> tuple[str, str]:
-    """Return what is wrong, if something is, and the prompt.
+    """Return the error, empty if there is none, and the prompt.
 
-    Without variables only compile, and return the template's own stop texts, as JSON.
+    Without variables only compile, and return the template's own stop texts as JSON.
     """
     try:
         template = _compiled(source)
         prompt = _stop_texts(source) if variables is None else template.render(variables)
-    except (MemoryError, OverflowError, RecursionError):  # The second is for a range that is large.
+    except (MemoryError, OverflowError, RecursionError):  # A huge range raises OverflowError.
         return TOO_COMPLEX, ""
     except Exception as exc:  # noqa: BLE001  # A template can raise whatever Python can.
         return str(exc) or type(exc).__name__, ""
@@ -44,20 +44,20 @@ def answer(source: str, variables: dict[str, Any] | None) -> tuple[str, str]:
 
 
 def _stop_texts(source: str) -> str:
-    """Return the list that the template sets as ``stop_strings``, as those of TabbyAPI do."""
-    found: list[str] = []
+    """Return the list that a template sets as ``stop_strings``, as TabbyAPI's templates do."""
+    stop_texts: list[str] = []
     for node in _environment.parse(source).body:
         if isinstance(node, nodes.Assign) and node.target == nodes.Name(_STOP_TEXTS, "store"):
             with contextlib.suppress(nodes.Impossible):
                 assert isinstance(node.node, nodes.Expr)
                 value = node.node.as_const()
                 texts = value if isinstance(value, list) else []
-                found = [text for text in texts if isinstance(text, str) and text]
-    return json.dumps(found)
+                stop_texts = [text for text in texts if isinstance(text, str) and text]
+    return json.dumps(stop_texts)
 
 
 class _GenerationBlock(Extension):
-    """``{% generation %}``, which marks the assistant's words for training: it changes nothing."""
+    """``{% generation %}``, which marks the assistant's text for training, without an effect."""
 
     tags = {"generation"}
 

@@ -1,7 +1,8 @@
 """Chat templates: from messages to the prompt a model continues.
 
-A template is Jinja text from the model's file, from a file of its own, or of a built-in family (see
-``worker.engines.chat.families``). It gets what Hugging Face's ``apply_chat_template`` gives it.
+A template is Jinja text from the model's file, from another file, or of a built-in family (see
+``worker.engines.chat.families``). Its variables are those of Hugging Face's
+``apply_chat_template``.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ TOO_COMPLEX = "the template takes too much time or memory"
 _RENDERING = "worker.engines.chat.rendering"
 _shared_process = LimitedProcess(_RENDERING)
 _own_processes: dict[str, LimitedProcess] = {}
-"""Of templates that have ended the shared process: they keep no other model waiting again."""
+"""Processes of templates that have ended the shared one, so that others do not wait for them."""
 
 
 def rendered(
     source: str, variables: Mapping[str, Any] | None, patience_s: float = PATIENCE_S
 ) -> tuple[str, str]:
-    """Return what is wrong with a template, if something is, and its prompt.
+    """Return the error of a template, empty if there is none, and its prompt.
 
-    Without variables it is only compiled, and its own stop texts come instead of the prompt, as a
-    list in JSON. What exceeds the limits is ``TOO_COMPLEX``.
+    Without variables only compile it, and return its own stop texts as JSON instead of a prompt.
+    The error is ``TOO_COMPLEX`` if it exceeds the limits of time and memory.
     """
     answer = _own_processes.get(source, _shared_process).ask(
         source, variables, patience_s=patience_s
@@ -42,22 +43,22 @@ def rendered(
 
 
 def stop_texts_of(source: str) -> tuple[str, ...]:
-    """Return the texts that a template says end a turn (``{% set stop_strings = [...] %}``)."""
-    error, found = rendered(source, None, LOAD_PATIENCE_S)
-    return () if error else tuple(json.loads(found))
+    """Return the template's own stop texts (``{% set stop_strings = [...] %}``)."""
+    error, stop_texts = rendered(source, None, LOAD_PATIENCE_S)
+    return () if error else tuple(json.loads(stop_texts))
 
 
 def takes_tools(source: str) -> bool:
-    """Whether a template shows tools to the model at all."""
+    """Whether a template renders tools."""
     return "tools" in source
 
 
 class ChatTemplate:
     """A template, which is rendered in a limited process. Thread-safe.
 
-    ``variables`` are those of every rendering, special tokens among them. ``forces_thinking`` has
-    the model reason whatever is asked for. ``stop_texts`` are the template's own. Raise ValueError
-    for a text that is no template.
+    ``variables`` are added to those of each request; special tokens are among them.
+    ``forces_thinking`` overrides the request's ``enable_thinking``. ``stop_texts`` are the
+    template's own. Raise ValueError for an invalid template.
     """
 
     def __init__(
@@ -69,20 +70,20 @@ class ChatTemplate:
         self.source = source
         self._forced = {"enable_thinking": True} if forces_thinking else {}
         self._variables = dict(variables or {})
-        error, found = rendered(source, None, LOAD_PATIENCE_S)
+        error, stop_texts = rendered(source, None, LOAD_PATIENCE_S)
         if error:
             raise ValueError(error)
-        self.stop_texts: tuple[str, ...] = tuple(json.loads(found))
+        self.stop_texts: tuple[str, ...] = tuple(json.loads(stop_texts))
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the template shows tools to the model at all."""
+        """Whether the template renders tools."""
         return takes_tools(self.source)
 
     def render(self, request: GenerationRequest) -> str:
-        """Return the prompt, with the beginning of the answer that the request asks for.
+        """Return the prompt, with the request's response prefix.
 
-        Raise InvalidRequest for what the template refuses or cannot show.
+        Raise InvalidRequest for messages that the template refuses or cannot render.
         """
         variables = {
             **self._variables,
@@ -99,12 +100,12 @@ class ChatTemplate:
 
 
 def without_bos(prompt: str, bos: str) -> str:
-    """Return the prompt without a BOS text that the tokenizer will put there once more."""
+    """Return the prompt without the BOS text, which the tokenizer will add."""
     return prompt.removeprefix(bos) if bos else prompt
 
 
 def template_tool(tool: Tool) -> dict[str, Any]:
-    """Return a tool as templates know it."""
+    """Return a tool in the format of templates."""
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description
@@ -112,19 +113,15 @@ def template_tool(tool: Tool) -> dict[str, Any]:
 
 
 def template_message(message: Message) -> dict[str, Any]:
-    """Return a message as templates know it. Raise InvalidRequest for one with media."""
-    return wire_message(message, _text(message), _arguments)
-
-
-def _text(message: Message) -> str:
+    """Return a message in the format of templates. Raise InvalidRequest for one with media."""
     if not all(isinstance(part, TextPart) for part in message.parts):
         raise InvalidRequest("This model takes neither images nor sounds.", "messages")
-    # Templates join texts: None would be an error, or the word itself.
-    return message.all_text
+    # Templates concatenate texts, so the content must not be None.
+    return wire_message(message, message.all_text, _arguments)
 
 
 def _arguments(text: str) -> dict[str, Any] | str:
-    """Return arguments as an object; as text when they are none.
+    """Return arguments as an object; as text if they are malformed.
 
     One malformed call in the history must not end a conversation.
     """
@@ -143,8 +140,8 @@ def wire_message(
 ) -> dict[str, Any]:
     """Return a message with this content.
 
-    ``arguments`` turns the text of a call's arguments into what the reader takes. Reasoning is left
-    out for one that has no field for it.
+    ``arguments`` converts the text of a call's arguments to the reader's format. Reasoning is left
+    out if ``reasoning_field`` is None.
     """
     wire: dict[str, Any] = {"role": message.role, "content": content}
     if message.name is not None:
@@ -172,7 +169,7 @@ def wire_part(part: Part) -> dict[str, Any]:
             return {"type": "text", "text": text}
         case ImagePart(url, param):
             if not url.startswith("data:"):
-                # Who reads it would fetch it itself, also from an internal host.
+                # The server would fetch it itself, also from an internal host.
                 raise InvalidRequest("The image was not fetched.", param)
             return {"type": "image_url", "image_url": {"url": url}}
         case AudioPart(audio, format_):

@@ -1,4 +1,4 @@
-"""Tools of a chat: how a model is shown them, and how a call is forced."""
+"""Tools of a chat: schemas of forced calls, their readers, and tools in the text of messages."""
 
 from __future__ import annotations
 
@@ -18,29 +18,34 @@ _LISTS = {"allOf", "anyOf", "oneOf", "prefixItems"}
 _BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 _SINGLE = {"items", "additionalProperties", "not", "if", "then", "else", "contains"}
 _OPENING = {"$ref", "allOf", "anyOf", "oneOf", "if", "patternProperties", "unevaluatedProperties"}
-"""Keywords beside which ``properties`` may not be all that an object has."""
+"""Keywords that may add properties to those in ``properties``."""
 _WHOLE = "whole-schema"
-"""Name of the definition that a reference to the whole schema leads to."""
+"""Name of the definition that replaces references to the whole schema."""
 
 
 def arguments_schema(tool: Tool, pointer: str) -> Schema:
-    """Return the schema of a forced call's arguments, for the place ``pointer`` of a schema.
+    """Return the schema of a forced call's arguments, to be placed at ``pointer`` of a schema.
 
-    References lead to where the definitions are then. Objects that name their properties have no
-    others, unless they say so: a model that is forced would invent some.
+    References are adapted to that place. Objects get ``additionalProperties: false`` by default:
+    a forced model would invent properties.
     """
-    given = tool.parameters or {"properties": {}}
-    return _closed({"type": "object", **_moved(given, pointer)})
+
+    def moved(reference: str) -> str:
+        is_pointer = reference == "#" or reference.startswith("#/")
+        return pointer + reference[1:] if is_pointer else reference
+
+    parameters = _with_references(tool.parameters or {"properties": {}}, moved)
+    return _closed({"type": "object", **parameters})
 
 
 def plain_schema(schema: Schema) -> Schema:
-    """Return the same schema in the forms that llama.cpp reads.
+    """Return an equivalent schema that llama.cpp's converter can read.
 
-    The schema ``true`` is ``{}``; ``prefixItems`` alone means what ``items: false`` beside it says
-    elsewhere; and a reference to the whole leads to a definition.
+    ``true`` becomes ``{}``; ``items: false`` beside ``prefixItems`` is dropped: it is llama.cpp's
+    default; a reference to the whole schema becomes one to a definition.
     """
     plain = _plain(schema)
-    named = _with_references(plain, _to_definition)
+    named = _with_references(plain, lambda ref: f"#/$defs/{_WHOLE}" if ref == "#" else ref)
     if named == plain:
         return plain
     whole = {name: value for name, value in named.items() if name != "$defs"}
@@ -48,58 +53,42 @@ def plain_schema(schema: Schema) -> Schema:
 
 
 def _plain(schema: Schema) -> Schema:
-    found = _with_parts(schema, _plain)
-    if "prefixItems" in found and found.get("items") is False:
-        del found["items"]
-    return found
-
-
-def _to_definition(reference: str) -> str:
-    return f"#/$defs/{_WHOLE}" if reference == "#" else reference
+    plain = _with_parts(schema, _plain)
+    if "prefixItems" in plain and plain.get("items") is False:
+        del plain["items"]
+    return plain
 
 
 def _with_parts(schema: Schema, change: Callable[[Schema], Schema]) -> Schema:
-    """Return a copy of the schema, each of the schemas directly inside it changed."""
+    """Return a copy of the schema with ``change`` applied to its direct subschemas."""
 
     def part(value: Any) -> Any:
         return change(value) if isinstance(value, dict) else {} if value is True else value
 
-    found = dict(schema)
+    changed = dict(schema)
     for name, value in schema.items():
         if name in _SINGLE and isinstance(value, dict):
-            found[name] = change(value)
+            changed[name] = change(value)
         elif name in _LISTS and isinstance(value, list):
-            found[name] = [part(each) for each in value]
+            changed[name] = [part(each) for each in value]
         elif name in _BY_NAME and isinstance(value, dict):
-            found[name] = {key: part(each) for key, each in value.items()}
-    return found
-
-
-def _moved(schema: Schema, pointer: str) -> Schema:
-    """Return the schema with its references leading from the place it will have."""
-    return _with_references(
-        schema,
-        lambda reference: pointer + reference[1:] if _is_pointer(reference) else reference,
-    )
-
-
-def _is_pointer(reference: str) -> bool:
-    return reference == "#" or reference.startswith("#/")
+            changed[name] = {key: part(each) for key, each in value.items()}
+    return changed
 
 
 def _with_references(schema: Schema, change: Callable[[str], str]) -> Schema:
-    """Return the schema with each reference in it changed."""
-    found = _with_parts(schema, lambda part: _with_references(part, change))
-    if isinstance(reference := found.get("$ref"), str):
-        found["$ref"] = change(reference)
-    return found
+    """Return the schema with ``change`` applied to each reference in it."""
+    changed = _with_parts(schema, lambda part: _with_references(part, change))
+    if isinstance(reference := changed.get("$ref"), str):
+        changed["$ref"] = change(reference)
+    return changed
 
 
 def _closed(schema: Schema) -> Schema:
-    found = _with_parts(schema, _closed)
-    if "properties" in found and not _OPENING & found.keys():
-        found.setdefault("additionalProperties", False)
-    return found
+    closed = _with_parts(schema, _closed)
+    if "properties" in closed and not _OPENING & closed.keys():
+        closed.setdefault("additionalProperties", False)
+    return closed
 
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
@@ -111,20 +100,20 @@ def new_call_id() -> str:
 
 
 def call_schema(tools: tuple[Tool, ...]) -> dict[str, Any]:
-    """Return the JSON schema that any one call of these tools matches, and nothing else does."""
+    """Return the JSON schema of one call of any of these tools."""
     if len(tools) == 1:
         return _call(tools[0], "#")
     return {"anyOf": [_call(tool, f"#/anyOf/{number}") for number, tool in enumerate(tools)]}
 
 
 def forced_constraint(request: GenerationRequest) -> Constraint:
-    """Return what the answer must match that must be a call."""
+    """Return the constraint of an answer that must be a call."""
     schema = json.dumps(call_schema(request.tools))
     return request.forced_grammar or Constraint("json_schema", schema, "tools")
 
 
 def forced_reader(request: GenerationRequest, index: int) -> ForcedCall | ForcedText:
-    """Return what reads such an answer."""
+    """Return the reader of an answer that must be a call."""
     if request.forced_grammar is None:
         return ForcedCall(index)
     return ForcedText(request.tools[0].name, index)
@@ -141,7 +130,7 @@ def _call(tool: Tool, pointer: str) -> dict[str, Any]:
 
 
 class ForcedCall:
-    """Reads the call out of the answer's text. A fold: any cutting of the text gives one result."""
+    """Reads the call in the answer's text. A fold: the result does not depend on the pieces."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -152,7 +141,7 @@ class ForcedCall:
         self.is_complete = False
 
     def feed(self, text: str) -> list[ToolCallDelta]:
-        """Take a piece of the text; return the pieces of the call it completes."""
+        """Take a piece of the text; return the deltas of the call that it completes."""
         if self._begun:
             return self._pieces(self._arguments(text))
         self._held += text
@@ -191,17 +180,17 @@ class ForcedCall:
 
 
 class ForcedText:
-    """Takes an answer that is nothing but the text of a custom tool's call, like ``ForcedCall``."""
+    """Reads an answer that is the input of a custom tool's call; like ``ForcedCall``."""
 
     def __init__(self, name: str, index: int) -> None:
         self._name, self._index = name, index
         self.is_complete = False
 
     def feed(self, text: str) -> list[ToolCallDelta]:
-        """Take a piece of the text; return the piece of the call."""
+        """Take a piece of the text; return the delta of the call."""
         if self.is_complete:
             return [ToolCallDelta(0, text, index=self._index, is_custom=True)]
-        self.is_complete = True  # Where it ends says the grammar.
+        self.is_complete = True  # The grammar determines the end.
         call_id, name = new_call_id(), self._name
         return [ToolCallDelta(0, text, call_id, name, self._index, is_custom=True)]
 
@@ -219,9 +208,9 @@ _ONE = "Call one function at most."
 
 
 def with_tools_in_text(request: GenerationRequest) -> GenerationRequest:
-    """Return the request with its tools, and all calls and results, in the texts of its messages.
+    """Return the request with its tools, calls and results in the texts of its messages.
 
-    A call that is forced stays so, by what binds the answer.
+    A forced call keeps its tools, which its constraint needs.
     """
     messages = tuple(_plain_turns(request.messages))
     if not request.tools:
@@ -241,7 +230,7 @@ def _described(tool: Tool) -> str:
 
 
 def _with_system_text(messages: tuple[Message, ...], text: str) -> tuple[Message, ...]:
-    """Return the messages with this text at the end of the system's first one."""
+    """Return the messages with this text at the end of the system message."""
     if not messages or messages[0].role != "system":
         return (Message("system", text), *messages)
     first = messages[0]
@@ -251,7 +240,7 @@ def _with_system_text(messages: tuple[Message, ...], text: str) -> tuple[Message
 
 
 def _plain_turns(messages: Sequence[Message]) -> Iterator[Message]:
-    """Yield the messages; the results of a turn's calls become one message of the user."""
+    """Yield the messages; calls become text, the results of a turn one message of the user."""
     names: dict[str, str] = {}
     results: list[str] = []
     for message in messages:
@@ -263,17 +252,16 @@ def _plain_turns(messages: Sequence[Message]) -> Iterator[Message]:
             yield Message("user", "\n\n".join(results))
             results = []
         names |= {call.id: call.name for call in message.tool_calls}
-        yield _without_calls(message) if message.tool_calls else message
+        if message.tool_calls:
+            texts = filter(None, (message.all_text, *map(_call_text, message.tool_calls)))
+            yield replace(message, text="\n".join(texts), parts=(), tool_calls=())
+        else:
+            yield message
     if results:
         yield Message("user", "\n\n".join(results))
 
 
-def _without_calls(message: Message) -> Message:
-    written = [text for text in (message.all_text, *map(_written, message.tool_calls)) if text]
-    return replace(message, text="\n".join(written), parts=(), tool_calls=())
-
-
-def _written(call: ToolCall) -> str:
+def _call_text(call: ToolCall) -> str:
     try:
         arguments = json.loads(call.arguments)
     except (ValueError, RecursionError):

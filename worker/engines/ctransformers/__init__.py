@@ -8,6 +8,7 @@ from worker.engines.base import Engine
 
 def load(spec: ModelSpec) -> Engine:
     """Start a model's server (see ``launch.load``)."""
-    from worker.engines.ctransformers import launch  # The server itself, in here, needs none of it.
+    # Imported here: the server program in this package must not import the platform's client.
+    from worker.engines.ctransformers import launch
 
     return launch.load(spec)

@@ -1,7 +1,7 @@
-"""Contexts: loaded copies of the model, one for each sequence that runs at a time.
+"""Contexts: loaded copies of the model, one for each concurrent sequence.
 
-The library has no batching: a second sequence needs a second context, with weights of its own but
-for what the operating system shares of a mapped file.
+The library has no batching: a second sequence needs a second context with its own weights, except
+for the pages of a mapped file that the operating system shares.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from inference_site.domain.errors import GenerationFailed
 from worker.engines.ctransformers.sampler import Floats
 
 PREFILL_BATCH = 32
-"""Tokens of a prompt between two looks at cancellation."""
+"""Tokens of a prompt between two checks for cancellation."""
 
 _ONE_BUFFER = {
     **dict.fromkeys(("dollyv2", "gptj"), 1),
     **dict.fromkeys(("gpt2", "replit"), 8),
     **dict.fromkeys(("gptbigcode", "gptneox", "mpt", "starcoder"), 0),
 }
-"""Architectures all models of which compute in one buffer, which the library has once in a process.
-Where it must be made to grow (see ``Context._make_room``), the number says how late in the context
-it is measured: 1, at its end; 8, at an eighth, because the values of all tokens are copied."""
+"""Architectures whose models share one compute buffer in a process. A number other than 0 is the
+divisor of the context length at which ``Context._reserve`` measures the buffer: 1, at the end; 8,
+at an eighth, because the library copies the values of all tokens."""
 _evaluates = threading.Lock()
 
 
@@ -35,33 +35,34 @@ class Context:
     """One copy of the model, and the tokens it has read."""
 
     def __init__(self, llm: Any, threads: int, architecture: str) -> None:
-        self._llm, self._threads = llm, threads  # It frees the model when nobody holds it.
+        self._llm, self._threads = llm, threads  # The last reference to it frees the model.
         is_alone = architecture in _ONE_BUFFER
-        self._rewinds = architecture != "falcon"  # Its values lie where the length put them.
+        # The layout of Falcon's values depends on the length, so its tokens cannot be removed.
+        self._rewinds = architecture != "falcon"
         self._turn: AbstractContextManager[Any] = _evaluates if is_alone else nullcontext()
         self.tokens: list[int] = []
-        # Looked up once: the library makes these anew whenever they are asked for.
+        # Kept, because the library creates these objects at each access.
         self._eval = llm.ctransformers_llm_batch_eval
         self._logits_data = llm.ctransformers_llm_logits_data
         self._logits_type: Any = c_float * int(llm.ctransformers_llm_vocab_size())
-        if share := _ONE_BUFFER.get(architecture):
-            self._make_room(int(llm.context_length), share)
+        if divisor := _ONE_BUFFER.get(architecture):
+            self._reserve(int(llm.context_length), divisor)
 
-    def _make_room(self, context_length: int, share: int) -> None:
-        """Have the library allot what a full context takes. Raise GenerationFailed.
+    def _reserve(self, context_length: int, divisor: int) -> None:
+        """Make the library allocate the memory of a full context. Raise GenerationFailed.
 
-        It measures what a token took the first time, and later allots that for each token of a
-        batch; but what a token takes grows with those before it, and too little ends the process.
-        So the first is a single one late in the context, and the next as many as there ever are.
+        The library measures the memory of the first token, and allocates that for each token of a
+        later batch. But the memory of a token grows with its position, and too little ends the
+        process. So the first token is one late in the context, followed by a batch of full size.
         """
-        late = min(context_length // share, context_length - 1)
+        late = min(context_length // divisor, context_length - 1)
         for count, before in ((1, late), (min(PREFILL_BATCH, context_length), 0)):
             self.tokens = [0] * before
             self.read([0] * count)
         self.tokens = []
 
     def rewind(self, tokens: Sequence[int]) -> int:
-        """Keep what is read already of these tokens, all but the last; return how many."""
+        """Keep the common prefix with these tokens, except the last one; return its length."""
         kept = min(common_prefix(self.tokens, tokens), max(0, len(tokens) - 1))
         if kept < len(self.tokens) and not self._rewinds:
             kept = 0
@@ -69,17 +70,17 @@ class Context:
         return kept
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Read on. Raise GenerationFailed."""
-        given = (c_int * len(tokens))(*tokens)
+        """Evaluate the next tokens. Raise GenerationFailed."""
+        array = (c_int * len(tokens))(*tokens)
         with self._turn:
-            done = self._eval(given, len(tokens), len(self.tokens), PREFILL_BATCH, self._threads)
+            done = self._eval(array, len(tokens), len(self.tokens), PREFILL_BATCH, self._threads)
         if not done:
             self.tokens.clear()
             raise GenerationFailed("ctransformers could not evaluate the tokens.")
         self.tokens += tokens
 
     def logits(self) -> Floats:
-        """Return the scores of all tokens for the next place, as a copy."""
+        """Return a copy of the logits of the next token."""
         data = self._logits_type.from_address(addressof(self._logits_data().contents))
         return np.frombuffer(data, np.float32).copy()
 
@@ -93,7 +94,7 @@ class Contexts:
 
     @contextmanager
     def take(self, tokens: Sequence[int]) -> Iterator[Context]:
-        """Lend the free context that has read most of these tokens already."""
+        """Take the free context with the longest common prefix with these tokens."""
         with self._changed:
             while not self._free:
                 self._changed.wait()
@@ -108,6 +109,6 @@ class Contexts:
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many tokens both begin with."""
+    """Return the number of tokens that both begin with."""
     length = min(len(one), len(other))
     return next((i for i in range(length) if one[i] != other[i]), length)

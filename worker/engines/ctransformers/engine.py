@@ -1,4 +1,4 @@
-"""ctransformers: models of the GGML era, which nothing else loads any more, and early GGUF."""
+"""Models in ctransformers: GGML files of 2023, which no other library loads, and early GGUF."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from worker.engines.ctransformers.files import (
 from worker.engines.ctransformers.run import ChoiceRun, RunUsage
 from worker.engines.ctransformers.sampler import Sampler
 from worker.engines.ctransformers.vocabulary import Vocabulary, own_tokenizer
-from worker.engines.prompt_length import LEAST_TOKENS, is_short_enough
+from worker.engines.prompt_length import TOKENIZE_LIMIT, is_short_enough
 
 _BREAKERS = ("\n", ":", '"', "*")
-"""Texts that a repetition does not reach across, unless the request names others."""
+"""Default texts that end a repetition for the DRY penalty."""
 
 
 def open_model(spec: ModelSpec) -> CtransformersEngine:
-    """Load a context for each slot into this process. Raise EngineLoadError with the fix."""
+    """Load a context for each slot into this process. Raise EngineLoadError."""
     from ctransformers.llm import LLM, Config
 
     options = CtransformersOptions.of(spec)
@@ -61,14 +61,14 @@ def open_model(spec: ModelSpec) -> CtransformersEngine:
 
 
 def _checked(spec: ModelSpec, options: CtransformersOptions) -> GgmlFile | None:
-    """Return what a GGML file says, None for GGUF. Raise EngineLoadError for a bad one."""
+    """Return a GGML file's vocabulary; None for GGUF. Raise EngineLoadError for a bad file."""
     assert spec.file is not None
     try:
         if is_gguf(spec.file):
             check_gguf(spec.file)
             return None
         if options.model_type is None:
-            return None  # The library asks for it.
+            return None  # The library raises an error that names the option.
         return read_ggml(spec.file, normalized_model_type(options.model_type))
     except (OSError, ValueError) as exc:
         kind = f" as {options.model_type}" if options.model_type else ""
@@ -77,10 +77,10 @@ def _checked(spec: ModelSpec, options: CtransformersOptions) -> GgmlFile | None:
 
 @cache
 def _library(build: str | None) -> str:
-    """Return the file of a build of the library; without one, of the build for this processor.
+    """Return the file of a build of the library, by default of the build for this processor.
 
-    The library would ask the processor anew for each copy of each model, which takes a second, and
-    load any path in place of a build that it does not have. Raise OSError for such a build.
+    The library would detect the processor for each copy of each model, which takes a second, and
+    would load any path in place of an unknown build. Raise OSError for an unknown build.
     """
     from ctransformers.lib import find_library
 
@@ -133,33 +133,24 @@ class CtransformersEngine(Engine):
             prompts.append(prompt := self._tokens(text))
             if len(prompt) >= self._context_length:
                 raise ContextLengthExceeded(self._context_length, len(prompt), "prompt")
-        self._continue(request, prompts, sink)
-
-    def _continue(self, request: GenerationRequest, prompts: list[list[int]], sink: Sink) -> None:
         usage = RunUsage()
         try:
             for number, prompt in enumerate(prompts):
+                limit = self._context_length - len(prompt)
+                if request.max_output_tokens is not None:
+                    limit = min(limit, request.max_output_tokens)
                 with self._contexts.take(prompt) as context:
-                    runs = [
-                        self._choice(request, sink, usage, number * request.choices + choice)
-                        for choice in range(request.choices)
-                    ]
+                    runs = []
+                    for index in range(number * request.choices, (number + 1) * request.choices):
+                        sampler = self._sampler(request.sampling, index)
+                        run = ChoiceRun(request, self._vocabulary, sink, usage, index, sampler)
+                        runs.append(run)
                     if request.echo:
                         runs[0].echo(context, prompt, request.prompts[number])
                     for run in runs:
-                        run.run(context, prompt, self._limit(request, prompt))
+                        run.run(context, prompt, limit)
         finally:
-            sink.feed(usage.to_delta())  # However it ends: what was used is accounted.
-
-    def _choice(
-        self, request: GenerationRequest, sink: Sink, usage: RunUsage, index: int
-    ) -> ChoiceRun:
-        sampler = self._sampler(request.sampling, index)
-        return ChoiceRun(request, self._vocabulary, sink, usage, index, sampler)
-
-    def _limit(self, request: GenerationRequest, prompt: list[int]) -> int:
-        room = self._context_length - len(prompt)
-        return room if request.max_output_tokens is None else min(request.max_output_tokens, room)
+            sink.feed(usage.to_delta())  # Also after an error: the tokens are accounted.
 
     def _sampler(self, sampling: Sampling, index: int) -> Sampler:
         breakers = sampling.dry_sequence_breakers or _BREAKERS
@@ -168,11 +159,11 @@ class CtransformersEngine(Engine):
         return Sampler(sampling, tokens, seed)
 
     def _fits(
-        self, request: GenerationRequest, prompt: str | tuple[int, ...], most: int, sink: Sink
+        self, request: GenerationRequest, prompt: str | tuple[int, ...], limit: int, sink: Sink
     ) -> bool:
-        """Return whether the prompt can be tokenized now; False once the sink is cancelled.
+        """Whether the prompt is short enough to be tokenized; False once the sink is cancelled.
 
-        Raise ContextLengthExceeded for a long text with more tokens than ``most``.
+        Raise ContextLengthExceeded for a text with more than ``limit`` tokens.
         """
         if not isinstance(prompt, str):
             return not sink.cancelled
@@ -180,7 +171,7 @@ class CtransformersEngine(Engine):
         def count(text: str) -> int:
             return len(self._vocabulary.tokens(text))
 
-        return is_short_enough(prompt, most, self._context_length, count, sink, request.subject)
+        return is_short_enough(prompt, limit, self._context_length, count, sink, request.subject)
 
     def _tokens(self, prompt: str | tuple[int, ...]) -> list[int]:
         if isinstance(prompt, tuple):
@@ -190,9 +181,9 @@ class CtransformersEngine(Engine):
 
     def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn texts into tokens (see ``Engine.tokenize``)."""
-        most = max(self._context_length, LEAST_TOKENS)
+        limit = max(self._context_length, TOKENIZE_LIMIT)
         for index, prompt in enumerate(request.prompts):
-            if not self._fits(request, prompt, most, sink):
+            if not self._fits(request, prompt, limit, sink):
                 return
             tokens = self._vocabulary.tokens(str(prompt), request.add_special_tokens)
             pieces = map(self._vocabulary.bytes_of, tokens) if request.token_texts else ()
@@ -209,5 +200,5 @@ class CtransformersEngine(Engine):
             sink.feed(Finish("stop", index))
 
     def close(self) -> None:
-        """Drop the contexts; their memory goes with the last reference."""
+        """Drop the contexts; the last reference frees their memory."""
         self._contexts = Contexts([])

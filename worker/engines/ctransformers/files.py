@@ -1,8 +1,8 @@
-"""A GGML file of 2023, read before the library does.
+"""Checks and vocabularies of GGML files of 2023 and of early GGUF files.
 
-The library takes a file that was cut off for a whole one, and a vocabulary that is not what it
-expects ends its process. What is read here is also what its tokenizers lack: see ``tokenizers``.
-Source: the loaders of https://github.com/marella/ctransformers 0.2.27.
+The library does not notice that a file is truncated, and a vocabulary that it does not expect ends
+its process. So files are read here first. The vocabularies are also used by the tokenizers of
+``vocabulary``. Source: the loaders of https://github.com/marella/ctransformers 0.2.27.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _GGML, _GGMF, _GGJT, _GGCC = 0x67676D6C, 0x67676D66, 0x67676A74, 0x67676363
 _END = b"<|endoftext|>"
 _ALIGNMENT = 32
 _LONGEST_WORD, _LARGEST_VOCABULARY = 2**16, 2**22
-"""What is more is no length."""
+"""Greater numbers mean that the file is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """``sizes`` are the numbers at the beginning, of which the one at ``words`` counts the words.
+    """The header of an architecture's files: ``sizes`` numbers.
 
-    ``counts_again``: the vocabulary begins with its size. ``may_be_aligned``: files with a version
-    have tensors at multiples of 32 bytes.
+    The one at ``words`` is the size of the vocabulary. ``counts_again``: the vocabulary begins with
+    its size. ``may_be_aligned``: files with a version align tensors at 32 bytes.
     """
 
     sizes: int
@@ -63,25 +63,25 @@ class GgmlFile:
 
     @property
     def end(self) -> int | None:
-        """The token that ends a text, None if it has not the usual name."""
+        """The end token; None if the vocabulary has none of the usual name."""
         return self.words.index(_END) if _END in self.words else None
 
 
 def read_ggml(path: Path, architecture: str) -> GgmlFile:
-    """Return the vocabulary of a file. Raise ValueError saying what is wrong with it.
+    """Return the vocabulary of a file. Raise ValueError with the reason if it is damaged.
 
     ``architecture`` is the library's name of it (``library_name``).
     """
     form = _FORMATS[architecture]
     with path.open("rb") as file:
-        magic, version = _begin(file, form)
+        (magic,) = _read(file, "I")
+        if magic != _GGML and (magic not in (_GGMF, _GGJT, _GGCC) or not form.may_be_aligned):
+            raise ValueError("it is no GGML file of this architecture")
+        version = 0 if magic == _GGML else _read(file, "I")[0]
         sizes = _read(file, f"{form.sizes}i")
         merges = _read(file, "i")[0] if magic == _GGCC else None
-        count = _vocabulary_size(file, form, sizes)
         has_scores = form.has_scores and not (architecture == "falcon" and magic == _GGML)
-        words, scores = _vocabulary(file, count, has_scores)
-        if form.is_utf8:
-            _check_utf8(words)
+        words, scores = _vocabulary(file, form, sizes[form.words], has_scores)
         if architecture == "falcon":
             _skip_merges(file, merges)
         is_aligned = form.may_be_aligned and magic in (_GGJT, _GGCC) and version > 0
@@ -89,25 +89,13 @@ def read_ggml(path: Path, architecture: str) -> GgmlFile:
     return GgmlFile(architecture, tuple(words), tuple(scores))
 
 
-def _begin(file: BinaryIO, form: _Format) -> tuple[int, int]:
-    (magic,) = _read(file, "I")
-    if magic == _GGML:
-        return magic, 0
-    if magic not in (_GGMF, _GGJT, _GGCC) or not form.may_be_aligned:
-        raise ValueError("it is no GGML file of this architecture")
-    return magic, _read(file, "I")[0]
-
-
-def _vocabulary_size(file: BinaryIO, form: _Format, sizes: tuple[int, ...]) -> int:
-    count: int = sizes[form.words]
+def _vocabulary(
+    file: BinaryIO, form: _Format, count: int, has_scores: bool
+) -> tuple[list[bytes], list[float]]:
     if not 0 < count < _LARGEST_VOCABULARY:
         raise ValueError(f"its vocabulary cannot have {count} tokens")
     if form.counts_again and (again := _read(file, "i")[0]) != count:
         raise ValueError(f"it has {again} tokens, but is for {count}")
-    return count
-
-
-def _vocabulary(file: BinaryIO, count: int, has_scores: bool) -> tuple[list[bytes], list[float]]:
     words, scores = [], []
     for number in range(count):
         (length,) = _read(file, "I")
@@ -116,15 +104,12 @@ def _vocabulary(file: BinaryIO, count: int, has_scores: bool) -> tuple[list[byte
         words.append(_bytes(file, length))
         if has_scores:
             scores.append(_read(file, "f")[0])
-    return words, scores
-
-
-def _check_utf8(words: list[bytes]) -> None:
-    for number, word in enumerate(words):
+    for number, word in enumerate(words if form.is_utf8 else ()):
         try:
             word.decode()
         except UnicodeDecodeError as exc:
             raise ValueError(f"its token {number} is not UTF-8") from exc
+    return words, scores
 
 
 def _skip_merges(file: BinaryIO, count: int | None) -> None:
@@ -137,7 +122,7 @@ def _skip_merges(file: BinaryIO, count: int | None) -> None:
 
 
 def _check_tensors(file: BinaryIO, size: int, is_aligned: bool) -> None:
-    """Walk to the end of the file. Raise ValueError when it ends within a tensor, or has none."""
+    """Read all headers of tensors. Raise ValueError for a truncated file, or one without any."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     found = 0
@@ -179,17 +164,17 @@ _KIND, _TYPES = "tokenizer.ggml.model", "tokenizer.ggml.token_type"
 _BOS, _EOS = "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"
 _ADDS_SPACE = "tokenizer.ggml.add_space_prefix"
 _USER_DEFINED = 4
-"""Type of tokens that stand for a text of their own, as tags do (GGUF specification)."""
+"""Type of user-defined tokens, such as tags (GGUF specification)."""
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether the file says that it is GGUF. Raise OSError as ``open`` does."""
+    """Whether the file begins as GGUF. Raise OSError as ``open`` does."""
     with path.open("rb") as file:
         return file.read(len(_GGUF)) == _GGUF
 
 
 def check_gguf(path: Path) -> None:
-    """Raise ValueError for a GGUF file with a vocabulary that the library reads wrongly."""
+    """Raise ValueError for a GGUF file whose vocabulary the library would misread."""
     kind = fields(path, _KIND).get(_KIND, "llama")
     if kind != "llama":
         raise ValueError(f"its vocabulary is of the kind '{kind}'; the engine llama_cpp reads it")
@@ -197,7 +182,7 @@ def check_gguf(path: Path) -> None:
 
 @cache
 def chat_vocabulary(path: Path) -> Vocabulary:
-    """Return what the file says of chats; nothing when it is no GGUF, or not on this host."""
+    """Return the file's template and tokens for chats; empty if it is no GGUF, or missing."""
     found = fields(path, TOKENS, CHAT_TEMPLATE, _BOS, _EOS)
     tokens = found.get(TOKENS, [])
 
@@ -210,12 +195,12 @@ def chat_vocabulary(path: Path) -> Vocabulary:
 
 @cache
 def own_texts(path: Path) -> dict[int, bytes]:
-    """Return the texts of the tokens that the library shows as nothing, by their ids."""
+    """Return the texts of user-defined tokens by id; the library decodes them as nothing."""
     found = fields(path, TOKENS, _TYPES)
     pairs = enumerate(zip(found.get(TOKENS, []), found.get(_TYPES, []), strict=False))
     return {token: text.encode() for token, (text, kind) in pairs if kind == _USER_DEFINED}
 
 
 def adds_space(path: Path) -> bool:
-    """Whether the model was trained on texts with a space before them, as the library assumes."""
+    """Whether the tokenizer adds a space before a text, as the library always does."""
     return bool(fields(path, _ADDS_SPACE).get(_ADDS_SPACE, True))

@@ -1,4 +1,4 @@
-"""How a model's ctransformers server is started, and how the platform speaks to it."""
+"""The start of a model's ctransformers server, and the platform's requests to it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ FLAVOR = Flavor(
 
 
 def load(spec: ModelSpec) -> Engine:
-    """Load a file of GGML or early GGUF. Raise EngineLoadError naming it and the fix."""
+    """Load a GGML or early GGUF file. Raise EngineLoadError naming it and the fix."""
     if find_spec("ctransformers") is None:
         raise ImportError("No module named 'ctransformers'")
     if spec.file is None:
@@ -120,7 +120,7 @@ def _connected(spec: ModelSpec, options: CtransformersOptions, at: Endpoint) -> 
 
 
 class _Payloads(Payloads):
-    """Writes completions, with constraints in llguidance's form."""
+    """Builds request bodies of completions, with constraints in llguidance's format."""
 
     def chat(self, request: GenerationRequest) -> dict[str, Any]:
         """Raise InvalidRequest: chats come as prompts, through the chat adapter."""

@@ -1,4 +1,4 @@
-"""One choice of one prompt: read the prompt, then token by token."""
+"""The run of one choice: evaluate the prompt, then sample token by token."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from worker.engines.base import Sink
 from worker.engines.ctransformers.contexts import PREFILL_BATCH, Context
 from worker.engines.ctransformers.sampler import Floats, Sampler, log_probabilities
 from worker.engines.ctransformers.vocabulary import Vocabulary
-from worker.engines.prompt_echo import feed_entries, first_entry, shared_out
+from worker.engines.prompt_echo import feed_entries, first_entry, with_texts_of
 from worker.engines.stop_texts import StopTexts
 
 
 @dataclass
 class RunUsage:
-    """What a request has used so far."""
+    """Usage of a request so far."""
 
     input_tokens: int = 0
     cached_tokens: int = 0
@@ -32,7 +32,7 @@ class RunUsage:
     decode_ms: float = 0.0
 
     def to_delta(self) -> Usage:
-        """Return it as a delta."""
+        """Return the usage as a delta."""
         return Usage(
             self.input_tokens,
             self.cached_tokens,
@@ -45,7 +45,7 @@ class RunUsage:
 
 @dataclass
 class ChoiceRun:
-    """One choice on its way; ``index`` is that of the choice."""
+    """The run of the choice with this index."""
 
     request: GenerationRequest
     vocabulary: Vocabulary
@@ -56,7 +56,7 @@ class ChoiceRun:
     output: list[int] = field(default_factory=list)
 
     def echo(self, context: Context, tokens: Sequence[int], prompt: str | tuple[int, ...]) -> None:
-        """Feed the prompt to all choices; one whose probabilities are asked for is read anew."""
+        """Feed the prompt to all its choices; for log probabilities evaluate it token by token."""
         entries = [first_entry(self.vocabulary.bytes_of(token)) for token in tokens]
         if self.request.scores_prompts:
             context.tokens.clear()
@@ -66,7 +66,7 @@ class ChoiceRun:
                 context.read(tokens[place - 1 : place])
                 entries[place] = self._logprob(token, context.logits())
         if isinstance(prompt, str):
-            entries = shared_out(prompt, entries)
+            entries = with_texts_of(prompt, entries)
         indices = range(self.index, self.index + self.request.choices)
         feed_entries(entries, indices, self.sink, self.request.scores_prompts)
 
@@ -186,17 +186,17 @@ class AnswerText:
 
     @property
     def stop(self) -> str | None:
-        """The stop text that ended it."""
+        """The stop text that ended the answer."""
         return self._stops.found
 
     def feed(self, piece: bytes, logprob: TokenLogprob | None) -> TextDelta | None:
-        """Take the next token's bytes; return what of the text is certain now."""
+        """Take the next token's bytes; return the text that is certain now."""
         if logprob is not None:
             self._logprobs.append(logprob)
         return self._delta(self._stops.feed(self._decoder.decode(piece)))
 
     def end(self) -> TextDelta | None:
-        """Return the rest, once nothing follows."""
+        """Return the rest of the text at the end of the answer."""
         if self.stop is not None:
             return None
         return self._delta(

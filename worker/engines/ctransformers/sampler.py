@@ -20,7 +20,7 @@ Tokens = npt.NDArray[np.int64]
 Candidates = tuple[Tokens, Floats]
 
 _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P = 0.8, 40, 0.95, 0.05
-"""What requests and the model's record leave out: llama.cpp's own defaults."""
+"""Defaults of the sampling parameters; llama.cpp's."""
 _PENALISED = 64
 """Tokens at the end of the context that the repetition penalty looks at."""
 
@@ -39,8 +39,8 @@ class Sampler:
     def choose(self, logits: Floats, history: Sequence[int], output: Sequence[int]) -> int:
         """Return the next token.
 
-        ``logits`` is changed; those of tokens that a grammar forbids are −inf. ``history`` is the
-        prompt and the output so far, ``output`` the latter alone.
+        ``logits`` is modified; those of tokens that a grammar forbids are −inf. ``history`` is the
+        prompt and the output so far, ``output`` only the output.
         """
         self._penalise(logits, history, output)
         if self._temperature <= 0:
@@ -56,7 +56,7 @@ class Sampler:
             if token < len(logits):
                 logits[token] += bias
         if (factor := _or(settings.repetition_penalty, 1.0)) != 1.0 and history:
-            seen = np.array(history[-_PENALISED:])  # Twice the same changes it once.
+            seen = np.array(history[-_PENALISED:])  # Repeated indices are assigned once.
             scores = logits[seen]
             logits[seen] = np.where(scores > 0, scores / factor, scores * factor)
         presence = _or(settings.presence_penalty, 0.0)
@@ -68,9 +68,9 @@ class Sampler:
             logits[token] -= penalty
 
     def _candidates(self, logits: Floats) -> Candidates:
-        """Return the tokens to choose from, the likeliest first, with how likely they are.
+        """Return the candidate tokens, the likeliest first, with their weights.
 
-        The weights are relative to the likeliest of all: what is cut off later changes none.
+        The weights are relative to the likeliest token, so that cuts do not change them.
         """
         tokens, scores = _top_k(logits, _or(self._settings.top_k, _TOP_K))
         weights = np.exp(scores - scores[0])
@@ -81,9 +81,9 @@ class Sampler:
         return tokens, weights
 
     def _all_cuts(self) -> Iterator[tuple[Callable[[Floats], Any], bool]]:
-        """Yield the cuts in their order, and whether each cuts anything with these settings.
+        """Yield the cuts in their order, and whether the settings enable each.
 
-        A cut takes the weights of the candidates and returns which it keeps, in their order.
+        A cut takes the weights of the candidates and returns the indices that it keeps, in order.
         """
         settings = self._settings
         yield self._typical, _or(settings.typical_p, 1.0) < 1
@@ -107,7 +107,7 @@ class Sampler:
         return slice(max(1, np.count_nonzero(likely)))
 
     def _xtc(self, weights: Floats) -> Any:
-        """Exclude top choices: now and then, all that are likely but the least likely of them."""
+        """Exclude Top Choices: with a probability, drop all likely tokens but the last of them."""
         if self._random.random() >= _or(self._settings.xtc_probability, 0.0):
             return slice(None)
         least = _or(self._settings.xtc_threshold, 0.1) * weights.sum()
@@ -138,22 +138,22 @@ def _top_k(logits: Floats, k: int) -> Candidates:
 
 
 def _reaching(weights: Floats, mass: float) -> int:
-    """Return how many of these, in order, it takes to reach this part of their sum."""
+    """Return the number of weights, in order, that add up to this share of their sum."""
     sums = weights.cumsum()
     return int(sums.searchsorted(mass * sums[-1])) + 1
 
 
 _BASE, _ALLOWED_LENGTH = 1.75, 2
 _LONGEST = 64
-"""Tokens of a repetition that count: beyond them the penalty is far above any logit."""
+"""Maximal counted length of a repetition: the penalty is far above any logit then."""
 
 
 def dry_penalties(
     sampling: Sampling, history: Sequence[int], breakers: Sequence[frozenset[int]]
 ) -> dict[int, float]:
-    """Return what is subtracted from the logits of tokens that would go on with a repetition.
+    """Return the penalties of tokens that would continue a repetition.
 
-    A repetition does not reach across a token that is among the ``breakers``.
+    A token among the ``breakers`` ends a repetition.
     """
     multiplier = sampling.dry_multiplier or 0.0
     if multiplier <= 0:
@@ -163,22 +163,18 @@ def dry_penalties(
     )
     base = sampling.dry_base or _BASE
     breaking = frozenset[int]().union(*breakers)
+    last_n = sampling.dry_penalty_last_n
+    if last_n is not None and last_n >= 0:
+        history = history[len(history) - min(last_n, len(history)) :]
     return {
         token: multiplier * base ** (length - allowed)
-        for token, length in _repeats(_looked_at(sampling, history), breaking).items()
+        for token, length in _repeats(history, breaking).items()
         if length >= allowed
     }
 
 
-def _looked_at(sampling: Sampling, history: Sequence[int]) -> Sequence[int]:
-    last_n = sampling.dry_penalty_last_n
-    if last_n is None or last_n < 0:
-        return history
-    return history[len(history) - min(last_n, len(history)) :]
-
-
 def _repeats(history: Sequence[int], breaking: frozenset[int]) -> dict[int, int]:
-    """Return, for each token that once followed the end of the history, the longest such end."""
+    """Return the tokens that followed an earlier copy of the history's end, with its length."""
     if not history or history[-1] in breaking:
         return {}
     longest: dict[int, int] = {}

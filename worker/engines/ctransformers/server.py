@@ -1,10 +1,10 @@
 """A server of one model on ctransformers, a program without Django.
 
-``python -m worker.engines.ctransformers.server ENTRY`` with the entry as JSON. It has llama.cpp's
-endpoints as far as the platform uses them: ``/v1/completions`` as a stream, ``/tokenize``,
-``/detokenize``, ``/v1/models`` and ``/health``; a ``grammar`` is one of llguidance, checked by who
-asks. ``/pulse`` answers with 503 while a run has made no step since it was asked before. A run ends
-when its connection does. The key that requests must bring is in ``MODEL_SERVER_KEY``.
+``python -m worker.engines.ctransformers.server ENTRY`` with the entry as JSON. It has those of
+llama.cpp's endpoints that the platform uses: ``/v1/completions`` as a stream, ``/tokenize``,
+``/detokenize``, ``/v1/models`` and ``/health``. A ``grammar`` is llguidance's; the client checks
+it. ``/pulse`` answers with 503 if a run has made no step since the last request for it. Closing the
+connection ends a run. ``MODEL_SERVER_KEY`` is the key that requests must have.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from worker.engines.ctransformers.engine import CtransformersEngine, open_model
 from worker.model_servers.llama_server import LOAD_FAILED
 
 _MOST_SAID = 450
-"""Characters; a line of the log's tail has no more bytes than 500."""
+"""Characters of an error; the tail of the log keeps 500 bytes of a line."""
 _MOST_BYTES = 64 * 2**20
 _SAMPLING = frozenset(Sampling.__slots__)
 
 
 def main() -> None:
-    """Load the model, and serve it until the process is ended."""
+    """Load the model, and serve it until the process ends."""
     given = orjson.loads(sys.argv[1])
     spec = ModelSpec(engine="ctransformers", **{**given, "file": Path(given["file"])})
     try:
@@ -150,7 +150,7 @@ class ModelServer:
     ) -> web.StreamResponse:
         first = await stream.next_chunks()
         if not first:
-            await work  # It raises what is wrong with the request.
+            await work  # Raises the error of the request.
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(asked)
         while first:
@@ -166,7 +166,7 @@ class ModelServer:
 
     @contextmanager
     def _running(self, stream: _Stream) -> Iterator[None]:
-        """Feel the stream for a pulse meanwhile."""
+        """Include the stream in the checks of ``/pulse``."""
         self._runs.add(stream)
         try:
             yield
@@ -177,8 +177,8 @@ class ModelServer:
 class _Stream:
     """The sink of one run; turns deltas into chunks.
 
-    The engine reports what the whole run has used. A choice's own part of it is what has come since
-    the choice before has ended: they run one after the other.
+    The engine reports the usage of the whole run. The choices run one after another, so a choice's
+    usage is the difference to the usage at the end of the choice before it.
     """
 
     def __init__(self, request: GenerationRequest) -> None:
@@ -199,7 +199,7 @@ class _Stream:
         return self.cancelled_at_client
 
     def takes_step(self) -> bool:
-        """Whether the run has made a step since this was asked, or has not begun."""
+        """Whether the run has made a step since the last call, or has not begun."""
         seen, self._seen = self._seen, self._steps
         return not self._has_begun or self._steps != seen
 
@@ -228,7 +228,7 @@ class _Stream:
             self._chunks.put_nowait(None)
 
     async def next_chunks(self) -> list[bytes]:
-        """Return what has come, once something has; nothing at the end."""
+        """Wait for chunks and return them; return an empty list at the end."""
         found = [await self._chunks.get()]
         while found[-1] is not None and not self._chunks.empty():
             found.append(self._chunks.get_nowait())
@@ -257,7 +257,7 @@ class _Stream:
                 raise TypeError(f"no chunk of a completion: {type(delta).__name__}")
 
     def _timings(self, index: int) -> dict[str, Any]:
-        """Return what the choice that is running has used; nothing of another one's echo."""
+        """Return the usage of the running choice; empty for the echo of another choice."""
         if index != self._index:
             return {}
         used, before = self._used, self._before
@@ -278,7 +278,7 @@ async def _body(asked: web.Request) -> dict[str, Any]:
 
 
 def _completion(body: dict[str, Any]) -> GenerationRequest:
-    """Return the request that a payload of the platform stands for."""
+    """Return the request of the platform's payload."""
     sampling = {name: body[name] for name in _SAMPLING & body.keys()}
     bias = sampling.pop("logit_bias", {})
     if (breakers := sampling.get("dry_sequence_breakers")) is not None:
@@ -316,7 +316,7 @@ def _logprob(entry: TokenLogprob) -> dict[str, Any]:
 
 
 def _error(exc: EngineError) -> dict[str, Any]:
-    """Return an error in llama.cpp's form, with what the platform knows beyond it."""
+    """Return an error in llama.cpp's format, with additional fields for the platform."""
     error: dict[str, Any] = {"message": str(exc), "code": 500}
     if isinstance(exc, InvalidRequest):
         error |= {"code": 400, "param": exc.param}

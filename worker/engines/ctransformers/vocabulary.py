@@ -1,4 +1,4 @@
-"""The model's tokens as bytes: for grammars, for stop tokens and for the text of an answer."""
+"""A model's tokens as bytes, and tokenizers where the library has none that is right."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from worker.engines.ctransformers.files import GgmlFile
 
 _APART = b"\x01"
 _MOST_TOKENS = 3
-"""Of a byte: a vocabulary without SentencePiece's mark for a space has three tokens for one."""
+"""Per byte: without SentencePiece's mark for a space, the vocabulary has three tokens for one."""
 
 
 class Vocabulary:
-    """The tokens of one model. The library's own calls are not used where they can overrun.
+    """The tokens of one model, without the library's calls that can overrun a buffer.
 
-    ``tokenize`` and ``eos``, if given, take the place of what the library has. What it says of a
-    token is remembered: each question goes through several calls of Python.
+    ``tokenize`` and ``eos`` replace the library's own. The bytes of tokens are cached: the library
+    takes several Python calls for each.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Vocabulary:
         self._ends: dict[int, bool] = {}
 
     def tokens(self, text: str, begins: bool = True) -> list[int]:
-        """Return the tokens of a prompt, after the one it ``begins`` with, if the model has one."""
+        """Return the tokens of a prompt; ``begins``: with the BOS token, if the model has one."""
         encoded = text.encode()
         if b"\0" in encoded:
             raise InvalidRequest("A prompt cannot hold a NUL.", "prompt")
@@ -54,9 +54,9 @@ class Vocabulary:
         return found if begins or not self._adds_bos else found[1:]
 
     def _without_space(self, encoded: bytes) -> list[int] | None:
-        """Return the tokens without the space that the library always puts before a text.
+        """Return the tokens without the space that the library puts before each text.
 
-        A control character between the two keeps it apart; None where a token spans that.
+        A control character separates the space from the text; None if a token spans it.
         """
         start = 1 if self._adds_bos else 0
         found = self._found(_APART + encoded)
@@ -67,13 +67,13 @@ class Vocabulary:
     def _found(self, encoded: bytes) -> list[int]:
         if self._tokenize is not None:
             return self._tokenize(encoded)
-        # The library does not ask how much room there is. It adds a space and a beginning.
+        # The library does not check the size of the buffer. It adds a space and the BOS token.
         found = (c_int * (_MOST_TOKENS * (len(encoded) + 1) + 1))()
         count = self._llm.ctransformers_llm_tokenize(encoded, self._adds_bos, found)
         return list(found[:count])
 
     def bytes_of(self, token: int) -> bytes:
-        """Return the token's part of the text; nothing for tokens that only steer the model."""
+        """Return the token's bytes; empty for control tokens."""
         if (piece := self._pieces.get(token)) is None:
             piece = self._llm.ctransformers_llm_detokenize(token) or self._own_texts.get(token, b"")
             self._pieces[token] = piece
@@ -87,19 +87,19 @@ class Vocabulary:
         return ends
 
     def checked(self, tokens: tuple[int, ...], param: str) -> list[int]:
-        """Return these tokens. Raise InvalidRequest for one that there is not."""
+        """Return these tokens. Raise InvalidRequest for an unknown id."""
         if bad := next((token for token in tokens if token >= self.size), None):
             raise InvalidRequest(f"{bad} is no token of this model.", param)
         return list(tokens)
 
     @cached_property
     def for_grammars(self) -> LLTokenizer:
-        """The vocabulary as llguidance wants it."""
+        """The vocabulary as a tokenizer of llguidance."""
         return LLTokenizer(TokenizerWrapper(_ForGrammars(self)), n_vocab=self.size)
 
 
 class _ForGrammars:
-    """What llguidance reads of a tokenizer."""
+    """The interface that llguidance reads a tokenizer by."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.eos_token_id = vocabulary.eos
@@ -110,7 +110,7 @@ class _ForGrammars:
         self._longest = max(map(len, self._by_bytes))
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Return tokens of exactly these bytes; the library's own would put a space before them."""
+        """Return tokens of exactly these bytes; the library would add a space."""
         rest = text.encode() if isinstance(text, str) else text
         tokens: list[int] = []
         while rest:
@@ -131,7 +131,7 @@ _WORDS = re.compile(
 SPACE = "▁".encode()
 _UNKNOWN = 0
 _UNKNOWN_COST = 10.0
-"""More than any token of the vocabulary, as SentencePiece has it."""
+"""Added to the maximal cost of the vocabulary, as in SentencePiece."""
 _SPECIAL = {
     "dollyv2": (b"### End", b"### Instruction:", b"### Response:"),
     "starcoder": (
@@ -143,7 +143,7 @@ _SPECIAL["gptbigcode"] = _SPECIAL["starcoder"]
 
 
 def own_tokenizer(file: GgmlFile) -> Tokenize | None:
-    """Return the tokenizer of this file, None where the library's is used."""
+    """Return the tokenizer of this file; None: the library's."""
     match file.architecture:
         case "llama" | "falcon":
             return None

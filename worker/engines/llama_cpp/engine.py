@@ -1,12 +1,13 @@
 """llama.cpp, the default engine: a server process for each model, with one continuous batch.
 
-The server is that of the wheel ``xllamacpp``, or a build of ``llama-server`` that the operator
-names. It is spoken to as other servers are (``openai_upstream``); what is here is what the platform
-adds to it, because the model's file and entry are known.
+The server comes from the wheel ``xllamacpp``, or is a build of ``llama-server`` that the operator
+names. The package ``openai_upstream`` sends the requests. This package adds what is possible
+because the worker knows the model's file and entry.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,6 +17,7 @@ from typing import Any
 
 from inference_site.catalogue.engines.llama_cpp import LlamaCppOptions
 from inference_site.catalogue.engines.openai_upstream import FLAVORS
+from inference_site.domain.errors import EngineError, InvalidRequest
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Engine, Sink, run_to_end
@@ -23,14 +25,17 @@ from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import Vocabulary
 from worker.engines.chat.template import stop_texts_of, takes_tools
 from worker.engines.chat.tools import with_tools_in_text
+from worker.engines.llama_cpp.chat import (
+    TemplateTrial,
+    needs_own_chat,
+    own_chat,
+    sets_parsing_options,
+)
 from worker.engines.llama_cpp.constraints import TRIAL
-from worker.engines.llama_cpp.errors import LlamaCppErrors
 from worker.engines.llama_cpp.grammar_meter import measured
 from worker.engines.llama_cpp.launch import checked, order
-from worker.engines.llama_cpp.own_chat import needs_own_chat, own_chat, reads_its_own_way
 from worker.engines.llama_cpp.payload import BANNED, LlamaCppPayloads
-from worker.engines.llama_cpp.prompt_echo import Fresh, PromptEcho
-from worker.engines.llama_cpp.template_trial import TemplateTrial
+from worker.engines.llama_cpp.prompt_echo import PromptEcho, UncachedUsageSink
 from worker.engines.llama_cpp.tokens import (
     Ask,
     detokenize,
@@ -44,13 +49,21 @@ from worker.engines.llama_cpp.tokens import (
 )
 from worker.engines.openai_upstream.chunks import ChunkReader
 from worker.engines.openai_upstream.client import Upstream
+from worker.engines.openai_upstream.errors import ErrorReader
 from worker.engines.openai_upstream.event_loop import Cancelled, event_loop
 from worker.engines.openai_upstream.server import Endpoint, Server, own_server
 from worker.engines.own_server import METRICS, Launch, OwnServer
 
 _ASK_S = 30.0
 _THOUGHTS = ("think", "reasoning", "channel")
-"""What chat templates of models that reason have in them."""
+"""Words in the chat templates of reasoning models."""
+_OWN_FAULT = re.compile(rb"[Cc]ompute error|decode|input batch|memory|Context size")
+"""Messages of status 500 that mean a failure of the server. All others of this status are about the
+request, for example from a chat template that refuses the messages."""
+_SCHEMA_FAULT = re.compile(
+    r"Unable to generate parser.*?generation failed:\s*(?=JSON schema)", re.DOTALL
+)
+"""A prefix of llama.cpp's errors about schemas that blames the chat template."""
 
 
 def load(spec: ModelSpec) -> Engine:
@@ -67,7 +80,7 @@ def load(spec: ModelSpec) -> Engine:
             order=partial(order, spec, arguments),
             connect=partial(_connected, spec, trial),
             ready=FLAVORS["llama_cpp"].ready,
-            pulse=METRICS,  # Which its loop answers.
+            pulse=METRICS,  # The server's main loop answers this path.
             has_metrics=True,
             why_not_loaded=lambda process: (
                 f"llama.cpp could not load {spec.file}{with_} (unsupported architecture, damaged "
@@ -84,28 +97,28 @@ def _connected(spec: ModelSpec, trial: TemplateTrial, at: Endpoint) -> LlamaCppE
         empty = http.post("/tokenize", json={"content": "", "add_special": True})
         adds_bos = bool(empty.raise_for_status().json().get("tokens"))
         [listed] = http.get("/v1/models").raise_for_status().json()["data"]
-        asked = {"prompt": "a", "max_tokens": 1, "grammar": TRIAL}
-        is_bound = (
-            "embedding" in spec.options or http.post("/v1/completions", json=asked).is_success
+        trial_body = {"prompt": "a", "max_tokens": 1, "grammar": TRIAL}
+        has_llguidance = (
+            "embedding" in spec.options or http.post("/v1/completions", json=trial_body).is_success
         )
     vocabulary = int((listed.get("meta") or {}).get("n_vocab") or 0)
-    facts = BuildFacts(props, vocabulary, adds_bos=adds_bos, has_llguidance=is_bound)
+    facts = BuildFacts(props, vocabulary, adds_bos=adds_bos, has_llguidance=has_llguidance)
     return LlamaCppEngine(spec, server_at(spec, at), trial, facts)
 
 
 def server_at(spec: ModelSpec, at: Endpoint) -> Server:
-    """Return how the server of a model is spoken to that this worker has started."""
+    """Return the connection settings of a llama.cpp server that this worker has started."""
     variables = spec.options.get("chat_template_kwargs", {})
     return own_server(spec, FLAVORS["llama_cpp"], at, variables)
 
 
 @dataclass(frozen=True, slots=True)
 class BuildFacts:
-    """What was asked of a server when it was ready.
+    """What a server reported once it was ready.
 
-    ``props`` is what it says of its model, which has ``vocabulary`` tokens. ``adds_bos``:
-    the tokenizer puts that token before every prompt. ``has_llguidance``: the build knows its
-    grammars.
+    ``props`` is its answer to ``/props``. ``vocabulary`` is the number of tokens of its model.
+    ``adds_bos``: the tokenizer begins every prompt with the BOS token. ``has_llguidance``: the
+    build takes llguidance's grammars.
     """
 
     props: Mapping[str, Any]
@@ -155,18 +168,18 @@ class LlamaCppEngine(Engine):
     ) -> bool:
         """Begin the request (see ``Engine.start``).
 
-        What is one call of the server goes on on the event loop, anything else on a thread.
+        A request that needs one call of the server runs on the event loop, any other on a thread.
         """
         if sink.cancelled:
             return False
         if BANNED in request.extensions:
             self._threads.submit(run_to_end, self, request, sink, ended)
             return True
-        told = self._told(request)
-        if told.operation == "chat" and not needs_own_chat(told, self._spec):
-            prompt = self._trial.check(told)
+        chat = self._with_tools_in_text(request)
+        if chat.operation == "chat" and not needs_own_chat(chat, self._spec):
+            prompt = self._trial.check(chat)
             if not is_long((prompt,)):
-                event_loop().start(self._chat(told, sink), ended)
+                event_loop().start(self._chat(chat, sink), ended)
                 return True
         elif request.operation == "complete" and not (request.echo or request.names_prompt_tokens):
             request = self._payloads.with_whole_prompts(request)
@@ -176,28 +189,30 @@ class LlamaCppEngine(Engine):
         self._threads.submit(run_to_end, self, request, sink, ended)
         return True
 
-    def _told(self, request: GenerationRequest) -> GenerationRequest:
-        """Return a request whose tools the template shows, or the text of its messages does."""
-        is_told = self._takes_tools or request.operation not in ("chat", "render")
-        return request if is_told or request.prompt_template else with_tools_in_text(request)
+    def _with_tools_in_text(self, request: GenerationRequest) -> GenerationRequest:
+        """Return the request; a chat whose template has no tools has them in its messages."""
+        if self._takes_tools or request.operation not in ("chat", "render"):
+            return request
+        return request if request.prompt_template else with_tools_in_text(request)
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
         """Generate the answers into the sink (see ``Engine.chat``)."""
-        request = self._without_words(request, sink)
-        told = self._told(request)
-        if needs_own_chat(told, self._spec):  # It tells the model of tools itself.
-            self._own_chat(request.prompt_template).chat(request, sink)
+        request = self._with_banned_tokens(request, sink)
+        adapter_request, request = request, self._with_tools_in_text(request)
+        if needs_own_chat(request, self._spec):
+            # The chat adapter puts the tools into its prompt itself.
+            self._own_chat(request.prompt_template).chat(adapter_request, sink)
             return
-        request = told
         if sink.cancelled:
             return
         prompt = self._trial.check(request)
-        if self._fits(request, prompt, sink):
-            event_loop().run(self._chat(request, sink))
+        with suppress(Cancelled):
+            if fits(self._ask(request, sink), self._spec, request, prompt, sink):
+                event_loop().run(self._chat(request, sink))
 
     def complete(self, request: GenerationRequest, sink: Sink) -> None:
         """Continue the prompts into the sink (see ``Engine.complete``)."""
-        request = self._without_words(request, sink)
+        request = self._with_banned_tokens(request, sink)
         if not request.echo:
             self._complete(request, sink)
             return
@@ -211,32 +226,31 @@ class LlamaCppEngine(Engine):
                     echo.feed_tokens(sink)
                 echo.end(prompts, sink)
                 return
-            is_fresh = request.scores_prompts
-            told = replace(request, prompts=prompts)
-            self._complete(told, Fresh(sink) if is_fresh else sink)
+            target = UncachedUsageSink(sink) if request.scores_prompts else sink
+            self._complete(replace(request, prompts=prompts), target)
 
     def _complete(
         self, request: GenerationRequest, sink: Sink, shown: tuple[str, ...] = ()
     ) -> None:
-        given = self._payloads.with_whole_prompts(request)
         with suppress(Cancelled):
             ask = self._ask(request, sink)
-            ready = with_short_prompts(ask, self._spec, given, sink)
+            whole = self._payloads.with_whole_prompts(request)
+            ready = with_short_prompts(ask, self._spec, whole, sink)
             if ready is not None and ready.names_prompt_tokens:
                 prompts = PromptEcho(self._spec, self._payloads, ask, ready).feed_tokens(sink)
-                ready, sink = replace(ready, prompts=prompts), Fresh(sink)
+                ready, sink = replace(ready, prompts=prompts), UncachedUsageSink(sink)
             if ready is not None and not sink.cancelled:
                 event_loop().run(self._completion(ready, sink, shown))
 
     def _chat(self, request: GenerationRequest, sink: Sink) -> Coroutine[Any, Any, None]:
-        """Return the run of a chat; its payload is made here, on the calling thread."""
+        """Return the coroutine of a chat; the calling thread makes its payload."""
         payload = self._payloads.chat(request)
         return self._stream("/chat/completions", payload, request, sink)
 
     def _completion(
         self, request: GenerationRequest, sink: Sink, shown: tuple[str, ...] = ()
     ) -> Coroutine[Any, Any, None]:
-        """Return the run of a completion, whose text shows the special tokens of these texts."""
+        """Return the coroutine of a completion; ``shown`` are special tokens to output as text."""
         payload = self._payloads.complete(request, shown)
         return self._stream("/completions", payload, request, sink, is_plain=not shown)
 
@@ -249,14 +263,14 @@ class LlamaCppEngine(Engine):
         *,
         is_plain: bool = True,
     ) -> None:
-        """Generate; without ``is_plain``, the text also shows tokens that no constraint has."""
+        """Generate; without ``is_plain``, the text has tokens that the constraint lacks."""
         constraint = request.constraint or request.forced_grammar
-        measuring = measured(constraint, sink, is_plain=is_plain)
-        reader = ChunkReader(request, measuring, self._upstream.errors, self._server)
+        checked_sink = measured(constraint, sink, is_plain=is_plain)
+        reader = ChunkReader(request, checked_sink, self._upstream.errors, self._server)
         await self._upstream.stream(path, payload, reader)
 
-    def _without_words(self, request: GenerationRequest, sink: Sink) -> GenerationRequest:
-        """Return a request whose forbidden words are tokens; none of them once it is cancelled."""
+    def _with_banned_tokens(self, request: GenerationRequest, sink: Sink) -> GenerationRequest:
+        """Return the request with the tokens of its banned words; none once it is cancelled."""
         if not (words := request.extensions.get(BANNED)):
             return request
         banned: tuple[int, ...] = ()
@@ -265,20 +279,16 @@ class LlamaCppEngine(Engine):
         return replace(request, extensions={**request.extensions, BANNED: banned})
 
     def _ask(self, request: GenerationRequest, sink: Sink) -> Ask:
-        """Return what asks the server for this request; it raises Cancelled when that is."""
+        """Return a function that posts to the server, and raises Cancelled if the run is."""
 
         def ask(path: str, payload: dict[str, Any]) -> dict[str, Any]:
-            asked = self._upstream.post(
-                lambda address: f"{address.root_url}{path}", payload, request, sink
+            return event_loop().run(
+                self._upstream.post(
+                    lambda address: f"{address.root_url}{path}", payload, request, sink
+                )
             )
-            return event_loop().run(asked)
 
         return ask
-
-    def _fits(self, request: GenerationRequest, prompt: str, sink: Sink) -> bool:
-        with suppress(Cancelled):
-            return fits(self._ask(request, sink), self._spec, request, prompt, sink)
-        return False
 
     def embed(self, request: GenerationRequest, sink: Sink) -> None:
         """Embed the prompts (see ``Engine.embed``)."""
@@ -297,10 +307,10 @@ class LlamaCppEngine(Engine):
 
     def render(self, request: GenerationRequest, sink: Sink) -> None:
         """Apply the chat template (see ``Engine.render``)."""
-        if request.prompt_template or reads_its_own_way(self._spec):
+        if request.prompt_template or sets_parsing_options(self._spec):
             self._own_chat(request.prompt_template).render(request, sink)
             return
-        request = self._told(request)
+        request = self._with_tools_in_text(request)
         if sink.cancelled:
             return
         self._trial.check(request)
@@ -319,10 +329,42 @@ class LlamaCppEngine(Engine):
         return self._takes_tools
 
     def watch(self, on_change: Callable[[], None]) -> None:
-        """Have it called when ``fault`` begins or ends (see ``Engine.watch``)."""
+        """Call ``on_change`` when ``fault`` changes (see ``Engine.watch``)."""
         self._upstream.health.on_change = on_change
 
     def close(self) -> None:
-        """Close the connections; the server is closed by who has started it."""
+        """Close the connections. ``OwnServer`` ends the server."""
         self._upstream.close()
         self._threads.shutdown(wait=False)
+
+
+class LlamaCppErrors(ErrorReader):
+    """Reads the errors of llama.cpp's server, which do not name the field that is wrong."""
+
+    def answered(
+        self,
+        status: int,
+        headers: Mapping[str, str],
+        body: bytes,
+        request: GenerationRequest,
+        base_url: str,
+    ) -> EngineError:
+        """Return the error for an answer with this status (see ``ErrorReader``)."""
+        if status == 500 and not _OWN_FAULT.search(body):
+            status = 400
+        return super().answered(status, headers, body, request, base_url)
+
+    def _refused(
+        self, message: str, error: dict[str, Any], request: GenerationRequest
+    ) -> InvalidRequest:
+        said = _SCHEMA_FAULT.sub("Invalid schema: ", message).strip()
+        return super()._refused(said, error, request)
+
+    def _param(self, error: dict[str, Any], request: GenerationRequest) -> str | None:
+        """Return the field of the request that the message is about."""
+        message = str(error.get("message"))
+        if "invalid tokens" in message:
+            return request.subject
+        if request.tools and "JSON schema" in message:
+            return "tools"
+        return request.constraint.param if request.constraint else request.subject

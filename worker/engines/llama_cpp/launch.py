@@ -1,4 +1,4 @@
-"""How a model's llama.cpp server is started: the files that are checked, and the arguments."""
+"""The command of a model's llama.cpp server, and the checks of its files before the start."""
 
 from __future__ import annotations
 
@@ -20,22 +20,27 @@ from worker.model_servers.process import Order
 
 _GGUF_MAGIC = b"GGUF"
 _SPINS = "500"
-"""How often a thread looks for the others at a barrier before it sleeps: for about 20 µs, twice
-what it takes to wake it. By itself it would look for some milliseconds, and when another process
-has a core, the model's threads would keep each other from running. See docs/performance.md."""
+"""Spins of an OpenMP thread at a barrier before it sleeps: about 20 µs, twice the time to wake it.
+The default is some milliseconds; when another process uses a core, the model's threads would keep
+each other from running. See docs/performance.md."""
 _SPARE_THREADS = 4
-"""Of the server, beside those that send answers: for its health, and for tokens."""
+"""HTTP threads of the server beside one for each slot: for health checks and tokenization."""
 _PROGRAM = Path(str(llama_server.__file__))
 
 
 def checked(spec: ModelSpec) -> list[str]:
-    """Return the arguments of the server, once its files look as they should.
+    """Check the model's files and return the command of the server.
 
     Raise EngineLoadError naming the file and the reason, which llama.cpp does not give, and
     ImportError where the library is not installed.
     """
     options = LlamaCppOptions.of(spec)
-    program = _program(options)
+    if build := options.llama_server or server_settings.llama_server:
+        program = shlex.split(build)
+    elif find_spec("xllamacpp") is None:
+        raise ImportError("No module named 'xllamacpp'")
+    else:
+        program = [sys.executable, "-I", str(_PROGRAM)]
     if spec.file is None:
         raise EngineLoadError(f"Model '{spec.id}': the engine llama_cpp needs a 'file'.")
     _check_gguf(spec, spec.file)
@@ -47,21 +52,12 @@ def checked(spec: ModelSpec) -> list[str]:
 
 
 def order(spec: ModelSpec, arguments: list[str], at: Endpoint) -> Order:
-    """Return what starts the server there; requests must bring the key."""
+    """Return the order to start the server at this endpoint; its requests need the key."""
     return Order(
         name=server_settings.file_of(spec.id, "").name,
         command=[*arguments, "--host", HOST, "--port", str(at.port)],
         env={"LLAMA_API_KEY": at.key, "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", _SPINS)},
     )
-
-
-def _program(options: LlamaCppOptions) -> list[str]:
-    """Return the words of the program: a build of ``llama-server``, or the one out of the wheel."""
-    if build := options.llama_server or server_settings.llama_server:
-        return shlex.split(build)
-    if find_spec("xllamacpp") is None:
-        raise ImportError("No module named 'xllamacpp'")
-    return [sys.executable, "-I", str(_PROGRAM)]
 
 
 def _check_gguf(spec: ModelSpec, path: Path) -> None:
@@ -85,7 +81,7 @@ def _arguments(spec: ModelSpec, options: LlamaCppOptions) -> Iterator[str]:
         "mmproj": options.mmproj,
         "gpu-layers": spec.gpu_layers,
         "parallel": spec.slots,
-        "ctx-size": spec.context_length * spec.slots,  # It is divided by the slots.
+        "ctx-size": spec.context_length * spec.slots,  # llama.cpp divides it by the slots.
         "threads": spec.threads,
         "threads-http": spec.slots + _SPARE_THREADS,
         "batch-size": batch,
@@ -106,7 +102,7 @@ def _arguments(spec: ModelSpec, options: LlamaCppOptions) -> Iterator[str]:
         "draft-min": options.draft_min,
         "draft-p-min": options.draft_p_min,
         "gpu-layers-draft": options.draft_gpu_layers,
-        # A prompt that was read with adapters would be given to a request without them.
+        # A request without adapters would reuse a prompt that was read with them.
         "cache-ram": 0 if spec.lora_adapters else options.prompt_cache_mib,
         "pooling": options.embedding,
         "chat-template-file": _template_file(spec, options),
@@ -120,17 +116,17 @@ def _arguments(spec: ModelSpec, options: LlamaCppOptions) -> Iterator[str]:
         "metrics": True,
         "no-webui": True,
         "no-slots": True,
-        "no-prefill-assistant": True,  # A last message of the assistant is a turn like any other.
+        "no-prefill-assistant": True,  # A last message of the assistant is an ordinary turn.
         "jinja": True,
         "mlock": options.mlock,
         "embedding": options.embedding is not None,
-        "lora-init-without-apply": bool(spec.lora_adapters),  # Requests say which apply.
+        "lora-init-without-apply": bool(spec.lora_adapters),  # Each request selects its adapters.
     }
     yield from (f"--{name}" for name, is_on in switches.items() if is_on)
 
 
 def _template_file(spec: ModelSpec, options: LlamaCppOptions) -> Path | None:
-    """Return a file with the template that the entry names, written for the server."""
+    """Write the template that the entry names into a file for the server; return its path."""
     template = named_template(spec, options)
     if template is None:
         return None

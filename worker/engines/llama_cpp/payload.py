@@ -1,7 +1,7 @@
-"""From a generation request to the JSON that llama.cpp takes from this platform.
+"""Request bodies for a llama.cpp server that this worker has started.
 
-Beyond what any ``llama-server`` is sent, the model's entry says what the model perceives, which
-adapters it has and how its turns end; and constraints are llguidance's.
+They differ from those for other servers because the model's entry is known: its modalities, its
+LoRA adapters and its stop texts. Constraints are llguidance's.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import orjson
 
 from inference_site.catalogue.engines.llama_cpp import FillInMarks, marks, modalities
 from inference_site.domain.errors import EngineUnavailable, InvalidRequest
-from inference_site.domain.messages import AudioPart, ImagePart, Part
+from inference_site.domain.messages import AudioPart, ImagePart
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import Constraint, GenerationRequest, objects_in
 from worker.engines.chat.families import FAMILIES
 from worker.engines.chat.template import wire_tool
 from worker.engines.chat.tools import call_schema, plain_schema
 from worker.engines.grammars import knows_pattern
-from worker.engines.llama_cpp.bounds import check_schemas
 from worker.engines.llama_cpp.constraints import (
+    check_schemas,
     constraint_fields,
     fields_of_tokens,
     fields_without_llguidance,
@@ -32,17 +32,17 @@ from worker.engines.openai_upstream.payload import Payloads
 from worker.engines.openai_upstream.server import Server
 
 ALLOWED, BANNED = "allowed_token_ids", "bad_words"
-"""Fields of vLLM's; the words reach the payload as the ids of their tokens."""
-_CERTAIN = 1e6
-"""A bias greater than the distance between any two scores."""
+"""Fields of vLLM's API. The engine replaces the words by the ids of their tokens."""
+_FORCING_BIAS = 1e6
+"""A logit bias greater than the distance between any two logits."""
 
 
 class LlamaCppPayloads(Payloads):
-    """Writes the requests for one model (see ``Payloads``).
+    """Builds the request bodies for one model (see ``Payloads``).
 
-    ``may_think``: the model's template knows of reasoning. ``stop_texts`` are the template's own.
-    ``has_llguidance``: the server's build knows its grammars. ``vocabulary`` is how many tokens
-    the model has.
+    ``may_think``: the model's template supports reasoning. ``stop_texts`` are the template's own.
+    ``has_llguidance``: the server's build takes llguidance's grammars. ``vocabulary`` is the number
+    of the model's tokens.
     """
 
     def __init__(
@@ -59,14 +59,17 @@ class LlamaCppPayloads(Payloads):
         self._spec, self._may_think, self._has_llguidance = spec, may_think, has_llguidance
         self._vocabulary = vocabulary
         family = FAMILIES.get(spec.options.get("chat_template", ""))
-        of_entry = spec.options.get("stop_texts", ())
-        self._stops = (*(family.stop if family else ()), *of_entry, *stop_texts)
+        entry_stops = spec.options.get("stop_texts", ())
+        self._stops = (*(family.stop if family else ()), *entry_stops, *stop_texts)
 
     def chat(self, request: GenerationRequest) -> dict[str, Any]:
-        """Return the payload of a chat. Raise InvalidRequest for what it cannot express."""
-        for message in request.messages:
-            for part in message.parts:
-                self._check_perceived(part)
+        """Return the payload of a chat. Raise InvalidRequest for what the server cannot do."""
+        inputs = modalities(self._spec)
+        for part in (part for message in request.messages for part in message.parts):
+            if isinstance(part, ImagePart) and "vision" not in inputs:
+                raise InvalidRequest(f"The model '{self._spec.id}' takes no images.", part.param)
+            if isinstance(part, AudioPart) and "audio" not in inputs:
+                raise InvalidRequest(f"The model '{self._spec.id}' takes no audio.", part.param)
         payload = {**super().chat(request), "return_progress": True}
         if stops := [*request.stop, *self._stops]:
             payload["stop"] = stops
@@ -75,65 +78,60 @@ class LlamaCppPayloads(Payloads):
     def complete(self, request: GenerationRequest, shown: tuple[str, ...] = ()) -> dict[str, Any]:
         """Return the payload of a completion. Raise InvalidRequest as ``chat`` does.
 
-        ``shown`` are texts of special tokens that are not left out of the output.
+        ``shown`` are texts of special tokens that the output includes.
         """
         top = self._top_logprobs(request)
         shared = self._shared(request)
-        if request.constraint and "response_format" in shared:  # Which only chats have.
+        if request.constraint and "response_format" in shared:  # Only chats have this field.
             raise InvalidRequest(
                 "Invalid schema: it has keywords that only chat completions can be bound to here.",
                 request.constraint.param,
             )
-        return {
+        payload = {
             **shared,
             **({"logprobs": top["top_logprobs"]} if top else {}),
             "prompt": [list(p) if isinstance(p, tuple) else p for p in request.prompts],
             "preserved_tokens": shown,
             "return_progress": request.return_progress,
-            **(self._told_whole(request) if request.token_ids else {}),
         }
-
-    def _told_whole(self, request: GenerationRequest) -> dict[str, Any]:
-        """Return what has llama.cpp name all tokens of an answer, which it does in a whole one.
-
-        A stream names none that have no text of their own. Of several answers only the first would
-        have its tokens named. Raise InvalidRequest for these.
-        """
-        if request.answers > 1:
+        if not request.token_ids:
+            return payload
+        if request.answers > 1:  # llama.cpp returns the tokens of the first answer only.
             raise InvalidRequest(
                 "The tokens of one answer can be returned, not those of several.",
                 "return_token_ids",
             )
-        return {"stream": False, "verbose": True, "return_tokens": True}
+        # A stream leaves out the ids of tokens without a text of their own.
+        return {**payload, "stream": False, "verbose": True, "return_tokens": True}
 
     def token(
         self, request: GenerationRequest, prompt: Sequence[int], token: int, top: int
     ) -> dict[str, Any]:
-        """Return the payload that has this token drawn after the prompt."""
+        """Return the payload that makes the model sample this token after the prompt."""
         return {
             "prompt": prompt,
             "max_tokens": 1,
             "temperature": 0,
-            "logit_bias": [[token, _CERTAIN]],
+            "logit_bias": [[token, _FORCING_BIAS]],
             "logprobs": max(1, top),
             **self._lora(request),
         }
 
     def with_whole_prompts(self, request: GenerationRequest) -> GenerationRequest:
-        """Return a completion without a suffix: that is put into texts, between the model's marks.
+        """Return the completion with its suffix inside the prompts, between the model's marks.
 
-        ``complete`` takes only such ones.
+        ``complete`` takes only requests without a suffix.
         """
         if (suffix := request.suffix) is None:
             return request
-        own = marks(self._spec) or FillInMarks("", "")
-        prompts = (p if isinstance(p, tuple) else own.around(p, suffix) for p in request.prompts)
+        fim = marks(self._spec) or FillInMarks("", "")
+        prompts = (p if isinstance(p, tuple) else fim.around(p, suffix) for p in request.prompts)
         return replace(request, prompts=tuple(prompts), suffix=None)
 
     def _shared(self, request: GenerationRequest) -> dict[str, Any]:
         payload = {**super()._shared(request), **self._lora(request)}
         if request.max_output_tokens is not None:
-            # llama.cpp's integers hold no more, and no answer is longer.
+            # llama.cpp refuses integers above 2**31, and no answer is longer than the context.
             payload["max_tokens"] = min(request.max_output_tokens, self._context_length)
         if banned := request.extensions.get(BANNED):
             biases = payload.get("logit_bias", {})
@@ -150,10 +148,10 @@ class LlamaCppPayloads(Payloads):
         return self._bound(request.constraint, from_start=from_start)
 
     def _check_allowed(self, request: GenerationRequest) -> None:
-        """Raise InvalidRequest for allowed tokens that are none, and for what goes with none.
+        """Raise InvalidRequest for unknown ids, and for what excludes a list of allowed tokens.
 
-        llama.cpp would answer without bounds if an id is no token. It is bound by one grammar, and
-        ends thoughts by a budget with tokens of its own.
+        llama.cpp drops the grammar if an id is unknown. It takes one grammar only, and its budget
+        of reasoning inserts tokens that may not be allowed.
         """
         if not self._has_llguidance:
             raise InvalidRequest(
@@ -168,9 +166,9 @@ class LlamaCppPayloads(Payloads):
             "a constraint": request.constraint is not None,
             "a budget of reasoning": request.reasoning_budget is not None,
         }
-        if found := next((name for name, is_there in others.items() if is_there), None):
+        if other := next((name for name, is_set in others.items() if is_set), None):
             raise InvalidRequest(
-                f"'{ALLOWED}' cannot be combined with {found} on this model.", ALLOWED
+                f"'{ALLOWED}' cannot be combined with {other} on this model.", ALLOWED
             )
 
     def _bound(self, constraint: Constraint | None, *, from_start: bool) -> dict[str, Any]:
@@ -183,13 +181,13 @@ class LlamaCppPayloads(Payloads):
         return self._may_think and variables.get("enable_thinking") is not False
 
     def _top_logprobs(self, request: GenerationRequest) -> dict[str, Any]:
-        """Return how many are needed: a stop token is found by the id beside its logprob."""
+        """Return the logprobs fields; stop tokens need them, as they come with the token's id."""
         if request.top_logprobs is None and request.stop_token_ids:
             request = replace(request, top_logprobs=0)
         return super()._top_logprobs(request)
 
     def _arguments(self, text: str) -> str:
-        """Return arguments that llama.cpp can parse: what is no JSON becomes a JSON string."""
+        """Return arguments that llama.cpp can parse: invalid JSON becomes a JSON string."""
         try:
             orjson.loads(text)
         except orjson.JSONDecodeError:
@@ -197,29 +195,29 @@ class LlamaCppPayloads(Payloads):
         return text
 
     def _tools(self, request: GenerationRequest) -> dict[str, Any]:
-        """Return the tools.
+        """Return the fields of the tools.
 
-        llama.cpp does not force a call: with ``required`` the model may say something else first.
-        So a forced call is a JSON schema, and the tools reach the template as a variable of its
-        own. So they do beside a grammar, which says all that may come, and which llama.cpp takes
-        without tools only.
+        llama.cpp does not force a call: with ``required`` the model may answer with text first. So
+        the schema of a forced call is a constraint, and the tools are a variable of the template.
+        They are one beside a grammar too: llama.cpp refuses a grammar together with tools.
         """
         if not request.tools:
             return {}
-        # Templates are shown a description by llama.cpp whether there is one or not.
+        # llama.cpp passes a description to the template even if the tool has none.
         tools = [wire_tool(replace(t, description=t.description or "")) for t in request.tools]
-        shown: dict[str, Any] = {"chat_template_kwargs": {"tools": tools}}
+        variables: dict[str, Any] = {"chat_template_kwargs": {"tools": tools}}
         if request.forced_grammar is not None:
-            shown["chat_template_kwargs"]["enable_thinking"] = False  # It would bind thoughts too.
-            return {**shown, **self._bound(request.forced_grammar, from_start=True)}
+            # The grammar would constrain the reasoning too.
+            variables["chat_template_kwargs"]["enable_thinking"] = False
+            return {**variables, **self._bound(request.forced_grammar, from_start=True)}
         if request.must_call:
             from_start = self._has_llguidance and not self._thinks(request)
             return {
-                **shown,
+                **variables,
                 **schema_fields(call_schema(request.tools), "tools", from_start=from_start),
             }
         if "grammar" in self._constraint(request):
-            return shown
+            return variables
         for tool in tools:
             tool["function"]["parameters"] = plain_schema(tool["function"]["parameters"])
         parameters = [tool["function"]["parameters"] for tool in tools]
@@ -227,14 +225,13 @@ class LlamaCppPayloads(Payloads):
         for schema in objects_in(parameters):
             pattern = schema.get("pattern")
             if isinstance(pattern, str) and not knows_pattern(pattern, "tools"):
-                del schema["pattern"]  # llama.cpp would read it as another one.
+                del schema["pattern"]  # llama.cpp would misread it.
         return {"tools": tools, "parallel_tool_calls": request.parallel_tool_calls}
 
     def _lora(self, request: GenerationRequest) -> dict[str, Any]:
-        """Return the adapters by their numbers; those that are not named are not applied.
+        """Return the scales of all adapters by their numbers; 0 for those not in the request.
 
-        llama.cpp gets all of them: without any it would go on from a prompt that it has read
-        with adapters.
+        Without this field llama.cpp may reuse a cached prompt that it has read with adapters.
         """
         known = self._spec.lora_adapters
         if missing := [name for name, _ in request.lora if name not in known]:
@@ -243,11 +240,3 @@ class LlamaCppPayloads(Payloads):
             return {}
         scales = {**dict.fromkeys(known, 0.0), **dict(request.lora)}
         return {"lora": [{"id": n, "scale": scales[name]} for n, name in enumerate(known)]}
-
-    def _check_perceived(self, part: Part) -> None:
-        perceived = modalities(self._spec)
-        match part:
-            case ImagePart(param=param) if "vision" not in perceived:
-                raise InvalidRequest(f"The model '{self._spec.id}' takes no images.", param)
-            case AudioPart(param=param) if "audio" not in perceived:
-                raise InvalidRequest(f"The model '{self._spec.id}' takes no audio.", param)

@@ -1,8 +1,8 @@
-"""Prompts with the log probabilities of their tokens, of which llama.cpp only gives those it draws.
+"""Prompts with the log probabilities of their tokens.
 
-So it is made to draw the prompt: after each beginning of it one token, which a bias makes certain.
-Biases do not change log probabilities. Each beginning is in the cache but for its last token, so
-this takes as long as an answer of so many tokens.
+llama.cpp returns log probabilities of sampled tokens only. So it samples the prompt: after each
+prefix one token, forced by a logit bias, which does not change log probabilities. All of a prefix
+but its last token is in the cache, so this takes as long as an answer of the prompt's length.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Sink
 from worker.engines.llama_cpp.payload import LlamaCppPayloads
 from worker.engines.llama_cpp.tokens import Ask, fits, piece_of, text_of, tokens_of
-from worker.engines.prompt_echo import feed_entries, first_entry, shared_out
+from worker.engines.prompt_echo import feed_entries, first_entry, with_texts_of
 
 Tokens = tuple[int, ...]
 
-_COUNTS = (500, 10**7)
-"""How many of the likeliest tokens are asked for: the last is all that there are."""
+_TOP_COUNTS = (500, 10**7)
+"""Numbers of likeliest tokens to request; the second is the whole vocabulary."""
 
 
 class PromptEcho:
-    """Tells the prompts of one request."""
+    """Feeds the prompts of one request to its sink, with log probabilities."""
 
     def __init__(
         self, spec: ModelSpec, payloads: LlamaCppPayloads, ask: Ask, request: GenerationRequest
     ) -> None:
         self._spec, self._payloads, self._ask, self._request = spec, payloads, ask, request
-        self._found_harmless: int | None = None
+        self._whole_token: int | None = None
 
     def feed(self, sink: Sink) -> tuple[Tokens, ...]:
         """Feed each prompt to each of its choices; return the prompts as token ids.
@@ -60,14 +60,17 @@ class PromptEcho:
                 entries = self._entries(tokens, pieces, request.top_logprobs or 0, sink)
                 if sink.cancelled:
                     break
-                given = request.prompts[number]
-                shown = shared_out(given, entries) if isinstance(given, str) else entries
+                prompt = request.prompts[number]
+                if isinstance(prompt, str):
+                    entries = with_texts_of(prompt, entries)
                 if request.tokens_as_ids:
-                    shown = [entry.named_by_id() for entry in shown]
-                feed_entries(shown, indices, sink)
+                    entries = [entry.named_by_id() for entry in entries]
+                feed_entries(entries, indices, sink)
                 continue
+            prompt = request.prompts[number]
+            text = prompt if isinstance(prompt, str) else self._detokenized(tokens)
             for index in indices:
-                sink.feed(TextDelta(self._text(number, tokens), index))
+                sink.feed(TextDelta(text, index))
         return tuple(tokens for tokens, _ in prompts)
 
     def feed_tokens(self, sink: Sink) -> tuple[Tokens, ...]:
@@ -82,6 +85,7 @@ class PromptEcho:
             ranked: list[dict[int, RankedLogprob] | None] = []
             if (top := request.prompt_logprobs) is not None:
                 entries = self._entries(tokens, pieces, top, sink)
+                # Cancellation may leave fewer entries than tokens.
                 ranked = [_ranked(*pair) for pair in zip(tokens, entries, strict=False)]
             if sink.cancelled:
                 break
@@ -90,16 +94,16 @@ class PromptEcho:
         return tuple(prompts)
 
     def end(self, prompts: Sequence[Tokens], sink: Sink) -> None:
-        """Feed the ends of choices that have no answer, and what the prompts have used."""
+        """Feed the ends of choices without an answer, and the usage of the prompts."""
         for index in range(self._request.answers):
             sink.feed(Finish("length", index))
         sink.feed(Usage(input_tokens=sum(map(len, prompts))))
 
     def _tokenized(self, prompt: str | Tokens) -> tuple[Tokens, list[bytes]]:
-        """Return the tokens of a prompt and, of a text, their texts."""
+        """Return the tokens of a prompt and, if it is a text, the pieces of text of each."""
         tokens, pieces = prompt, list[bytes]()
         if isinstance(prompt, tuple):
-            self._detokenized(prompt)  # Refuses what is no token.
+            self._detokenized(prompt)  # Raises InvalidRequest for an unknown id.
         else:
             answer = tokens_of(self._ask, prompt, with_pieces=True)
             tokens = tuple(entry["id"] for entry in answer)
@@ -123,40 +127,33 @@ class PromptEcho:
     def _scored(self, tokens: Tokens, top: int) -> TokenLogprob:
         """Return the entry of the last of these tokens."""
         *before, token = tokens
-        if drawn := self._drawn(before, token, top):
-            return _entry(drawn, drawn["top_logprobs"][:top])
-        # llama.cpp tells nothing of a token that ends inside a character. Another is drawn, and
-        # this one is looked for among those that could have come.
-        for count in _COUNTS:
-            drawn = self._drawn(before, self._harmless(), count) or {}
-            others = drawn.get("top_logprobs", [])
-            if found := next((other for other in others if other["id"] == token), None):
-                return _entry(found, others[:top])
+        if sampled := self._sampled(before, token, top):
+            return _entry(sampled, sampled["top_logprobs"][:top])
+        # llama.cpp returns no entry for a token that ends inside a character. So another token is
+        # sampled, and the entry is among its ``top_logprobs``.
+        if self._whole_token is None:
+            self._whole_token = int(tokens_of(self._ask, "a")[-1])
+        for count in _TOP_COUNTS:
+            sampled = self._sampled(before, self._whole_token, count) or {}
+            others = sampled.get("top_logprobs", [])
+            if match := next((other for other in others if other["id"] == token), None):
+                return _entry(match, others[:top])
         raise GenerationFailed(f"llama.cpp has no log probability of the token {token}.")
 
-    def _drawn(self, before: Sequence[int], token: int, top: int) -> dict[str, Any] | None:
+    def _sampled(self, before: Sequence[int], token: int, top: int) -> dict[str, Any] | None:
+        """Have the model sample this token after those before it; return its entry."""
         payload = self._payloads.token(self._request, before, token, top)
         answer = self._ask("/v1/completions", payload)
         logprobs = answer["choices"][0]["logprobs"]
         entry: dict[str, Any] | None = logprobs and logprobs["content"][0]
         return entry if entry and entry["id"] == token else None
 
-    def _harmless(self) -> int:
-        """Return a token that is no part of a character."""
-        if self._found_harmless is None:
-            self._found_harmless = int(tokens_of(self._ask, "a")[-1])
-        return self._found_harmless
-
-    def _text(self, number: int, tokens: Tokens) -> str:
-        prompt = self._request.prompts[number]
-        return prompt if isinstance(prompt, str) else self._detokenized(tokens)
-
     def _detokenized(self, tokens: Tokens) -> str:
         return text_of(self._ask, tokens, self._request)
 
 
-class Fresh:
-    """A sink of an answer whose prompt was computed for it, and is only cached since then."""
+class UncachedUsageSink:
+    """A sink that reports no cached tokens: scoring the prompt for this request has cached it."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -175,11 +172,11 @@ def _entry(wire: dict[str, Any], top: Sequence[dict[str, Any]]) -> TokenLogprob:
 
 
 def _ranked(token: int, entry: TokenLogprob) -> dict[int, RankedLogprob] | None:
-    """Return the log probabilities at the place of this token; None where nothing is before it."""
+    """Return the log probabilities at the position of this token; None for the first token."""
     if math.isnan(entry.logprob):
         return None
-    found = {token: RankedLogprob(entry.logprob, None, entry.token)}
+    ranked = {token: RankedLogprob(entry.logprob, None, entry.token)}
     for rank, other in enumerate(entry.top, 1):
         assert other.id is not None
-        found[other.id] = RankedLogprob(other.logprob, rank, other.token)
-    return found
+        ranked[other.id] = RankedLogprob(other.logprob, rank, other.token)
+    return ranked

@@ -1,4 +1,4 @@
-"""Embeddings, tokens and prompts: what is asked of a model without sampling from it."""
+"""Embedding, tokenizing and rendering: requests to llama.cpp that sample no tokens."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from inference_site.domain.errors import ContextLengthExceeded, EngineError, Inv
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import GenerationRequest
 from worker.engines.base import Sink
-from worker.engines.prompt_length import LEAST_TOKENS, PIECE, is_short_enough
+from worker.engines.prompt_length import PIECE, TOKENIZE_LIMIT, is_short_enough
 
 Ask = Callable[[str, dict[str, Any]], dict[str, Any]]
-"""Sends a payload to a path of the model's server, and returns the answer. Raise EngineError."""
+"""Posts a payload to a path of the model's server, and returns the answer. Raise EngineError."""
 
 _BATCH, _BATCH_SIZE = 32, 16_384
-"""Prompts embedded between two looks at cancellation, and their characters or tokens, if several.
-"""
+"""Prompts in one embedding request, and their total size in characters or token ids.
+
+Cancellation is checked between two requests."""
 _TOO_LARGE = re.compile(r"input \((\d+) tokens\) is too large")
 
 
@@ -36,7 +37,10 @@ def embed(ask: Ask, spec: ModelSpec, request: GenerationRequest, sink: Sink) -> 
     """Embed the prompts (see ``Engine.embed``)."""
     tokens = first = 0
     while first < len(request.prompts) and not sink.cancelled:
-        batch = _next_batch(request.prompts[first : first + _BATCH])
+        candidates = request.prompts[first : first + _BATCH]
+        sizes = accumulate(map(len, candidates))
+        count = max(1, sum(size <= _BATCH_SIZE for size in sizes))
+        batch = [list(p) if isinstance(p, tuple) else p for p in candidates[:count]]
         if not all(fits(ask, spec, request, text, sink) for text in batch):
             return
         try:
@@ -55,45 +59,38 @@ def embed(ask: Ask, spec: ModelSpec, request: GenerationRequest, sink: Sink) -> 
         sink.feed(Usage(input_tokens=tokens))
 
 
-def _next_batch(prompts: Sequence[str | tuple[int, ...]]) -> list[str | list[int]]:
-    """Return the first of these prompts, and those after it that fit into the same batch."""
-    sizes = accumulate(map(len, prompts))
-    count = max(1, sum(size <= _BATCH_SIZE for size in sizes))
-    return [list(p) if isinstance(p, tuple) else p for p in prompts[:count]]
-
-
 def fits(
     ask: Ask, spec: ModelSpec, request: GenerationRequest, prompt: str | Sequence[int], sink: Sink
 ) -> bool:
-    """Return whether llama.cpp can be given the prompt now; False once the sink is cancelled.
+    """Whether the prompt is short enough for llama.cpp; False once the sink is cancelled.
 
-    Raise ContextLengthExceeded for a long text with more tokens than the context, or than may be
-    tokenized without being read.
+    Raise ContextLengthExceeded for a text with more tokens than the context, or, where it is only
+    tokenized, with more than ``TOKENIZE_LIMIT``.
     """
     if not isinstance(prompt, str):
         return not sink.cancelled
-    most = spec.context_length
+    limit = spec.context_length
     if request.operation in ("tokenize", "render"):
-        most = max(most, LEAST_TOKENS)
+        limit = max(limit, TOKENIZE_LIMIT)
 
     def count(text: str) -> int:
         return len(tokens_of(ask, text, add_special=False))
 
-    return is_short_enough(prompt, most, spec.context_length, count, sink, request.subject)
+    return is_short_enough(prompt, limit, spec.context_length, count, sink, request.subject)
 
 
 def is_long(prompts: Sequence[str | tuple[int, ...]]) -> bool:
-    """Whether the prompts of a completion are too long to be given to llama.cpp without a look."""
+    """Whether the prompts must be counted before llama.cpp tokenizes them."""
     return sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) > PIECE
 
 
 def with_short_prompts(
     ask: Ask, spec: ModelSpec, request: GenerationRequest, sink: Sink
 ) -> GenerationRequest | None:
-    """Return a completion whose prompts llama.cpp can be given now; None once it is cancelled.
+    """Return the completion, its long prompts as token ids; None once it is cancelled.
 
-    llama.cpp tokenizes all prompts of a request in one call, which nothing can stop. Those that are
-    long together are tokenized here, one by one. Raise ContextLengthExceeded.
+    llama.cpp tokenizes all prompts of a request in one call that cannot be cancelled. So prompts
+    that are long together are tokenized one by one first. Raise ContextLengthExceeded.
     """
     if not is_long(request.prompts):
         return None if sink.cancelled else request
@@ -101,19 +98,25 @@ def with_short_prompts(
     for prompt in request.prompts:
         if not fits(ask, spec, request, prompt, sink):
             return None
-        found = tokens_of(ask, prompt) if isinstance(prompt, str) else prompt
-        if len(found) > spec.context_length:
-            raise ContextLengthExceeded(spec.context_length, len(found), request.subject)
-        tokens.append(tuple(found))
+        ids = tokens_of(ask, prompt) if isinstance(prompt, str) else prompt
+        if len(ids) > spec.context_length:
+            raise ContextLengthExceeded(spec.context_length, len(ids), request.subject)
+        tokens.append(tuple(ids))
     return replace(request, prompts=tuple(tokens))
 
 
 def tokenize(ask: Ask, spec: ModelSpec, request: GenerationRequest, sink: Sink) -> None:
     """Turn texts into tokens (see ``Engine.tokenize``)."""
+    special = request.add_special_tokens
     for index, text in _prompts(request, sink):
         if not fits(ask, spec, request, text, sink):
             return
-        sink.feed(_tokens_delta(ask, request, str(text), index))
+        tokens = tokens_of(ask, text, add_special=special, with_pieces=request.token_texts)
+        if request.token_texts:
+            texts = tuple(piece_of(entry).decode("utf-8", "replace") for entry in tokens)
+            sink.feed(TokensDelta(tuple(entry["id"] for entry in tokens), index, texts))
+        else:
+            sink.feed(TokensDelta(tuple(tokens), index))
         sink.feed(Finish("stop", index))
 
 
@@ -125,7 +128,7 @@ def detokenize(ask: Ask, request: GenerationRequest, sink: Sink) -> None:
 
 
 def text_of(ask: Ask, tokens: Sequence[int], request: GenerationRequest) -> str:
-    """Return the text of tokens. Raise InvalidRequest for an id that is none."""
+    """Return the text of tokens. Raise InvalidRequest for an unknown id."""
     try:
         return str(ask("/detokenize", {"tokens": tokens})["content"])
     except EngineError as exc:
@@ -149,6 +152,7 @@ def render(
 
 
 def _prompts(request: GenerationRequest, sink: Sink) -> Iterator[tuple[int, Any]]:
+    """Yield the prompts with their indices until the sink is cancelled."""
     for index, prompt in enumerate(request.prompts):
         if sink.cancelled:
             return
@@ -158,18 +162,18 @@ def _prompts(request: GenerationRequest, sink: Sink) -> Iterator[tuple[int, Any]
 def tokens_of(
     ask: Ask, text: str, *, add_special: bool = True, with_pieces: bool = False
 ) -> list[Any]:
-    """Return llama.cpp's tokens of a text: ids, or with pieces an object for each."""
+    """Return llama.cpp's tokens of a text: ids, or objects with id and piece."""
     payload = {"content": text, "add_special": add_special, "parse_special": True}
     tokens: list[Any] = ask("/tokenize", {**payload, "with_pieces": with_pieces})["tokens"]
     return tokens
 
 
 def tokens_of_words(ask: Ask, words: Sequence[str]) -> tuple[int, ...]:
-    """Return the tokens that are these words, with a space before them and without, as in vLLM.
+    """Return the token of each word, without and with a space before it, as vLLM does.
 
-    Raise InvalidRequest for a word of several tokens: llama.cpp forbids tokens, and no sequences.
+    Raise InvalidRequest for a word of several tokens: llama.cpp can ban tokens, not sequences.
     """
-    found: list[int] = []
+    tokens: list[int] = []
     for word in words:
         plain, spaced = (
             tokens_of(ask, f"{space}{word.lstrip()}", add_special=False) for space in ("", " ")
@@ -180,20 +184,11 @@ def tokens_of_words(ask: Ask, words: Sequence[str]) -> tuple[int, ...]:
                 "can only forbid words of one token.",
                 "bad_words",
             )
-        found += plain + (spaced if len(spaced) == 1 else [])
-    return tuple(dict.fromkeys(found))
-
-
-def _tokens_delta(ask: Ask, request: GenerationRequest, text: str, index: int) -> TokensDelta:
-    wanted, special = request.token_texts, request.add_special_tokens
-    found = tokens_of(ask, text, add_special=special, with_pieces=wanted)
-    if not wanted:
-        return TokensDelta(tuple(found), index)
-    texts = tuple(piece_of(entry).decode("utf-8", "replace") for entry in found)
-    return TokensDelta(tuple(entry["id"] for entry in found), index, texts)
+        tokens += plain + (spaced if len(spaced) == 1 else [])
+    return tuple(dict.fromkeys(tokens))
 
 
 def piece_of(entry: dict[str, Any]) -> bytes:
-    """Return a token's text; one that is a part of a character comes as numbers."""
+    """Return a token's text. llama.cpp sends a part of a character as a list of bytes."""
     piece: str | list[int] = entry["piece"]
     return piece.encode() if isinstance(piece, str) else bytes(piece)

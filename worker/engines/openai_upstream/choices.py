@@ -1,4 +1,4 @@
-"""One choice of a stream: from the server's pieces to deltas."""
+"""One choice of a stream: from the choices of the server's chunks to deltas."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class ChoiceReader:
     """A fold over the choices of one index.
 
     ``forced_by_schema``: the answer's text is a call, as ``ForcedCall`` reads it. ``cuts``: the
-    server knows no stop tokens, and names the tokens beside their log probabilities.
-    ``ends_after_stop``: the stop text may be the end of what the server sends.
+    server has no stop tokens, and returns token ids with their log probabilities, so the text is
+    cut here. ``ends_after_stop``: the server may send the stop text too.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class ChoiceReader:
         self.finished = self.is_cut = False
 
     def feed(self, choice: dict[str, Any]) -> list[Delta]:
-        """Return what one choice of a chunk comes to.
+        """Return the deltas of one choice of a chunk.
 
-        Raise GenerationFailed for one that the server gave up, and KeyError, TypeError or
-        AttributeError for what is no choice.
+        Raise GenerationFailed for a choice that the server aborted, and KeyError, TypeError or
+        AttributeError for a malformed one.
         """
         if self.finished:
             return _NOTHING
@@ -85,43 +85,39 @@ class ChoiceReader:
         return deltas
 
     def finish(self, reason: str, choice: dict[str, Any]) -> list[Delta]:
-        """Return the end of the choice. Raise GenerationFailed for a call that never came."""
+        """Return the deltas of the end. Raise GenerationFailed if a required call is missing."""
         self.finished = True
         if reason in _FAILURES:
             raise GenerationFailed(f"The model's server gave up (finish reason '{reason}').")
         end = Finish(self._finish_reason(reason), self._index, self._stop(choice))
         held = self._stops.end() if self._stops is not None else ""
-        entries = self._unshown() if end.reason == "stop" and end.stop is None else ()
+        entries: tuple[TokenLogprob, ...] = ()
+        is_text_chat = self._request.operation == "chat" and not self._must_call
+        if is_text_chat and end.reason == "stop" and end.stop is None:
+            # vLLM sends the entry of the token that ends a chat.
+            entries = tuple(entry for entry in self._held if entry.token)
         rest = [TextDelta(held, self._index, entries)] if held or entries else _NOTHING
         return [*rest, *self._calls.finish(), end]
 
-    def _unshown(self) -> tuple[TokenLogprob, ...]:
-        """Return the entry of the token that ends a chat, where the server names it: vLLM."""
-        is_text = self._forced is None and not self._must_call
-        if not is_text or self._request.operation != "chat":
-            return ()
-        return tuple(entry for entry in self._held if entry.token)
-
     def _hold(self, wire: dict[str, Any], is_reasoning: bool) -> None:
-        """Keep the entries for the next text: a part of a character comes without any."""
-        assert self._top_logprobs is not None
+        """Keep the entries for the next text: a token inside a character comes without text."""
         if is_reasoning:
             self._held = ()
-        else:
-            # The first token of a prompt has none.
-            unknown = math.nan if self._request.echo else 0.0
-            # Of tokens that the request names, each is shown.
-            top = None if "logprob_token_ids" in self._request.extensions else self._top_logprobs
-            found = _read_logprobs(wire, top, unknown)
-            if self._request.tokens_as_ids:
-                found = tuple(entry.named_by_id() for entry in found)
-            self._held += found
+            return
+        # The first token of a prompt has no log probability.
+        unknown = math.nan if self._request.echo else 0.0
+        # With ``logprob_token_ids`` the server returns the entries of these tokens: keep all.
+        top = None if "logprob_token_ids" in self._request.extensions else self._top_logprobs
+        entries = _read_logprobs(wire, top, unknown)
+        if self._request.tokens_as_ids:
+            entries = tuple(entry.named_by_id() for entry in entries)
+        self._held += entries
 
     def _text(self, text: str) -> list[Delta]:
         if self._forced is not None:
             return list(self._forced.feed(text))
         if self._must_call:
-            return _NOTHING  # What is said beside the call that was asked for.
+            return _NOTHING  # Drops text beside the required call.
         logprobs, self._held = self._held, ()
         if self._stops is not None:
             text = "" if self._stops.found else self._stops.feed(text)
@@ -143,12 +139,12 @@ class ChoiceReader:
         return "stop"
 
     def _stop(self, choice: dict[str, Any]) -> str | int | None:
-        """Return the stop text or token that ended the choice, if the server names one of ours."""
+        """Return the stop text or token of the request that ended the choice, if it is known."""
         if self._stops is not None and self._stops.found:
             return self._stops.found
         stop = choice.get("stop_reason", choice.get("matched_stop"))
-        asked = (*self._request.stop, *self._request.stop_token_ids)
-        return stop if isinstance(stop, str | int) and stop in asked else None
+        stops = (*self._request.stop, *self._request.stop_token_ids)
+        return stop if isinstance(stop, str | int) and stop in stops else None
 
 
 def _checked(text: Any) -> str:
@@ -160,24 +156,28 @@ def _checked(text: Any) -> str:
 def _read_logprobs(
     wire: dict[str, Any], top: int | None, unknown: float
 ) -> tuple[TokenLogprob, ...]:
-    """Return the entries of a chunk, each with its ``top`` likeliest. Raise KeyError, TypeError.
+    """Return the entries of a chunk, each with its ``top`` likeliest tokens; None keeps all.
 
-    Without ``top`` each has all that the server tells.
-    ``unknown`` stands for a log probability that the server does not tell.
+    ``unknown`` replaces a log probability that is null. Raise KeyError or TypeError.
     """
     if "content" in wire:
         return tuple(_entry(entry, top, unknown) for entry in wire["content"] or ())
-    others = wire.get("top_logprobs") or [{}] * len(wire.get("tokens") or ())
-    return tuple(
-        _token(token, unknown if logprob is None else logprob, _likeliest(likeliest or {}, top))
-        for token, logprob, likeliest in zip(
-            wire.get("tokens") or (), wire.get("token_logprobs") or (), others, strict=False
-        )
-    )
+    tokens = wire.get("tokens") or ()
+    others = wire.get("top_logprobs") or [{}] * len(tokens)
+    entries = []
+    for token, logprob, alternatives in zip(
+        tokens, wire.get("token_logprobs") or (), others, strict=False
+    ):
+        ranked = sorted((alternatives or {}).items(), key=lambda item: -item[1])[:top]
+        likeliest = tuple(_token(*pair) for pair in ranked)
+        entries.append(_token(token, unknown if logprob is None else logprob, likeliest))
+    return tuple(entries)
 
 
 def _entry(entry: dict[str, Any], top: int | None, unknown: float = 0.0) -> TokenLogprob:
-    others = tuple(_entry(other, 0) for other in _by_probability(entry)[:top])
+    # vLLM lists the sampled token first, so the likeliest are found by sorting.
+    ranked = sorted(entry.get("top_logprobs") or (), key=_rank)[:top]
+    others = tuple(_entry(other, 0) for other in ranked)
     text_bytes, logprob = entry.get("bytes"), entry["logprob"]
     logprob = unknown if logprob is None else logprob
     if text_bytes is None:
@@ -185,18 +185,8 @@ def _entry(entry: dict[str, Any], top: int | None, unknown: float = 0.0) -> Toke
     return TokenLogprob(entry["token"], logprob, bytes(text_bytes), others, entry.get("id"))
 
 
-def _by_probability(entry: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what else could have come, the likeliest first; vLLM begins with what was drawn."""
-
-    def rank(other: dict[str, Any]) -> float:
-        return math.inf if other["logprob"] is None else -other["logprob"]
-
-    return sorted(entry.get("top_logprobs") or (), key=rank)
-
-
-def _likeliest(wire: dict[str, float], top: int | None) -> tuple[TokenLogprob, ...]:
-    ordered = sorted(wire.items(), key=lambda item: -item[1])[:top]
-    return tuple(_token(token, logprob) for token, logprob in ordered)
+def _rank(entry: dict[str, Any]) -> float:
+    return math.inf if entry["logprob"] is None else -entry["logprob"]
 
 
 def _token(token: str, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
@@ -205,7 +195,7 @@ def _token(token: str, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> To
 
 @dataclass(slots=True)
 class _Call:
-    """One call: ``number`` is set once its first piece, which needs the name, was passed on."""
+    """One call; ``number`` is set once its first delta, which needs the name, was returned."""
 
     id: str | None = None
     name: str | None = None
@@ -213,7 +203,7 @@ class _Call:
     arguments: list[str] = field(default_factory=list)
 
     def is_complete(self) -> bool:
-        """Whether the arguments are JSON by now."""
+        """Whether the arguments are valid JSON."""
         try:
             orjson.loads("".join(self.arguments))
         except orjson.JSONDecodeError:
@@ -222,7 +212,7 @@ class _Call:
 
 
 class CallReader:
-    """The calls of one choice. A fold over the ``tool_calls`` of its deltas."""
+    """A fold over the ``tool_calls`` of the deltas of one choice."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -236,11 +226,11 @@ class CallReader:
         return self._begun > 0
 
     def feed(self, pieces: list[dict[str, Any]]) -> list[ToolCallDelta]:
-        """Take the pieces of one chunk. Raise TypeError or AttributeError for what is none."""
+        """Take the calls of one chunk. Raise TypeError or AttributeError if they are malformed."""
         return [delta for piece in pieces for delta in self._take(piece)]
 
     def finish(self) -> list[ToolCallDelta]:
-        """Return what is missing at the end: arguments of calls that came without any."""
+        """Return empty objects as the arguments of calls that came without arguments."""
         empty = [c for c in self._calls if c.number is not None and not "".join(c.arguments)]
         return [self._delta(call, "{}") for call in empty]
 
@@ -265,7 +255,7 @@ class CallReader:
         return ToolCallDelta(call.number, arguments, index=self._index)
 
     def _call(self, index: int | None, call_id: str | None, name: str | None) -> _Call:
-        """Return the call that a piece belongs to, with what the piece says of it."""
+        """Return the call that a piece belongs to, with the id and the name of the piece."""
         call = self._known(index, call_id, name)
         if call is None:
             call = _Call()
@@ -281,7 +271,7 @@ class CallReader:
             known = self._by_index.get(index)
         elif call_id is not None:
             known = next((call for call in self._calls if call.id == call_id), None)
-            # A piece may be the first with the id of the call that is being read.
+            # A piece may be the first one that has the id of the current call.
             if known is None and name is None and self._calls and self._calls[-1].id is None:
                 known = self._calls[-1]
         else:
@@ -295,26 +285,27 @@ class CallReader:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where a choice ends: at this token, after the entries before it."""
+    """The end of a choice at a stop token.
+
+    ``before`` are the entries before that token, ``after`` is the text from it on.
+    """
 
     token: int
     before: list[dict[str, Any]]
     after: str
 
     def shorten(self, delta: dict[str, Any]) -> dict[str, Any]:
-        """Return the delta, or a call in it, without the token's text and what follows it."""
-        return {key: self._shortened(key, value) for key, value in delta.items()}
-
-    def _shortened(self, key: str, value: Any) -> Any:
-        match key, value:
-            case (("content" | "reasoning_content" | "arguments"), str(text)):
-                return text.removesuffix(self.after)
-            case "function", dict(function):
-                return self.shorten(function)
-            case "tool_calls", list(calls):
-                return [self.shorten(call) for call in calls]
-            case _:
-                return value
+        """Return the delta, or a call in it, without the text from the stop token on."""
+        shortened = dict(delta)
+        for key, value in delta.items():
+            match key, value:
+                case (("content" | "reasoning_content" | "arguments"), str(text)):
+                    shortened[key] = text.removesuffix(self.after)
+                case "function", dict(function):
+                    shortened[key] = self.shorten(function)
+                case "tool_calls", list(calls):
+                    shortened[key] = [self.shorten(call) for call in calls]
+        return shortened
 
 
 def cut_at(stop_ids: Collection[int], choice: dict[str, Any]) -> Cut | None:
@@ -322,7 +313,7 @@ def cut_at(stop_ids: Collection[int], choice: dict[str, Any]) -> Cut | None:
     entries = (choice.get("logprobs") or {}).get("content") or []
     for position, entry in enumerate(entries):
         if entry["id"] in stop_ids:
-            # A character of which the token is a part is cut as a whole.
+            # A character that the stop token is a part of is cut as a whole.
             after = _text(entries).removeprefix(_text(entries[:position]))
             return Cut(entry["id"], entries[:position], after)
     return None

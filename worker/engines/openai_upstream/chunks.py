@@ -1,4 +1,4 @@
-"""From the bytes of a stream to deltas in the sink."""
+"""From the bytes of a server's event stream to deltas in the sink, and the usage of the run."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ logger = logging.getLogger(__name__)
 DONE = b"[DONE]"
 
 _IGNORED = (b":", b"event:", b"id:", b"retry:")
-_SHOWN = 200
-_LONGEST_LINE = 16 * 2**20
+_MAX_LOGGED = 200
+_MAX_LINE_BYTES = 16 * 2**20
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+_CHARACTERS_PER_TOKEN = 4
 
 
 class NoEventStream(Exception):
@@ -43,37 +44,34 @@ class NoEventStream(Exception):
 
 
 class EventLines:
-    """Cuts the bytes of server-sent events, which come in pieces cut anywhere, into their data.
+    """Extracts the data of server-sent events from bytes that come in arbitrary pieces.
 
-    Of OpenAI's streams only the lines of ``data:`` matter. Each is an event of its own: no server
-    spreads a chunk over several.
+    Each ``data:`` line is one event: no server spreads a chunk over several lines.
     """
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the data of the events that are whole by now. Raise NoEventStream."""
+        """Yield the data of the events that are complete. Raise NoEventStream."""
         lines = (self._rest + data if self._rest else data).split(b"\n")
         self._rest = lines.pop()
-        if len(self._rest) > _LONGEST_LINE:
-            raise NoEventStream(f"a line of more than {_LONGEST_LINE} bytes")
+        if len(self._rest) > _MAX_LINE_BYTES:
+            raise NoEventStream(f"a line of more than {_MAX_LINE_BYTES} bytes")
         for line in lines:
             if line.startswith(b"data:"):
                 yield line[5:].strip()
-            elif line and not line.isspace():
-                yield from self._other(line)
-
-    def _other(self, line: bytes) -> Iterator[bytes]:
-        if line.startswith(b"error:"):
-            yield b'{"error":' + line[6:] + b"}"
-        elif not line.startswith(_IGNORED):
-            logger.warning("a line of a model's server is no event: %r", line[:_SHOWN])
-            raise NoEventStream("it is no stream of events")
+            elif not line or line.isspace():
+                continue
+            elif line.startswith(b"error:"):
+                yield b'{"error":' + line[6:] + b"}"
+            elif not line.startswith(_IGNORED):
+                logger.warning("a line of a model's server is no event: %r", line[:_MAX_LOGGED])
+                raise NoEventStream("it is no stream of events")
 
 
 class ChunkReader:
-    """Reads the answer of one run; is what the event loop watches meanwhile."""
+    """Reads the answer of one run into its sink."""
 
     def __init__(
         self, request: GenerationRequest, sink: Sink, errors: ErrorReader, server: Server
@@ -88,12 +86,12 @@ class ChunkReader:
 
     @property
     def cancelled(self) -> bool:
-        """Whether nothing more is wanted: the run was cancelled, or its answer is complete."""
+        """Whether to stop reading: the run was cancelled, or its answer is complete."""
         return self._done or self._sink.cancelled
 
     @property
     def begun(self) -> bool:
-        """Whether a part of the answer was passed on: what fails now cannot be tried again."""
+        """Whether the sink got a part of the answer; if so, the request cannot be retried."""
         return self.usage.begun
 
     @property
@@ -102,17 +100,16 @@ class ChunkReader:
         return all(choice.finished for choice in self._choices)
 
     def restart(self) -> None:
-        """Begin anew, with another attempt."""
-        indices = range(self.request.answers)
+        """Discard the state of a failed attempt, before the next one."""
         self._choices = [
             ChoiceReader(self.request, i, self._by_schema, self._cuts, self._ends_after_stop)
-            for i in indices
+            for i in range(self.request.answers)
         ]
         self._lines = EventLines()
         self.usage.restart()
 
     def feed(self, data: bytes) -> None:
-        """Take a piece of the stream. Raise Cancelled, or EngineError for what is no answer."""
+        """Take a piece of the stream. Raise Cancelled, or EngineError if it cannot be read."""
         try:
             for event in self._lines.feed(data):
                 self._take(event)
@@ -125,15 +122,15 @@ class ChunkReader:
         self._take(DONE)
 
     def end(self) -> None:
-        """Take the end of the stream. Raise ConnectionLost for one that is cut off."""
+        """Take the end of the stream. Raise ConnectionLost if it came too early."""
         if self._done:
             return
-        self.feed(b"\n")  # Ends a last line that nothing ends.
+        self.feed(b"\n")  # The last line may have no line break.
         if not self._done and not self.is_complete:
             raise ConnectionLost("The model's server ended the stream before the answer.")
 
     def account(self) -> None:
-        """Tell what was used, if anything was."""
+        """Feed the usage to the sink, if there is any."""
         if self.begun or not self.usage.is_estimate:
             self._sink.feed(self.usage.total())
 
@@ -144,7 +141,12 @@ class ChunkReader:
             raise Cancelled
         if event == DONE:
             self._done = True
-            self._finish()
+            for choice in self._choices:  # The server may leave out the ends of choices.
+                if not choice.finished and self.begun:
+                    for delta in choice.finish("stop", {}):
+                        self._sink.feed(delta)
+            if not self.is_complete:
+                raise GenerationFailed("The model's server ended the stream without an answer.")
             return
         deltas = self._read(event)
         if self.request.running_usage and self.begun:
@@ -152,22 +154,13 @@ class ChunkReader:
         for delta in deltas:
             self._sink.feed(delta)
         if self._cuts and all(choice.is_cut for choice in self._choices):
-            raise Cancelled  # The server does not know that this is the end.
-
-    def _finish(self) -> None:
-        """End the choices that the server did not: it says that it is done."""
-        for choice in self._choices:
-            if not choice.finished and self.begun:
-                for delta in choice.finish("stop", {}):
-                    self._sink.feed(delta)
-        if not self.is_complete:
-            raise GenerationFailed("The model's server ended the stream without an answer.")
+            raise Cancelled  # Closing the connection stops the server.
 
     def _read(self, event: bytes) -> list[Delta]:
-        """Return what an event comes to. Raise EngineError."""
+        """Return the deltas of an event. Raise EngineError."""
         try:
             chunk = orjson.loads(event)
-            if chunk is None:  # What llama.cpp begins completions of several prompts with.
+            if chunk is None:  # llama.cpp's first event for several prompts.
                 return []
             if error := chunk.get("error"):
                 raise self._errors.in_stream(error, self.request)
@@ -178,8 +171,11 @@ class ChunkReader:
     def _deltas(self, chunk: dict[str, Any]) -> list[Delta]:
         choices = chunk.get("choices") or ()
         if chunk.get("usage") or "timings" in chunk:
-            self._note_usage(chunk, choices[0].get("index", 0) if choices else None)
-        if (verbose := chunk.get("__verbose")) and choices:  # llama.cpp, when there are stops.
+            index = choices[0].get("index", 0) if choices else None
+            # After a cut at a stop token the server goes on generating: do not count that.
+            if index is None or not self._choices[index].is_cut:
+                self.usage.take(chunk, index)
+        if (verbose := chunk.get("__verbose")) and choices:  # llama.cpp, if there are stop texts.
             choices[0].setdefault("stop_reason", verbose.get("stopping_word"))
             choices[0].setdefault("token_ids", verbose.get("tokens"))
         deltas: list[Delta] = []
@@ -187,8 +183,8 @@ class ChunkReader:
         if names_prompt and (ids := chunk.get("prompt_token_ids")):
             deltas.append(PromptTokens(tuple(ids)))
         if self.request.return_progress and (progress := chunk.get("prompt_progress")):
-            read = (progress[name] for name in ("total", "cache", "processed", "time_ms"))
-            deltas.append(PromptProgress(*read))
+            fields = ("total", "cache", "processed", "time_ms")
+            deltas.append(PromptProgress(*(progress[name] for name in fields)))
         for choice in choices:
             index = choice.get("index") or 0
             reader = self._choices[index]
@@ -197,27 +193,19 @@ class ChunkReader:
                     deltas.append(PromptTokens(tuple(ids), index))
                 if ids := choice.get("token_ids"):
                     deltas.append(AnswerTokens(tuple(ids), index))
-            if found := reader.feed(choice):
-                self.usage.count(found[0])
-                deltas += found
+            if choice_deltas := reader.feed(choice):
+                self.usage.count(choice_deltas[0])
+                deltas += choice_deltas
                 if reader.finished:
                     self.usage.note_end(index)
         return deltas
 
-    def _note_usage(self, chunk: dict[str, Any], index: int | None) -> None:
-        """Note what a chunk reports, but for what comes behind the end of a choice that was cut."""
-        if index is None or not self._choices[index].is_cut:
-            self.usage.take(chunk, index)
-
     def _unreadable(self, exc: Exception) -> EngineError:
-        # The words of other errors may repeat the answer.
+        # The messages of other exceptions may quote the answer.
         reason = str(exc) if isinstance(exc, NoEventStream) else type(exc).__name__
         return GenerationFailed(
             f"The model's server sent an answer that cannot be read ({reason})."
         )
-
-
-_CHARACTERS_PER_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,20 +218,20 @@ class _TokenCounts:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """How long the server has worked, in milliseconds."""
+    """Prefill and decode times of the server, in milliseconds."""
 
     prompt: float
     answer: float
 
 
 class UsageReader:
-    """A fold over the chunks of one run.
+    """A fold over the chunks of one run that adds up its usage.
 
-    Servers report usage in a chunk of its own, in the last one of each choice, or, while they run,
-    in every chunk, for the choice that the chunk is of. A report without a choice is that of the
-    whole run, but llama.cpp sends one behind the end of each choice. When a server reports nothing,
-    each piece counts as one token. Where it tells no reasoning tokens, those are what was reported
-    with the last piece of the reasoning, else as many as there were pieces.
+    Servers report usage in a separate chunk, in the last chunk of each choice, or in every chunk,
+    for the choice of that chunk. A report without a choice is for the whole run; but llama.cpp
+    sends one after the end of each choice. If a server reports nothing, each delta counts as
+    one token. If it reports no reasoning tokens, they are the output tokens at the last delta of
+    the reasoning, or the number of its deltas.
     """
 
     def __init__(self, request: GenerationRequest) -> None:
@@ -258,7 +246,7 @@ class UsageReader:
 
     @property
     def begun(self) -> bool:
-        """Whether anything of the answer has come."""
+        """Whether a delta of the answer has come."""
         return self._first_at is not None
 
     @property
@@ -267,7 +255,7 @@ class UsageReader:
         return not self._reported
 
     def restart(self) -> None:
-        """Begin anew, with another attempt."""
+        """Discard the reports of a failed attempt, before the next one."""
         self._reported.clear()
         self._times.clear()
         self._reasoned.clear()
@@ -275,9 +263,9 @@ class UsageReader:
         self._started = time.monotonic()
 
     def take(self, chunk: dict[str, Any], index: int | None) -> None:
-        """Note what a chunk reports. Raise TypeError for counts that are none."""
+        """Take the report of a chunk. Raise TypeError for malformed counts."""
         if index is None and self._request.answers > 1:
-            if len(self._ended) == 1:  # Before a report of the run, more would have ended.
+            if len(self._ended) == 1:  # A report of the whole run comes after all choices ended.
                 [index] = self._ended
             self._ended.clear()
         if usage := chunk.get("usage"):
@@ -301,7 +289,7 @@ class UsageReader:
         self._ended.append(index)
 
     def count(self, first: Delta) -> None:
-        """Note a piece of a choice by the first delta that it came to."""
+        """Count a piece of a choice by its first delta."""
         if self._first_at is None:
             self._first_at = time.monotonic()
         if not isinstance(first, Finish):
@@ -312,7 +300,7 @@ class UsageReader:
                 self._reasoned[first.index] = counts.output
 
     def total(self) -> Usage:
-        """Return the sum; a prompt, which its choices share, counts once."""
+        """Return the usage of the run; a prompt counts once for all its choices."""
         total, times = self._sum(), self._time_spent()
         reasoning = total.reasoning
         if reasoning is None:
@@ -327,7 +315,7 @@ class UsageReader:
         )
 
     def _time_spent(self) -> _Times:
-        """Return what the server says; without that, what has passed until and since its answer."""
+        """Return the server's times, or else the times measured here."""
         if not self._times:
             now = time.monotonic()
             first = self._first_at or now

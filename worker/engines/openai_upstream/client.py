@@ -1,4 +1,4 @@
-"""Requests to a model's servers: another server or attempt before the first token, and no later."""
+"""Requests to a model's servers, which are retried, also elsewhere, until the first token came."""
 
 from __future__ import annotations
 
@@ -37,40 +37,40 @@ logger = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 10.0
 _BACKOFFS_S = (0.05, 0.5)
-"""Pauses before all servers are tried a second and a third time. The first is short: what fails
-most often is a kept connection that the server was just closing."""
+"""Pauses before all servers are tried a second and a third time. The first is short: most failures
+are kept-alive connections that the server was just closing."""
 _KEEP_ALIVE_S = 4.0
 """Below the 5 seconds after which uvicorn and llama.cpp close an idle connection."""
 _DNS_CACHE_S = 10
-_ELSEWHERE = (429, 502, 503)
-"""What one server answers with while another may take the request."""
+_TRY_ELSEWHERE = (429, 502, 503)
+"""Statuses after which another server may take the request."""
 _AVOIDED_S = 1
 _DOWN = (502, 503, 504)
-"""What is answered for a server that is down, by itself or by a proxy, and by one that is busy."""
+"""Statuses of a server, or of its proxy, that is down or busy."""
 _SILENT_S = 5.0
-"""How long a stream may bring nothing once its server is gone: a server that stops may end what it
-has begun, after it has closed its port."""
-_MOST_ERROR_BYTES = 65_536
+"""How long a stream may bring nothing once its server is gone: a server that stops may finish its
+streams after it has closed its port."""
+_MAX_ERROR_BYTES = 65_536
 
 T = TypeVar("T")
 
 
 class _NotHere(Exception):
-    """This server takes the request not now; ``error`` is what that means if no other does."""
+    """This server does not take the request now; ``error`` is raised if no other server does."""
 
     def __init__(self, error: EngineError, status: int) -> None:
         self.error, self.status = error, status
 
 
 class _Gone(Exception):
-    """The server was found to be down while it was waited for."""
+    """A health check found the server down while a run waited for it."""
 
     def __str__(self) -> str:
         return "it does not answer any more"
 
 
 _FAILED = (aiohttp.ClientError, OSError, Lost, Silent, ModelServerUnreachable, _Gone, _NotHere)
-"""How an attempt fails that may be made elsewhere, or again."""
+"""Failures after which the request may be tried elsewhere, or again."""
 
 
 class Upstream:
@@ -86,14 +86,29 @@ class Upstream:
         self._loop = event_loop()
         self._session = self._loop.run(self._connect())
         self.health = Health(spec.id, server, self.addresses, self._session)
-        self._loop.run(self._begin())
+        self._loop.run(self._start_health())
 
     async def _connect(self) -> aiohttp.ClientSession:
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         if self._server.key:
             headers["Authorization"] = f"Bearer {self._server.key}"
+        # No limit of connections: the slots bound the runs.
+        connector: aiohttp.BaseConnector
+        if self._server.socket:
+            connector = aiohttp.UnixConnector(
+                self._server.socket, limit=0, keepalive_timeout=_KEEP_ALIVE_S
+            )
+        else:
+            allowed = self._server.allowed_addresses
+            connector = aiohttp.TCPConnector(
+                limit=0,
+                keepalive_timeout=_KEEP_ALIVE_S,
+                ttl_dns_cache=_DNS_CACHE_S,
+                resolver=None if allowed is None else _CheckedResolver(allowed),
+                ssl=httpx.create_ssl_context(),  # Trusts certifi's authorities and SSL_CERT_FILE.
+            )
         return aiohttp.ClientSession(
-            connector=_connector(self._server),
+            connector=connector,
             headers={**headers, **self._server.headers},
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(
@@ -101,7 +116,7 @@ class Upstream:
             ),
         )
 
-    async def _begin(self) -> None:
+    async def _start_health(self) -> None:
         await self.health.check()
         self._watch = asyncio.create_task(self.health.watch())
 
@@ -127,27 +142,28 @@ class Upstream:
 
         async def ask(address: Address) -> dict[str, Any]:
             with self._watched(address, sink, None) as watch:
-                async with self._asked(address, url(address), payload) as answer:
+                async with self._request(address, url(address), payload) as answer:
                     watch.is_lost = partial(_is_cut_off, answer)
                     await self._raise_for_status(address, answer, request)
                     body = await answer.read()
             try:
-                found = orjson.loads(body)
+                content = orjson.loads(body)
             except orjson.JSONDecodeError as exc:
                 raise GenerationFailed("The model's server sent no JSON.") from exc
-            if not isinstance(found, dict):
+            if not isinstance(content, dict):
                 raise GenerationFailed("The model's server sent no JSON object.")
-            return found
+            return content
 
         return await self._attempt(ask, sink, None)
 
     def close(self) -> None:
         """Close the connections."""
-        self._loop.run(self._close())
 
-    async def _close(self) -> None:
-        self._watch.cancel()
-        await self._session.close()
+        async def close() -> None:
+            self._watch.cancel()
+            await self._session.close()
+
+        self._loop.run(close())
 
     async def _attempt(
         self,
@@ -155,7 +171,7 @@ class Upstream:
         sink: Sink | ChunkReader,
         reader: ChunkReader | None,
     ) -> T:
-        """Run it on the best server, and elsewhere or again while the sink was not fed."""
+        """Run it on the best server; retry elsewhere or again until the sink is fed."""
         tried: set[Address] = set()
         backoffs = list(_BACKOFFS_S)
         while True:
@@ -167,60 +183,53 @@ class Upstream:
             except _FAILED as exc:
                 if isinstance(exc, _NotHere) and exc.status in _DOWN:
                     await self.health.look_at(address)
-                error, may_repeat = self._meaning(address, exc, reader)
+                error, may_repeat = self._failure(address, exc, reader)
                 if not self.addresses.has_another(tried):
                     if not (may_repeat and backoffs):
                         raise error from exc
-                    await self._pause(backoffs.pop(0), sink)
+                    pause_s = backoffs.pop(0)
+                    with self._loop.watching(sink, pause_s + _CONNECT_TIMEOUT_S):
+                        await asyncio.sleep(pause_s)
                     tried.clear()
             if reader is not None:
                 reader.restart()
 
-    def _meaning(
+    def _failure(
         self, address: Address, exc: Exception, reader: ChunkReader | None
     ) -> tuple[EngineError, bool]:
-        """Return what a failed attempt means if no other server is left, and whether to repeat it.
+        """Return the error to raise if no other server is up, and whether to retry then.
 
-        Raise what it means if no other server may be asked, either.
+        Raise the error of an attempt that must not be repeated anywhere.
         """
-        said = str(exc) or type(exc).__name__
-        if isinstance(exc, ModelServerUnreachable):  # It says so itself, and goes in a moment.
+        reason = str(exc) or type(exc).__name__
+        if isinstance(exc, ModelServerUnreachable):  # The server says that its engine has ended.
             self.health.note_end(address)
             if reader is None or not reader.begun:
                 return exc, False
         if isinstance(exc, Silent):
             raise GenerationFailed(f"The model's server sent nothing in time: {exc}.") from exc
         if isinstance(exc, _NotHere):
-            return self._not_here(address, exc.error), False
-        logger.error("model %s: %s: %s", self._id, address.base_url, said)
+            is_busy = address.is_up or isinstance(exc.error, ModelServerUnreachable)
+            return exc.error if is_busy else ModelServerUnreachable(self._unreachable), False
+        logger.error("model %s: %s: %s", self._id, address.base_url, reason)
         if reader is not None and reader.begun:
             raise ConnectionLost("The model's server closed the connection.") from exc
         is_timeout = isinstance(exc, aiohttp.ConnectionTimeoutError)
         if isinstance(exc, aiohttp.ClientConnectorError) or is_timeout:
-            fault = f"Model '{self._id}': {address.base_url} cannot be reached: {said}"
+            fault = f"Model '{self._id}': {address.base_url} cannot be reached: {reason}"
             self.health.note(address, fault, is_silent=is_timeout)
             return ModelServerUnreachable(self._unreachable), not is_timeout
         return ModelServerUnreachable(self._unreachable, is_suspect=True), True
-
-    def _not_here(self, address: Address, error: EngineError) -> EngineError:
-        """Return what the refusal of a server means: it is busy, or it is down."""
-        if address.is_up or isinstance(error, ModelServerUnreachable):
-            return error
-        return ModelServerUnreachable(self._unreachable)
 
     @property
     def _unreachable(self) -> str:
         return f"The server of the model '{self._id}' cannot be reached."
 
-    async def _pause(self, seconds: float, sink: Sink | ChunkReader) -> None:
-        with self._loop.watching(sink, seconds + _CONNECT_TIMEOUT_S):
-            await asyncio.sleep(seconds)
-
     async def _read(
         self, address: Address, path: str, payload: Mapping[str, Any], reader: ChunkReader
     ) -> None:
         with self._watched(address, reader, reader) as watch:
-            async with self._asked(address, f"{address.base_url}{path}", payload) as answer:
+            async with self._request(address, f"{address.base_url}{path}", payload) as answer:
                 watch.heard()
                 watch.is_lost = partial(_is_cut_off, answer)
                 await self._raise_for_status(address, answer, reader.request)
@@ -234,7 +243,7 @@ class Upstream:
                     reader.feed(data)
 
                 try:
-                    # The first piece goes on at once, not with the next tick.
+                    # Take the first piece at once, not at the next tick.
                     take(await answer.content.readany())
                     await self._loop.read(answer.content, take)
                 except (aiohttp.ClientError, Lost):
@@ -242,9 +251,9 @@ class Upstream:
                         raise
                 reader.end()
 
-    def _asked(
+    def _request(
         self, address: Address, url: str, payload: Mapping[str, Any]
-    ) -> Any:  # aiohttp's request, which is awaited or entered, has no public type.
+    ) -> Any:  # aiohttp's request context manager has no public type.
         model = address.model or self._server.model or self._id
         body = orjson.dumps({**payload, "model": model})
         return self._session.post(url, data=body, allow_redirects=False)
@@ -254,9 +263,11 @@ class Upstream:
     ) -> None:
         if answer.status == 200:
             return
-        body = await _beginning(answer)
+        body = b""
+        while len(body) < _MAX_ERROR_BYTES and (data := await answer.content.readany()):
+            body += data
         error = self.errors.answered(answer.status, answer.headers, body, request, address.base_url)
-        if answer.status in _ELSEWHERE:
+        if answer.status in _TRY_ELSEWHERE:
             pause_s = retry_after_s(answer.headers)
             address.avoid(_AVOIDED_S if pause_s is None else pause_s)
             raise _NotHere(error, answer.status)
@@ -266,8 +277,7 @@ class Upstream:
         self, address: Address, sink: Sink | ChunkReader, reader: ChunkReader | None
     ) -> AbstractContextManager[Watch]:
         def why_not(silent_s: float) -> Exception | None:
-            """Return why this server is not waited for any longer: it will not answer, or another
-            could."""
+            """Return why to stop waiting: this server is gone, or another one can take the run."""
             may_go = reader is None or not reader.begun
             if not address.is_up and may_go and self.addresses.has_another({address}):
                 return _Gone()
@@ -288,9 +298,8 @@ class Upstream:
 class _CheckedResolver(AbstractResolver):
     """Resolves names to allowed addresses only.
 
-    The connector connects to the very addresses that are returned, so a name that resolves to
-    something else a moment later gains nothing. It does not ask for numbers: ``server_of`` checks
-    these.
+    The connector connects to the addresses that this returns, so DNS rebinding gains nothing. It
+    does not resolve numeric addresses: ``server_of`` checks these.
     """
 
     def __init__(self, allowed: AllowedAddresses) -> None:
@@ -300,47 +309,21 @@ class _CheckedResolver(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         """Return the addresses of a host. Raise OSError unless all are allowed."""
-        found = await self._inner.resolve(host, port, family)
-        if not all(self._allowed.has(host, result["host"]) for result in found):
+        results = await self._inner.resolve(host, port, family)
+        if not all(self._allowed.has(host, result["host"]) for result in results):
             raise OSError(
-                errno.EACCES,  # With a number its words are those of the error of the connection.
+                errno.EACCES,  # aiohttp shows the message of an error with a number only.
                 "the host has an address that is not public; the site's owner may allow it in "
                 "UPSTREAM_ALLOWED_HOSTS",
             )
-        return found
+        return results
 
     async def close(self) -> None:
-        """Nothing is open."""
-
-
-def _connector(server: Server) -> aiohttp.BaseConnector:
-    """Return what connects to the server, as often as there are runs: the slots bound them."""
-    if server.socket:
-        return aiohttp.UnixConnector(server.socket, limit=0, keepalive_timeout=_KEEP_ALIVE_S)
-    return aiohttp.TCPConnector(
-        limit=0,
-        keepalive_timeout=_KEEP_ALIVE_S,
-        ttl_dns_cache=_DNS_CACHE_S,
-        resolver=_resolver(server),
-        ssl=httpx.create_ssl_context(),  # Knows certifi's authorities and SSL_CERT_FILE.
-    )
-
-
-def _resolver(server: Server) -> AbstractResolver | None:
-    allowed = server.allowed_addresses
-    return None if allowed is None else _CheckedResolver(allowed)
-
-
-async def _beginning(answer: aiohttp.ClientResponse) -> bytes:
-    """Return the body, or the beginning of a long one."""
-    body = b""
-    while len(body) < _MOST_ERROR_BYTES and (data := await answer.content.readany()):
-        body += data
-    return body
+        """Do nothing."""
 
 
 def _is_cut_off(answer: aiohttp.ClientResponse) -> bool:
-    """Whether the connection of an answer that has not ended is closed."""
+    """Whether the connection was closed before the end of the answer."""
     connection = answer.connection
     if connection is None:
         return False

@@ -1,7 +1,7 @@
-"""A model that any OpenAI-compatible server runs: vLLM, SGLang, llama-server, Ollama, TGI.
+"""A model on an OpenAI-compatible server: vLLM, SGLang, llama-server, Ollama, TGI.
 
-The server is always asked for a stream. A run holds one connection, and closes it when it is
-cancelled, which stops the server. All runs are read by one thread. Options: see docs/engines.md.
+Answers are always streamed. A run has one connection; closing it on cancellation stops the server.
+One thread reads all runs. Options: see docs/engines.md.
 """
 
 from __future__ import annotations
@@ -34,13 +34,12 @@ from worker.engines.base import ForwardingEngine, Sink
 from worker.engines.openai_upstream.chunks import ChunkReader
 from worker.engines.openai_upstream.client import Upstream
 from worker.engines.openai_upstream.event_loop import Cancelled, event_loop
-from worker.engines.openai_upstream.health import Address
 from worker.engines.openai_upstream.payload import Payloads
 from worker.engines.openai_upstream.server import Server, server_of
 
 
 def load(spec: ModelSpec) -> UpstreamEngine:
-    """Look for the model on its servers; one that is not there now is looked for again.
+    """Return the engine once its servers were checked. One that is down is checked again later.
 
     Raise EngineLoadError for a key that cannot be read.
     """
@@ -71,23 +70,23 @@ class UpstreamEngine(ForwardingEngine):
         sink: Sink,
         ended: Callable[[Exception | None], None],
     ) -> bool:
-        """Begin the request; it goes on on the event loop (see ``Engine.start``)."""
+        """Begin the request on the event loop (see ``Engine.start``)."""
         event_loop().start(self._work(request.operation, request, sink), ended)
         return True
 
     @property
     def fault(self) -> str:
-        """Why none of its servers can be used; empty while one can."""
+        """Why no server can be used; empty while one can."""
         return self._upstream.addresses.fault
 
     @property
     def context_length(self) -> int | None:
-        """The shortest that one of its servers says (see ``Engine.context_length``)."""
-        told = (one.contexts.get(one.model or "") for one in self._upstream.addresses.all)
-        return min(filter(None, told), default=None)
+        """The shortest context that the servers report (see ``Engine.context_length``)."""
+        lengths = (one.contexts.get(one.model or "") for one in self._upstream.addresses.all)
+        return min(filter(None, lengths), default=None)
 
     def watch(self, on_change: Callable[[], None]) -> None:
-        """Have it called when ``fault`` begins or ends (see ``Engine.watch``)."""
+        """Call ``on_change`` when ``fault`` changes (see ``Engine.watch``)."""
         self._upstream.health.on_change = on_change
 
     def close(self) -> None:
@@ -100,7 +99,7 @@ class UpstreamEngine(ForwardingEngine):
     def _work(
         self, operation: Operation, request: GenerationRequest, sink: Sink
     ) -> Coroutine[Any, Any, None]:
-        """Return the run; its payload is made here, on the calling thread."""
+        """Return the coroutine of the request; the calling thread makes its payload."""
         is_greedy = request.sampling.temperature == 0 and self._server.flavor.greedy_once
         if request.choices > 1 and is_greedy:
             sink = RepeatingSink(sink, request.choices)
@@ -136,13 +135,13 @@ _VLLM_TEMPLATE_FIELDS = {
     "continue_final_message",
 }
 _BATCH = 32
-"""Prompts embedded by one request: as many as every server takes."""
-_NEARLY_ONE = 1e-3
+"""Prompts in one embedding request; every server takes this many."""
+_NORM_TOLERANCE = 1e-3
 _UNREADABLE = (AttributeError, LookupError, TypeError, ValueError)
 
 
 class TokenService:
-    """What one model's server offers beside answers."""
+    """Embeddings, tokens and rendered prompts of one model's server."""
 
     def __init__(self, upstream: Upstream, server: Server, payloads: Payloads) -> None:
         self._upstream, self._server, self._payloads = upstream, server, payloads
@@ -156,12 +155,14 @@ class TokenService:
             inputs = [
                 list(p) if isinstance(p, tuple) else p for p in request.prompts[first:][:_BATCH]
             ]
-            asked = {"input": inputs, "encoding_format": form}
-            answer = await self._upstream.post(_embeddings, asked, request, sink)
+            payload = {"input": inputs, "encoding_format": form}
+            answer = await self._upstream.post(
+                lambda address: f"{address.base_url}/embeddings", payload, request, sink
+            )
             try:
-                # Long vectors take milliseconds, in which the loop can read other answers.
-                found = await asyncio.to_thread(_vectors, answer)
-                vectors = [found[position] for position in range(len(inputs))]
+                # On a thread: decoding takes milliseconds, in which the loop reads other answers.
+                by_index = await asyncio.to_thread(_vectors, answer)
+                vectors = [by_index[position] for position in range(len(inputs))]
                 tokens += int((answer.get("usage") or {}).get("prompt_tokens") or 0)
             except _UNREADABLE as exc:
                 raise GenerationFailed("The model's server sent no embeddings.") from exc
@@ -173,8 +174,8 @@ class TokenService:
     async def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn texts into tokens (see ``Engine.tokenize``)."""
         for index, text in enumerate(request.prompts):
-            told = await self._told(str(text), request, sink)
-            sink.feed(replace(told, index=index))
+            tokens = await self._tokens(str(text), request, sink)
+            sink.feed(replace(tokens, index=index))
             sink.feed(Finish("stop", index))
 
     async def detokenize(self, request: GenerationRequest, sink: Sink) -> None:
@@ -190,26 +191,28 @@ class TokenService:
         chat = self._payloads.chat(request)
         if self._is_llama_cpp:
             text = await self._ask("/apply-template", chat, "prompt", str, request, sink)
-            tokens = (await self._told(text, request, sink)).ids
+            tokens = (await self._tokens(text, request, sink)).ids
         else:
-            asked = {key: value for key, value in chat.items() if key in _VLLM_TEMPLATE_FIELDS}
-            tokens = tuple(await self._ask("/tokenize", asked, "tokens", list, request, sink))
+            body = {key: value for key, value in chat.items() if key in _VLLM_TEMPLATE_FIELDS}
+            tokens = tuple(await self._ask("/tokenize", body, "tokens", list, request, sink))
             text = await self._text(tokens, request, sink)
         sink.feed(PromptDelta(text, tokens))
         sink.feed(Finish("stop"))
 
-    async def _told(self, text: str, request: GenerationRequest, sink: Sink) -> TokensDelta:
-        special, wanted = request.add_special_tokens, request.token_texts
+    async def _tokens(self, text: str, request: GenerationRequest, sink: Sink) -> TokensDelta:
+        special, with_texts = request.add_special_tokens, request.token_texts
         if self._is_llama_cpp:
-            asked: dict[str, Any] = {"content": text, "add_special": special, "parse_special": True}
-            asked |= {"with_pieces": wanted}
-            found = await self._ask("/tokenize", asked, "tokens", list, request, sink)
-            ids = (entry["id"] for entry in found) if wanted else found
-            return TokensDelta(tuple(ids), texts=tuple(map(_piece, found)) if wanted else ())
-        asked = {"prompt": text}
-        asked |= {} if special else {"add_special_tokens": False}
-        asked |= {"return_token_strs": True} if wanted else {}
-        answer = await self._post("/tokenize", asked, request, sink)
+            body: dict[str, Any] = {"content": text, "add_special": special, "parse_special": True}
+            body |= {"with_pieces": with_texts}
+            tokens = await self._ask("/tokenize", body, "tokens", list, request, sink)
+            if not with_texts:
+                return TokensDelta(tuple(tokens))
+            ids = tuple(entry["id"] for entry in tokens)
+            return TokensDelta(ids, texts=tuple(map(_piece, tokens)))
+        body = {"prompt": text}
+        body |= {} if special else {"add_special_tokens": False}
+        body |= {"return_token_strs": True} if with_texts else {}
+        answer = await self._post("/tokenize", body, request, sink)
         return TokensDelta(
             tuple(_checked(answer, "tokens", list)), texts=tuple(answer.get("token_strs") or ())
         )
@@ -239,40 +242,41 @@ class TokenService:
 
 
 def _checked(answer: dict[str, Any], key: str, kind: type[T]) -> T:
-    found = answer.get(key)
-    if not isinstance(found, kind):
+    value = answer.get(key)
+    if not isinstance(value, kind):
         raise GenerationFailed(f"The model's server sent no '{key}'.")
-    return found
+    return value
 
 
 def _piece(entry: dict[str, Any]) -> str:
-    """Return a token's text; one that is a part of a character comes as numbers."""
+    """Return a token's text. llama.cpp sends a part of a character as a list of bytes."""
     piece = entry["piece"]
     return piece if isinstance(piece, str) else bytes(piece).decode("utf-8", "replace")
 
 
-def _embeddings(address: Address) -> str:
-    return f"{address.base_url}/embeddings"
-
-
 def _vectors(answer: dict[str, Any]) -> dict[int, bytes]:
-    return {int(entry["index"]): _vector(entry) for entry in answer["data"]}
+    """Return the embeddings by index, as little-endian floats normalized to length 1.
+
+    Raise LookupError, TypeError or ValueError for malformed ones.
+    """
+    vectors: dict[int, bytes] = {}
+    for entry in answer["data"]:
+        embedding = entry["embedding"]
+        packed = base64.b64decode(embedding, validate=True) if isinstance(embedding, str) else None
+        vector = array("f", embedding if packed is None else packed)
+        if not vector:
+            raise ValueError("an empty vector")
+        length = math.hypot(*vector)
+        if length and abs(length - 1) > _NORM_TOLERANCE:
+            vector = array("f", (value / length for value in vector))
+        vectors[int(entry["index"])] = vector.tobytes()
+    return vectors
 
 
-def _vector(entry: dict[str, Any]) -> bytes:
-    """Return an embedding as little-endian floats of length 1. Raise ValueError for none."""
-    embedding = entry["embedding"]
-    packed = base64.b64decode(embedding, validate=True) if isinstance(embedding, str) else None
-    vector = array("f", embedding if packed is None else packed)
-    if not vector:
-        raise ValueError("an empty vector")
-    length = math.hypot(*vector)
-    if length and abs(length - 1) > _NEARLY_ONE:
-        vector = array("f", (value / length for value in vector))
-    return vector.tobytes()
-
-
-_OF_STREAMS = ("stream", "stream_options", "echo", "logprobs", "top_logprobs", "logprob_token_ids")
+_STREAM_FIELDS = (
+    *("stream", "stream_options", "echo", "logprobs", "top_logprobs", "logprob_token_ids"),
+)
+"""Fields of an answer's request that the request for prompt log probabilities leaves out."""
 
 
 async def feed_prompt_logprobs(
@@ -283,16 +287,16 @@ async def feed_prompt_logprobs(
     sink: Sink,
 ) -> None:
     """Feed the tokens of each prompt to each of its choices. Raise Cancelled or EngineError."""
-    kept = {name: value for name, value in payload.items() if name not in _OF_STREAMS}
-    asked = {**kept, "n": 1, "max_tokens": 1, "min_tokens": 0, "return_token_ids": True}
-    asked["prompt_logprobs"] = request.prompt_logprobs
-    answer = await upstream.post(lambda at: f"{at.base_url}{path}", asked, request, sink)
-    # Of a chat they are those of the whole answer, of completions those of each choice.
-    told = [answer] if request.operation == "chat" else answer.get("choices")
+    body = {name: value for name, value in payload.items() if name not in _STREAM_FIELDS}
+    body |= {"n": 1, "max_tokens": 1, "min_tokens": 0, "return_token_ids": True}
+    body["prompt_logprobs"] = request.prompt_logprobs
+    answer = await upstream.post(lambda at: f"{at.base_url}{path}", body, request, sink)
+    # vLLM puts them into the answer of a chat, and into each choice of a completion.
+    prompts = [answer] if request.operation == "chat" else answer.get("choices")
     try:
-        for number, one in enumerate(told or ()):
-            ids = tuple(one["prompt_token_ids"])
-            ranked = tuple(_ranked(entry) for entry in one["prompt_logprobs"])
+        for number, prompt in enumerate(prompts or ()):
+            ids = tuple(prompt["prompt_token_ids"])
+            ranked = tuple(_ranked(entry) for entry in prompt["prompt_logprobs"])
             for index in range(number * request.choices, (number + 1) * request.choices):
                 sink.feed(PromptTokens(ids, index, ranked))
     except _UNREADABLE as exc:
@@ -303,15 +307,17 @@ def _ranked(entry: dict[str, Any] | None) -> dict[int, RankedLogprob] | None:
     if entry is None:
         return None
     return {
-        int(token): RankedLogprob(one["logprob"], one.get("rank"), one.get("decoded_token") or "")
-        for token, one in entry.items()
+        int(id_): RankedLogprob(
+            token["logprob"], token.get("rank"), token.get("decoded_token") or ""
+        )
+        for id_, token in entry.items()
     }
 
 
 class RepeatingSink:
-    """Feeds each delta of a prompt's only answer as that of all its choices.
+    """Feeds each delta of a prompt's single answer once for each of its choices.
 
-    Usage is passed on as it is: it counts what was computed.
+    It passes usage on unchanged: usage counts what the server computed.
     """
 
     def __init__(self, sink: Sink, choices: int) -> None:
@@ -319,7 +325,7 @@ class RepeatingSink:
 
     @property
     def cancelled(self) -> bool:
-        """Whether nothing more is wanted."""
+        """Whether the run is cancelled."""
         return self._sink.cancelled
 
     def feed(self, delta: Delta) -> None:

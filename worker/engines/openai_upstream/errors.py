@@ -1,16 +1,16 @@
-"""The server's errors, as errors of the engine.
+"""Maps the errors of a model's server to errors of the engine.
 
-| the server says | the engine raises |
+| the server answers | the engine raises |
 |---|---|
 | 400, 413, 422 | InvalidRequest; ContextLengthExceeded when it names both numbers of tokens |
-| 401, 403, 404 | EngineUnavailable: the operator's to mend, so the details go to the log |
+| 401, 403, 404 | EngineUnavailable: the operator must fix it, so the details go to the log |
 | 429 | RateLimited, with its Retry-After |
 | 503 | EngineUnavailable, with its Retry-After |
-| 5xx: the engine has ended | ModelServerUnreachable |
+| 5xx: the engine has ended | ModelServerAway |
 | other | GenerationFailed |
 
-Of a 400 clients get the words, without addresses and paths. Of anything else they get what it is,
-and the log has the words.
+Clients get the message of a 400 without addresses and paths. Of all other errors the message goes
+to the log, and clients get a general one.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from worker.engines.openai_upstream.server import Server
 
 logger = logging.getLogger(__name__)
 
-_SHOWN = 1000
-_CLIENTS_MATTER = (400, 413, 422)
-_LONGEST_RETRY_AFTER_S = 3600
+_MAX_SHOWN = 1000
+_CLIENT_ERRORS = (400, 413, 422)
+_MAX_RETRY_AFTER_S = 3600
 _OWN_FIELDS = ("input", "messages", "prompt", "response_format", "tools", "top_logprobs")
 
 _ENDED = re.compile("EngineCore encountered an issue|EngineDeadError|engine is dead", re.I)
-"""How vLLM says that its engine's process has ended; its server follows some seconds later."""
+"""vLLM's messages once its engine process has ended; the server ends some seconds later."""
 
 _CONSTRAINTS = re.compile("grammar|schema|regex|structur|choices into|lark", re.I)
-"""Words of servers about a constraint, where they name no field."""
+"""Words in messages about a constraint that name no field."""
 
 _OVERFLOWS = tuple(
     re.compile(pattern, re.DOTALL)
@@ -76,9 +76,9 @@ _OVERFLOWS = tuple(
         r"context length is (?P<context>\d+) tokens.*?requested (?P<input>\d+) tokens",
     )
 )
-"""How servers say that a prompt is too long; the first that fits counts.
+"""Messages about a prompt that is too long; the first match counts.
 
-vLLM counts no further than it has to, or only characters, or what is left for the answer.
+vLLM may name a lower bound of the tokens, only characters, or only the rest for the answer.
 """
 
 
@@ -98,30 +98,30 @@ class ErrorReader:
         request: GenerationRequest,
         base_url: str,
     ) -> EngineError:
-        """Return what an answer of this server with this status means.
+        """Return the error for an answer with this status.
 
-        A body without an error object may be that of a service that is no model server.
+        A body without an error object may come from a service that is no model server.
         """
         try:
             error = _error_of(orjson.loads(body))
         except orjson.JSONDecodeError:
             error = {}
-        if status not in _CLIENTS_MATTER or not error.get("message"):
+        if status not in _CLIENT_ERRORS or not error.get("message"):
             self._log(status, body.decode(errors="replace"), base_url)
         return self._mapped(status, error, headers, request)
 
     def in_stream(self, error: Any, request: GenerationRequest) -> EngineError:
-        """Return what an error inside a stream means."""
-        found = _error_of({"error": error})
-        code = str(found.get("code", found.get("status")))
+        """Return the error for an error object inside a stream."""
+        details = _error_of({"error": error})
+        code = str(details.get("code", details.get("status")))
         status = int(code) if code.isdecimal() else 500
-        if status not in _CLIENTS_MATTER:
-            self._log(status, str(found.get("message", error)), "in a stream, the server")
-        return self._mapped(status, found, {}, request)
+        if status not in _CLIENT_ERRORS:
+            self._log(status, str(details.get("message", error)), "in a stream, the server")
+        return self._mapped(status, details, {}, request)
 
-    def _log(self, status: int, said: str, who: str) -> None:
-        said = self._server.without_key(said)[:_SHOWN]
-        logger.error("model %s: %s answers %d: %r", self._id, who, status, said)
+    def _log(self, status: int, message: str, sender: str) -> None:
+        message = self._server.without_key(message)[:_MAX_SHOWN]
+        logger.error("model %s: %s answers %d: %r", self._id, sender, status, message)
 
     def _mapped(
         self,
@@ -130,8 +130,9 @@ class ErrorReader:
         headers: Mapping[str, str],
         request: GenerationRequest,
     ) -> EngineError:
-        said = error.get("message")
-        message = said if isinstance(said, str) and said else f"status {status}"
+        message = error.get("message")
+        if not isinstance(message, str) or not message:
+            message = f"status {status}"
         match status:
             case 400 | 413 | 422:
                 return self._refused(for_clients(message, self._server), error, request)
@@ -151,30 +152,34 @@ class ErrorReader:
                     retry_after_s(headers),
                 )
             case _ if _ENDED.search(message):
-                said = f"The server of the model '{self._id}' cannot be reached."
-                return ModelServerUnreachable(said, is_suspect=True)
+                return ModelServerUnreachable(
+                    f"The server of the model '{self._id}' cannot be reached.", is_suspect=True
+                )
             case _:
                 return GenerationFailed(f"The model's server failed (status {status}).")
 
     def _refused(
         self, message: str, error: dict[str, Any], request: GenerationRequest
     ) -> InvalidRequest:
-        found = _overflow(message, error, self._context_length)
-        if found is None or (found.says_left and request.max_output_tokens == 0):
+        overflow = _overflow(message, error, self._context_length)
+        if overflow is None or (overflow.from_rest and request.max_output_tokens == 0):
             return InvalidRequest(message, self._param(error, request))
-        if found.tokens >= found.context or request.truncate:
+        if overflow.tokens >= overflow.context or request.truncate:
             return ContextLengthExceeded(
-                found.context, found.tokens, request.subject, is_estimated=found.is_estimated
+                overflow.context,
+                overflow.tokens,
+                request.subject,
+                is_estimated=overflow.is_estimated,
             )
         return InvalidRequest(message, "max_tokens")
 
     def _param(self, error: dict[str, Any], request: GenerationRequest) -> str | None:
-        """Return our name of the field that the server's error names, if it names one."""
+        """Return the request's name of the field that the server's error names, if it names one."""
         param, constraint = error.get("param"), request.constraint
         if not isinstance(param, str) or not param:
             is_about_it = constraint is not None and _CONSTRAINTS.search(str(error.get("message")))
             return constraint.param if constraint is not None and is_about_it else None
-        param = param.removeprefix("body.")  # vLLM's validation.
+        param = param.removeprefix("body.")  # From vLLM's validation.
         field = re.split(r"[.\[]", param)[0]
         ours = self._ours.get(field)
         constraints = ("gbnf", "lark", "regex", "response_format", "structural_tag")
@@ -191,17 +196,17 @@ _PLACES = re.compile(
 )
 
 
-def for_clients(said: str, server: Server) -> str:
-    """Return words of a server without its key, and without addresses and paths."""
-    said = _PLACES.sub("…", server.without_key(said)[:_SHOWN])
+def for_clients(message: str, server: Server) -> str:
+    """Return a message of a server without its key, and without addresses and paths."""
+    message = _PLACES.sub("…", server.without_key(message)[:_MAX_SHOWN])
     for url in server.base_urls:
         if host := urlsplit(url).hostname:
-            said = re.sub(rf"\b{re.escape(host)}\b(?::\d+)?", "…", said)
-    return said
+            message = re.sub(rf"\b{re.escape(host)}\b(?::\d+)?", "…", message)
+    return message
 
 
 def _error_of(body: Any) -> dict[str, Any]:
-    """Return the error object of a body in one of the forms that servers use, else nothing."""
+    """Return the error object of a body in any of the servers' formats; empty if it has none."""
     if not isinstance(body, dict):
         return {}
     match body.get("error", body.get("detail")):
@@ -217,34 +222,37 @@ def _error_of(body: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Overflow:
-    """A prompt that is too long, in tokens. ``says_left``: only the rest of the context is told."""
+    """Lengths of the context and of a prompt that is too long, in tokens.
+
+    ``from_rest``: the message has only the tokens that are left for the answer.
+    """
 
     context: int
     tokens: int
     is_estimated: bool = False
-    says_left: bool = False
+    from_rest: bool = False
 
 
 def _overflow(message: str, error: Mapping[str, Any], known_context: int) -> _Overflow | None:
-    """Return the context's length and the prompt's, if a prompt that is too long was refused."""
+    """Return the lengths if the error is about a prompt that is too long, else None."""
     context, tokens = error.get("n_ctx"), error.get("n_prompt_tokens")
     if isinstance(context, int) and isinstance(tokens, int):
         return _Overflow(context, tokens, bool(error.get("is_estimated")))
-    found = next((match for p in _OVERFLOWS if (match := p.search(message))), None)
-    if found is None:
+    matched = next((match for p in _OVERFLOWS if (match := p.search(message))), None)
+    if matched is None:
         return None
-    match {name: int(told) for name, told in found.groupdict().items()}:
+    match {name: int(digits) for name, digits in matched.groupdict().items()}:
         case {"context": length, "input": tokens}:
-            return _Overflow(length, tokens, is_estimated="at least" in found[0])
+            return _Overflow(length, tokens, is_estimated="at least" in matched[0])
         case {"context": length, "characters": characters, "most": most}:
             return _Overflow(length, length * characters // max(1, most), is_estimated=True)
         case {"left": left}:
-            return _Overflow(known_context, known_context - left, True, says_left=True)
+            return _Overflow(known_context, known_context - left, True, from_rest=True)
     return None
 
 
 def retry_after_s(headers: Mapping[str, str]) -> int | None:
-    """Return what a Retry-After header asks for, in whole seconds, within an hour."""
+    """Return the seconds of a Retry-After header, at most an hour; None without a valid one."""
     value = headers.get("retry-after", "").strip()
     try:
         seconds = float(value)
@@ -255,4 +263,4 @@ def retry_after_s(headers: Mapping[str, str]) -> int | None:
             return None
     if not math.isfinite(seconds):
         return None
-    return min(max(math.ceil(seconds), 0), _LONGEST_RETRY_AFTER_S)
+    return min(max(math.ceil(seconds), 0), _MAX_RETRY_AFTER_S)

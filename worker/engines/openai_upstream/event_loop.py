@@ -1,9 +1,9 @@
-"""The event loop on which this process reads all its upstream models.
+"""The event loop on which this process reads the answers of all its upstream models.
 
-One thread runs it. Answers are read in ticks: what has come for all streams since the last tick is
-parsed at once, without a switch of tasks for each token. While nothing else is under way the loop
-does not even look at its sockets between two ticks, so that one read brings several tokens. Every
-``POLL_S`` it looks whether a run was cancelled, or its server has been silent for too long.
+One thread runs it. It reads in ticks: at each tick it parses what has arrived for all streams,
+without a switch of tasks for each token. While it has nothing but streams to read, it does not poll
+its sockets between two ticks, so that one read brings several tokens. Every ``POLL_S`` it checks
+whether a run was cancelled, and whether a server has been silent for too long.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from inference_site.domain.errors import EngineUnavailable
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
-"""Between two looks at cancellation and silence."""
+"""Interval of the checks for cancellation and silence."""
 _TICK_S, _LONGEST_TICK_S = 0.02, 0.1
-"""As long as the publisher's: what comes in between would wait there for its turn."""
-_SHARE = 9
-"""A tick is this many times as long as it took to read and parse what the last one brought."""
+"""The shortest is the publisher's interval: faster reads would only wait for it."""
+_REST_RATIO = 9
+"""Ratio of the pause before a tick to the time that the last tick took."""
 
 T = TypeVar("T")
 
 
 class Cancelled(Exception):
-    """The run that waited was cancelled; its connection is closed."""
+    """The run was cancelled; its connection is closed."""
 
 
 class Silent(Exception):
@@ -43,25 +43,25 @@ class Lost(Exception):
 
 
 class Watched(Protocol):
-    """Who waits: a sink, or what stands for one."""
+    """What can cancel a run: a sink or a ``ChunkReader``."""
 
     @property
     def cancelled(self) -> bool:
-        """Whether the waiting is in vain."""
+        """Whether to end the run now."""
 
 
 class Content(Protocol):
     """A body that is being received; aiohttp's StreamReader."""
 
     def read_nowait(self, n: int = -1) -> bytes:
-        """Return what has come. Raise what has ended the connection."""
+        """Return the received bytes. Raise the error that ended the connection."""
 
     def at_eof(self) -> bool:
-        """Whether all was read."""
+        """Whether all of the body was read."""
 
 
 class Watch:
-    """A task that waits for a server, as long as somebody wants the answer."""
+    """Cancels a task that waits for a server once there is a reason to."""
 
     def __init__(
         self, watched: Watched, timeout_s: float, why_not: Callable[[float], Exception | None]
@@ -73,18 +73,19 @@ class Watch:
         self._task, self._reason = task, _NEVER
         self._looks_lost = 0
         self.is_lost: Callable[[], bool] = lambda: False
-        """Whether the connection is closed; its end is read before the second look, if it has one.
+        """Whether the connection was closed before the end of the answer.
 
-        aiohttp tells a reader of a body nothing of bytes that are no HTTP, and closes it.
+        aiohttp closes a connection with invalid HTTP without an error for the reader of the body.
+        The task is cancelled at the second check: before it, the reader reads a regular end.
         """
         self.heard()
 
     def heard(self) -> None:
-        """Note that the server has sent something."""
+        """Restart the timeout: the server has sent data."""
         self._heard_at = self._loop.time()
 
     def look(self, now: float) -> None:
-        """End the waiting if there is a reason to."""
+        """Cancel the task if there is a reason to."""
         if self._reason is not _NEVER:
             return
         reason: Exception | None = None
@@ -102,7 +103,7 @@ class Watch:
             self._task.cancel()
 
     def raise_reason(self) -> None:
-        """Raise why the task was cancelled, if it was from here."""
+        """Raise the reason if this watch has cancelled the task."""
         if self._reason is not _NEVER:
             self._task.uncancel()
             raise self._reason
@@ -126,7 +127,7 @@ class _Reading:
                 self._take(data)
             if self._content.at_eof():
                 self.ended.set_result(None)
-        except Exception as exc:  # noqa: BLE001  # Whatever it is, its own task raises it.
+        except Exception as exc:  # noqa: BLE001  # The task that awaits ``ended`` raises it.
             self.ended.set_exception(exc)
 
 
@@ -141,14 +142,15 @@ class EventLoop:
         self._begins = threading.Event()
         self._ticker: asyncio.Task[None] | None = None
         self._looker: asyncio.Task[None] | None = None
-        threading.Thread(target=self._main, name="upstreams", daemon=True).start()
 
-    def _main(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        def run_forever() -> None:
+            asyncio.set_event_loop(self._loop)
+            self._loop.run_forever()
+
+        threading.Thread(target=run_forever, name="upstreams", daemon=True).start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run it to its end while the caller waits; return or raise what comes of it."""
+        """Run a coroutine while the caller waits; return its result or raise its exception."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         self._begins.set()
         return future.result()
@@ -156,24 +158,26 @@ class EventLoop:
     def start(
         self, work: Coroutine[Any, Any, None], ended: Callable[[Exception | None], None]
     ) -> None:
-        """Begin it; at its end call ``ended`` on the loop, with what it has raised if it has."""
-        self._loop.call_soon_threadsafe(self._begin, work, ended)
-        self._begins.set()
+        """Begin a coroutine; at its end call ``ended`` on the loop, with its exception if any."""
 
-    def _begin(
-        self, work: Coroutine[Any, Any, None], ended: Callable[[Exception | None], None]
-    ) -> None:
         def on_done(done: asyncio.Task[None]) -> None:
             self._tasks.discard(done)
             error = EngineUnavailable("It was stopped.") if done.cancelled() else done.exception()
-            ended(error if isinstance(error, Exception) or error is None else _wrapped(error))
+            if error is not None and not isinstance(error, Exception):
+                kind = type(error).__name__
+                error = EngineUnavailable(f"The model cannot be run now ({kind}).")
+            ended(error)
 
-        task = self._loop.create_task(work)
-        self._tasks.add(task)  # The loop itself keeps no task alive.
-        task.add_done_callback(on_done)
+        def begin() -> None:
+            task = self._loop.create_task(work)
+            self._tasks.add(task)  # The loop itself keeps no task alive.
+            task.add_done_callback(on_done)
+
+        self._loop.call_soon_threadsafe(begin)
+        self._begins.set()
 
     def turned_within(self, seconds: float) -> bool:
-        """Whether it calls what it is given within so many seconds; a caller waits for that."""
+        """Whether the loop runs a callback within this time; the caller waits for it."""
         turned = threading.Event()
         self._loop.call_soon_threadsafe(turned.set)
         self._begins.set()
@@ -186,11 +190,10 @@ class EventLoop:
         timeout_s: float,
         why_not: Callable[[float], Exception | None] = lambda _: None,
     ) -> Iterator[Watch]:
-        """Watch the current task meanwhile.
+        """Watch the current task inside the ``with`` block.
 
-        Raise Cancelled once nobody wants the answer, Silent after ``timeout_s`` without a sign of
-        the server, and what ``why_not`` returns as soon as that is something; it is given for how
-        long the server has been silent, in seconds.
+        Raise Cancelled once ``watched`` is cancelled, Silent after ``timeout_s`` without data, and
+        the exception that ``why_not`` returns; it is called with the seconds since the last data.
         """
         watch = Watch(watched, timeout_s, why_not)
         self._watches.add(watch)
@@ -205,7 +208,7 @@ class EventLoop:
             self._watches.discard(watch)
 
     async def read(self, content: Content, take: Callable[[bytes], None]) -> None:
-        """Hand over what comes, tick by tick, to the end. Raise what ``take`` does."""
+        """Pass the received data to ``take`` at each tick, to its end. Raise what ``take`` does."""
         reading = _Reading(content, take)
         self._readings.add(reading)
         if self._ticker is None:
@@ -230,43 +233,33 @@ class EventLoop:
             for reading in tuple(self._readings):
                 reading.read()
             spent_s = self._loop.time() - started
-            tick_s = min(max(_TICK_S, _SHARE * spent_s), _LONGEST_TICK_S)
+            tick_s = min(max(_TICK_S, _REST_RATIO * spent_s), _LONGEST_TICK_S)
         self._ticker = None
 
     async def _rest(self, seconds: float) -> float:
-        """Wait, without a look at any socket if all there is to do is to read answers.
+        """Pause; block the loop, without polling its sockets, if all tasks only read streams.
 
-        Return when the wait was over; then come the sockets.
+        Return the time at which the pause ended; the sockets are read after it.
         """
         self._begins.clear()
-        await asyncio.sleep(0)  # What was asked for until now begins.
-        if not self._only_reads:
+        await asyncio.sleep(0)  # Begins the work that was scheduled before ``clear``.
+        if not len(self._readings) == len(self._watches) == len(self._tasks):
             await asyncio.sleep(seconds)
             return self._loop.time()
         self._begins.wait(seconds)
         ended = self._loop.time()
-        for _ in range(2):  # The loop looks at the sockets, then takes what has come.
+        for _ in range(2):  # The loop polls the sockets, then runs their callbacks.
             await asyncio.sleep(0)
         return ended
-
-    @property
-    def _only_reads(self) -> bool:
-        return len(self._readings) == len(self._watches) == len(self._tasks)
-
-
-def _wrapped(error: BaseException) -> Exception:
-    return EngineUnavailable(f"The model cannot be run now ({type(error).__name__}).")
 
 
 _first_use = threading.Lock()
 
 
 def event_loop() -> EventLoop:
-    """Return the one of this process, which begins to run now if it has not. For any thread."""
-    with _first_use:  # Models that are loaded at the same time must not begin one each.
-        return _event_loop()
+    """Return the loop of this process; the first call starts it. Thread-safe."""
+    with _first_use:  # Models that load at the same time must share one loop.
+        return _shared_loop()
 
 
-@cache
-def _event_loop() -> EventLoop:
-    return EventLoop()
+_shared_loop = cache(EventLoop)

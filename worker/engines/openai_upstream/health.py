@@ -1,4 +1,4 @@
-"""The servers of a model: their addresses, and which of them can be asked."""
+"""The servers of a model: their addresses, their health checks and the choice of one for a run."""
 
 from __future__ import annotations
 
@@ -16,19 +16,27 @@ import orjson
 
 from worker.engines.openai_upstream.server import Server
 
+logger = logging.getLogger(__name__)
+
 NOT_ASKED = "It has not been asked yet."
-_SURE_S = 2.0
-"""As long as two looks at a server that is down."""
+PATIENCE_S = 10.0
+_DOWN_S = 1.0
+"""Interval of the health checks while a server is down."""
+_GONE_AFTER_S = 2.0
+"""Twice that interval: a server that is down for longer is gone."""
 _ENDS_S = 5.0
 """How long a server may take to end after its engine."""
+_MAX_NAMES_LOGGED = 50
+_MAX_BODY_LOGGED = 200
+_ALIVE = (429,)
+"""Status of a server that limits requests: it is up."""
 
 
 class Address:
     """One server of the model. ``fault`` says why it cannot be used; empty while it can.
 
-    ``model`` is the model's name there, once it is known; ``contexts`` are the tokens that it
-    lists for each of its models. It ``is_silent`` when its fault is that it says nothing, which one
-    that is busy may do, too.
+    ``model`` is the model's name there, once it is known; ``contexts`` are the context lengths of
+    its models by name. ``is_silent``: the fault is a timeout, which may mean that it is busy.
     """
 
     def __init__(self, base_url: str) -> None:
@@ -52,46 +60,46 @@ class Address:
         return not self.fault
 
     def note(self, fault: str, *, is_silent: bool) -> None:
-        """Note what is wrong with it; nothing: an empty text."""
+        """Set the fault; empty: the server is up."""
         if not self.fault:
             self._down_at = time.monotonic()
         self.fault, self.is_silent, self._doubted_until = fault, is_silent, -math.inf
 
     def doubt(self) -> None:
-        """Do not believe for a while that it is up: its engine has ended, and its port has not."""
+        """Ignore good health checks for a while: the engine has ended, the port is still open."""
         self._doubted_until = time.monotonic() + _ENDS_S
 
     @property
     def is_doubted(self) -> bool:
-        """Whether it is not believed to be up."""
+        """Whether good health checks are ignored."""
         return time.monotonic() < self._doubted_until
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has been down for some time, and not only silent."""
-        is_sure = time.monotonic() - self._down_at > _SURE_S
-        return bool(self.fault) and not self.is_silent and is_sure
+        """Whether it has been down for some time, not only silent."""
+        is_long = time.monotonic() - self._down_at > _GONE_AFTER_S
+        return bool(self.fault) and not self.is_silent and is_long
 
     @property
     def is_avoided(self) -> bool:
-        """Whether it has asked for a pause that is not over."""
+        """Whether a pause that it has asked for is not over."""
         return time.monotonic() < self._avoided_until
 
     def avoid(self, seconds: float) -> None:
-        """Prefer others for so long."""
+        """Prefer other servers during this time."""
         self._avoided_until = time.monotonic() + seconds
 
     def heard(self) -> None:
-        """Note that it has answered a run."""
+        """Note that it has sent data of a run."""
         self._heard_at = time.monotonic()
 
     def was_heard_within(self, seconds: float) -> bool:
-        """Whether it has answered a run in the last so many seconds."""
+        """Whether it has sent data of a run within this time."""
         return time.monotonic() - self._heard_at < seconds
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Count a run of this process on it."""
+        """Count a run on it during the ``with`` block."""
         self.busy += 1
         try:
             yield
@@ -113,41 +121,30 @@ class Addresses:
         return "\n".join(address.fault for address in self.all)
 
     def best(self, tried: Collection[Address] = ()) -> Address:
-        """Return the one that is up and has the fewest runs, if there is one not tried yet."""
-        left = [address for address in self.all if address not in tried] or self.all
-        # Equals are drawn, so that the workers of a site do not all begin with the same one.
-        return min(left, key=lambda a: (not a.is_up, a.is_avoided, a.busy, random.random()))  # noqa: S311  # No secret.
+        """Return the server that is up and has the fewest runs, an untried one if there is any."""
+        untried = [address for address in self.all if address not in tried] or self.all
+        # Random among equals, so that the workers of a site do not all begin with the same server.
+        return min(untried, key=lambda a: (not a.is_up, a.is_avoided, a.busy, random.random()))  # noqa: S311  # No secret.
 
     def has_another(self, tried: Collection[Address]) -> bool:
-        """Whether one is up that was not tried."""
+        """Whether an untried server is up."""
         return any(address.is_up and address not in tried for address in self.all)
-
-
-logger = logging.getLogger(__name__)
-
-PATIENCE_S = 10.0
-_DOWN_S = 1.0
-"""How often servers are asked while one of them is down."""
-_NAMES_LOGGED = 50
-_BODY_LOGGED = 200
-_ALIVE = (429,)
-"""A server that limits requests answers, and has the model that it had."""
 
 
 class Fault(Exception):
     """Why a server cannot be used; names its address.
 
-    Pages show it to people who may have chosen the address, so it repeats nothing of the server's
-    answer: they could read any service of the network that way. ``is_silent``: it says nothing.
+    The console shows it to people who may have chosen the address. So it quotes nothing of the
+    server's answer: they could read any service of the network that way. ``is_silent``: a timeout.
     """
 
-    def __init__(self, said: str, *, is_silent: bool = False) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, *, is_silent: bool = False) -> None:
+        super().__init__(message)
         self.is_silent = is_silent
 
 
 class Health:
-    """Finds the model on each of its servers, and keeps their faults true."""
+    """Finds the model on each of its servers, and updates their faults."""
 
     def __init__(
         self, model_id: str, server: Server, addresses: Addresses, session: aiohttp.ClientSession
@@ -156,33 +153,30 @@ class Health:
         self._addresses, self._session = addresses, session
         self._patience_s = min(server.timeout_s, PATIENCE_S)
         self.on_change: Callable[[], None] = lambda: None
-        """Called when the model can be run again, or cannot any more."""
+        """Called when the first server is up, and when the last one goes down."""
 
     async def watch(self) -> None:
-        """Ask for ever."""
+        """Check the servers for ever."""
         while True:
             is_whole = all(address.is_up for address in self._addresses.all)
             await asyncio.sleep(self._server.check_every_s if is_whole else _DOWN_S)
             try:
                 await self.check()
-            except Exception:  # The watch must go on: nothing else finds a server again.
+            except Exception:  # The loop must go on: nothing else notices a server that is back.
                 logger.exception("model %s: its servers could not be checked", self._id)
 
     async def check(self) -> None:
-        """Ask each once."""
-        await asyncio.gather(*map(self._check, self._addresses.all))
-
-    async def _check(self, address: Address) -> None:
-        if address.is_up and address.was_heard_within(self._server.check_every_s):
-            return
-        await self.look_at(address)
+        """Check each server that is down, or has sent no data of a run since the last check."""
+        every_s = self._server.check_every_s
+        due = (a for a in self._addresses.all if not (a.is_up and a.was_heard_within(every_s)))
+        await asyncio.gather(*map(self.look_at, due))
 
     async def look_at(self, address: Address) -> None:
-        """Ask one now."""
+        """Check one server now."""
         try:
-            address.model = await self._found(address)
+            address.model = await self._model_name(address)
         except Fault as exc:
-            # One that is busy may be slow to answer this; what it sends to runs counts for more.
+            # A busy server may be slow to answer this; data of a run shows that it is up.
             patience_s = self._patience_s + self._server.check_every_s
             if not exc.is_silent or not address.was_heard_within(patience_s):
                 self.note(address, str(exc), is_silent=exc.is_silent)
@@ -190,12 +184,12 @@ class Health:
             self.note(address, "")
 
     def note_end(self, address: Address) -> None:
-        """Note that what generates on a server has ended, though its port may be open still."""
+        """Note that a server's engine has ended, though its port may still be open."""
         self.note(address, f"Model '{self._id}': the engine of {address.base_url} has ended.")
         address.doubt()
 
     def note(self, address: Address, fault: str, *, is_silent: bool = False) -> None:
-        """Note what is wrong with a server, or that nothing is."""
+        """Set the fault of a server, empty if it is up; log the change."""
         if not fault and address.is_doubted:
             return
         before, could_run = address.fault, not self._addresses.fault
@@ -207,8 +201,8 @@ class Health:
         if could_run != (not self._addresses.fault):
             self.on_change()
 
-    async def _found(self, address: Address) -> str:
-        """Return the model's name there: the option, else the id, else the only one there is.
+    async def _model_name(self, address: Address) -> str:
+        """Return the model's name there: the option, else the id, else the only model's.
 
         Raise Fault naming the address and the reason.
         """
@@ -217,40 +211,41 @@ class Health:
         if listed is None:
             return address.model or self._server.model or self._id
         wanted = self._server.model or self._id
-        for name in (wanted, f"{wanted}:latest"):  # The tag that Ollama lets one leave out.
+        for name in (wanted, f"{wanted}:latest"):  # Ollama's default tag.
             if name in listed:
                 return wanted
         if self._server.model is None and len(set(listed.values())) == 1:
             return next(iter(listed.values()))
-        if not listed and self._server.model is not None:  # It may list a cache, and run a folder.
+        if not listed and self._server.model is not None:  # Some servers list cached models only.
             return wanted
         names = sorted(set(listed.values()))
-        self._log(address, f"it lists {', '.join(names[:_NAMES_LOGGED]) or 'no model'}")
+        self._log(address, f"it lists {', '.join(names[:_MAX_NAMES_LOGGED]) or 'no model'}")
         raise Fault(
             f"Model '{self._id}': {url} lists no model '{wanted}', but {len(names)} others; the "
             "log of the worker names them."
         )
 
-    def _log(self, address: Address, said: str) -> None:
-        """Log what a server has answered, once for each time that it is down."""
+    def _log(self, address: Address, answer: str) -> None:
+        """Log a server's answer, unless the server was down before."""
         if not address.fault or address.fault == NOT_ASKED:
-            shown = self._server.without_key(said)
-            logger.warning("model %s: %s: %r", self._id, address.base_url, shown)
+            answer = self._server.without_key(answer)
+            logger.warning("model %s: %s: %r", self._id, address.base_url, answer)
 
     async def _listed(self, address: Address, url: str) -> dict[str, str] | None:
-        """Return the names of the server's models, aliases included, and whose they are."""
+        """Return the server's models: their ids by name and alias; None if it limits requests."""
         try:
             async with asyncio.timeout(self._patience_s):
                 async with self._session.get(url, allow_redirects=False) as answer:
                     body, status = await answer.read(), answer.status
         except (aiohttp.ClientError, OSError) as exc:
-            said = str(exc) or type(exc).__name__
-            fault = f"Model '{self._id}': {url} cannot be reached: {said}"
+            reason = str(exc) or type(exc).__name__
+            fault = f"Model '{self._id}': {url} cannot be reached: {reason}"
             raise Fault(fault, is_silent=isinstance(exc, TimeoutError)) from exc
         if status in _ALIVE:
             return None
         if status != 200:
-            self._log(address, f"status {status}: {body[:_BODY_LOGGED].decode(errors='replace')}")
+            beginning = body[:_MAX_BODY_LOGGED].decode(errors="replace")
+            self._log(address, f"status {status}: {beginning}")
             raise Fault(f"Model '{self._id}': {url} answers with status {status}.")
         try:
             entries = orjson.loads(body)["data"]
@@ -264,6 +259,6 @@ class Health:
 
 
 def _context_of(entry: dict[str, Any]) -> int | None:
-    """Return the tokens of a context, as vLLM, SGLang and other sites of this kind list them."""
-    told = entry.get("max_model_len") or entry.get("context_length")
-    return told if isinstance(told, int) and told > 0 else None
+    """Return the context length that vLLM, SGLang and other inference sites list."""
+    length = entry.get("max_model_len") or entry.get("context_length")
+    return length if isinstance(length, int) and length > 0 else None

@@ -1,4 +1,4 @@
-"""From a generation request to the JSON that the server takes."""
+"""From a generation request to the JSON body for an OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import orjson
 
 from inference_site.catalogue.engines.openai_upstream import RESPONSE_FORMAT
 from inference_site.domain.errors import InvalidRequest
-from inference_site.domain.messages import Message
 from inference_site.domain.model_spec import ModelSpec
 from inference_site.domain.request import Constraint, GenerationRequest, Sampling
 from worker.engines.chat.template import wire_message, wire_part, wire_tool
@@ -20,12 +19,12 @@ from worker.engines.grammars import check_grammar, lark_or_schema, regex_as_lark
 from worker.engines.openai_upstream.server import Server
 
 _COMMON_EFFORTS = ("low", "medium", "high")
-"""Levels that every server with the field knows; others reach the template as a variable only."""
+"""Levels of every server with the field; others reach the template as a variable only."""
 _OWN_VARIABLES = {"enable_thinking", "reasoning_effort", "verbosity"}
 
 
 class Payloads:
-    """Writes the requests for one model, but for its name, which each of its servers may choose."""
+    """Builds the request bodies for one model, without its name: each server may use another."""
 
     def __init__(self, spec: ModelSpec, server: Server) -> None:
         self._server = server
@@ -34,7 +33,7 @@ class Payloads:
         self._own_vars = server.template_vars
 
     def chat(self, request: GenerationRequest) -> dict[str, Any]:
-        """Return the payload of a chat. Raise InvalidRequest for what it cannot express."""
+        """Return the payload of a chat. Raise InvalidRequest for what the server cannot do."""
         payload = {
             **self._shared(request),
             **self._top_logprobs(request),
@@ -57,7 +56,7 @@ class Payloads:
         return payload
 
     def named(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return these values under the server's names; None is left out, and what it lacks."""
+        """Return the values under the server's field names, without None and missing fields."""
         body: dict[str, Any] = {}
         for name, value in values.items():
             target = self._fields.get(name)
@@ -77,8 +76,9 @@ class Payloads:
             case "continuous_usage_stats" as field:
                 options[field] = True
             case "timings_per_token" as field:
-                body |= {field: True, "verbose": bool(request.stop)}  # Says which stop text it was.
-        asked = {
+                # ``verbose`` adds the stop text that ended the answer.
+                body |= {field: True, "verbose": bool(request.stop)}
+        values = {
             **self._sampling(request.sampling),
             "max_tokens": request.max_output_tokens,
             "n": request.choices if request.choices > 1 else None,
@@ -90,7 +90,7 @@ class Payloads:
             "return_tokens_as_token_ids": request.tokens_as_ids or None,
             **request.extensions,
         }
-        return {**body, **self.named(asked), **self._constraint(request)}
+        return {**body, **self.named(values), **self._constraint(request)}
 
     def _constraint(self, request: GenerationRequest) -> dict[str, Any]:
         constraint = request.constraint
@@ -100,7 +100,7 @@ class Payloads:
         settings = asdict(sampling)
         settings["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias} or None
         if (last_n := sampling.dry_penalty_last_n) is not None:
-            # -1 is the whole context. The server reserves memory for this number of tokens.
+            # -1 means the whole context. The server reserves memory for this number of tokens.
             settings["dry_penalty_last_n"] = min(last_n % 2**32, self._context_length)
         if sampling.seed is not None and self._flavor.seed_limit is not None:
             settings["seed"] = sampling.seed % self._flavor.seed_limit
@@ -113,13 +113,17 @@ class Payloads:
         return {"logprobs": True, "top_logprobs": top}
 
     def _beginning(self, request: GenerationRequest) -> dict[str, Any]:
-        """Return the messages; a prefix of the answer is a last one that is to be continued."""
-        messages = [self._message(message) for message in request.messages]
+        """Return the messages; a response prefix is a last message to continue."""
+        reasoning_field = self._fields.get("reasoning_content")
+        messages = []
+        for message in request.messages:
+            content = [wire_part(part) for part in message.parts] if message.parts else message.text
+            messages.append(wire_message(message, content, self._arguments, reasoning_field))
         if not request.response_prefix:
             ends_in_answer = bool(request.messages) and request.messages[-1].role == "assistant"
             unusual = {
                 "add_generation_prompt": None if request.add_generation_prompt else False,
-                # Some servers would go on with it.
+                # Some servers continue a last message of the assistant by default.
                 "continue_final_message": False if ends_in_answer else None,
             }
             return {"messages": messages, **self.named(unusual)}
@@ -127,14 +131,8 @@ class Payloads:
         switches = {"continue_final_message": True, "add_generation_prompt": False}
         return {"messages": [*messages, prefix], **self.named(switches)}
 
-    def _message(self, message: Message) -> dict[str, Any]:
-        """Return a message; its reasoning only for a server that has a field for it."""
-        content = [wire_part(part) for part in message.parts] if message.parts else message.text
-        reasoning_field = self._fields.get("reasoning_content")
-        return wire_message(message, content, self._arguments, reasoning_field)
-
     def _arguments(self, text: str) -> str:
-        """Return arguments that any server can read: what is no JSON object becomes one.
+        """Return arguments as a JSON object: anything else becomes the value of ``input``.
 
         Servers parse the calls of the history; one malformed call must not end a conversation.
         """
@@ -156,7 +154,7 @@ class Payloads:
                 **constraint_fields(request.forced_grammar, self._server),
             }
         if request.must_call and self._flavor.forces_by_schema:
-            # The tools reach the template as a variable; the answer is read as a call.
+            # The tools are a variable of the template; the answer is parsed as a call.
             return {
                 **self.named({"chat_template_kwargs": {"tools": tools}}),
                 **schema_fields(call_schema(request.tools), self._server),
@@ -173,9 +171,9 @@ class Payloads:
     def _template_fields(
         self, request: GenerationRequest, payload: dict[str, Any]
     ) -> dict[str, Any]:
-        """Return the variables of the template, or what stands for them.
+        """Return the variables of the template, or the fields that replace them.
 
-        Raise InvalidRequest for variables that a server without such a field cannot be given.
+        Raise InvalidRequest for variables that the server has no field for.
         """
         variables = {**self._own_vars, **request.template_vars}
         effort = variables.get("reasoning_effort")
@@ -199,7 +197,8 @@ class Payloads:
 def constraint_fields(constraint: Constraint, server: Server) -> dict[str, Any]:
     """Return the fields. Raise InvalidRequest for a constraint the server has no field for."""
     source = constraint.source
-    _check(constraint)
+    if constraint.kind in ("lark", "regex", "llguidance"):
+        check_grammar(constraint)  # The server itself checks GBNF and schemas.
     match constraint.kind:
         case "json_object":
             if server.flavor.schema_value:
@@ -223,23 +222,20 @@ def constraint_fields(constraint: Constraint, server: Server) -> dict[str, Any]:
             return schema_fields(part, server)
 
 
-def _check(constraint: Constraint) -> None:
-    """Check what llguidance knows; GBNF and schemas are for the server to judge."""
-    if constraint.kind in ("lark", "regex", "llguidance"):
-        check_grammar(constraint)
-
-
 def schema_fields(
     schema: dict[str, Any], server: Server, named: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """Return the fields for an answer that is JSON of this schema, which a client has ``named``."""
+    """Return the fields for an answer that matches a JSON schema.
+
+    ``named`` are the client's name, description and strictness of the schema.
+    """
     target = server.fields.get("json_schema", RESPONSE_FORMAT)
     if target != RESPONSE_FORMAT:
         return _placed(target, schema)
     if server.flavor.schema_value:
         return {RESPONSE_FORMAT: {"type": "json_object", "value": schema}}
-    given = {"name": "answer", "strict": True, **named, "schema": schema}
-    return {RESPONSE_FORMAT: {"type": "json_schema", "json_schema": given}}
+    json_schema = {"name": "answer", "strict": True, **named, "schema": schema}
+    return {RESPONSE_FORMAT: {"type": "json_schema", "json_schema": json_schema}}
 
 
 def _lark(source: str, constraint: Constraint, server: Server) -> dict[str, Any]:
@@ -258,7 +254,7 @@ def _target(kind: str, constraint: Constraint, server: Server) -> str:
 
 
 def _placed(target: str, value: Any) -> dict[str, Any]:
-    """Return the value at its place; a dot leads into an object."""
+    """Return the value as a field; each dot of ``target`` leads into a nested object."""
     for name in reversed(target.split(".")):
         value = {name: value}
     placed: dict[str, Any] = value

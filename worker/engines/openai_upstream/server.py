@@ -1,11 +1,10 @@
-"""The servers of a model: their options, with the key read from where it is kept."""
+"""The connection settings of a model's servers, from the model's options."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -45,13 +44,13 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where the servers are, all of one kind, and how they are spoken to.
+    """The servers of one model, all of one kind, and the settings of their API.
 
-    ``model`` is its name there; None: see ``Health``. ``template_vars`` are variables of the chat
-    template that requests do not set. ``timeout_s`` bounds the waiting for a connection, for the
-    first chunk, and for each later one; ``check_every_s`` is how often a server's health is asked.
-    ``allowed_addresses`` are the only ones that are connected to; None: any. ``socket`` is the path
-    of a unix socket that is connected to instead.
+    ``model`` is the model's name there; None: see ``Health``. ``template_vars`` are default
+    variables of the chat template. ``timeout_s`` bounds the wait for a connection and for each
+    chunk; ``check_every_s`` is the interval of the health checks. ``allowed_addresses`` are the
+    only ones to connect to; None: any. ``socket`` is the path of a unix socket to connect to
+    instead.
     """
 
     base_urls: tuple[str, ...]
@@ -67,7 +66,7 @@ class Server:
     socket: str = ""
 
     def without_key(self, text: str) -> str:
-        """Return a text of the server without the key, should it repeat it."""
+        """Return a text of the server with the key replaced by asterisks."""
         return text.replace(self.key, "***") if self.key else text
 
 
@@ -105,7 +104,7 @@ def own_server(
         flavor=flavor,
         fields=flavor.fields,
         template_vars=template_vars,
-        timeout_s=1e6,  # Its pulse is felt (see ``OwnServer``): a long prompt takes what it takes.
+        timeout_s=1e6,  # ``OwnServer`` checks that the server is alive; a prompt may take long.
         check_every_s=5.0,
         key=at.key,
         headers={},
@@ -114,30 +113,27 @@ def own_server(
 
 
 def _key(spec: ModelSpec, options: UpstreamOptions) -> str | None:
-    """Return the server's key from the one place that the options name, if they name one."""
-    places = {
-        "api_key": options.api_key and options.api_key.get_secret_value,
-        "api_key_env": options.api_key_env and partial(_variable, options.api_key_env),
-        "api_key_file": options.api_key_file and partial(_content, options.api_key_file),
-    }
-    for name, read in places.items():
-        if read:
-            try:
-                return fits_header(read())
-            except ValueError as exc:
-                raise EngineLoadError(f"Model '{spec.id}': '{name}' {exc}.") from exc
-    return None
+    """Return the server's key from the option that names its source; None without one.
 
-
-def _variable(name: str) -> str:
-    value = os.environ.get(name)
-    if not value:
-        raise ValueError(f"names {name}, which is not set")
-    return value
-
-
-def _content(file: str) -> str:
+    Raise EngineLoadError naming the option.
+    """
+    option = ""
     try:
-        return Path(file).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ValueError(f"cannot be read: {exc}") from exc
+        if options.api_key:
+            option = "api_key"
+            return fits_header(options.api_key.get_secret_value())
+        if variable := options.api_key_env:
+            option = "api_key_env"
+            value = os.environ.get(variable)
+            if not value:
+                raise ValueError(f"names {variable}, which is not set")
+            return fits_header(value)
+        if file := options.api_key_file:
+            option = "api_key_file"
+            try:
+                return fits_header(Path(file).read_text(encoding="utf-8").strip())
+            except (OSError, UnicodeDecodeError) as exc:
+                raise ValueError(f"cannot be read: {exc}") from exc
+    except ValueError as exc:
+        raise EngineLoadError(f"Model '{spec.id}': '{option}' {exc}.") from exc
+    return None

@@ -1,4 +1,4 @@
-"""The tool formats by name; what a chat template shows of a syntax, and a prompt of its place."""
+"""The tool formats by name, the syntax of a chat template, and prompts that end in reasoning."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", r
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": ""}
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false"}
 _MARKS = {"(": "[", ")": "]"}
-_ENDS = Markers(["<|tool_call_end|>"])
+_PYTHONIC_ENDS = Markers(["<|tool_call_end|>"])
 
 
-def _read(source: Source, output: Output, tools: Sequence[Tool], start: str) -> Reading[bool]:
+def _read_pythonic(
+    source: Source, output: Output, tools: Sequence[Tool], start: str
+) -> Reading[bool]:
     at = yield from source.after_spaces(0)
     if (yield from source.character(at)) != "[":
         return False
@@ -47,12 +49,12 @@ def _read(source: Source, output: Output, tools: Sequence[Tool], start: str) -> 
             break
     if is_call and start:
         yield from source.spaces()
-        yield from source.starts_with(_ENDS)
+        yield from source.starts_with(_PYTHONIC_ENDS)
     return is_call
 
 
 def _call(source: Source, output: Output, at: int, names: set[str] | None) -> Reading[str | None]:
-    """Read the call at this place and what follows it, and return the latter; None for no call."""
+    """Read the call at this offset and the separator after it; return that, or None for no call."""
     head = yield from _head(source, at)
     if head is None or (names is not None and head[1] not in names):
         return None
@@ -82,12 +84,12 @@ def _head(source: Source, at: int) -> Reading[re.Match[str] | None]:
 
 
 def _may_be_head(text: str) -> bool:
-    """Return whether only word characters have come, so that an answer in JSON does not wait."""
+    """Whether the text may be a function's name; an answer in JSON is not held back."""
     return re.fullmatch(r"[\w.\s]*", text) is not None
 
 
 def _end(source: Source, begin: int) -> Reading[int | None]:
-    """Return the place after the bracket that ends the arguments from this place on."""
+    """Return the offset after the bracket that ends the arguments at this offset."""
     nesting, seen = Nesting(in_python=True, depth=1), begin
     while True:
         end = nesting.end_in(source.text, seen)
@@ -123,7 +125,7 @@ def to_json(arguments: str) -> str | None:
 
 
 def _piece(token: re.Match[str], depth: int) -> str | None:
-    """Return the JSON of one token; None for what no plain value has."""
+    """Return one token as JSON; None if it is not part of a plain value."""
     match token.lastgroup:
         case "text":
             return json.dumps(_ESCAPE.sub(_unescaped, token["text"][1:-1]), ensure_ascii=False)
@@ -157,7 +159,7 @@ def _unescaped(escape: re.Match[str]) -> str:
 
 PYTHONIC = ToolFormat(
     "pythonic",
-    _read,
+    _read_pythonic,
     starts=("<|tool_call_start|>", "<|python_tag|>"),
     tags=("<|tool_call_end|>", "<|eom_id|>"),
     bare_start="[",
@@ -219,7 +221,7 @@ def _function(source: Source, output: Output, tools: Sequence[Tool]) -> Reading[
 def _parameter(
     source: Source, output: Output, schemas: dict[str, Any], is_first: bool
 ) -> Reading[str | None]:
-    """Read a parameter and put it out; return the tag that ended it."""
+    """Read a parameter into the output; return the tag that ended it."""
     head = yield from source.match(_NAME, _MAX_NAME)
     if head is None:
         return None
@@ -240,7 +242,7 @@ def _schema(schemas: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _value(text: str, schema: dict[str, Any]) -> str:
-    """Return the value as JSON. A line break after the start tag and before the end tag is none."""
+    """Return the value as JSON, without the line breaks beside its tags."""
     text = text.removeprefix("\n").removesuffix("\n")
     if schema.get("type") != "string":
         bare = _PYTHON.get(text.strip(), text)
@@ -282,9 +284,9 @@ _REASONING_TRACES = (
 )
 
 _TAG = re.compile(r"<[^\s<>]+>|\[/?[A-Z_]{2,}\]")
-"""What looks like a tag of any format."""
+"""A tag of any format."""
 _MAX_BEGUN = 256
-"""Characters of reasoning that a prompt may begin with. More of it is a text *about* reasoning."""
+"""Characters of a reasoning that a prompt may begin. After more, it is a text about such tags."""
 _HARMONY_END = re.compile(r"<\|channel\|>\s*([\w-]+)[^<]*<\|message\|>([^<]*)\Z")
 _NAMED_END = re.compile(rf"{re.escape(CHANNEL)}([A-Za-z0-9_-]+)([^<]*)\Z")
 
@@ -301,7 +303,7 @@ def syntax_of(template: str) -> Syntax:
 
 
 def ends_in_reasoning(prompt: str, syntax: Syntax) -> bool:
-    """Return whether what follows this prompt is reasoning.
+    """Whether the text after this prompt is reasoning.
 
     It is when the last start tag comes after the last end tag, at most 256 characters before the
     end, with nothing after it that looks like a tag.

@@ -14,9 +14,9 @@ _SCALAR = re.compile(r"[^\s,\]}]*")
 
 
 class Nesting:
-    """Follows one value. With ``in_python``, single quotes and round brackets count as well.
+    """Finds the end of one value. With ``in_python``, single quotes and round brackets count too.
 
-    ``depth`` is how many brackets are open before the first character.
+    ``depth`` is the number of open brackets before the first character.
     """
 
     def __init__(self, in_python: bool = False, depth: int = 0) -> None:
@@ -28,7 +28,7 @@ class Nesting:
         self._begun = depth > 0
 
     def end_in(self, text: str, at: int = 0) -> int:
-        """Follow the text from this place on; return where the value ends, or -1 if it goes on."""
+        """Scan the text from this offset; return the end of the value, or -1 if it continues."""
         if not self._begun and at < len(text):
             self._begun = True
             self._scalar = self._outside.match(text, at) is None
@@ -69,19 +69,19 @@ class Nesting:
 _ARGUMENTS = frozenset({"arguments", "parameters"})
 _KNOWN = _ARGUMENTS | {"name", "type", "id"}
 _MAX_HELD = 64 * 1024
-"""Characters that may come before it is clear whether an object is a call."""
+"""Characters of an object that are held back until it is known whether it is a call."""
 
 
 def read_call(
     source: Source, output: Output, names: Collection[str] | None = None
 ) -> Reading[bool]:
-    """Read an object that is a call, after any white space; return whether it was one.
+    """Read an object that is a call, after any whitespace; return whether it was one.
 
-    Nothing is read of what is none. With ``names``, only calls of these are; then an object with
-    other keys than a call has is none either, which is clear at its first key.
+    If it is no call, nothing is read. With ``names``, only calls of these functions count, and the
+    first key that a call does not have decides that the object is none.
 
-    The arguments go out as they come when the name comes before them. What is malformed after the
-    arguments is left for whoever reads on.
+    The arguments are streamed if the name comes before them. Malformed text after the arguments is
+    left in the source.
     """
     return (yield from _ObjectCall(source, output, names).read())
 
@@ -114,7 +114,7 @@ class _ObjectCall:
         return at + 1 if (yield from self._source.character(at)) == "{" else -1
 
     def _member(self, at: int) -> Reading[int]:
-        """Follow a key and its value; return the place after them, -1 if they make no call."""
+        """Scan a key and its value; return the offset after them, -1 if this is no call."""
         end = yield from self._value_end(at)
         key = _string(self._source.text[at:end]) if end > at else None
         if key is None or (self._names is not None and key not in _KNOWN):
@@ -132,7 +132,7 @@ class _ObjectCall:
         return end
 
     def _note(self, key: str, value: str) -> bool:
-        """Keep what matters of a member; return False if the object is no call."""
+        """Keep the name or the arguments; return False if the object is no call."""
         if self._is_sent:
             return True
         if key == "name":
@@ -144,7 +144,7 @@ class _ObjectCall:
         return True
 
     def _stream(self, at: int) -> Reading[int]:
-        """Send the arguments as they come; return the place after them."""
+        """Stream the arguments; return the offset after them, -1 if they are incomplete."""
         self._begin()
         self._source.take(at)
         if not (yield from stream_object(self._source, self._output)):
@@ -170,7 +170,7 @@ class _ObjectCall:
         return True
 
     def _value_end(self, at: int) -> Reading[int]:
-        """Return where the value at this place ends, -1 if the text or the patience does first."""
+        """Return the end of the value at this offset, -1 if the text ends or it is too long."""
         nesting, seen = Nesting(), at
         while True:
             end = nesting.end_in(self._source.text, seen)
@@ -183,7 +183,7 @@ class _ObjectCall:
 
 
 def stream_object(source: Source, output: Output) -> Reading[bool]:
-    """Send the object that comes next as arguments; return whether it is complete."""
+    """Stream the next object as arguments; return whether it is complete."""
     nesting = Nesting()
     while True:
         end = nesting.end_in(source.text)
@@ -196,7 +196,7 @@ def stream_object(source: Source, output: Output) -> Reading[bool]:
 
 
 def _string(value: str) -> str | None:
-    """Return what a JSON string says; None for what is no string."""
+    """Return the value of a JSON string; None if it is no string."""
     try:
         text = json.loads(value, strict=False)
     except (ValueError, RecursionError):
@@ -205,7 +205,7 @@ def _string(value: str) -> str | None:
 
 
 def _as_object(value: str | None) -> str:
-    """Return arguments that are an object even where the model wrote nothing, or a string of it."""
+    """Return the arguments as an object, also if they are missing, or an object in a string."""
     if value is None or value == "null":
         return "{}"
     text = _string(value)
@@ -235,7 +235,7 @@ HERMES = ToolFormat("hermes", _read_hermes, starts=("<tool_call>",), tags=("</to
 def _read_llama3(
     source: Source, output: Output, tools: Sequence[Tool], start: str
 ) -> Reading[bool]:
-    # Without the tag an answer in JSON is no call unless it is one of a tool there is.
+    # Without the tag, an answer in JSON is only a call if it names a tool of the request.
     names = None if start else {tool.name for tool in tools}
     is_call = False
     while (yield from read_call(source, output, names)):
@@ -268,7 +268,7 @@ def _read_mistral(
 
 
 def _array(source: Source, output: Output, at: int) -> Reading[bool]:
-    """Read the calls of an array whose bracket ends at this place."""
+    """Read the calls of an array after its bracket, which ends at this offset."""
     if not (yield from _is_object(source, at)):
         return False
     bracket = source.take(at)
@@ -320,7 +320,7 @@ def _read(source: Source, output: Output, tools: Sequence[Tool], start: str) -> 
 
 
 def _call(source: Source, output: Output) -> Reading[bool]:
-    """Read a call after its start; return False, with nothing read, if it is none."""
+    """Read a call after its start tag; return False, with nothing read, if it is none."""
     head = yield from source.match(_HEAD, _MAX_HEAD)
     if head is None:
         return False

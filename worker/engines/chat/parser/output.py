@@ -1,4 +1,4 @@
-"""What parsers read from and write to: the source, the output, and the syntax of a model."""
+"""The text that parsers read, the deltas that they write, and the syntax of a model's output."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from worker.engines.chat.tools import new_call_id
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
-"""A reader that comes to a T."""
+"""A generator that yields when it needs more text, and returns a T."""
 
 _SPACES = re.compile(r"\s*")
 
 
 class Markers:
-    """A set of texts to look for. Of two that begin alike the shorter one wins."""
+    """A set of texts to search for. Of two with the same beginning the shorter one matches."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.texts = frozenset(texts) - {""}
         ordered = sorted(self.texts, key=lambda text: (len(text), text))
         nothing = r"(?!)"
         self.whole = re.compile("|".join(map(re.escape, ordered)) or nothing)
-        # Finds the first place where one is, or may be once more text has come.
+        # Matches a whole marker, or a prefix of one at the end of the text.
         self.begun = re.compile("|".join(map(_begun, ordered)) or nothing)
 
 
 def _begun(text: str) -> str:
-    """Return a pattern of the text, or of any beginning of it at the end of what is searched."""
+    """Return a pattern that matches the text, or a prefix of it at the end of the subject."""
     pattern = ""
     for character in reversed(text[1:]):
         pattern = rf"(?:\Z|{re.escape(character)}{pattern})"
@@ -40,9 +40,9 @@ def _begun(text: str) -> str:
 
 
 class Source:
-    """What has come and was not read: ``text``, which begins at the character ``position``.
+    """The received text that was not read yet; it begins at the character ``position``.
 
-    ``has_ended``: no more will come.
+    ``has_ended``: no more text will come.
     """
 
     __slots__ = ("has_ended", "position", "text")
@@ -53,13 +53,13 @@ class Source:
         self.has_ended = False
 
     def take(self, length: int) -> str:
-        """Read so many characters, which must be there."""
+        """Read this number of characters, which must have come."""
         taken, self.text = self.text[:length], self.text[length:]
         self.position += len(taken)
         return taken
 
     def copy_until(self, markers: Markers, put: Callable[[str], None]) -> Reading[str | None]:
-        """Give what comes before the first of the markers to ``put``, as it comes.
+        """Pass the text before the first marker to ``put``, as it comes.
 
         Return the marker, which is read too, or None at the end of the text.
         """
@@ -80,7 +80,7 @@ class Source:
             if self.has_ended:
                 return None
             yield
-        # What began like a marker was none, but another one may be inside of it.
+        # The beginning of a marker was none, but may contain another marker.
         if found := markers.whole.search(self.text):
             return self._copied(found, put)
         put(self.take(len(self.text)))
@@ -92,7 +92,7 @@ class Source:
         return self.take(len(found[0]))
 
     def starts_with(self, markers: Markers) -> Reading[str | None]:
-        """Read one of the markers if it comes next, and return it; read nothing if none does."""
+        """Read a marker if it comes next, and return it; else read nothing and return None."""
         while True:
             found = markers.begun.match(self.text)
             if found and found[0] in markers.texts:
@@ -113,9 +113,9 @@ class Source:
             yield
 
     def match(self, pattern: re.Pattern[str], limit: int) -> Reading[re.Match[str] | None]:
-        """Match the pattern within so many characters; read nothing.
+        """Match the pattern within ``limit`` characters; read nothing.
 
-        The pattern must be one whose match cannot change when more text comes.
+        More text must not change a match of the pattern.
         """
         while True:
             found = pattern.match(self.text, 0, limit)
@@ -124,7 +124,7 @@ class Source:
             yield
 
     def character(self, at: int) -> Reading[str]:
-        """Return the character so many places ahead, empty past the end; read nothing."""
+        """Return the character at this offset, empty past the end; read nothing."""
         while at >= len(self.text):
             if self.has_ended:
                 return ""
@@ -132,7 +132,7 @@ class Source:
         return self.text[at]
 
     def after_spaces(self, at: int) -> Reading[int]:
-        """Return the first place from this one on without white space; read nothing."""
+        """Return the offset of the first non-space character from ``at`` on; read nothing."""
         while True:
             found = _SPACES.match(self.text, at)
             at = found.end() if found else at
@@ -145,13 +145,13 @@ ParsedDelta = TextDelta | ReasoningDelta | ToolCallDelta
 
 
 class Output:
-    """Collects deltas, and what is known of the answer so far.
+    """Collects deltas and the state of the answer.
 
-    White space at the end of the content waits for what follows: before a call it is dropped.
-    Calls past ``max_calls`` are read and dropped.
+    Whitespace at the end of the content is held back: before a call it is dropped. Calls after the
+    first ``max_calls`` are dropped.
 
-    ``calls`` is how many were put out; ``call_is_open``: the last one is not complete;
-    ``in_reasoning``: what comes next is reasoning; ``has_text``: there is content.
+    ``calls`` is the number of calls; ``call_is_open``: the last one is not complete;
+    ``in_reasoning``: the next text is reasoning; ``has_text``: there is content.
     """
 
     def __init__(self, source: Source, index: int, max_calls: int) -> None:
@@ -167,16 +167,16 @@ class Output:
         self.has_text = False
 
     def take(self) -> list[ParsedDelta]:
-        """Return what there is, and forget it."""
+        """Remove and return the collected deltas."""
         deltas, self._deltas = self._deltas, []
         return deltas
 
     def add_logprobs(self, logprobs: tuple[TokenLogprob, ...]) -> None:
-        """Note the log probabilities of what the source got last."""
+        """Add the log probabilities of the text that the source received last."""
         self._logprobs.append((self._source.position + len(self._source.text), logprobs))
 
     def text(self, piece: str) -> None:
-        """Put out content that was just read."""
+        """Add content that was just read."""
         shown = piece.rstrip()
         if shown:
             self.has_text = True
@@ -187,11 +187,11 @@ class Output:
         self._read_logprobs(len(piece) - len(shown), 0)
 
     def reasoning(self, piece: str) -> None:
-        """Put out reasoning."""
+        """Add reasoning."""
         self._deltas.append(ReasoningDelta(piece, self._index))
 
     def begin_call(self, name: str) -> None:
-        """Put out the beginning of a call."""
+        """Add the beginning of a call."""
         self._spaces, self._read = "", ()
         self._is_dropping = self.calls >= self._max_calls
         if self._is_dropping:
@@ -202,16 +202,16 @@ class Output:
         self.calls += 1
 
     def arguments(self, piece: str) -> None:
-        """Put out a piece of the call's arguments."""
+        """Add a piece of the call's arguments."""
         if piece and not self._is_dropping:
             self._deltas.append(ToolCallDelta(self.calls - 1, piece, index=self._index))
 
     def end_call(self) -> None:
-        """Note that the call is complete."""
+        """Mark the call as complete."""
         self.call_is_open = False
 
     def end(self) -> None:
-        """Put out the white space that ends the content."""
+        """Add the whitespace at the end of the content."""
         if self._spaces:
             self._send(self._spaces)
 
@@ -220,7 +220,10 @@ class Output:
         self._read = ()
 
     def _read_logprobs(self, before: int, after: int) -> None:
-        """Read those of the tokens that end between so many characters back and so many."""
+        """Take the entries of the tokens that end within the last ``before`` characters.
+
+        Entries that end within the last ``after`` characters stay for the next call.
+        """
         position = self._source.position
         while self._logprobs and self._logprobs[0][0] <= position - after:
             end, logprobs = self._logprobs.popleft()
@@ -232,9 +235,9 @@ class Output:
 class Reasoning:
     """The tags of reasoning.
 
-    ``header`` is a text that begins every reasoning and is left out. ``reenters``: reasoning may
-    come again once there is content; otherwise its tags are text there. ``has_calls``: calls in the
-    reasoning are calls; otherwise they are thoughts.
+    ``header`` is a text at the beginning of every reasoning, which is dropped. ``reenters``:
+    reasoning may follow content; otherwise its tags are text there. ``has_calls``: calls inside the
+    reasoning are calls; otherwise they are reasoning.
     """
 
     start: str = "<think>"
@@ -245,19 +248,19 @@ class Reasoning:
 
 
 CallReader = Callable[[Source, Output, Sequence[Tool], str], Reading[bool]]
-"""Reads the calls after a start, its last argument; empty for calls that have none.
+"""Reads the calls after a start tag, its last argument; empty for calls without a tag.
 
-It returns whether there were any. What it does not read is content.
+It returns whether there were any. Text that it does not read is content.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model writes calls.
+    """The format of a model's calls.
 
-    ``starts`` are the tags that begin them. ``tags`` are all others: wherever one of them stands
-    without a meaning, it is left out. ``bare_start`` is how calls begin that have no tag; these are
-    only looked for at the beginning of the content.
+    ``starts`` are the tags that begin calls. ``tags`` are all others; a misplaced one is dropped.
+    ``bare_start`` is the first character of calls without a tag, which are only recognised at the
+    beginning of the content.
     """
 
     name: str
@@ -269,10 +272,10 @@ class ToolFormat:
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """What a model's output looks like.
+    """The syntax of a model's output.
 
-    ``channels``: ``tags`` have one place for reasoning; ``named`` are ``<|channel>NAME``, of which
-    some are reasoning; ``harmony`` are the messages of the format of this name, whose calls need no
+    ``channels``: with ``tags``, tags enclose reasoning; with ``named``, ``<|channel>NAME`` begins
+    reasoning or content; ``harmony`` is the format of this name, which includes calls, without a
     ``tool_format``.
     """
 
@@ -282,9 +285,9 @@ class Syntax:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """All texts that have a meaning; in some vocabularies they are special tokens.
+        """All tags of reasoning and calls; in some vocabularies they are special tokens.
 
-        Those that end an answer are not among them.
+        Tags that end an answer are not among them.
         """
         match self.channels:
             case "harmony":
@@ -299,7 +302,7 @@ class Syntax:
 
     @property
     def closing(self) -> str:
-        """What ends a reasoning and begins the answer; empty if there is no reasoning."""
+        """The text that ends a reasoning and begins the answer; empty without reasoning."""
         match self.channels:
             case "harmony":
                 return "<|end|><|start|>assistant<|channel|>final<|message|>"

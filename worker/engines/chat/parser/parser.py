@@ -1,14 +1,14 @@
-"""The incremental parser: from a model's text, cut anywhere, to content, reasoning and calls.
+"""The incremental parser: from pieces of a model's text to content, reasoning and calls.
 
-A fold: ``feed`` takes a piece of text and returns the deltas it completes; ``finish`` returns what
-was still held back. Whatever the pieces are, the deltas add up to the same. Rules for all formats:
+A fold: ``feed`` takes a piece of text and returns the deltas it completes; ``finish`` returns the
+rest. The result does not depend on the pieces. Rules for all formats:
 
-- Tags never are part of anything. Of white space, what directly follows a reasoning or a call, or
-  comes between content and a call, is dropped, and so is what begins a reasoning.
-- What begins like a call and is none is content, without its tags.
-- A call that ends too early stands as far as it was sent.
-- Without tools, calls are read all the same, and dropped. Calls without tags are then content.
-- Once there is content, tags of reasoning are text, unless the model may reason again.
+- Tags are dropped. So is whitespace after a reasoning or a call, between content and a call, and at
+  the beginning of a reasoning.
+- Text that begins like a call but is none becomes content, without its tags.
+- A call that ends too early keeps the part that was sent.
+- Without tools, calls are parsed and dropped. Calls without tags are then content.
+- After content, tags of reasoning are text, unless the syntax allows more reasoning.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _NO_LIMIT = 10_000
 class OutputParser:
     """Parses one choice.
 
-    ``in_reasoning``: the prompt ends inside of a reasoning. ``parallel``: more than one call may
-    come; otherwise those after the first are dropped.
+    ``in_reasoning``: the prompt ends inside a reasoning. Without ``parallel``, calls after the
+    first are dropped.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class OutputParser:
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether what comes next is reasoning, unless a tag comes."""
+        """Whether the next text is reasoning, unless it is a tag."""
         return self._output.in_reasoning
 
     @property
     def calls(self) -> int:
-        """How many calls there are."""
+        """The number of calls so far."""
         return self._output.calls
 
     @property
@@ -72,14 +72,14 @@ class OutputParser:
 
     @property
     def is_holding(self) -> bool:
-        """Whether text waits that may be a part of a tag."""
+        """Whether text is held back that may be a part of a tag."""
         return bool(self._source.text)
 
     def feed(self, text: str, logprobs: tuple[TokenLogprob, ...] = ()) -> list[ParsedDelta]:
         """Take the next piece of text; return the deltas it completes.
 
-        The log probabilities of the piece's tokens go out with the content that they end in, and
-        with nothing else.
+        The log probabilities of the piece's tokens come with the content that they end in; those
+        of other text are dropped.
         """
         if not text:
             self._early += logprobs  # Of a token that is only a part of a character.
@@ -92,7 +92,7 @@ class OutputParser:
         return self._output.take()
 
     def finish(self) -> list[ParsedDelta]:
-        """Return what is left after the last piece. Called once."""
+        """Return the rest after the last piece. Call it once."""
         self._source.has_ended = True
         for _ in self._reading:
             pass
@@ -156,7 +156,7 @@ class _Tagged:
         return (yield from self._source.copy_until(self._in_content, self._output.text))
 
     def _bare_calls(self) -> Reading[bool]:
-        """Read calls that have no tags, if that is what comes; return whether it was."""
+        """Read calls without tags; return whether there were any."""
         if self._format is None or not self._format.bare_start or not self._tools:
             return False
         if (yield from self._source.character(0)) != self._format.bare_start:
@@ -164,7 +164,7 @@ class _Tagged:
         return (yield from self._format.read(self._source, self._output, self._tools, ""))
 
     def _follow(self, marker: str) -> Reading[None]:
-        """Read what a marker begins."""
+        """Read the reasoning or the calls after a marker."""
         if self._reasoning and marker == self._reasoning.start:
             yield from self._reason()
         elif marker in self._starts and (yield from self._calls(marker)):
@@ -176,7 +176,7 @@ class _Tagged:
         return (yield from self._format.read(self._source, self._output, self._tools, start))
 
     def _reason(self) -> Reading[None]:
-        """Read a reasoning after its start, with its end."""
+        """Read a reasoning after its start tag, including its end tag."""
         self._output.in_reasoning = True
         yield from self._source.spaces()
         if (yield from self._source.starts_with(self._header)):
@@ -226,7 +226,7 @@ def read_harmony(source: Source, output: Output) -> Reading[None]:
 
 
 def _first(source: Source, output: Output) -> Reading[Put]:
-    """Read the rest of a header that the prompt began, if a recipient is what comes first."""
+    """Read the rest of a header that begins in the prompt, if the text begins with a recipient."""
     spaces = yield from source.spaces()
     if recipient := (yield from source.starts_with(_TO)):
         return (yield from _harmony_header(source, output, recipient))
@@ -258,7 +258,7 @@ def _harmony_header(source: Source, output: Output, begun: str) -> Reading[Put]:
 def read_named(
     source: Source, output: Output, tool_format: ToolFormat | None, tools: Sequence[Tool]
 ) -> Reading[None]:
-    """Read until the text ends; ``<|channel>NAME`` says where what follows it goes."""
+    """Read until the text ends; ``<|channel>NAME`` selects reasoning or content."""
     starts = tool_format.starts if tool_format else ()
     tags = tool_format.tags if tool_format else ()
     marks = Markers([CHANNEL, CHANNEL_END, *starts, *tags])
@@ -281,7 +281,7 @@ def read_named(
 
 
 def _switch(source: Source, output: Output) -> Reading[None]:
-    """Read the name of a channel; the mark of one without a name is text."""
+    """Read the name of a channel; a mark without a name is text."""
     found = yield from source.match(_NAME, 65)
     name = found[1] if found else _last_name(source)
     if not name:

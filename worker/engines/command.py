@@ -1,7 +1,6 @@
-"""A model whose server the worker starts by a command of the models file.
+"""The engine ``command``: the worker starts a model's server by a command of the models file.
 
-It is any server with an OpenAI-compatible API, and is spoken to as ``openai_upstream`` speaks to
-servers.
+Any server with an OpenAI-compatible API will do; ``openai_upstream`` sends it the requests.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from worker.model_servers.process import Order
 
 
 def load(spec: ModelSpec) -> Engine:
-    """Begin to start the server, and return; the engine tells when it is ready."""
+    """Begin to start the server and return; ``Engine.starting`` is empty once it is ready."""
     options = CommandOptions.of(spec)
     launch = Launch(
         order=partial(_order, spec, options),
@@ -46,11 +45,13 @@ def _order(spec: ModelSpec, options: CommandOptions, at: Endpoint) -> Order:
         "port": str(at.port),
         "socket": at.socket,
     }
-    seen = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES") if options.gpus is not None else ()
+    gpu_variables: tuple[str, ...] = ()
+    if options.gpus is not None:
+        gpu_variables = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
     return Order(
         name=server_settings.file_of(spec.id, "").name,
         command=split_command(options.command, values),
-        env={**dict.fromkeys(seen, gpus), **options.env},
+        env={**dict.fromkeys(gpu_variables, gpus), **options.env},
         stop_s=options.stop_timeout_s,
         stop_command=split_command(options.stop_command, values) if options.stop_command else (),
     )
@@ -58,11 +59,7 @@ def _order(spec: ModelSpec, options: CommandOptions, at: Endpoint) -> Order:
 
 def _connected(spec: ModelSpec, at: Endpoint) -> Engine:
     """Return the engine of a server that is ready."""
-    spoken = {name: spec.options[name] for name in spec.options if name in _SPOKEN}
+    options = {k: v for k, v in spec.options.items() if k in ServerOptions.model_fields}
     address = {"base_url": f"{at.root}/v1", "api_key": at.key}
-    upstream = replace(spec, engine="openai_upstream", options={**spoken, **address})
+    upstream = replace(spec, engine="openai_upstream", options={**options, **address})
     return engine_of(upstream, replace(server_of(upstream), socket=at.socket))
-
-
-_SPOKEN = frozenset(ServerOptions.model_fields)
-"""The options that say how a server is spoken to."""
