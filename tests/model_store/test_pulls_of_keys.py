@@ -86,8 +86,8 @@ def ask(
     project: Project, models_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Asked]:
     """Asks with a key that may pull, and looks quickly at what becomes of it."""
-    monkeypatch.setattr(pull_module, "_LOOK_S", 0.001)
-    monkeypatch.setattr(pull_module, "_TAKEN_UP_WITHIN_S", 0.05)
+    monkeypatch.setattr(pull_module, "_POLL_S", 0.001)
+    monkeypatch.setattr(pull_module, "_REFRESHED_WITHIN_S", 0.05)
     _, secret = create_key(project, "models", scopes=[Scope.MODELS])
 
     def asked(model: Any = NAME, *, key: str = secret, **fields: Any) -> Asked:
