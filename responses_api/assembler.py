@@ -22,7 +22,6 @@ from inference_site.domain.deltas import (
     Delta,
     Finish,
     FinishReason,
-    PromptDelta,
     ReasoningDelta,
     TextDelta,
     TokenLogprob,
@@ -31,7 +30,12 @@ from inference_site.domain.deltas import (
 )
 from inference_site.errors.api_errors import ApiError
 from inference_site.errors.exceptions import api_error
-from inference_site.generations.kinds import Assembler, WholeAnswerAssembler
+from inference_site.generations.kinds import (
+    Assembler,
+    PromptCountAssembler,
+    WholeAnswerAssembler,
+    error_ending,
+)
 from inference_site.generations.queue import new_id
 from inference_site.streams.batches import Ending, Sent
 from inference_site.streams.request_documents import Assembly
@@ -208,14 +212,8 @@ def failure(error: Exception, *, first: int = 0) -> Ending:
 def _failed_ending(
     error: ApiError, frames: list[bytes], *, is_early: bool, **partial: Any
 ) -> Ending:
-    return Ending(
-        frames,
-        error.status,
-        to_json({"error": {**error.envelope["error"], **partial}}),
-        error_code=error.code or error.type,
-        is_early=is_early,
-        retry_after_s=error.retry_after_s,
-    )
+    body = to_json({"error": {**error.envelope["error"], **partial}})
+    return error_ending(error, body, frames, is_early=is_early)
 
 
 def _client_error(error: Exception) -> ApiError:
@@ -446,21 +444,12 @@ def _delta_frame(item_type: type[Any]) -> tuple[bytes, bytes, bytes]:
     return head, middle.replace(b'"output_index":0', b'"output_index":%d'), tail
 
 
-class InputTokensAssembler(WholeAnswerAssembler):
+class InputTokensAssembler(PromptCountAssembler):
     """Assembles the answer of ``POST /v1/responses/input_tokens``."""
-
-    def __init__(self, _: Assembly) -> None:
-        self._count = 0
-
-    def feed(self, delta: Delta) -> Sequence[bytes]:
-        """Count the tokens of the prompt."""
-        if isinstance(delta, PromptDelta):
-            self._count = len(delta.tokens)
-        return ()
 
     def answer(self) -> dict[str, Any]:
         """Return the object ``response.input_tokens``."""
-        return {"object": INPUT_TOKENS, "input_tokens": self._count}
+        return {"object": INPUT_TOKENS, "input_tokens": self.count}
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 import openai
+import orjson
 import psutil
 import psycopg
 import redis
@@ -196,6 +197,15 @@ class ServedStack:
     def redis(self) -> redis.Redis:
         """A client of its Redis."""
         return redis.Redis.from_url(self.services["REDIS_URL"])
+
+    def model_reports(self, model: str) -> list[dict[str, Any]]:
+        """What its workers last said of a model; they do every 2 s."""
+        with self.redis() as client:
+            # Beside the lease of a worker there is a hash of its unsent tokens.
+            keys = [key for key in client.keys("worker:*") if not key.endswith(b":unsent")]
+            leases: Any = [client.get(key) for key in keys]
+        told = [one for lease in leases if lease for one in orjson.loads(lease)["models"]]
+        return [one for one in told if one["id"] == model]
 
     def manage(self, *arguments: str) -> str:
         """The output of a management command."""

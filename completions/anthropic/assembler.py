@@ -18,10 +18,10 @@ from completions.anthropic.wire import (
     MessagesUsage,
     StopReason,
 )
+from completions.assemblers.chat import arguments_object
 from inference_site.domain.deltas import (
     Delta,
     Finish,
-    PromptDelta,
     ReasoningDelta,
     TextDelta,
     ToolCallDelta,
@@ -29,7 +29,12 @@ from inference_site.domain.deltas import (
 )
 from inference_site.domain.errors import Cancelled
 from inference_site.errors.exceptions import api_error
-from inference_site.generations.kinds import Assembler, WholeAnswerAssembler, cancelled
+from inference_site.generations.kinds import (
+    Assembler,
+    PromptCountAssembler,
+    cancelled,
+    error_ending,
+)
 from inference_site.streams.batches import Ending, Sent
 from inference_site.streams.request_documents import Assembly
 
@@ -145,8 +150,9 @@ class MessageAssembler(Assembler):
         if self._begun or not self._assembly.stream:
             return []
         self._begun = True
-        message = replace_usage(self._message(), output_tokens=0)
+        message = self._message().model_dump()
         message |= {"content": [], "stop_reason": None, "stop_sequence": None}
+        message["usage"]["output_tokens"] = 0
         return [_event("message_start", message=message), _PING]
 
     def _open(self, block: _Block) -> list[bytes]:
@@ -206,14 +212,9 @@ class MessageAssembler(Assembler):
                 signature = signature_of(block.text, self._assembly.project_id)
                 return AnswerThinking(thinking=block.text, signature=signature)
             case _:
-                return AnswerToolUse(id=block.call_id, name=block.name, input=_input(block.text))
-
-
-def replace_usage(message: MessagesAnswer, **counts: int) -> dict[str, Any]:
-    """Return a message with other counts."""
-    dumped = message.model_dump()
-    dumped["usage"] |= counts
-    return dumped
+                return AnswerToolUse(
+                    id=block.call_id, name=block.name, input=arguments_object(block.text)
+                )
 
 
 def wire_usage(usage: Usage) -> MessagesUsage:
@@ -229,31 +230,15 @@ def failure(error: Exception, *, first: int = 0) -> Ending:
     """End with an error in Anthropic's envelope; its events have no numbers."""
     answer = api_error(error)
     body = orjson.dumps(answer.shown_at("/v1/messages"))
-    return Ending(
-        [b"event: error\ndata: " + body + b"\n\n"],
-        answer.status,
-        body,
-        error_code=answer.code or answer.type,
-        is_early=True,
-        retry_after_s=answer.retry_after_s,
-    )
+    return error_ending(answer, body, [b"event: error\ndata: " + body + b"\n\n"])
 
 
-class InputTokensAssembler(WholeAnswerAssembler):
+class InputTokensAssembler(PromptCountAssembler):
     """Assembles the answer of ``POST /v1/messages/count_tokens``."""
-
-    def __init__(self, _: Assembly) -> None:
-        self._count = 0
-
-    def feed(self, delta: Delta) -> Sequence[bytes]:
-        """Take the next delta."""
-        if isinstance(delta, PromptDelta):
-            self._count = len(delta.tokens)
-        return ()
 
     def answer(self) -> dict[str, Any]:
         """Return the count."""
-        return InputTokens(input_tokens=self._count).model_dump()
+        return InputTokens(input_tokens=self.count).model_dump()
 
     def fail(self, error: Exception) -> Ending:
         """End with the error."""
@@ -262,12 +247,3 @@ class InputTokensAssembler(WholeAnswerAssembler):
 
 def _event(name: str, **fields: Any) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps({"type": name, **fields}))
-
-
-def _input(text: str) -> dict[str, Any]:
-    """Return the arguments of a call as an object, which all clients expect."""
-    try:
-        arguments = orjson.loads(text or "{}")
-    except orjson.JSONDecodeError:
-        return {"input": text}
-    return arguments if isinstance(arguments, dict) else {"input": arguments}

@@ -422,6 +422,15 @@ def _function_call_piece(delta: ToolCallDelta) -> bytes:
     return orjson.dumps({"function_call": {**name, "arguments": delta.arguments}})
 
 
+def arguments_object(text: str) -> dict[str, Any]:
+    """Return the arguments of a call as an object, for APIs whose clients expect no text."""
+    try:
+        arguments = orjson.loads(text or "{}")
+    except orjson.JSONDecodeError:
+        return {"input": text}
+    return arguments if isinstance(arguments, dict) else {"input": arguments}
+
+
 def drop_none(fields: dict[str, Any], *names: str) -> None:
     """Leave out those of these fields that are null."""
     for name in names:

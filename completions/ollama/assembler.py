@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import orjson
 
-from completions.assemblers.chat import wire_logprobs
+from completions.assemblers.chat import arguments_object, wire_logprobs
 from completions.assemblers.tokens import EmbeddingAssembler, EmbeddingAssembly
 from inference_site.domain.deltas import (
     Delta,
@@ -23,7 +23,7 @@ from inference_site.domain.deltas import (
 )
 from inference_site.domain.errors import Cancelled
 from inference_site.errors.exceptions import api_error
-from inference_site.generations.kinds import Assembler, cancelled
+from inference_site.generations.kinds import Assembler, cancelled, error_ending
 from inference_site.streams.batches import Ending, Sent
 from inference_site.streams.request_documents import Assembly
 
@@ -123,7 +123,7 @@ class OllamaAssembler(Assembler):
 
     def _wire_calls(self) -> list[dict[str, Any]]:
         return [
-            {"function": {"name": name, "arguments": _arguments("".join(pieces))}}
+            {"function": {"name": name, "arguments": arguments_object("".join(pieces))}}
             for name, pieces in self._calls
         ]
 
@@ -151,29 +151,13 @@ class OllamaAssembler(Assembler):
 def failure(error: Exception, *, first: int = 0) -> Ending:
     """End with ``{"error": "…"}``; these lines have no numbers, so ``first`` has no meaning."""
     answer = api_error(error)
-    body = orjson.dumps({"error": answer.message})
-    return Ending(
-        [body + b"\n"],
-        answer.status,
-        body,
-        error_code=answer.code or answer.type,
-        is_early=True,
-        retry_after_s=answer.retry_after_s,
-    )
+    body = orjson.dumps(answer.shown_at("/api/"))
+    return error_ending(answer, body, [body + b"\n"])
 
 
 def now() -> str:
     """Return the time as Ollama writes it."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
-
-
-def _arguments(text: str) -> Any:
-    """Return the arguments as an object, which all clients expect."""
-    try:
-        arguments = orjson.loads(text or "{}")
-    except orjson.JSONDecodeError:
-        return {"input": text}
-    return arguments if isinstance(arguments, dict) else {"input": arguments}
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,12 @@ from typing import Any, Generic, Protocol
 import orjson
 from django.apps import AppConfig, apps
 
-from inference_site.domain.deltas import Delta
+from inference_site.domain.deltas import Delta, PromptDelta
 from inference_site.domain.errors import Cancelled
+from inference_site.errors.api_errors import ApiError
 from inference_site.errors.exceptions import api_error
 from inference_site.streams.batches import Ending, Sent, StoredStream
-from inference_site.streams.request_documents import AssemblyT, Document, ToStore
+from inference_site.streams.request_documents import Assembly, AssemblyT, Document, ToStore
 
 
 class Assembler(ABC):
@@ -208,6 +209,19 @@ class WholeAnswerAssembler(Assembler):
         return failure(error)
 
 
+class PromptCountAssembler(WholeAnswerAssembler):
+    """The base of assemblers that only count the tokens of a prompt."""
+
+    def __init__(self, _: Assembly) -> None:
+        self.count = 0
+
+    def feed(self, delta: Delta) -> Sequence[bytes]:
+        """Count the tokens of the prompt."""
+        if isinstance(delta, PromptDelta):
+            self.count = len(delta.tokens)
+        return ()
+
+
 DONE = b"data: [DONE]\n\n"
 """The last frame of every stream."""
 
@@ -232,11 +246,18 @@ def failure(error: Exception, partial: dict[str, Any] | None = None, *, first: i
     if partial is not None:
         envelope["error"]["partial_response"] = partial
     body = orjson.dumps(envelope)
+    return error_ending(answer, body, [b"data: " + body + b"\n\n", DONE])
+
+
+def error_ending(
+    error: ApiError, body: bytes, frames: Sequence[bytes], *, is_early: bool = True
+) -> Ending:
+    """Return the ending of a failure: this body for a whole answer, these frames for a stream."""
     return Ending(
-        [b"data: " + body + b"\n\n", DONE],
-        answer.status,
+        frames,
+        error.status,
         body,
-        error_code=answer.code or answer.type,
-        is_early=True,
-        retry_after_s=answer.retry_after_s,
+        error_code=error.code or error.type,
+        is_early=is_early,
+        retry_after_s=error.retry_after_s,
     )

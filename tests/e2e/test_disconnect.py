@@ -8,7 +8,6 @@ import time
 from typing import Any
 
 import openai
-import orjson
 import pytest
 
 from tests.served_stack import ServedStack, wait_until
@@ -18,12 +17,7 @@ ENDLESS = json.dumps([{"repeat": 4000, "steps": [{"text": "x "}, {"sleep_ms": 20
 
 def busy(stack: ServedStack, model: str) -> int:
     """How many slots of the model are taken, as its workers last said (every 2 s)."""
-    with stack.redis() as client:
-        leases: Any = [
-            client.get(key) for key in client.keys("worker:*") if not key.endswith(b":unsent")
-        ]
-    served = [entry for lease in leases if lease for entry in orjson.loads(lease)["models"]]
-    return sum(entry["busy"] for entry in served if entry["id"] == model)
+    return sum(report["busy"] for report in stack.model_reports(model))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 import openai
-import orjson
 import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
@@ -153,12 +152,8 @@ def pick(client: openai.OpenAI, key: str) -> str:
 
 def run_s(stack: ServedStack, model: str) -> float:
     """How long the model's runs take and none runs, as its lease says; 0 when unknown."""
-    with stack.redis() as client:
-        leases: Any = [
-            client.get(key) for key in client.keys("worker:*") if not key.endswith(b":unsent")
-        ]
-    reports = [one for lease in leases if lease for one in orjson.loads(lease)["models"]]
-    return float(sum(one["run_s"] for one in reports if one["id"] == model and not one["busy"]))
+    reports = stack.model_reports(model)
+    return float(sum(one["run_s"] for one in reports if not one["busy"]))
 
 
 def test_a_queue_that_is_too_long_falls_back(stack: ServedStack, client: openai.OpenAI) -> None:
