@@ -1,0 +1,1 @@
+"""What everything else stands on: domain values, errors, PostgreSQL and Redis, metrics, logs, traces."""
