@@ -257,7 +257,7 @@ async def deep_queue(endpoint: Endpoint, other: str) -> dict[str, object]:
 
 def claim_ms(database: "psycopg.Connection[tuple[int]]") -> float:
     """Return how long a claim takes that is taken back."""
-    from inference_site.generations.models import CLAIM
+    from inference_site.runs.models import CLAIM
 
     given: dict[str, object] = {"model": "few", "worker": "w", "served": list[int]()}
     given |= {"is_idle": True, "may_drain": False}

@@ -58,7 +58,7 @@ Result = tuple[list[str], float, float, float]
 
 def claim_all(number: int) -> Result:
     """Claim until nothing waits: what was claimed, from when to when, and processor seconds."""
-    from inference_site.generations.models import Generation
+    from inference_site.runs.models import Generation
 
     claimed: list[str] = []
     began, cpu = time.monotonic(), time.process_time()

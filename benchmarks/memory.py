@@ -42,8 +42,8 @@ def measure_here(file: Path, slots: int, context_length: int) -> None:
     import psutil
 
     from inference_site.catalogue.memory import ModelMemory
-    from inference_site.domain.model_spec import ModelSpec
-    from inference_site.domain.request import GenerationRequest
+    from inference_site.core.domain.model_spec import ModelSpec
+    from inference_site.core.domain.request import GenerationRequest
     from worker.engines.registry import load_engine
 
     spec = ModelSpec(file.stem, "llama_cpp", file, slots=slots, context_length=context_length)

@@ -33,8 +33,8 @@ def main() -> None:
     django.setup()
     from prometheus_client import CollectorRegistry, Histogram
 
-    from inference_site.domain.deltas import Usage
-    from inference_site.observability.metrics import Meter
+    from inference_site.core.domain.deltas import Usage
+    from inference_site.core.observability.metrics import Meter
 
     meter = Meter("demo", 1, 0.01)
     histogram = Histogram("gap", "A gap.", ["model"], registry=CollectorRegistry()).labels("demo")

@@ -13,7 +13,7 @@ import psutil
 import psycopg
 
 from benchmarks.processes import ROOT
-from inference_site.supervisor.services import EmbeddedPostgres
+from inference_site.ops.serve.services import EmbeddedPostgres
 
 _CONTROL_S = 900
 """How long it may take to start or stop: it has much to write after many rows, on a busy disk."""

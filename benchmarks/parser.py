@@ -11,8 +11,8 @@ from collections.abc import Callable
 from time import perf_counter
 
 from benchmarks.figures import add_write_option, keep
-from inference_site.domain.deltas import TextDelta
-from inference_site.domain.request import Tool
+from inference_site.core.domain.deltas import TextDelta
+from inference_site.core.domain.request import Tool
 from worker.engines.chat.parser import HARMONY, TOOL_FORMATS, OutputParser, Reasoning, Syntax
 
 BUDGET_US = 10.0

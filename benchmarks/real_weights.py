@@ -23,7 +23,7 @@ from benchmarks.processes import ROOT, end_on_sigterm
 from benchmarks.report import TITLES
 from benchmarks.run import run_load, warm_up
 from benchmarks.targets import TARGETS, ServedFile
-from inference_site.host import physical_cores
+from inference_site.core.host import physical_cores
 
 SMOLLM2 = ROOT / "var" / "models" / "smollm2.gguf"
 SLOTS, CONTEXT = 8, 8192

@@ -12,7 +12,7 @@ from typing import Any
 
 import django
 
-from inference_site.domain.deltas import (
+from inference_site.core.domain.deltas import (
     Delta,
     Finish,
     ReasoningDelta,

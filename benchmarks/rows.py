@@ -150,7 +150,7 @@ def row(name: str, waits: Sequence[float], postgres_ms: float, note: str = "") -
 
 def queue(database: Database, times: int) -> Iterator[Row]:
     """Measure the moves of a generation, while others wait and run."""
-    from inference_site.generations.models import Claim, Generation, Status
+    from inference_site.runs.models import Claim, Generation, Status
 
     claims.fill(database, waiting=3 * times, projects=10, running=64)
     held: list[Claim] = []
@@ -173,8 +173,8 @@ def queue(database: Database, times: int) -> Iterator[Row]:
 
 def month(database: Database, longest_s: float) -> Iterator[Row]:
     """Have the retention delete the oldest month, and claim meanwhile."""
-    from inference_site.generations.models import Generation
-    from inference_site.usage import pruning
+    from inference_site.runs.models import Generation
+    from inference_site.runs.usage import pruning
 
     claims.fill(database, waiting=20_000, projects=10, running=64)
     first = Generation.objects.order_by("pk").values_list("created_at", flat=True)[0]

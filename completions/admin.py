@@ -12,16 +12,16 @@ from django.utils.safestring import SafeString
 
 from completions.models import StoredCompletion
 from completions.storage import with_previews
-from inference_site.admin_pages.base_admin import PreviewAdmin, SinceFilter
-from inference_site.admin_pages.bubbles import (
+from inference_site.core.admin_pages.base_admin import PreviewAdmin, SinceFilter
+from inference_site.core.admin_pages.bubbles import (
     Bubble,
     Piece,
     image_piece,
     may_see_content,
     text_piece,
 )
-from inference_site.admin_pages.labels import time_label
-from inference_site.generations.admin import ModelFilter
+from inference_site.core.admin_pages.labels import time_label
+from inference_site.runs.admin import ModelFilter
 
 Message = Mapping[str, Any]
 

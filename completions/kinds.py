@@ -35,8 +35,8 @@ from completions.ollama.assembler import (
 )
 from completions.ollama.assembler import failure as ollama_failure
 from completions.storage import replay_of, store_result
-from inference_site.generations.kinds import GenerationKind, failure
-from inference_site.streams.request_documents import Assembly
+from inference_site.runs.kinds import GenerationKind, failure
+from inference_site.runs.streams.request_documents import Assembly
 
 KINDS = {
     CHAT: GenerationKind(ChatAssembly, ChatAssembler, failure, store_result, replay=replay_of),

@@ -24,17 +24,25 @@ from completions.wire.messages import (
     ToolMessage,
     UserMessage,
 )
-from inference_site.domain.messages import Message, Part, Role, ToolCall
-from inference_site.domain.request import GenerationRequest, Tool, custom_arguments, custom_tool
-from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.capabilities import (
+from inference_site.core.domain.messages import Message, Part, Role, ToolCall
+from inference_site.core.domain.request import (
+    GenerationRequest,
+    Tool,
+    custom_arguments,
+    custom_tool,
+)
+from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.gateway.request_fields.capabilities import (
     require_endpoint,
     require_fields,
     require_grammars,
     require_media,
 )
-from inference_site.request_fields.constraint import response_format_constraint, to_constraint
-from inference_site.request_fields.mapping import (
+from inference_site.gateway.request_fields.constraint import (
+    response_format_constraint,
+    to_constraint,
+)
+from inference_site.gateway.request_fields.mapping import (
     ToolPlan,
     require_stream_for_options,
     select_tools,
@@ -48,8 +56,8 @@ from inference_site.request_fields.mapping import (
     to_template_vars,
     with_token_report,
 )
-from inference_site.request_fields.wire import Content, NestedGrammarInput
-from inference_site.submission.model_access import ResolvedModel
+from inference_site.gateway.request_fields.wire import Content, NestedGrammarInput
+from inference_site.gateway.submission.model_access import ResolvedModel
 
 
 def to_messages(messages: Sequence[RequestMessage]) -> tuple[Message, ...]:

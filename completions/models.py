@@ -6,7 +6,7 @@ from django.contrib.postgres.indexes import GinIndex
 from django.db import models
 from django.utils import timezone
 
-from inference_site.storage.fields import ContentField
+from inference_site.core.storage.fields import ContentField
 
 
 class StoredCompletion(models.Model):

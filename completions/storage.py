@@ -17,8 +17,8 @@ from django.db.models.functions import Coalesce, Left
 from completions.assemblers.chat import ChatAssembler, ChatAssembly
 from completions.models import StoredCompletion
 from inference_site.accounts.models import retention_cutoffs
-from inference_site.admin_pages.labels import PREVIEW_LENGTH
-from inference_site.domain.deltas import (
+from inference_site.core.admin_pages.labels import PREVIEW_LENGTH
+from inference_site.core.domain.deltas import (
     Delta,
     Finish,
     FinishReason,
@@ -28,13 +28,13 @@ from inference_site.domain.deltas import (
     ToolCallDelta,
     Usage,
 )
-from inference_site.errors.api_errors import NotFoundError
-from inference_site.generations.kinds import Assembler
-from inference_site.generations.models import Generation, Status
-from inference_site.storage.fields import replace_nul
-from inference_site.storage.postgresql import delete_older
-from inference_site.streams.batches import Batch, Ending, StoredStream
-from inference_site.streams.request_documents import ToStore
+from inference_site.core.errors.api_errors import NotFoundError
+from inference_site.core.storage.fields import replace_nul
+from inference_site.core.storage.postgresql import delete_older
+from inference_site.runs.kinds import Assembler
+from inference_site.runs.models import Generation, Status
+from inference_site.runs.streams.batches import Batch, Ending, StoredStream
+from inference_site.runs.streams.request_documents import ToStore
 
 
 def store_result(

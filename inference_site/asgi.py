@@ -11,10 +11,10 @@ from django.core.asgi import get_asgi_application
 
 _django: Any = get_asgi_application()
 
-from inference_site.api.head import check_head  # noqa: E402  # Needs Django set up.
-from inference_site.cors import with_cors  # noqa: E402  # As above.
 from inference_site.gateway.access import with_access_log  # noqa: E402  # As above.
+from inference_site.gateway.api.head import check_head  # noqa: E402  # Needs Django set up.
 from inference_site.gateway.bodies import bounded_forms  # noqa: E402  # As above.
+from inference_site.gateway.cors import with_cors  # noqa: E402  # As above.
 from inference_site.gateway.delivery import Receive, Send  # noqa: E402  # As above.
 from inference_site.gateway.relay import Relay  # noqa: E402  # As above.
 from inference_site.routing import websockets  # noqa: E402  # As above.

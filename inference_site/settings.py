@@ -13,9 +13,9 @@ from pathlib import Path
 import django_stubs_ext
 from django.core.exceptions import ImproperlyConfigured
 
-from inference_site import environment
 from inference_site.console import theme
-from inference_site.storage.postgresql import PREPARE_ONLY_ON_REQUEST, PooledConnection
+from inference_site.core import environment
+from inference_site.core.storage.postgresql import PREPARE_ONLY_ON_REQUEST, PooledConnection
 
 django_stubs_ext.monkeypatch()  # Lets Django's classes be subscripted, as the type checker wants.
 
@@ -39,7 +39,7 @@ SECURE_HSTS_INCLUDE_SUBDOMAINS = HTTPS
 SECURE_HSTS_PRELOAD = HTTPS
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
 X_FRAME_OPTIONS = "DENY"
-MESSAGE_STORAGE = "inference_site.admin_pages.sealed_messages.SealedStorage"
+MESSAGE_STORAGE = "inference_site.core.admin_pages.sealed_messages.SealedStorage"
 # Proxies whose X-Forwarded-For is believed; without them the peer of the connection is the client.
 TRUSTED_PROXIES = environment.networks("TRUSTED_PROXIES", "127.0.0.0/8,::1/128" if HTTPS else "")
 SILENCED_SYSTEM_CHECKS = [
@@ -67,15 +67,15 @@ INSTALLED_APPS = [
     "axes",
     "inference_site",
     "inference_site.accounts",
-    "inference_site.generations",
-    "inference_site.idempotency",
-    "inference_site.kept_content",
-    "inference_site.model_store",
-    "inference_site.site_settings",
-    "inference_site.request_log",
-    "inference_site.usage",
-    "inference_site.alarms",
-    "inference_site.people",
+    "inference_site.runs",
+    "inference_site.gateway.idempotency",
+    "inference_site.runs.kept_content",
+    "inference_site.catalogue.model_store",
+    "inference_site.core.site_settings",
+    "inference_site.runs.request_log",
+    "inference_site.runs.usage",
+    "inference_site.console.alarms",
+    "inference_site.console.people",
     "worker",
     "completions",
     "responses_api",
@@ -110,7 +110,7 @@ TEMPLATES = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
             ],
-            "builtins": ["inference_site.admin_pages.labels"],
+            "builtins": ["inference_site.core.admin_pages.labels"],
         },
     },
 ]
@@ -147,8 +147,8 @@ AXES_FAILURE_LIMIT = 10
 AXES_COOLOFF_TIME = dt.timedelta(minutes=15)
 AXES_RESET_ON_SUCCESS = True
 AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
-AXES_CLIENT_IP_CALLABLE = "inference_site.people.login_log.client_address"
-AXES_CLIENT_STR_CALLABLE = "inference_site.people.login_log.describe_attempt"
+AXES_CLIENT_IP_CALLABLE = "inference_site.console.people.login_log.client_address"
+AXES_CLIENT_STR_CALLABLE = "inference_site.console.people.login_log.describe_attempt"
 AXES_ENABLE_ACCESS_FAILURE_LOG = True
 AXES_DISABLE_ACCESS_LOG = True  # Nobody deletes its rows.
 AXES_ENABLE_ADMIN = False  # console/admin.py shows the failures.
@@ -163,7 +163,9 @@ OIDC_GROUPS_CLAIM = environment.text("OIDC_GROUPS_CLAIM", "groups")
 OIDC_ROLES = environment.text_mapping("OIDC_ROLES")
 OIDC_NAME = environment.text("OIDC_NAME", "Log in with single sign-on")
 if OIDC_ISSUER:
-    AUTHENTICATION_BACKENDS.append("inference_site.people.single_sign_on.SingleSignOnBackend")
+    AUTHENTICATION_BACKENDS.append(
+        "inference_site.console.people.single_sign_on.SingleSignOnBackend"
+    )
     if not (OIDC_CLIENT_ID and OIDC_CLIENT_SECRET):
         raise ImproperlyConfigured("OIDC_ISSUER needs OIDC_CLIENT_ID and OIDC_CLIENT_SECRET.")
 
@@ -357,13 +359,15 @@ WEB_STALL_S = environment.number("WEB_STALL_S", 3, minimum=1)
 DATA_UPLOAD_MAX_MEMORY_SIZE = MAX_BODY_BYTES
 
 REST_FRAMEWORK = {
-    "DEFAULT_AUTHENTICATION_CLASSES": ["inference_site.api.authentication.KeyAuthentication"],
-    "DEFAULT_PERMISSION_CLASSES": ["inference_site.api.authentication.HasScope"],
-    "DEFAULT_PARSER_CLASSES": ["inference_site.api.json_bodies.JsonParser"],
-    "DEFAULT_RENDERER_CLASSES": ["inference_site.api.json_bodies.JsonRenderer"],
-    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "inference_site.api.json_bodies.AlwaysJson",
-    "DEFAULT_SCHEMA_CLASS": "inference_site.api.openapi.ViewSchema",
-    "EXCEPTION_HANDLER": "inference_site.api.views.exception_handler",
+    "DEFAULT_AUTHENTICATION_CLASSES": [
+        "inference_site.gateway.api.authentication.KeyAuthentication"
+    ],
+    "DEFAULT_PERMISSION_CLASSES": ["inference_site.gateway.api.authentication.HasScope"],
+    "DEFAULT_PARSER_CLASSES": ["inference_site.gateway.api.json_bodies.JsonParser"],
+    "DEFAULT_RENDERER_CLASSES": ["inference_site.gateway.api.json_bodies.JsonRenderer"],
+    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "inference_site.gateway.api.json_bodies.AlwaysJson",
+    "DEFAULT_SCHEMA_CLASS": "inference_site.gateway.api.openapi.ViewSchema",
+    "EXCEPTION_HANDLER": "inference_site.gateway.api.views.exception_handler",
     "UNAUTHENTICATED_USER": None,
 }
 
@@ -414,14 +418,14 @@ logging.captureWarnings(LOG_FORMAT == "json")  # They too are lines of the log t
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "filters": {"facts": {"()": "inference_site.observability.logs.AddLogFields"}},
+    "filters": {"facts": {"()": "inference_site.core.observability.logs.AddLogFields"}},
     "formatters": {
         "line": {
-            "()": "inference_site.observability.logs.LineFormatter",
+            "()": "inference_site.core.observability.logs.LineFormatter",
             "format": "%(asctime)s %(levelname)s %(name)s: %(message)s",
         },
         "json": {
-            "()": "inference_site.observability.logs.JsonLineFormatter",
+            "()": "inference_site.core.observability.logs.JsonLineFormatter",
             "format": "%(levelname)s %(name)s %(message)s",
             "rename_fields": {"levelname": "level", "name": "logger"},
             "timestamp": "time",

@@ -7,9 +7,10 @@ from django.views.generic import RedirectView
 from completions.views.chat import InfillView
 from completions.views.models import AdaptersView
 from completions.views.tokens import DetokenizeView, TokenizerInfoView, TokenizeView
-from inference_site.api.documentation import OpenApiView, documentation
-from inference_site.status.health import HealthView, ReadyView, VersionView
-from inference_site.status.metrics import metrics
+from inference_site.gateway.api.documentation import OpenApiView, documentation
+from inference_site.gateway.usage_views import OrganizationUsageView, ProjectUsageView
+from inference_site.ops.status.health import HealthView, ReadyView, VersionView
+from inference_site.ops.status.metrics import metrics
 
 admin.autodiscover()
 
@@ -20,7 +21,8 @@ handler500 = "inference_site.console.error_pages.failed"
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index")),
     path("v1/openapi.json", OpenApiView.as_view(), name="openapi"),
-    path("v1/", include("inference_site.usage.urls")),
+    path("v1/usage", ProjectUsageView.as_view()),
+    path("v1/organization/usage/completions", OrganizationUsageView.as_view()),
     path("v1/", include("completions.urls")),
     path("v1/", include("responses_api.urls")),
     path("api/", include("completions.ollama.urls")),

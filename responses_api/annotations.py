@@ -8,8 +8,8 @@ from django.db.models import Case, OuterRef, QuerySet, Subquery, When
 from django.db.models.fields.json import KT
 from django.db.models.functions import Coalesce, Left
 
-from inference_site.admin_pages.labels import PREVIEW_LENGTH
-from inference_site.generations.models import Generation, Status
+from inference_site.core.admin_pages.labels import PREVIEW_LENGTH
+from inference_site.runs.models import Generation, Status
 from responses_api.models import ENDED, Conversation, Item, ResponseStatus, StoredResponse
 
 _OPEN = sorted(set(ResponseStatus) - ENDED)

@@ -18,7 +18,7 @@ from django.conf import settings
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
-from inference_site.domain.deltas import (
+from inference_site.core.domain.deltas import (
     Delta,
     Finish,
     FinishReason,
@@ -28,17 +28,17 @@ from inference_site.domain.deltas import (
     ToolCallDelta,
     Usage,
 )
-from inference_site.errors.api_errors import ApiError
-from inference_site.errors.exceptions import api_error
-from inference_site.generations.kinds import (
+from inference_site.core.errors.api_errors import ApiError
+from inference_site.core.errors.exceptions import api_error
+from inference_site.runs.kinds import (
     Assembler,
     PromptCountAssembler,
     WholeAnswerAssembler,
     error_ending,
 )
-from inference_site.generations.queue import new_id
-from inference_site.streams.batches import Ending, Sent
-from inference_site.streams.request_documents import Assembly
+from inference_site.runs.queue import new_id
+from inference_site.runs.streams.batches import Ending, Sent
+from inference_site.runs.streams.request_documents import Assembly
 from responses_api import events
 from responses_api.events import ItemEvents, encode, events_of, with_text
 from responses_api.items import new_item
@@ -200,7 +200,7 @@ class ResponseAssembler(Assembler):
 def failure(error: Exception, *, first: int = 0) -> Ending:
     """Fail a response without its object: the stream ends with an error event, numbered ``first``.
 
-    See ``inference_site.generations.kinds.Failure``.
+    See ``inference_site.runs.kinds.Failure``.
     """
     client_error = _client_error(error)
     frames = [encode(events.error_event(client_error.envelope["error"], count(first)))]

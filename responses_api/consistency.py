@@ -2,7 +2,7 @@
 
 A generation and its response end in one transaction, so there should be none. If there are (after
 an earlier release, or an end that the database refused), clients would wait for them for ever.
-See ``inference_site.generations.kinds.Mending``.
+See ``inference_site.runs.kinds.Mending``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
-from inference_site.generations.models import TERMINAL, Generation, Status
-from inference_site.storage.postgresql import cached_sql, transaction_with_timeouts
-from inference_site.streams.batches import Sent
+from inference_site.core.storage.postgresql import cached_sql, transaction_with_timeouts
+from inference_site.runs.models import TERMINAL, Generation, Status
+from inference_site.runs.streams.batches import Sent
 from responses_api.models import ENDED, Conversation, ResponseStatus, StoredResponse
 
 _BATCH = 100

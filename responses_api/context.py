@@ -15,9 +15,9 @@ import orjson
 from django.db.models import QuerySet, TextField
 from django.db.models.functions import Cast
 
-from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
-from inference_site.storage.postgresql import end_transaction_if_idle, execute_prepared
-from inference_site.submission.context_bound import ContextBound
+from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundError
+from inference_site.core.storage.postgresql import end_transaction_if_idle, execute_prepared
+from inference_site.gateway.submission.context_bound import ContextBound
 from responses_api.items import IdentifiedItem, ItemData, is_instruction, new_items, size_of
 from responses_api.models import ENDED, Conversation, Item, StoredResponse
 from responses_api.stored_responses import row_of

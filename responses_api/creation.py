@@ -12,16 +12,20 @@ from pydantic_core import to_json
 
 from inference_site.accounts.keys import Caller
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.generations.models import ServiceClass
-from inference_site.generations.queue import new_id
-from inference_site.request_fields.capabilities import ignored_fields
-from inference_site.request_fields.mapping import require_stream_for_options
-from inference_site.streams.batches import long_texts
-from inference_site.streams.request_documents import Document
-from inference_site.submission.context_bound import ContextBound, fit_to_context
-from inference_site.submission.model_access import ResolvedModel, served_model, with_capabilities
-from inference_site.submission.submit import Submission
+from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.gateway.request_fields.capabilities import ignored_fields
+from inference_site.gateway.request_fields.mapping import require_stream_for_options
+from inference_site.gateway.submission.context_bound import ContextBound, fit_to_context
+from inference_site.gateway.submission.model_access import (
+    ResolvedModel,
+    served_model,
+    with_capabilities,
+)
+from inference_site.gateway.submission.submit import Submission
+from inference_site.runs.models import ServiceClass
+from inference_site.runs.queue import new_id
+from inference_site.runs.streams.batches import long_texts
+from inference_site.runs.streams.request_documents import Document
 from responses_api.assembler import RESPONSE, ResponseAssembly
 from responses_api.context import (
     Context,
@@ -46,7 +50,7 @@ _ECHOED = ("instructions", "tools", "text")
 
 @dataclass(frozen=True, slots=True)
 class NewResponse:
-    """A response to be stored; implements ``inference_site.generations.queue.WithRow``."""
+    """A response to be stored; implements ``inference_site.runs.queue.WithRow``."""
 
     project_id: int
     response: dict[str, Any]

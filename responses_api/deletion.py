@@ -18,9 +18,9 @@ from django.db.models import Exists, OuterRef
 from django.utils import timezone
 
 from inference_site.accounts.models import retention_cutoffs
-from inference_site.idempotency.models import forget_answer
-from inference_site.storage.postgresql import end_transaction_if_idle
-from inference_site.streams.request_documents import drop_document
+from inference_site.core.storage.postgresql import end_transaction_if_idle
+from inference_site.gateway.idempotency.models import forget_answer
+from inference_site.runs.streams.request_documents import drop_document
 from responses_api.models import ENDED, Conversation, Item, StoredResponse
 
 _BATCH = 100
@@ -95,7 +95,7 @@ def _sweep_conversation(pk: int) -> None:
 def prune(until: float) -> int:
     """Delete rows that are older than their project keeps them, until ``until``; return how many.
 
-    ``until`` is a time of the monotonic clock. See ``inference_site.generations.kinds.Retention``.
+    ``until`` is a time of the monotonic clock. See ``inference_site.runs.kinds.Retention``.
     """
     deleted = 0
     for project, since in retention_cutoffs("responses_days"):

@@ -14,7 +14,7 @@ import orjson
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
-from inference_site.api.schema import ErrorDetail, LostErrorDetail
+from inference_site.gateway.api.schema import ErrorDetail, LostErrorDetail
 from responses_api.wire import objects as wire
 from responses_api.wire.input_items import ItemStatus
 from responses_api.wire.objects import (

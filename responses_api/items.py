@@ -11,9 +11,9 @@ from django.conf import settings
 from django.db.models import Q, TextField
 from django.db.models.functions import Cast
 
-from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
-from inference_site.generations.queue import new_id
-from inference_site.submission.context_bound import text_bytes
+from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundError
+from inference_site.gateway.submission.context_bound import text_bytes
+from inference_site.runs.queue import new_id
 from responses_api.models import Item
 from responses_api.wire import input_items as given
 from responses_api.wire import objects as shown

@@ -1,10 +1,10 @@
-"""The kinds of generations of this API (see ``inference_site.generations.kinds``)."""
+"""The kinds of generations of this API (see ``inference_site.runs.kinds``)."""
 
 from __future__ import annotations
 
-from inference_site.generations import kinds
-from inference_site.generations.kinds import GenerationKind
-from inference_site.streams.request_documents import Assembly, Document
+from inference_site.runs import kinds
+from inference_site.runs.kinds import GenerationKind
+from inference_site.runs.streams.request_documents import Assembly, Document
 from responses_api.assembler import (
     COMPACTION,
     INPUT_TOKENS,

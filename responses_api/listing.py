@@ -13,10 +13,10 @@ from django.http import QueryDict
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from inference_site.api.authentication import caller_of
-from inference_site.api.paging import Page, list_object, parse_metadata, parse_page
-from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.storage.postgresql import execute_prepared
+from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.core.storage.postgresql import execute_prepared
+from inference_site.gateway.api.authentication import caller_of
+from inference_site.gateway.api.paging import Page, list_object, parse_metadata, parse_page
 from responses_api.context import decode_item, newest_input_of
 from responses_api.models import Item, ResponseStatus, StoredResponse
 from responses_api.search import SearchTooBroad, contains_words_sql, search_timeout

@@ -11,23 +11,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from inference_site.domain import messages as domain
-from inference_site.domain import request
-from inference_site.domain.messages import Message, ToolCall
-from inference_site.domain.request import (
+from inference_site.core.domain import messages as domain
+from inference_site.core.domain import request
+from inference_site.core.domain.messages import Message, ToolCall
+from inference_site.core.domain.request import (
     Constraint,
     GenerationRequest,
     custom_arguments,
     custom_tool,
 )
-from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.capabilities import require_fields, require_media
-from inference_site.request_fields.constraint import (
+from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.gateway.request_fields.capabilities import require_fields, require_media
+from inference_site.gateway.request_fields.constraint import (
     json_object_constraint,
     json_schema_constraint,
     to_constraint,
 )
-from inference_site.request_fields.mapping import (
+from inference_site.gateway.request_fields.mapping import (
     ToolPlan,
     join_parts,
     select_tools,
@@ -40,8 +40,8 @@ from inference_site.request_fields.mapping import (
     to_stop,
     to_template_vars,
 )
-from inference_site.request_fields.wire import GrammarInput, InputFile, JsonObjectFormat
-from inference_site.submission.model_access import ResolvedModel
+from inference_site.gateway.request_fields.wire import GrammarInput, InputFile, JsonObjectFormat
+from inference_site.gateway.submission.model_access import ResolvedModel
 from responses_api.context import ContextItem
 from responses_api.items import IdentifiedItem, ItemData
 from responses_api.sealing import unseal

@@ -9,8 +9,8 @@ import zlib
 
 from cryptography.fernet import Fernet, InvalidToken
 
-from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.storage.cipher import cipher_for
+from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.core.storage.cipher import cipher_for
 
 
 def seal(text: str, project_id: int) -> str:

@@ -9,13 +9,13 @@ from typing import Any
 import orjson
 from django.conf import settings
 
-from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.core.storage.fields import replace_nul
+from inference_site.core.storage.postgresql import end_transaction_if_idle, execute_prepared
 from inference_site.gateway.handoff import Wait
-from inference_site.generations.kinds import Assembler
-from inference_site.generations.models import TERMINAL, Generation
-from inference_site.storage.fields import replace_nul
-from inference_site.storage.postgresql import end_transaction_if_idle, execute_prepared
-from inference_site.streams.request_documents import ToStore
+from inference_site.runs.kinds import Assembler
+from inference_site.runs.models import TERMINAL, Generation
+from inference_site.runs.streams.request_documents import ToStore
 from responses_api.assembler import ResponseAssembler
 from responses_api.context import Context, conversation_not_found, previous_not_found
 from responses_api.items import IdentifiedItem, from_wire
@@ -142,7 +142,7 @@ def store_result(
 ) -> None:
     """Write the end of a response, if it is stored.
 
-    See ``inference_site.generations.kinds.StoreResult``.
+    See ``inference_site.runs.kinds.StoreResult``.
     """
     assert isinstance(assembler, ResponseAssembler)
     final, completed_at = assembler.response, None

@@ -19,11 +19,11 @@ from django.db.models import Func, JSONField, Sum, TextField
 from django.db.models.functions import Cast
 from pydantic_core import to_json
 
-from inference_site.errors.api_errors import NotFoundError
-from inference_site.generations.models import Generation, Status
-from inference_site.storage.postgresql import execute_prepared
-from inference_site.streams.batches import Batch, Ending, Sent, StoredStream, sent_so_far
-from inference_site.streams.event_log import read_log
+from inference_site.core.errors.api_errors import NotFoundError
+from inference_site.core.storage.postgresql import execute_prepared
+from inference_site.runs.models import Generation, Status
+from inference_site.runs.streams.batches import Batch, Ending, Sent, StoredStream, sent_so_far
+from inference_site.runs.streams.event_log import read_log
 from responses_api import events
 from responses_api.assembler import Output, ResponseAssembler
 from responses_api.events import ItemEvents, decode, encode
@@ -261,7 +261,7 @@ def stored_response(
 
 
 def find_replay(public_id: str, *, is_begun: bool = False) -> StoredStream | None:
-    """Return the replay of an ended response (see ``inference_site.generations.kinds.Replay``).
+    """Return the replay of an ended response (see ``inference_site.runs.kinds.Replay``).
 
     Return None if it is not stored, or if the client ``is_begun`` and the numbers of the events are
     unknown.

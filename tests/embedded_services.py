@@ -23,9 +23,9 @@ import hypothesis
 import pytest
 from django.conf import settings
 
-from inference_site import environment
-from inference_site.process_tuning import collect_rarely, freeze_imported_objects
-from inference_site.supervisor.services import EmbeddedPostgres, plan_redis, wait_for_redis
+from inference_site.core import environment
+from inference_site.core.process_tuning import collect_rarely, freeze_imported_objects
+from inference_site.ops.serve.services import EmbeddedPostgres, plan_redis, wait_for_redis
 from tests import migrated_postgres
 
 collect_rarely()
@@ -99,7 +99,7 @@ def _is_left_out(item: pytest.Item) -> bool:
 
 def _imports_redis(item: pytest.Item) -> bool:
     module = getattr(item, "module", None)
-    clients = "inference_site.storage.redis"
+    clients = "inference_site.core.storage.redis"
     return any(
         getattr(value, "__module__", getattr(value, "__name__", "")) == clients
         for value in vars(module).values()

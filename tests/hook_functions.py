@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from inference_site.domain.deltas import ToolCallDelta
+from inference_site.core.domain.deltas import ToolCallDelta
 from worker.runtime.hooks import Chunk, HookContext
 from worker.runtime.process import current_runtime
 from worker.runtime.wake_up_consumer import WakeUpConsumer

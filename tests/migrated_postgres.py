@@ -18,7 +18,7 @@ from pathlib import Path
 import psycopg
 from psycopg import sql
 
-from inference_site.supervisor.services import EmbeddedPostgres
+from inference_site.ops.serve.services import EmbeddedPostgres
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PLACE = "MIGRATED_POSTGRES"

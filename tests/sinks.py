@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from inference_site.domain.deltas import Delta, Finish, ReasoningDelta, TextDelta, Usage
+from inference_site.core.domain.deltas import Delta, Finish, ReasoningDelta, TextDelta, Usage
 
 
 class RecordingSink:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from inference_site.supervisor.services import bundled_redis, missing_fixes
+from inference_site.ops.serve.services import bundled_redis, missing_fixes
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVICE = "https://api.osv.dev"

@@ -27,10 +27,10 @@ import httpx
 from django.conf import settings
 from PIL import Image
 
-from inference_site.domain.addresses import is_listed, is_public
-from inference_site.domain.errors import InvalidRequest
-from inference_site.domain.messages import ImagePart, Part
-from inference_site.domain.request import GenerationRequest
+from inference_site.core.domain.addresses import is_listed, is_public
+from inference_site.core.domain.errors import InvalidRequest
+from inference_site.core.domain.messages import ImagePart, Part
+from inference_site.core.domain.request import GenerationRequest
 
 MAX_REDIRECTS = 3
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")

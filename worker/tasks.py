@@ -6,8 +6,8 @@ import logging
 
 from celery import shared_task
 
-from inference_site.generations.wake_ups import GENERATE_TASK
-from inference_site.storage.postgresql import DATABASE_UNAVAILABLE, release_connection_after
+from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE, release_connection_after
+from inference_site.runs.wake_ups import GENERATE_TASK
 from worker.runtime.process import current_runtime
 from worker.runtime.wake_up_consumer import AT_ONCE, LISTEN_TASK, NOTED
 

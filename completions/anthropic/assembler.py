@@ -19,7 +19,7 @@ from completions.anthropic.wire import (
     StopReason,
 )
 from completions.assemblers.chat import arguments_object
-from inference_site.domain.deltas import (
+from inference_site.core.domain.deltas import (
     Delta,
     Finish,
     ReasoningDelta,
@@ -27,16 +27,11 @@ from inference_site.domain.deltas import (
     ToolCallDelta,
     Usage,
 )
-from inference_site.domain.errors import Cancelled
-from inference_site.errors.exceptions import api_error
-from inference_site.generations.kinds import (
-    Assembler,
-    PromptCountAssembler,
-    cancelled,
-    error_ending,
-)
-from inference_site.streams.batches import Ending, Sent
-from inference_site.streams.request_documents import Assembly
+from inference_site.core.domain.errors import Cancelled
+from inference_site.core.errors.exceptions import api_error
+from inference_site.runs.kinds import Assembler, PromptCountAssembler, cancelled, error_ending
+from inference_site.runs.streams.batches import Ending, Sent
+from inference_site.runs.streams.request_documents import Assembly
 
 MESSAGE, INPUT_TOKENS = "message", "message.input_tokens"
 """Names of these kinds of generations."""

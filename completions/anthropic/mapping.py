@@ -10,7 +10,7 @@ from typing import Any
 from django.utils.crypto import salted_hmac
 
 from completions.anthropic import wire
-from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.core.errors.api_errors import InvalidRequestError
 
 Body = dict[str, Any]
 

@@ -14,18 +14,18 @@ from completions.anthropic.mapping import ignored_tools, to_chat
 from completions.mapping import to_generation_request
 from completions.wire.chat import DialectChat
 from inference_site.accounts.keys import Caller
-from inference_site.api.authentication import caller_of
-from inference_site.api.payload import parse
-from inference_site.api.schema import documented
-from inference_site.api.views import ApiView
-from inference_site.domain.request import GenerationRequest
-from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.fleet.fleet import context_of
-from inference_site.generations.queue import new_id
-from inference_site.request_fields.capabilities import ignored_fields, require_endpoint
-from inference_site.streams.request_documents import Assembly, Document
-from inference_site.submission.model_access import ResolvedModel, served_model
-from inference_site.submission.submit import Submission, respond
+from inference_site.catalogue.fleet.fleet import context_of
+from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.gateway.api.authentication import caller_of
+from inference_site.gateway.api.payload import parse
+from inference_site.gateway.api.schema import documented
+from inference_site.gateway.api.views import ApiView
+from inference_site.gateway.request_fields.capabilities import ignored_fields, require_endpoint
+from inference_site.gateway.submission.model_access import ResolvedModel, served_model
+from inference_site.gateway.submission.submit import Submission, respond
+from inference_site.runs.queue import new_id
+from inference_site.runs.streams.request_documents import Assembly, Document
 
 _LIMITS = "x-ratelimit-"
 

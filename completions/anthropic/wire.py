@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from inference_site.api.payload import WireObject, WireRequest
-from inference_site.request_fields.wire import FunctionName
+from inference_site.gateway.api.payload import WireObject, WireRequest
+from inference_site.gateway.request_fields.wire import FunctionName
 
 # --- Request -------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from completions.wire.messages import (
     MessageFunctionToolCall,
     MessageToolCall,
 )
-from inference_site.domain.deltas import (
+from inference_site.core.domain.deltas import (
     AnswerTokens,
     Delta,
     Finish,
@@ -47,10 +47,10 @@ from inference_site.domain.deltas import (
     Usage,
     is_output,
 )
-from inference_site.domain.errors import Cancelled
-from inference_site.generations.kinds import DONE, Assembler, cancelled, failure
-from inference_site.streams.batches import Ending, Sent
-from inference_site.streams.request_documents import Assembly
+from inference_site.core.domain.errors import Cancelled
+from inference_site.runs.kinds import DONE, Assembler, cancelled, failure
+from inference_site.runs.streams.batches import Ending, Sent
+from inference_site.runs.streams.request_documents import Assembly
 
 _DATA = b"data: {"
 

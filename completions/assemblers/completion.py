@@ -19,7 +19,7 @@ from completions.assemblers.chat import (
     wire_usage,
 )
 from completions.wire.completion import Completion, CompletionChoice, CompletionLogprobs, Infill
-from inference_site.domain.deltas import (
+from inference_site.core.domain.deltas import (
     AnswerTokens,
     Delta,
     Finish,
@@ -28,10 +28,10 @@ from inference_site.domain.deltas import (
     TokenLogprob,
     Usage,
 )
-from inference_site.domain.errors import Cancelled
-from inference_site.generations.kinds import DONE, Assembler, cancelled, failure
-from inference_site.streams.batches import Ending, Sent
-from inference_site.streams.request_documents import Assembly
+from inference_site.core.domain.errors import Cancelled
+from inference_site.runs.kinds import DONE, Assembler, cancelled, failure
+from inference_site.runs.streams.batches import Ending, Sent
+from inference_site.runs.streams.request_documents import Assembly
 
 COMPLETION = "text_completion"
 """Name of this kind of generation."""

@@ -18,8 +18,7 @@ from completions.wire.tokens import (
     Text,
     Tokens,
 )
-from inference_site.api.payload import WireObject
-from inference_site.domain.deltas import (
+from inference_site.core.domain.deltas import (
     Delta,
     EmbeddingDelta,
     PromptDelta,
@@ -27,9 +26,10 @@ from inference_site.domain.deltas import (
     TokensDelta,
     Usage,
 )
-from inference_site.domain.errors import InvalidRequest
-from inference_site.generations.kinds import WholeAnswerAssembler
-from inference_site.streams.request_documents import Assembly
+from inference_site.core.domain.errors import InvalidRequest
+from inference_site.gateway.api.payload import WireObject
+from inference_site.runs.kinds import WholeAnswerAssembler
+from inference_site.runs.streams.request_documents import Assembly
 
 EMBEDDING = "embedding"
 """Name of this kind of generation."""

@@ -2,7 +2,7 @@
 
 from django.db import migrations
 
-from inference_site.storage.migrations import drop_like_index
+from inference_site.core.storage.migrations import drop_like_index
 
 
 class Migration(migrations.Migration):

@@ -12,7 +12,7 @@ import orjson
 
 from completions.assemblers.chat import arguments_object, wire_logprobs
 from completions.assemblers.tokens import EmbeddingAssembler, EmbeddingAssembly
-from inference_site.domain.deltas import (
+from inference_site.core.domain.deltas import (
     Delta,
     Finish,
     ReasoningDelta,
@@ -21,11 +21,11 @@ from inference_site.domain.deltas import (
     ToolCallDelta,
     Usage,
 )
-from inference_site.domain.errors import Cancelled
-from inference_site.errors.exceptions import api_error
-from inference_site.generations.kinds import Assembler, cancelled, error_ending
-from inference_site.streams.batches import Ending, Sent
-from inference_site.streams.request_documents import Assembly
+from inference_site.core.domain.errors import Cancelled
+from inference_site.core.errors.exceptions import api_error
+from inference_site.runs.kinds import Assembler, cancelled, error_ending
+from inference_site.runs.streams.batches import Ending, Sent
+from inference_site.runs.streams.request_documents import Assembly
 
 OLLAMA, OLLAMA_EMBEDDING = "ollama", "ollama.embedding"
 """Names of these kinds of generations."""

@@ -17,17 +17,17 @@ from completions.ollama import wire
 from completions.ollama.views import OllamaView
 from completions.views.models import wire_models, wire_route
 from inference_site.accounts.keys import Caller
-from inference_site.api.authentication import caller_of
-from inference_site.api.payload import parse
-from inference_site.api.schema import documented
 from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.fleet import fleet
 from inference_site.catalogue.gguf_files import chat_template, metadata_before_vocabulary
 from inference_site.catalogue.model_files import architecture_of, quantisation_of
 from inference_site.catalogue.routes import Route
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
-from inference_site.fleet import fleet
-from inference_site.submission.model_access import may_use
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundError
+from inference_site.gateway.api.authentication import caller_of
+from inference_site.gateway.api.payload import parse
+from inference_site.gateway.api.schema import documented
+from inference_site.gateway.submission.model_access import may_use
 
 _VERSION = "0.12.0"
 """The release of Ollama whose API this is. Clients check for a minimal version."""

@@ -24,13 +24,17 @@ from completions.ollama.assembler import failure
 from completions.ollama.views import OllamaView
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.models import Scope
-from inference_site.api.authentication import caller_of
-from inference_site.api.payload import WireObject, parse
-from inference_site.api.schema import documented
 from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.fleet import fleet
 from inference_site.catalogue.hub import HubError, Reference
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.errors.api_errors import (
+from inference_site.catalogue.model_store.models import (
+    MOST_UNFINISHED,
+    Pull,
+    PullState,
+    TooManyPulls,
+)
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.errors.api_errors import (
     ConflictError,
     ForbiddenError,
     InternalError,
@@ -38,12 +42,13 @@ from inference_site.errors.api_errors import (
     NotFoundError,
     RateLimitError,
 )
-from inference_site.fleet import fleet
+from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.gateway.api.authentication import caller_of
+from inference_site.gateway.api.payload import WireObject, parse
+from inference_site.gateway.api.schema import documented
 from inference_site.gateway.handoff import Feed, hand_feed
-from inference_site.model_store.models import MOST_UNFINISHED, Pull, PullState, TooManyPulls
-from inference_site.storage.postgresql import release_connection_after
-from inference_site.streams.batches import Ending
-from inference_site.submission.model_access import may_use
+from inference_site.gateway.submission.model_access import may_use
+from inference_site.runs.streams.batches import Ending
 
 logger = logging.getLogger(__name__)
 

@@ -27,17 +27,17 @@ from completions.views.tokens import to_inputs
 from completions.wire.chat import DialectChat
 from completions.wire.completion import CompletionRequest
 from completions.wire.tokens import EmbeddingRequest
-from inference_site.api.authentication import caller_of
-from inference_site.api.json_bodies import AnyJsonParser
-from inference_site.api.payload import WireRequest, parse
-from inference_site.api.schema import documented
-from inference_site.api.views import ApiView
-from inference_site.domain.request import GenerationRequest
-from inference_site.generations.queue import new_id
-from inference_site.request_fields.capabilities import ignored_fields, require_fields
-from inference_site.streams.request_documents import Document
-from inference_site.submission.model_access import ResolvedModel, served_model
-from inference_site.submission.submit import Submission, respond
+from inference_site.core.domain.request import GenerationRequest
+from inference_site.gateway.api.authentication import caller_of
+from inference_site.gateway.api.json_bodies import AnyJsonParser
+from inference_site.gateway.api.payload import WireRequest, parse
+from inference_site.gateway.api.schema import documented
+from inference_site.gateway.api.views import ApiView
+from inference_site.gateway.request_fields.capabilities import ignored_fields, require_fields
+from inference_site.gateway.submission.model_access import ResolvedModel, served_model
+from inference_site.gateway.submission.submit import Submission, respond
+from inference_site.runs.queue import new_id
+from inference_site.runs.streams.request_documents import Document
 
 _OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 _OF_LOAD = ("num_ctx",)

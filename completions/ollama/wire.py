@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from completions.wire.chat import ContentLogprob
-from inference_site.api.payload import WireObject, WireRequest
+from inference_site.gateway.api.payload import WireObject, WireRequest
 
 _Seconds = float | int | str | None
 

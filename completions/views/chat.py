@@ -31,18 +31,18 @@ from completions.wire.chat import (
     StoredQuery,
 )
 from completions.wire.completion import Completion, CompletionRequest, Infill, InfillRequest
-from inference_site.api.authentication import caller_of
-from inference_site.api.paging import PageQuery, list_object, parse_metadata, parse_page
-from inference_site.api.payload import parse
-from inference_site.api.schema import ListObject, documented
-from inference_site.api.views import ApiView
-from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
-from inference_site.generations.models import ServiceClass
-from inference_site.generations.queue import new_id
-from inference_site.request_fields.capabilities import ignored_fields
-from inference_site.streams.request_documents import Document, ToStore, drop_document
-from inference_site.submission.model_access import served_model
-from inference_site.submission.submit import Submission, respond
+from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundError
+from inference_site.gateway.api.authentication import caller_of
+from inference_site.gateway.api.paging import PageQuery, list_object, parse_metadata, parse_page
+from inference_site.gateway.api.payload import parse
+from inference_site.gateway.api.schema import ListObject, documented
+from inference_site.gateway.api.views import ApiView
+from inference_site.gateway.request_fields.capabilities import ignored_fields
+from inference_site.gateway.submission.model_access import served_model
+from inference_site.gateway.submission.submit import Submission, respond
+from inference_site.runs.models import ServiceClass
+from inference_site.runs.queue import new_id
+from inference_site.runs.streams.request_documents import Document, ToStore, drop_document
 
 
 class ChatCompletionsView(ApiView):

@@ -34,22 +34,22 @@ from completions.wire.models import (
 )
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.models import Scope
-from inference_site.api.authentication import caller_of, require_scope
-from inference_site.api.payload import parse
-from inference_site.api.schema import documented
-from inference_site.api.views import ApiView
 from inference_site.catalogue.catalogue import DEFAULT_ALIAS, catalogue
+from inference_site.catalogue.fleet import fleet, placement
+from inference_site.catalogue.fleet.fleet import ModelStatus
+from inference_site.catalogue.fleet.leases import LiveWorker, ModelReport, ModelState, live_view
+from inference_site.catalogue.model_store import adapters
+from inference_site.catalogue.model_store.adapters import adapter_file, added_view
 from inference_site.catalogue.routes import Route
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.errors.api_errors import ConflictError, InvalidRequestError, NotFoundError
-from inference_site.fleet import fleet, placement
-from inference_site.fleet.fleet import ModelStatus
-from inference_site.fleet.leases import LiveWorker, ModelReport, ModelState, live_view
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.errors.api_errors import ConflictError, InvalidRequestError, NotFoundError
+from inference_site.gateway.api.authentication import caller_of, require_scope
+from inference_site.gateway.api.payload import parse
+from inference_site.gateway.api.schema import documented
+from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.handoff import Feed, hand_feed
-from inference_site.generations.queue_position import waiting_by_model
-from inference_site.model_store import adapters
-from inference_site.model_store.adapters import adapter_file, added_view
-from inference_site.submission.model_access import load_progress, may_use
+from inference_site.gateway.submission.model_access import load_progress, may_use
+from inference_site.runs.queue_position import waiting_by_model
 
 ANTHROPIC_VERSION = "anthropic-version"
 """The header that every request of Anthropic's clients has."""

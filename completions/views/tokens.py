@@ -24,20 +24,20 @@ from completions.wire.tokens import (
     Tokens,
 )
 from inference_site.accounts.models import Scope
-from inference_site.api.authentication import caller_of
-from inference_site.api.payload import WireRequest, parse, parse_query
-from inference_site.api.schema import documented
-from inference_site.api.views import ApiView
+from inference_site.catalogue.fleet.fleet import context_of
 from inference_site.catalogue.gguf_files import chat_template, tokenizer_facts
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest
-from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
-from inference_site.fleet.fleet import context_of
-from inference_site.generations.queue import new_id
-from inference_site.request_fields.capabilities import require_endpoint, require_fields
-from inference_site.streams.request_documents import Document
-from inference_site.submission.model_access import served_model
-from inference_site.submission.submit import Submission, respond
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundError
+from inference_site.gateway.api.authentication import caller_of
+from inference_site.gateway.api.payload import WireRequest, parse, parse_query
+from inference_site.gateway.api.schema import documented
+from inference_site.gateway.api.views import ApiView
+from inference_site.gateway.request_fields.capabilities import require_endpoint, require_fields
+from inference_site.gateway.submission.model_access import served_model
+from inference_site.gateway.submission.submit import Submission, respond
+from inference_site.runs.queue import new_id
+from inference_site.runs.streams.request_documents import Document
 
 _CLASSES = {
     "llama": "LlamaTokenizerFast",

@@ -21,9 +21,9 @@ from completions.wire.messages import (
     ToolChoice,
     wrap_text,
 )
-from inference_site.api.paging import PageQuery
-from inference_site.api.payload import WireObject, WireRequest
-from inference_site.request_fields.wire import (
+from inference_site.gateway.api.paging import PageQuery
+from inference_site.gateway.api.payload import WireObject, WireRequest
+from inference_site.gateway.request_fields.wire import (
     ConstraintFields,
     EndUser,
     ManyStopTexts,

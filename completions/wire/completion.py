@@ -18,8 +18,8 @@ from pydantic import (
 from pydantic_core import InitErrorDetails
 
 from completions.wire.chat import CompletionUsage, PromptLogprobs, StreamOptions, Timings
-from inference_site.api.payload import WireObject, WireRequest
-from inference_site.request_fields.wire import (
+from inference_site.gateway.api.payload import WireObject, WireRequest
+from inference_site.gateway.request_fields.wire import (
     ConstraintFields,
     EndUser,
     ManyStopTexts,

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from inference_site.api.payload import WireObject, WireRequest
-from inference_site.request_fields.wire import (
+from inference_site.gateway.api.payload import WireObject, WireRequest
+from inference_site.gateway.request_fields.wire import (
     Content,
     FunctionName,
     NestedCustomFormat,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from inference_site.api.payload import WireObject, WireRequest
+from inference_site.gateway.api.payload import WireObject, WireRequest
 
 Status = Literal["loaded", "loading", "unloaded", "failed"]
 

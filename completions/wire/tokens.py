@@ -11,8 +11,8 @@ from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
 from completions.wire.completion import Prompt, TokenIds
-from inference_site.api.payload import WireObject, WireRequest
-from inference_site.request_fields.wire import EndUser
+from inference_site.gateway.api.payload import WireObject, WireRequest
+from inference_site.gateway.request_fields.wire import EndUser
 
 
 class EmbeddingRequest(WireRequest):

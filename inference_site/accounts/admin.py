@@ -26,7 +26,7 @@ from inference_site.accounts.models import (
     Scope,
     default_scopes,
 )
-from inference_site.admin_pages.base_admin import SiteAdmin
+from inference_site.core.admin_pages.base_admin import SiteAdmin
 
 _ROTATION_OVERLAP = dt.timedelta(days=1)
 RETENTION = ("responses_days", "conversations_days", "completions_days")

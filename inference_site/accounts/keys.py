@@ -14,8 +14,8 @@ from django.db import transaction
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey, KeySecret, Project
-from inference_site.errors.api_errors import AuthenticationError
-from inference_site.storage.postgresql import execute_prepared
+from inference_site.core.errors.api_errors import AuthenticationError
+from inference_site.core.storage.postgresql import execute_prepared
 
 _PREFIX_LENGTH = 10
 _CACHE_S = 5.0

@@ -13,9 +13,9 @@ from django.core.validators import MinValueValidator
 from django.db import models
 from django.utils import timezone
 
-from inference_site.admin_pages.labels import money
-from inference_site.site_settings.current import site_settings
-from inference_site.site_settings.models import retention_field
+from inference_site.core.admin_pages.labels import money
+from inference_site.core.site_settings.current import site_settings
+from inference_site.core.site_settings.models import retention_field
 
 
 class Scope(models.TextChoices):

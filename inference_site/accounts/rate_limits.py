@@ -25,8 +25,8 @@ from limits.strategies import SlidingWindowCounterRateLimiter
 
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.models import ApiKey, Project
-from inference_site.errors.api_errors import RateLimitError
-from inference_site.storage.redis import client_options
+from inference_site.core.errors.api_errors import RateLimitError
+from inference_site.core.storage.redis import client_options
 
 logger = logging.getLogger(__name__)
 

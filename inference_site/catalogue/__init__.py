@@ -1,1 +1,1 @@
-"""The model catalogue: models file, discovery, GGUF headers, and what each engine supports."""
+"""Which models there are (models file, database entries) and which workers serve them."""

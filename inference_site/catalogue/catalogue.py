@@ -1,9 +1,9 @@
 """The model catalogue: which models exist, and by which names.
 
 Its sources are the YAML file named by ``MODELS_FILE``, the demo model that ships with the product,
-the entries in the database (``inference_site.model_store``), and the GGUF files in ``MODELS_DIR``,
-also those that appear there later. An earlier source wins a name that two sources use; a file that
-an entry uses is no model of its own.
+the entries in the database (``inference_site.catalogue.model_store``), and the GGUF files in
+``MODELS_DIR``, also those that appear there later. An earlier source wins a name that two sources
+use; a file that an entry uses is no model of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from inference_site.catalogue.models_file import (
     read_models_and_routes,
 )
 from inference_site.catalogue.routes import Route
-from inference_site.domain.model_spec import ModelSpec
+from inference_site.core.domain.model_spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 

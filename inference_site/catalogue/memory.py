@@ -19,8 +19,8 @@ from inference_site.catalogue.gguf_files import (
     metadata_before_vocabulary,
     parts_of,
 )
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.host import memory_bytes
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.host import memory_bytes
 
 _MIB = 2**20
 _CACHE_TYPE_BITS = {

@@ -11,7 +11,7 @@ from inference_site.catalogue.engines.registry import LIBRARIES
 from inference_site.catalogue.gguf_files import check_complete, metadata, parts_of
 from inference_site.catalogue.memory import ModelMemory
 from inference_site.catalogue.operator_settings import WEIGHTS
-from inference_site.domain.model_spec import ModelSpec
+from inference_site.core.domain.model_spec import ModelSpec
 
 MAGIC_BYTES = 4
 _GGUF_MAGIC = b"GGUF"

@@ -8,8 +8,8 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from inference_site.admin_pages.labels import money
 from inference_site.catalogue.catalogue import catalogue
+from inference_site.core.admin_pages.labels import money
 
 NO_PRICE = "no price set"
 """Shown as the cost of a model without a price."""

@@ -28,10 +28,10 @@ from inference_site.catalogue.operator_settings import (
 )
 from inference_site.catalogue.routes import Route, read_route
 from inference_site.catalogue.sampler_fields import SamplerDefaults
-from inference_site.domain.addresses import AllowedAddresses
-from inference_site.domain.model_spec import HIGHEST_PRICE, ModelSpec, Price
-from inference_site.domain.request import Sampling
-from inference_site.host import physical_cores, usable_cores
+from inference_site.core.domain.addresses import AllowedAddresses
+from inference_site.core.domain.model_spec import HIGHEST_PRICE, ModelSpec, Price
+from inference_site.core.domain.request import Sampling
+from inference_site.core.host import physical_cores, usable_cores
 
 _Key = tuple[str, ...]
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator
 
 from inference_site.catalogue.operator_settings import InvalidSetting, Names, OperatorSettings, Text
-from inference_site.domain.model_spec import ModelSpec
+from inference_site.core.domain.model_spec import ModelSpec
 
 _UNKNOWN_CONTEXT = 2**20
 """Assumed for a model on another server whose entry gives no context length."""

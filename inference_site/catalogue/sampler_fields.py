@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field
 
 from inference_site.catalogue.operator_settings import OperatorSettings
-from inference_site.domain.request import Sampling
+from inference_site.core.domain.request import Sampling
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]

@@ -1,1 +1,1 @@
-"""The admin site: its own pages, its menu and the playground."""
+"""The admin site: its own pages, its menu, the playground, people and alarms."""

@@ -13,12 +13,12 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from inference_site.admin_pages.base_admin import KeysetAdmin, SiteAdmin
-from inference_site.admin_pages.labels import status_label, time_label
+from inference_site.catalogue.model_store.entries import entry_error
+from inference_site.catalogue.model_store.models import Pull, StoredModel
 from inference_site.console.forms import PullForm, StoredModelForm, entry_changes
-from inference_site.model_store.entries import entry_error
-from inference_site.model_store.models import Pull, StoredModel
-from inference_site.people import login_log
+from inference_site.console.people import login_log
+from inference_site.core.admin_pages.base_admin import KeysetAdmin, SiteAdmin
+from inference_site.core.admin_pages.labels import status_label, time_label
 
 
 @admin.register(StoredModel)

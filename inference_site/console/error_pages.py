@@ -16,8 +16,8 @@ from django.template.loader import render_to_string
 from django.views import defaults
 from django.views.csrf import csrf_failure as plain_csrf_failure
 
-from inference_site.errors.api_errors import RETRY_AFTER_S
-from inference_site.storage.postgresql import DATABASE_UNAVAILABLE
+from inference_site.core.errors.api_errors import RETRY_AFTER_S
+from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:

@@ -17,16 +17,16 @@ from django.shortcuts import get_object_or_404
 from django.urls import reverse
 from django.utils import timezone
 
-from inference_site.admin_pages.audit import log_action
-from inference_site.admin_pages.labels import free_memory
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.fleet import fleet
-from inference_site.fleet.leases import HostState, LiveWorker
-from inference_site.generations.models import Generation, Status
-from inference_site.model_store.entries import entry_error
-from inference_site.model_store.models import UNFINISHED, Pull, StoredModel
-from inference_site.submission.model_access import load_progress
+from inference_site.catalogue.fleet import fleet
+from inference_site.catalogue.fleet.leases import HostState, LiveWorker
+from inference_site.catalogue.model_store.entries import entry_error
+from inference_site.catalogue.model_store.models import UNFINISHED, Pull, StoredModel
+from inference_site.core.admin_pages.audit import log_action
+from inference_site.core.admin_pages.labels import free_memory
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.gateway.submission.model_access import load_progress
+from inference_site.runs.models import Generation, Status
 
 VIEW, CHANGE = "generations.view_generation", "generations.change_generation"
 _PULLS_SHOWN_FOR, _MAX_PULLS = dt.timedelta(days=1), 10

@@ -24,17 +24,17 @@ from unfold.widgets import (
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import ENGINES
+from inference_site.catalogue.fleet import fleet
 from inference_site.catalogue.hub import HubError, Reference
-from inference_site.catalogue.operator_settings import InvalidSetting
-from inference_site.catalogue.routes import Route
-from inference_site.fleet import fleet
-from inference_site.model_store.entries import (
+from inference_site.catalogue.model_store.entries import (
     ALLOWED_OPTIONS,
     check_resolved_addresses,
     encrypt_secrets,
     read_stored_entry,
 )
-from inference_site.model_store.models import Pull, StoredModel
+from inference_site.catalogue.model_store.models import Pull, StoredModel
+from inference_site.catalogue.operator_settings import InvalidSetting
+from inference_site.catalogue.routes import Route
 
 HIDDEN = "(hidden)"
 """Shown in place of a secret; a form that is sent with it keeps the stored secret."""

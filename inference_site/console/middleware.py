@@ -10,7 +10,7 @@ from django.conf import settings
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from inference_site.storage.postgresql import statement_timeout
+from inference_site.core.storage.postgresql import statement_timeout
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase]
 

@@ -14,19 +14,19 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest
 from django.urls import reverse
 
-from inference_site.admin_pages.labels import money, size
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
+from inference_site.catalogue.fleet import fleet
+from inference_site.catalogue.fleet.commands import server_log
+from inference_site.catalogue.fleet.leases import LiveWorker, ModelReport
 from inference_site.catalogue.model_files import FileFacts, file_facts
 from inference_site.catalogue.model_labels import NO_PRICE, is_priced
+from inference_site.catalogue.model_store.models import StoredModel
 from inference_site.console.tiles import LATEST, Tile, latest_errors, recent_tiles
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.fleet import fleet
-from inference_site.fleet.commands import server_log
-from inference_site.fleet.leases import LiveWorker, ModelReport
-from inference_site.generations.models import Generation
-from inference_site.model_store.models import StoredModel
-from inference_site.usage.models import Period
+from inference_site.core.admin_pages.labels import money, size
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.runs.models import Generation
+from inference_site.runs.usage.models import Period
 
 VIEW, USAGE = "generations.view_generation", "usage.view_usagerollup"
 CHANGE = "generations.change_generation"

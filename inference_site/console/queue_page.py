@@ -19,11 +19,11 @@ from django.shortcuts import get_object_or_404
 from django.urls import reverse
 from django.utils import timezone
 
-from inference_site.admin_pages.audit import log_action
-from inference_site.generations.cancellation import stop
-from inference_site.generations.models import Generation, ServiceClass, Status
-from inference_site.generations.queue import move_up
-from inference_site.generations.queue_position import position_of
+from inference_site.core.admin_pages.audit import log_action
+from inference_site.runs.cancellation import stop
+from inference_site.runs.models import Generation, ServiceClass, Status
+from inference_site.runs.queue import move_up
+from inference_site.runs.queue_position import position_of
 
 VIEW, CHANGE = "generations.view_generation", "generations.change_generation"
 _MAX_ROWS = 100

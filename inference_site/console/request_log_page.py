@@ -31,13 +31,13 @@ from django.utils.safestring import SafeString, mark_safe
 from completions.models import StoredCompletion
 from completions.storage import with_previews as with_completion_previews
 from inference_site.accounts.models import ApiKey, Project
-from inference_site.admin_pages.bubbles import may_see_content
-from inference_site.admin_pages.keyset import KeysetPage, first_id_since, rows_before
-from inference_site.admin_pages.labels import PREVIEW_LENGTH, preview
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.generations.models import Generation, Status
-from inference_site.kept_content.models import KeptContent
-from inference_site.request_log.models import Refusal, SavedFilter
+from inference_site.core.admin_pages.bubbles import may_see_content
+from inference_site.core.admin_pages.keyset import KeysetPage, first_id_since, rows_before
+from inference_site.core.admin_pages.labels import PREVIEW_LENGTH, preview
+from inference_site.runs.kept_content.models import KeptContent
+from inference_site.runs.models import Generation, Status
+from inference_site.runs.request_log.models import Refusal, SavedFilter
 from responses_api.annotations import with_previews as with_response_previews
 from responses_api.models import StoredResponse
 from responses_api.search import HIT_ENDS, HIT_STARTS, SearchTooBroad, headlines, search_timeout

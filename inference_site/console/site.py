@@ -17,14 +17,14 @@ from unfold.sites import UnfoldAdminSite
 
 from inference_site.console.fleet_page import fleet_context, request_action, stop_pull
 from inference_site.console.model_page import model_context
+from inference_site.console.people.login import remember_browser, set_locked_status
+from inference_site.console.people.login_log import log_own_action
+from inference_site.console.people.urls import urls as people_urls
 from inference_site.console.playground.views import playground_context
 from inference_site.console.queue_page import queue_context, run_action
 from inference_site.console.request_log_page import requests_context, save_filter
 from inference_site.console.settings_page import settings_page
 from inference_site.console.usage_page import alarms_context, home_context, usage_csv
-from inference_site.people.login import remember_browser, set_locked_status
-from inference_site.people.login_log import log_own_action
-from inference_site.people.urls import urls as people_urls
 
 
 class ConsoleSite(UnfoldAdminSite):

@@ -27,7 +27,7 @@ UNFOLD = {
             "href": "inference_site.console.navigation.favicon",
         },
     ],
-    "LOGIN": {"form": "inference_site.people.login.LoginForm"},
+    "LOGIN": {"form": "inference_site.console.people.login.LoginForm"},
     "STYLES": ["inference_site.console.navigation.stylesheet"],
     "SCRIPTS": ["inference_site.console.navigation.landmarks"],
     "SIDEBAR": {"navigation": "inference_site.console.navigation.navigation"},

@@ -11,14 +11,14 @@ import redis.exceptions
 from django.db.models import Count, Min, QuerySet
 from django.utils import timezone
 
-from inference_site.admin_pages.labels import milliseconds, money, time_since
 from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.fleet.leases import live_workers
 from inference_site.catalogue.model_labels import NO_PRICE, is_priced
-from inference_site.fleet.leases import live_workers
-from inference_site.generations.models import Generation, Status
-from inference_site.usage.histograms import percentile
-from inference_site.usage.models import Measure, Period
-from inference_site.usage.queries import (
+from inference_site.core.admin_pages.labels import milliseconds, money, time_since
+from inference_site.runs.models import Generation, Status
+from inference_site.runs.usage.histograms import percentile
+from inference_site.runs.usage.models import Measure, Period
+from inference_site.runs.usage.queries import (
     PERIOD_LENGTH,
     Histograms,
     Span,

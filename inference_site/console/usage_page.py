@@ -15,10 +15,9 @@ from django.urls import reverse
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey, Project
-from inference_site.admin_pages.labels import milliseconds, money
-from inference_site.alarms.models import Alarm
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.model_labels import cost_label
+from inference_site.console.alarms.models import Alarm
 from inference_site.console.charts import Chart, Series, chart
 from inference_site.console.tiles import (
     LOWEST,
@@ -28,9 +27,10 @@ from inference_site.console.tiles import (
     tiles_now,
     usage_tiles,
 )
-from inference_site.usage.histograms import percentile
-from inference_site.usage.models import Measure, Period
-from inference_site.usage.queries import (
+from inference_site.core.admin_pages.labels import milliseconds, money
+from inference_site.runs.usage.histograms import percentile
+from inference_site.runs.usage.models import Measure, Period
+from inference_site.runs.usage.queries import (
     PERIOD_LENGTH,
     Histograms,
     Span,

@@ -1,1 +1,1 @@
-"""What everything else stands on: domain values, errors, PostgreSQL and Redis, metrics, logs, traces."""
+"""What all other packages use: domain values, errors, PostgreSQL, Redis, logs, metrics, traces."""

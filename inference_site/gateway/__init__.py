@@ -1,1 +1,1 @@
-"""The ASGI side of the web process: server, access log, relay, hub and delivery."""
+"""HTTP: the server, access log, authentication, admission, and delivery of streams."""

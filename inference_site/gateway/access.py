@@ -16,13 +16,13 @@ from typing import Any
 from prometheus_client import Counter, Gauge, Histogram
 
 from inference_site.accounts.keys import digest_of, read_secret
-from inference_site.errors.api_errors import AuthenticationError
+from inference_site.core.errors.api_errors import AuthenticationError
+from inference_site.core.observability.logs import LogFields, log_fields, redacted
+from inference_site.core.observability.tracing import Span, is_tracing, start_span, trace_id
 from inference_site.gateway.delivery import SAFE_HEADERS
 from inference_site.gateway.head import resolve_cached
-from inference_site.observability.logs import LogFields, log_fields, redacted
-from inference_site.observability.tracing import Span, is_tracing, start_span, trace_id
-from inference_site.request_log.models import LONGEST_MODEL, LONGEST_PATH
-from inference_site.request_log.refusals import RefusedRequest, refusals
+from inference_site.runs.request_log.models import LONGEST_MODEL, LONGEST_PATH
+from inference_site.runs.request_log.refusals import RefusedRequest, refusals
 
 logger = logging.getLogger("inference_site.access")
 

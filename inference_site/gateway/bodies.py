@@ -11,7 +11,7 @@ from typing import Any
 from django.conf import settings
 from django.http import HttpResponse
 
-from inference_site.errors.api_errors import (
+from inference_site.core.errors.api_errors import (
     ApiError,
     InvalidRequestError,
     RequestTimeoutError,

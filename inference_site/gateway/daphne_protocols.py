@@ -32,7 +32,7 @@ from twisted.web.http import HTTPChannel
 from twisted.web.http_headers import Headers
 
 from inference_site.accounts.keys import cached_caller, read_secret
-from inference_site.errors.api_errors import (
+from inference_site.core.errors.api_errors import (
     ApiError,
     HeadersTooLargeError,
     InternalError,

@@ -28,20 +28,20 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 
 from inference_site.accounts.keys import find_caller
-from inference_site.fleet.leases import live_view
+from inference_site.catalogue.fleet.leases import live_view
+from inference_site.core.observability.tracing import start_tracing
+from inference_site.core.process_lifecycle import handle_stop_signals, notify, notify_stopping
+from inference_site.core.process_tuning import freeze_imported_objects, switch_threads_often
+from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.core.storage.redis import broker_client
 from inference_site.gateway.bodies import SOCKET_MEMORY_KEY
 from inference_site.gateway.connections import ClientConnections
 from inference_site.gateway.daphne_protocols import BoundedFactory, FlowControl, bounded_sockets
 from inference_site.gateway.delivery import EVENTS
 from inference_site.gateway.hub import hub
-from inference_site.generations.kinds import import_kinds
-from inference_site.generations.wake_ups import prepare_to_send
-from inference_site.observability.tracing import start_tracing
-from inference_site.process_lifecycle import handle_stop_signals, notify, notify_stopping
-from inference_site.process_tuning import freeze_imported_objects, switch_threads_often
-from inference_site.storage.postgresql import release_connection_after
-from inference_site.storage.redis import broker_client
-from inference_site.warm_up import warm_up
+from inference_site.runs.kinds import import_kinds
+from inference_site.runs.wake_ups import prepare_to_send
+from inference_site.runs.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from django import db
 from django.conf import settings
 from django.http.response import HttpResponseBase
 
-from inference_site.errors.api_errors import InternalError
+from inference_site.core.errors.api_errors import InternalError
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.hub import hub
-from inference_site.streams.batches import Batch, Ending, frames_of
+from inference_site.runs.streams.batches import Batch, Ending, frames_of
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from weakref import WeakValueDictionary
 
-from inference_site.streams.batches import Batch, trim
+from inference_site.runs.streams.batches import Batch, trim
 
 _MOST_HELD = 256 * 1024
 """Bytes of unread frames that a follower holds in memory, beside one more batch."""

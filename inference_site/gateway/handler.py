@@ -25,13 +25,13 @@ from django.urls import resolve, set_script_prefix, set_urlconf
 from rest_framework.response import Response
 
 from inference_site.accounts.keys import Caller
-from inference_site.errors.api_errors import ApiError, InvalidRequestError, NotFoundError
-from inference_site.errors.exceptions import api_error, log_error
+from inference_site.core.errors.api_errors import ApiError, InvalidRequestError, NotFoundError
+from inference_site.core.errors.exceptions import api_error, log_error
+from inference_site.core.observability.logs import add_log_fields, log_fields
+from inference_site.core.observability.tracing import current_traceparent
 from inference_site.gateway.access import SCOPE_KEY as access_key
 from inference_site.gateway.access import Access
 from inference_site.gateway.head import require_no_nul
-from inference_site.observability.logs import add_log_fields, log_fields
-from inference_site.observability.tracing import current_traceparent
 
 logger = logging.getLogger(__name__)
 

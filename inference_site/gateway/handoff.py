@@ -18,7 +18,7 @@ from django.http import HttpRequest, HttpResponse
 
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.hub import hub
-from inference_site.streams.batches import Batch, Ending, StoredStream
+from inference_site.runs.streams.batches import Batch, Ending, StoredStream
 
 SCOPE_KEY = "inference_site.handoff"
 _PAUSE_S = 0.05

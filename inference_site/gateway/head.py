@@ -10,7 +10,7 @@ from typing import Any
 from django.conf import settings
 from django.urls import Resolver404, ResolverMatch, resolve
 
-from inference_site.errors.api_errors import InvalidRequestError, PayloadTooLargeError
+from inference_site.core.errors.api_errors import InvalidRequestError, PayloadTooLargeError
 
 _LONGEST_CACHED = 100
 

@@ -27,18 +27,14 @@ from django.db.models.functions import Now
 from django.utils import timezone
 from prometheus_client import Counter
 
+from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.core.storage.redis import new_async_clients, shard_of
 from inference_site.gateway.follower import ENDING_ONLY, Follower, SharedBatches
 from inference_site.gateway.lost_streams import end_lost, replay_to, runs_of, stored_among
-from inference_site.generations.cancellation import (
-    cancel_waiting,
-    flag_writes,
-    refresh_reader_deadlines,
-)
-from inference_site.generations.models import TERMINAL, Generation
-from inference_site.storage.postgresql import release_connection_after
-from inference_site.storage.redis import new_async_clients, shard_of
-from inference_site.streams.batches import Batch, Ending, decode_hint, is_renumbered
-from inference_site.streams.event_log import (
+from inference_site.runs.cancellation import cancel_waiting, flag_writes, refresh_reader_deadlines
+from inference_site.runs.models import TERMINAL, Generation
+from inference_site.runs.streams.batches import Batch, Ending, decode_hint, is_renumbered
+from inference_site.runs.streams.event_log import (
     AsyncEventLog,
     channel_message,
     follow,

@@ -15,12 +15,12 @@ from operator import attrgetter
 
 from asgiref.sync import sync_to_async
 
-from inference_site.errors.api_errors import StreamLostError
+from inference_site.core.errors.api_errors import StreamLostError
+from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.gateway.follower import Follower
-from inference_site.generations.kinds import kind_of
-from inference_site.generations.models import TERMINAL, Generation, Status
-from inference_site.storage.postgresql import release_connection_after
-from inference_site.streams.batches import Batch
+from inference_site.runs.kinds import kind_of
+from inference_site.runs.models import TERMINAL, Generation, Status
+from inference_site.runs.streams.batches import Batch
 
 _id = attrgetter("generation_id")
 

@@ -21,8 +21,9 @@ import orjson
 from django.conf import settings
 from django.http.response import HttpResponseBase
 
-from inference_site.errors.api_errors import ApiError, UnavailableError
-from inference_site.errors.exceptions import api_error
+from inference_site.core.errors.api_errors import ApiError, UnavailableError
+from inference_site.core.errors.exceptions import api_error
+from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.gateway.bodies import body_memory, read_body
 from inference_site.gateway.connections import OpenRequest
 from inference_site.gateway.delivery import (
@@ -51,9 +52,8 @@ from inference_site.gateway.handoff import (
 from inference_site.gateway.head import ReadHead, length_of_body
 from inference_site.gateway.hub import hub
 from inference_site.gateway.view_pool import QueueKey, ViewPool
-from inference_site.generations.queue_position import queue_counts
-from inference_site.storage.postgresql import release_connection_after
-from inference_site.streams.batches import Batch, Ending, StoredStream
+from inference_site.runs.queue_position import queue_counts
+from inference_site.runs.streams.batches import Batch, Ending, StoredStream
 
 logger = logging.getLogger(__name__)
 

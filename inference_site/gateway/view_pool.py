@@ -25,8 +25,8 @@ import orjson
 from django.conf import settings
 from django.http.response import HttpResponseBase
 
-from inference_site.errors.api_errors import UnavailableError
-from inference_site.errors.exceptions import STORAGE_CODES
+from inference_site.core.errors.api_errors import UnavailableError
+from inference_site.core.errors.exceptions import STORAGE_CODES
 
 _MOST_WAITING = 2_000
 _LONGEST_WAIT_S = 10.0

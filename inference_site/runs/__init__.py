@@ -1,1 +1,4 @@
-"""Generations: the row, its queue, its kinds and its maintenance; web and worker import it."""
+"""What happens to an accepted request: its generation, queue, stream, log line and usage.
+
+Web processes and workers import it.
+"""

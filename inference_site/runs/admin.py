@@ -13,18 +13,13 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from inference_site.admin_pages.base_admin import KeyFilter, KeysetAdmin, SinceFilter
-from inference_site.admin_pages.bubbles import Bubble, may_see_content, text_piece
-from inference_site.admin_pages.labels import (
-    duration,
-    milliseconds,
-    status_label,
-    time_label,
-)
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.model_labels import cost_label, model_link
-from inference_site.generations.models import Generation, Status
-from inference_site.kept_content.models import KeptContent
+from inference_site.core.admin_pages.base_admin import KeyFilter, KeysetAdmin, SinceFilter
+from inference_site.core.admin_pages.bubbles import Bubble, may_see_content, text_piece
+from inference_site.core.admin_pages.labels import duration, milliseconds, status_label, time_label
+from inference_site.runs.kept_content.models import KeptContent
+from inference_site.runs.models import Generation, Status
 
 _STORED_AS = {
     "resp_": ("responses_api", "storedresponse"),

@@ -23,17 +23,17 @@ from asgiref.sync import async_to_sync
 from channels.layers import get_channel_layer
 
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.domain.deltas import Usage
-from inference_site.domain.errors import StoppedByOperator
-from inference_site.domain.model_spec import Price
-from inference_site.fleet.leases import unsent_tokens
-from inference_site.generations.kinds import Assembler, kind_of, recovered
-from inference_site.generations.models import TERMINAL, Generation, Status
-from inference_site.observability.metrics import count_ended
-from inference_site.storage.postgresql import transaction_with_timeouts
-from inference_site.storage.redis import Deadlines, shard_of
-from inference_site.streams.batches import Ending
-from inference_site.streams.event_log import (
+from inference_site.catalogue.fleet.leases import unsent_tokens
+from inference_site.core.domain.deltas import Usage
+from inference_site.core.domain.errors import StoppedByOperator
+from inference_site.core.domain.model_spec import Price
+from inference_site.core.observability.metrics import count_ended
+from inference_site.core.storage.postgresql import transaction_with_timeouts
+from inference_site.core.storage.redis import Deadlines, shard_of
+from inference_site.runs.kinds import Assembler, kind_of, recovered
+from inference_site.runs.models import TERMINAL, Generation, Status
+from inference_site.runs.streams.batches import Ending
+from inference_site.runs.streams.event_log import (
     AsyncEventLog,
     channel_message,
     close_log,
@@ -41,7 +41,7 @@ from inference_site.streams.event_log import (
     request_cancel,
     take_log,
 )
-from inference_site.streams.request_documents import drop_document, load_document
+from inference_site.runs.streams.request_documents import drop_document, load_document
 
 _reader_deadlines = Deadlines("disconnect-grace")
 _SLACK_S = 5

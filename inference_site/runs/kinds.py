@@ -19,12 +19,12 @@ from typing import Any, Generic, Protocol
 import orjson
 from django.apps import AppConfig, apps
 
-from inference_site.domain.deltas import Delta, PromptDelta
-from inference_site.domain.errors import Cancelled
-from inference_site.errors.api_errors import ApiError
-from inference_site.errors.exceptions import api_error
-from inference_site.streams.batches import Ending, Sent, StoredStream
-from inference_site.streams.request_documents import Assembly, AssemblyT, Document, ToStore
+from inference_site.core.domain.deltas import Delta, PromptDelta
+from inference_site.core.domain.errors import Cancelled
+from inference_site.core.errors.api_errors import ApiError
+from inference_site.core.errors.exceptions import api_error
+from inference_site.runs.streams.batches import Ending, Sent, StoredStream
+from inference_site.runs.streams.request_documents import Assembly, AssemblyT, Document, ToStore
 
 
 class Assembler(ABC):

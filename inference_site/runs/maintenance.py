@@ -35,47 +35,41 @@ from django.utils import timezone
 from redis.exceptions import RedisError
 
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.domain.errors import (
+from inference_site.catalogue.fleet.fleet import clear_load_deadlines, passed_load_deadlines
+from inference_site.catalogue.fleet.leases import is_alive, live_view, prune
+from inference_site.core.domain.errors import (
     ModelLoading,
     ModelRemoved,
     ModelServerUnreachable,
     QueueTimeout,
     WorkerLost,
 )
-from inference_site.fleet.fleet import clear_load_deadlines, passed_load_deadlines
-from inference_site.fleet.leases import is_alive, live_view, prune
-from inference_site.generations.cancellation import (
+from inference_site.core.storage.postgresql import (
+    DATABASE_UNAVAILABLE,
+    cached_sql,
+    release_connection_after,
+    transaction_with_timeouts,
+)
+from inference_site.core.storage.redis import SET_WHEN_FULL, Deadlines, all_clients, site_client
+from inference_site.runs.cancellation import (
     cancel,
     cancel_waiting,
     drop_reader_deadlines,
     end_without_worker,
     without_readers,
 )
-from inference_site.generations.kinds import kind_of, mendings
-from inference_site.generations.models import (
-    MAX_ATTEMPTS,
-    TERMINAL,
-    Generation,
-    ServiceClass,
-    Status,
-)
-from inference_site.generations.wake_ups import (
+from inference_site.runs.kinds import kind_of, mendings
+from inference_site.runs.models import MAX_ATTEMPTS, TERMINAL, Generation, ServiceClass, Status
+from inference_site.runs.streams.event_log import is_cancel_requested
+from inference_site.runs.streams.redis_memory import mark_alive, open_since, release_expired
+from inference_site.runs.streams.request_documents import drop_document
+from inference_site.runs.wake_ups import (
     ENOUGH_WAKE_UPS,
     count_wake_ups,
     drop_late_wake_ups,
     drop_wake_ups_of,
     send_wake_up,
 )
-from inference_site.storage.postgresql import (
-    DATABASE_UNAVAILABLE,
-    cached_sql,
-    release_connection_after,
-    transaction_with_timeouts,
-)
-from inference_site.storage.redis import SET_WHEN_FULL, Deadlines, all_clients, site_client
-from inference_site.streams.event_log import is_cancel_requested
-from inference_site.streams.redis_memory import mark_alive, open_since, release_expired
-from inference_site.streams.request_documents import drop_document
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from django.db.models.functions import Least, Now
 from django.utils import timezone
 from psycopg.sql import Literal
 
-from inference_site.storage.postgresql import (
+from inference_site.core.storage.postgresql import (
     execute_prepared,
     execute_with_timeouts,
     release_connection_after,

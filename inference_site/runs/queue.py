@@ -20,12 +20,16 @@ from django.db import transaction
 from django.db.models.expressions import CombinedExpression
 from django.db.models.functions import Now
 
-from inference_site.errors.api_errors import UnavailableError
-from inference_site.fleet.fleet import set_load_deadline
-from inference_site.fleet.leases import live_view
-from inference_site.generations.cancellation import cancel
-from inference_site.generations.models import Generation, ServiceClass, Status
-from inference_site.generations.queue_position import (
+from inference_site.catalogue.fleet.fleet import set_load_deadline
+from inference_site.catalogue.fleet.leases import live_view
+from inference_site.core.errors.api_errors import UnavailableError
+from inference_site.core.observability.logs import add_log_fields
+from inference_site.core.observability.tracing import current_traceparent, start_span
+from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE
+from inference_site.core.storage.redis import broker_client, client_for
+from inference_site.runs.cancellation import cancel
+from inference_site.runs.models import Generation, ServiceClass, Status
+from inference_site.runs.queue_position import (
     QueuePosition,
     check_queue_limit,
     has_free_slot,
@@ -33,24 +37,20 @@ from inference_site.generations.queue_position import (
     position_of,
     queue_counts,
 )
-from inference_site.generations.wake_ups import (
-    ENOUGH_WAKE_UPS,
-    count_wake_ups,
-    delayed_wake_ups,
-    queue_name,
-    send_wake_up,
-)
-from inference_site.observability.logs import add_log_fields
-from inference_site.observability.tracing import current_traceparent, start_span
-from inference_site.storage.postgresql import DATABASE_UNAVAILABLE
-from inference_site.storage.redis import broker_client, client_for
-from inference_site.streams.event_log import request_cancel
-from inference_site.streams.request_documents import (
+from inference_site.runs.streams.event_log import request_cancel
+from inference_site.runs.streams.request_documents import (
     NOTHING,
     Document,
     Opening,
     drop_document,
     save_document,
+)
+from inference_site.runs.wake_ups import (
+    ENOUGH_WAKE_UPS,
+    count_wake_ups,
+    delayed_wake_ups,
+    queue_name,
+    send_wake_up,
 )
 
 _SLACK_MS = 30

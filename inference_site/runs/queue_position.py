@@ -21,9 +21,9 @@ from django.conf import settings
 from django.db import connection
 from django.db.models import Count
 
-from inference_site.domain.errors import EngineUnavailable, ProjectQueueFull, QueueFull
-from inference_site.fleet.leases import LiveWorker, ModelReport, live_view
-from inference_site.generations.models import Generation, ServiceClass, Status
+from inference_site.catalogue.fleet.leases import LiveWorker, ModelReport, live_view
+from inference_site.core.domain.errors import EngineUnavailable, ProjectQueueFull, QueueFull
+from inference_site.runs.models import Generation, ServiceClass, Status
 
 _COUNT_EVERY_S = 0.5
 _REFUSED_FOR_S = 0.25

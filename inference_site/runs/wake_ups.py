@@ -20,9 +20,9 @@ from kombu import Queue
 from kombu.utils.json import dumps
 from kombu.utils.uuid import uuid as new_id
 
+from inference_site.catalogue.fleet.leases import is_alive
 from inference_site.celery import app
-from inference_site.fleet.leases import is_alive
-from inference_site.storage.redis import Deadlines, broker_client
+from inference_site.core.storage.redis import Deadlines, broker_client
 
 logger = logging.getLogger(__name__)
 

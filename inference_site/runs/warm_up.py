@@ -11,10 +11,10 @@ from contextlib import suppress
 from django.db import Error, transaction
 from redis.exceptions import RedisError
 
-from inference_site.generations.models import Generation
-from inference_site.generations.queue import new_id
-from inference_site.storage.postgresql import release_connection_after
-from inference_site.storage.redis import all_clients
+from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.core.storage.redis import all_clients
+from inference_site.runs.models import Generation
+from inference_site.runs.queue import new_id
 
 
 def warm_up() -> None:

@@ -32,19 +32,19 @@ from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
 from inference_site.accounts.keys import caller_of_key
-from inference_site.admin_pages.base_admin import KeyFilter, PreviewAdmin, SinceFilter
-from inference_site.admin_pages.bubbles import may_see_content, pretty
-from inference_site.admin_pages.keyset import rows_before
-from inference_site.admin_pages.labels import status_label, time_label
 from inference_site.catalogue.model_labels import cost_label, model_link
-from inference_site.errors.api_errors import ConflictError
-from inference_site.errors.exceptions import api_error
-from inference_site.generations.admin import ModelFilter
-from inference_site.generations.cancellation import stop
-from inference_site.generations.models import Generation
-from inference_site.generations.queue import new_id
-from inference_site.storage.postgresql import release_connection_after
-from inference_site.submission.submit import submit
+from inference_site.core.admin_pages.base_admin import KeyFilter, PreviewAdmin, SinceFilter
+from inference_site.core.admin_pages.bubbles import may_see_content, pretty
+from inference_site.core.admin_pages.keyset import rows_before
+from inference_site.core.admin_pages.labels import status_label, time_label
+from inference_site.core.errors.api_errors import ConflictError
+from inference_site.core.errors.exceptions import api_error
+from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.gateway.submission.submit import submit
+from inference_site.runs.admin import ModelFilter
+from inference_site.runs.cancellation import stop
+from inference_site.runs.models import Generation
+from inference_site.runs.queue import new_id
 from responses_api.admin.thread import MAX_TURNS, tree, turns
 from responses_api.annotations import (
     in_status,

@@ -9,12 +9,12 @@ from django.db import transaction
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from inference_site.api.authentication import caller_of
-from inference_site.api.payload import parse
-from inference_site.api.schema import ListObject, documented
-from inference_site.api.views import ApiView
-from inference_site.errors.api_errors import NotFoundError
-from inference_site.generations.queue import new_id
+from inference_site.core.errors.api_errors import NotFoundError
+from inference_site.gateway.api.authentication import caller_of
+from inference_site.gateway.api.payload import parse
+from inference_site.gateway.api.schema import ListObject, documented
+from inference_site.gateway.api.views import ApiView
+from inference_site.runs.queue import new_id
 from responses_api.context import find_conversation
 from responses_api.deletion import delete_conversation
 from responses_api.items import IdentifiedItem, new_items

@@ -11,27 +11,27 @@ from prometheus_client import Counter
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from inference_site.api.authentication import HasPermission, StaffSession, caller_of
-from inference_site.api.payload import parse
-from inference_site.api.schema import ListObject, documented
-from inference_site.api.views import ApiView
-from inference_site.errors.api_errors import (
+from inference_site.core.errors.api_errors import (
     ConflictError,
     ForbiddenError,
     InvalidRequestError,
     NotFoundError,
 )
+from inference_site.core.site_settings.current import site_settings
+from inference_site.gateway.api.authentication import HasPermission, StaffSession, caller_of
+from inference_site.gateway.api.payload import parse
+from inference_site.gateway.api.schema import ListObject, documented
+from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.handoff import HandOff, Wait, call_again, hand_off
 from inference_site.gateway.hub import attach, hub
-from inference_site.generations.cancellation import cancel
-from inference_site.generations.queue import new_id
-from inference_site.generations.queue_position import position_of_waiting
-from inference_site.request_fields.capabilities import require_fields
-from inference_site.site_settings.current import site_settings
-from inference_site.streams.request_documents import Assembly, Document
-from inference_site.submission.context_bound import ContextBound
-from inference_site.submission.model_access import served_model
-from inference_site.submission.submit import Submission, disconnect_grace_s, respond
+from inference_site.gateway.request_fields.capabilities import require_fields
+from inference_site.gateway.submission.context_bound import ContextBound
+from inference_site.gateway.submission.model_access import served_model
+from inference_site.gateway.submission.submit import Submission, disconnect_grace_s, respond
+from inference_site.runs.cancellation import cancel
+from inference_site.runs.queue import new_id
+from inference_site.runs.queue_position import position_of_waiting
+from inference_site.runs.streams.request_documents import Assembly, Document
 from responses_api.assembler import COMPACTION, INPUT_TOKENS, CompactionAssembly
 from responses_api.context import HistoryLimit, continued_response_id, resolve
 from responses_api.creation import create

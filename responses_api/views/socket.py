@@ -21,25 +21,25 @@ from django.conf import settings
 
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.models import Scope
-from inference_site.api.authentication import authenticate_headers, require_scope
-from inference_site.api.json_bodies import decode_json
-from inference_site.api.payload import parse
-from inference_site.errors.api_errors import (
+from inference_site.core.errors.api_errors import (
     ApiError,
     InternalError,
     InvalidRequestError,
     RateLimitError,
     UnavailableError,
 )
-from inference_site.errors.exceptions import api_error
+from inference_site.core.errors.exceptions import api_error
+from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.gateway.api.authentication import authenticate_headers, require_scope
+from inference_site.gateway.api.json_bodies import decode_json
+from inference_site.gateway.api.payload import parse
 from inference_site.gateway.bodies import SOCKET_MEMORY_KEY, SocketMemory
 from inference_site.gateway.delivery import Delivery, Sink
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.handoff import CallResult, call_until_done
 from inference_site.gateway.hub import hub
-from inference_site.storage.postgresql import release_connection_after
-from inference_site.streams.batches import Batch, Ending, frames_of
-from inference_site.submission.submit import follow, submit
+from inference_site.gateway.submission.submit import follow, submit
+from inference_site.runs.streams.batches import Batch, Ending, frames_of
 from responses_api.creation import Creation, create
 from responses_api.events import DONE, decode, payload
 from responses_api.items import IdentifiedItem, from_wire

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from inference_site.api.payload import WireRequest
-from inference_site.request_fields.wire import response_part
+from inference_site.gateway.api.payload import WireRequest
+from inference_site.gateway.request_fields.wire import response_part
 
 CallId = Annotated[str, Field(min_length=1, max_length=64)]
 ObjectId = Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")]

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
-from inference_site.api.payload import WireObject
-from inference_site.api.schema import ErrorDetail, LostErrorDetail
+from inference_site.gateway.api.payload import WireObject
+from inference_site.gateway.api.schema import ErrorDetail, LostErrorDetail
 from responses_api.wire.input_items import ItemStatus
 
 T = TypeVar("T")

@@ -16,9 +16,9 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticKnownError
 
-from inference_site.api.paging import PageQuery
-from inference_site.api.payload import WireRequest
-from inference_site.request_fields.wire import (
+from inference_site.gateway.api.paging import PageQuery
+from inference_site.gateway.api.payload import WireRequest
+from inference_site.gateway.request_fields.wire import (
     ConstraintFields,
     CustomFormat,
     EndUser,
@@ -34,7 +34,7 @@ from inference_site.request_fields.wire import (
     apply_aliases,
     flat_tool,
 )
-from inference_site.request_fields.wire import JsonSchemaFormat as ChatSchemaFormat
+from inference_site.gateway.request_fields.wire import JsonSchemaFormat as ChatSchemaFormat
 from responses_api.wire.input_items import InputItems, ObjectId
 
 HOSTED_TOOLS = frozenset(

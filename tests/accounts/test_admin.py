@@ -20,8 +20,8 @@ from django.utils import timezone
 
 from inference_site.accounts.keys import create_key, find_caller, issue_key
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
-from inference_site.admin_pages import keyset
-from inference_site.generations.models import Generation, Status
+from inference_site.core.admin_pages import keyset
+from inference_site.runs.models import Generation, Status
 from responses_api.models import StoredResponse
 from tests.generations.rows import create_generation
 

@@ -20,8 +20,8 @@ from inference_site.accounts.rate_limits import (
     give_back,
     hit,
 )
-from inference_site.errors.api_errors import RateLimitError
-from inference_site.storage.redis import site_client
+from inference_site.core.errors.api_errors import RateLimitError
+from inference_site.core.storage.redis import site_client
 
 Key = tuple[ApiKey, str]
 

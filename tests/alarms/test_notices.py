@@ -10,9 +10,9 @@ import orjson
 import pytest
 from django.utils import timezone
 
-from inference_site.alarms import outbox
-from inference_site.alarms.models import Alarm, Notice, Recipient, Rule, RuleKind
-from inference_site.alarms.outbox import deliver, webhook_signature
+from inference_site.console.alarms import outbox
+from inference_site.console.alarms.models import Alarm, Notice, Recipient, Rule, RuleKind
+from inference_site.console.alarms.outbox import deliver, webhook_signature
 from tests.certificates import write_certificate
 from tests.notice_receivers import Hook, Mailbox, mail_server, receiver, signature
 from tests.ports import free_port

@@ -13,12 +13,12 @@ from django.utils import timezone
 
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend
-from inference_site.alarms import evaluation
-from inference_site.alarms.evaluation import evaluate
-from inference_site.alarms.models import Alarm, Notice, Recipient, Rule, RuleKind
-from inference_site.usage.histograms import bucket_of
-from inference_site.usage.models import LatencyHistogram, Period, UsageRollup
-from inference_site.usage.queries import floor
+from inference_site.console.alarms import evaluation
+from inference_site.console.alarms.evaluation import evaluate
+from inference_site.console.alarms.models import Alarm, Notice, Recipient, Rule, RuleKind
+from inference_site.runs.usage.histograms import bucket_of
+from inference_site.runs.usage.models import LatencyHistogram, Period, UsageRollup
+from inference_site.runs.usage.queries import floor
 from tests.generations.rows import create_generation
 
 pytestmark = [pytest.mark.django_db, pytest.mark.redis]

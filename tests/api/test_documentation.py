@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from unittest.mock import patch
 
-from inference_site.api import documentation, openapi
+from inference_site.gateway.api import documentation, openapi
 
 
 def test_the_document_is_built_once_for_a_source(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from django.db import InterfaceError, OperationalError
 from django.http import Http404
 from rest_framework import exceptions as drf
 
-from inference_site.domain import errors as domain
-from inference_site.errors.api_errors import (
+from inference_site.core.domain import errors as domain
+from inference_site.core.errors.api_errors import (
     ApiError,
     AuthenticationError,
     InvalidRequestError,
@@ -22,7 +22,7 @@ from inference_site.errors.api_errors import (
     PayloadTooLargeError,
     UnavailableError,
 )
-from inference_site.errors.exceptions import api_error
+from inference_site.core.errors.exceptions import api_error
 
 CLIENT, SERVER = "invalid_request_error", "server_error"
 TABLE: list[tuple[Exception, int, str, str | None, str | None]] = [

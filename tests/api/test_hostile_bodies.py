@@ -18,9 +18,9 @@ from completions.wire import completion
 from completions.wire.chat import ChatCompletionRequest
 from completions.wire.completion import CompletionRequest
 from completions.wire.tokens import DetokenizeRequest, EmbeddingRequest
-from inference_site.api import json_bodies
-from inference_site.api.payload import WireRequest, parse
-from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.gateway.api import json_bodies
+from inference_site.gateway.api.payload import WireRequest, parse
 from responses_api.wire.requests import ItemsRequest, ResponseRequest
 
 _MOST_ERRORS = 30

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import create_model
 
-from inference_site.api import openapi
-from inference_site.api.payload import WireObject, WireRequest
-from inference_site.api.schema import documented
+from inference_site.gateway.api import openapi
+from inference_site.gateway.api.payload import WireObject, WireRequest
+from inference_site.gateway.api.schema import documented
 
 
 class Sent(WireObject):

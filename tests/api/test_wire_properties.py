@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference_site.api.json_bodies import JsonParser
-from inference_site.api.payload import WireRequest, parse
-from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.gateway.api.json_bodies import JsonParser
+from inference_site.gateway.api.payload import WireRequest, parse
 
 EXAMPLES = settings().max_examples
 _LONGEST_MESSAGE = 2_000

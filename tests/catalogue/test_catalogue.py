@@ -16,8 +16,8 @@ from pytest_django.fixtures import Settings
 
 from inference_site.catalogue.catalogue import DEMO_FILE, Catalogue, catalogue, discover
 from inference_site.catalogue.models_file import default_threads, entry_lines, read_models_file
-from inference_site.domain.model_spec import ModelSpec, Price
-from inference_site.domain.request import Sampling
+from inference_site.core.domain.model_spec import ModelSpec, Price
+from inference_site.core.domain.request import Sampling
 from inference_site.management.commands import serve
 from tests.tiny_ggml import CONTEXT, write_ggml
 

@@ -11,7 +11,7 @@ import pytest
 from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.engines.openai_upstream import FLAVORS
 from inference_site.catalogue.engines.registry import ENGINES, model_capabilities
-from inference_site.domain.model_spec import ModelSpec
+from inference_site.core.domain.model_spec import ModelSpec
 from tests.real_servers import page as seen_page
 from tests.tiny_ggml import CONTEXT, write_ggml
 from worker.engines.chat.families import FAMILIES

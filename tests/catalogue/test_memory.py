@@ -12,7 +12,7 @@ import pytest
 from inference_site.catalogue import memory
 from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.memory import ModelMemory, fitting_sizes, layers_that_fit
-from inference_site.domain.model_spec import ModelSpec
+from inference_site.core.domain.model_spec import ModelSpec
 
 MIB = 2**20
 

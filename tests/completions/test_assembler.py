@@ -18,7 +18,7 @@ from completions.assemblers.completion import COMPLETION, CompletionAssembly
 from completions.assemblers.tokens import EmbeddingAssembler, EmbeddingAssembly
 from completions.ollama.assembler import OLLAMA, OllamaAssembly
 from completions.wire.chat import ChatCompletion, ChatCompletionChunk
-from inference_site.domain.deltas import (
+from inference_site.core.domain.deltas import (
     Delta,
     EmbeddingDelta,
     Finish,
@@ -28,16 +28,16 @@ from inference_site.domain.deltas import (
     ToolCallDelta,
     Usage,
 )
-from inference_site.domain.errors import (
+from inference_site.core.domain.errors import (
     ContextLengthExceeded,
     DocumentLost,
     GenerationFailed,
     InvalidRequest,
     QueueTimeout,
 )
-from inference_site.generations.kinds import failure, kind_of
-from inference_site.streams.batches import Ending, Sent
-from inference_site.streams.request_documents import Assembly
+from inference_site.runs.kinds import failure, kind_of
+from inference_site.runs.streams.batches import Ending, Sent
+from inference_site.runs.streams.request_documents import Assembly
 
 Frames = list[bytes]
 DONE = b"data: [DONE]\n\n"

@@ -24,7 +24,7 @@ from completions.assemblers.tokens import (
     TokenAssembler,
     TokenAssembly,
 )
-from inference_site.domain.deltas import (
+from inference_site.core.domain.deltas import (
     Delta,
     EmbeddingDelta,
     Finish,
@@ -36,8 +36,8 @@ from inference_site.domain.deltas import (
     ToolCallDelta,
     Usage,
 )
-from inference_site.domain.errors import GenerationFailed, HookFailed
-from inference_site.generations.kinds import Assembler
+from inference_site.core.domain.errors import GenerationFailed, HookFailed
+from inference_site.runs.kinds import Assembler
 
 FOLDER = Path(__file__).parent / "golden"
 USAGE = Usage(20, 12, 8, 3, prefill_ms=4.0, decode_ms=16.0)

@@ -8,12 +8,12 @@ import pytest
 
 from completions.mapping import to_generation_request
 from completions.wire.chat import ChatCompletionRequest
-from inference_site.api.payload import parse
-from inference_site.domain.messages import Message
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest, Sampling
-from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.submission.model_access import with_capabilities
+from inference_site.core.domain.messages import Message
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import GenerationRequest, Sampling
+from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.gateway.api.payload import parse
+from inference_site.gateway.submission.model_access import with_capabilities
 
 # The catalogue asks Redis for the models of run time, and the database for their adapters.
 pytestmark = [pytest.mark.redis, pytest.mark.django_db]

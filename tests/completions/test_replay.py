@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from completions.assemblers.chat import ChatAssembler, ChatAssembly
 from completions.models import StoredCompletion
 from completions.storage import replay
-from inference_site.domain.deltas import (
+from inference_site.core.domain.deltas import (
     Delta,
     Finish,
     PromptProgress,

@@ -8,8 +8,8 @@ import pytest
 from pytest_django.fixtures import Settings
 
 from completions.wire.chat import ChatCompletionRequest
-from inference_site.api.payload import parse
-from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.gateway.api.payload import parse
 
 USER = {"role": "user", "content": "hi"}
 

@@ -9,9 +9,9 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import Client
 
-from inference_site.domain.device import Device
-from inference_site.fleet.leases import Lease, LiveWorker, ModelReport, ModelState
-from inference_site.storage.redis import site_client
+from inference_site.catalogue.fleet.leases import Lease, LiveWorker, ModelReport, ModelState
+from inference_site.core.domain.device import Device
+from inference_site.core.storage.redis import site_client
 
 FLEET = "/admin/fleet/"
 WORKER = "host:1:abcdef"

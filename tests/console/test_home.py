@@ -17,8 +17,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
-from inference_site.generations.models import Status
-from inference_site.usage.accounting import account
+from inference_site.runs.models import Status
+from inference_site.runs.usage.accounting import account
 from tests.generations.rows import create_generation
 
 Key = tuple[ApiKey, str]

@@ -14,12 +14,12 @@ from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.domain.device import Device
-from inference_site.fleet.leases import HostState, Lease, LiveWorker, ModelReport
-from inference_site.generations.models import Status
-from inference_site.model_store.entries import decrypt_secrets
-from inference_site.model_store.models import Pull, PullState, StoredModel
-from inference_site.storage.redis import site_client
+from inference_site.catalogue.fleet.leases import HostState, Lease, LiveWorker, ModelReport
+from inference_site.catalogue.model_store.entries import decrypt_secrets
+from inference_site.catalogue.model_store.models import Pull, PullState, StoredModel
+from inference_site.core.domain.device import Device
+from inference_site.core.storage.redis import site_client
+from inference_site.runs.models import Status
 from tests.generations.rows import create_generation
 
 FLEET, ADD = "/admin/fleet/", "/admin/model_store/storedmodel/add/"

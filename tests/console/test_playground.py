@@ -20,7 +20,7 @@ from inference_site.catalogue.routes import Route, Target
 from inference_site.console import fleet_page
 from inference_site.console.playground import views
 from inference_site.console.playground.views import playground_caller
-from inference_site.generations.models import Generation, Status
+from inference_site.runs.models import Generation, Status
 from tests.responses_api.chains import Chain
 
 PAGE = "/admin/playground/"

@@ -11,8 +11,8 @@ from django.test import Client
 from completions.models import StoredCompletion
 from inference_site.accounts.models import ApiKey
 from inference_site.console.playground import views
-from inference_site.site_settings import current
-from inference_site.site_settings.models import SiteSettings
+from inference_site.core.site_settings import current
+from inference_site.core.site_settings.models import SiteSettings
 from responses_api.models import Conversation, Item
 from tests.responses_api.chains import Chain
 

@@ -11,9 +11,9 @@ from django.test import Client
 
 from inference_site.accounts.models import ApiKey
 from inference_site.console import queue_page
-from inference_site.generations.models import Generation, ServiceClass, Status
-from inference_site.streams.event_log import read_log
-from inference_site.streams.request_documents import save_document
+from inference_site.runs.models import Generation, ServiceClass, Status
+from inference_site.runs.streams.event_log import read_log
+from inference_site.runs.streams.request_documents import save_document
 from tests.generations.rows import chat_document, create_generation
 
 Key = tuple[ApiKey, str]

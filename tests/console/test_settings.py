@@ -15,10 +15,10 @@ from pytest_django.fixtures import Settings
 
 from completions.models import StoredCompletion
 from completions.storage import prune as prune_completions
-from inference_site import environment
 from inference_site.accounts.models import Project
-from inference_site.site_settings import current
-from inference_site.site_settings.models import SiteSettings
+from inference_site.core import environment
+from inference_site.core.site_settings import current
+from inference_site.core.site_settings.models import SiteSettings
 from responses_api.deletion import prune as prune_responses
 from responses_api.models import Conversation, ResponseStatus, StoredResponse
 

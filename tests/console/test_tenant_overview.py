@@ -12,8 +12,8 @@ from pytest_django.fixtures import Settings
 
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend
-from inference_site.admin_pages.labels import milliseconds, money
-from inference_site.generations.models import Status
+from inference_site.core.admin_pages.labels import milliseconds, money
+from inference_site.runs.models import Status
 from tests.generations.rows import create_generation
 
 Key = tuple[ApiKey, str]

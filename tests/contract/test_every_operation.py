@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from inference_site.accounts.models import Scope
-from inference_site.api.openapi import document
+from inference_site.gateway.api.openapi import document
 from tests.e2e.keys import MadeKey, make_key
 from tests.served_stack import ServedStack
 

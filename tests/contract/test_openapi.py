@@ -16,7 +16,7 @@ import requests
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from inference_site.accounts.models import Scope
-from inference_site.api.openapi import document as document_of_this_site
+from inference_site.gateway.api.openapi import document as document_of_this_site
 from tests.e2e.keys import make_key
 from tests.served_stack import ServedStack
 

@@ -21,7 +21,7 @@ import openai
 import psycopg
 from psycopg import sql
 
-from inference_site.supervisor.services import EmbeddedPostgres, plan_redis, wait_for_redis
+from inference_site.ops.serve.services import EmbeddedPostgres, plan_redis, wait_for_redis
 from tests.deployment.compose import ROOT, Service, service
 from tests.ports import free_port
 

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 import redis
 
-from inference_site.supervisor.services import (
+from inference_site.ops.serve.services import (
     EmbeddedPostgres,
     ServiceError,
     bundled_redis,

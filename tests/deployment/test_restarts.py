@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from inference_site.supervisor.processes import Child, Program
+from inference_site.ops.serve.processes import Child, Program
 from tests.served_stack import wait_until
 
 

@@ -11,12 +11,12 @@ from django.conf import settings as site_settings
 from django.db import connections
 from pytest_django.fixtures import Settings
 
-from inference_site import environment
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.doctor import checks
-from inference_site.doctor.checks import Finding, guarded
-from inference_site.fleet.leases import Lease, LiveWorker, ModelReport
-from inference_site.supervisor.services import RedisServer
+from inference_site.catalogue.fleet.leases import Lease, LiveWorker, ModelReport
+from inference_site.core import environment
+from inference_site.ops.doctor import checks
+from inference_site.ops.doctor.checks import Finding, guarded
+from inference_site.ops.serve.services import RedisServer
 
 
 def levels(findings: Iterable[Finding]) -> dict[str, list[str]]:

@@ -11,9 +11,9 @@ import pytest
 from django.core.management import call_command
 
 from inference_site.catalogue.catalogue import DEMO_FILE, Catalogue
-from inference_site.doctor import gpu
-from inference_site.doctor.checks import Finding
-from inference_site.domain.model_spec import ModelSpec
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.ops.doctor import gpu
+from inference_site.ops.doctor.checks import Finding
 
 H100 = "NVIDIA H100 80GB HBM3, 81559, 80990, 9.0"
 GTX = "NVIDIA GeForce GTX 1070, 8192, 7000, 6.1"

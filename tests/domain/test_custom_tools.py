@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from inference_site.domain.deltas import Delta, Finish, TextDelta, ToolCallDelta, Usage
-from inference_site.domain.request import Tool, custom_arguments, custom_tool
+from inference_site.core.domain.deltas import Delta, Finish, TextDelta, ToolCallDelta, Usage
+from inference_site.core.domain.request import Tool, custom_arguments, custom_tool
 from worker.runtime.tool_calls import CustomCalls, CustomInput
 
 SPACES = st.sampled_from(["", " ", "\n\t ", "\r\n"])

@@ -7,7 +7,7 @@ import inspect
 
 import pytest
 
-from inference_site.domain import deltas, messages, request
+from inference_site.core.domain import deltas, messages, request
 
 VALUES = [
     kind

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from inference_site.domain.model_spec import HIGHEST_PRICE, Price
+from inference_site.core.domain.model_spec import HIGHEST_PRICE, Price
 
 
 def test_cached_tokens_are_not_paid_as_others() -> None:

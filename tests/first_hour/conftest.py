@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE, REAL_MODEL
-from inference_site.supervisor.real_model import link_file, packaged_file
+from inference_site.ops.serve.real_model import link_file, packaged_file
 from tests.hub_server import Hub
 from tests.served_stack import ServedStack, new_stack
 from tests.waiting import wait_until

@@ -10,11 +10,9 @@ import orjson
 import pytest
 
 from inference_site.catalogue.catalogue import Catalogue
-from inference_site.domain.device import Device
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.fleet import fleet
-from inference_site.fleet.commands import Command, CommandListener, send
-from inference_site.fleet.fleet import (
+from inference_site.catalogue.fleet import fleet
+from inference_site.catalogue.fleet.commands import Command, CommandListener, send
+from inference_site.catalogue.fleet.fleet import (
     AlreadyLoading,
     ModelStatus,
     NotLoadable,
@@ -22,7 +20,7 @@ from inference_site.fleet.fleet import (
     UnknownModel,
     UnknownWorker,
 )
-from inference_site.fleet.leases import (
+from inference_site.catalogue.fleet.leases import (
     Lease,
     LiveView,
     LiveWorker,
@@ -30,8 +28,10 @@ from inference_site.fleet.leases import (
     ModelState,
     prune,
 )
-from inference_site.generations.queue import new_id
-from inference_site.storage.redis import site_client
+from inference_site.core.domain.device import Device
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.storage.redis import site_client
+from inference_site.runs.queue import new_id
 from tests.waiting import wait_until
 
 Announce = Callable[..., str]

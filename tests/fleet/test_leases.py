@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import redis.exceptions
 
-from inference_site.fleet import leases
-from inference_site.fleet.leases import (
+from inference_site.catalogue.fleet import leases
+from inference_site.catalogue.fleet.leases import (
     LEASE_S,
     Lease,
     LiveView,
@@ -20,9 +20,9 @@ from inference_site.fleet.leases import (
     prune,
     unsent_tokens,
 )
-from inference_site.generations.queue import new_id
-from inference_site.storage import cached_value
-from inference_site.storage.redis import site_client
+from inference_site.core.storage import cached_value
+from inference_site.core.storage.redis import site_client
+from inference_site.runs.queue import new_id
 from tests.waiting import wait_until
 
 SERVED = (ModelReport("demo", slots=4, busy=1), ModelReport("other", slots=1, busy=0))

@@ -13,11 +13,11 @@ from django.core.management import CommandError, call_command
 from pytest_django.fixtures import Settings
 
 from inference_site.catalogue.catalogue import DEMO_FILE, catalogue
+from inference_site.catalogue.fleet import fleet, leases
+from inference_site.catalogue.fleet.leases import Lease, LiveView, LiveWorker, ModelReport, prune
 from inference_site.catalogue.hub import Reference, downloaded
-from inference_site.fleet import fleet, leases
-from inference_site.fleet.leases import Lease, LiveView, LiveWorker, ModelReport, prune
-from inference_site.generations.queue import new_id
-from inference_site.storage.redis import site_client
+from inference_site.core.storage.redis import site_client
+from inference_site.runs.queue import new_id
 from tests.hub_server import Hub
 from tests.ports import free_port
 

@@ -8,12 +8,18 @@ from typing import Any
 
 import pytest
 
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.fleet import placement
-from inference_site.fleet.leases import Lease, LiveWorker, ModelReport, ModelState, lease_key
-from inference_site.fleet.placement import claim, give_back, planned, why_no_host
-from inference_site.generations.queue import new_id
-from inference_site.storage.redis import site_client
+from inference_site.catalogue.fleet import placement
+from inference_site.catalogue.fleet.leases import (
+    Lease,
+    LiveWorker,
+    ModelReport,
+    ModelState,
+    lease_key,
+)
+from inference_site.catalogue.fleet.placement import claim, give_back, planned, why_no_host
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.storage.redis import site_client
+from inference_site.runs.queue import new_id
 
 
 def spec(id_: str = "m", **fields: Any) -> ModelSpec:

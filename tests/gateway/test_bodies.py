@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pytest_django.fixtures import Settings
 
-from inference_site.errors.api_errors import (
+from inference_site.core.errors.api_errors import (
     PayloadTooLargeError,
     RequestTimeoutError,
     UnavailableError,

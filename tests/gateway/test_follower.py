@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_site.gateway.follower import Follower
-from inference_site.streams.batches import Batch, Ending
+from inference_site.runs.streams.batches import Batch, Ending
 
 END = Ending((), 200, b"{}", finish_reason="stop")
 LOST = Ending((), 503, b"{}", error_code="stream_lost")

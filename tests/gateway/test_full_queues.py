@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pytest_django.fixtures import Settings
 
-from inference_site.domain.errors import ProjectQueueFull, QueueFull
-from inference_site.errors.api_errors import ApiError
+from inference_site.core.domain.errors import ProjectQueueFull, QueueFull
+from inference_site.core.errors.api_errors import ApiError
 from inference_site.gateway import relay
 from inference_site.gateway.relay import refuse_if_full
-from inference_site.generations.queue_position import CachedQueueCounts
+from inference_site.runs.queue_position import CachedQueueCounts
 
 SCOPE: dict[str, Any] = {"headers": [(b"content-type", b"application/json")]}
 

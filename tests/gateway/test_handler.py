@@ -19,20 +19,20 @@ from rest_framework.views import APIView
 
 from completions.views import models
 from inference_site.accounts.models import ApiKey
-from inference_site.api import views as http_views
-from inference_site.domain.errors import QueueFull
-from inference_site.fleet import leases
-from inference_site.fleet.leases import Lease, LiveView, LiveWorker, ModelReport, prune
+from inference_site.catalogue.fleet import leases
+from inference_site.catalogue.fleet.leases import Lease, LiveView, LiveWorker, ModelReport, prune
+from inference_site.core.domain.errors import QueueFull
+from inference_site.core.storage.redis import broker_client, site_client
+from inference_site.gateway.api import views as http_views
 from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, HandOff, Outcome
 from inference_site.gateway.hub import hub
-from inference_site.generations.models import Generation
-from inference_site.generations.queue import new_id
-from inference_site.generations.wake_ups import queue_name
-from inference_site.storage.redis import broker_client, site_client
-from inference_site.streams.request_documents import load_document
-from inference_site.submission import model_access
-from inference_site.submission import submit as submit_module
+from inference_site.gateway.submission import model_access
+from inference_site.gateway.submission import submit as submit_module
+from inference_site.runs.models import Generation
+from inference_site.runs.queue import new_id
+from inference_site.runs.streams.request_documents import load_document
+from inference_site.runs.wake_ups import queue_name
 from tests.gateway.asgi import error_of, scope
 
 Key = tuple[ApiKey, str]

@@ -15,20 +15,20 @@ from channels.layers import get_channel_layer
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
-from inference_site.domain.deltas import TextDelta
-from inference_site.domain.errors import WorkerLost
+from inference_site.core.domain.deltas import TextDelta
+from inference_site.core.domain.errors import WorkerLost
+from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.core.storage.redis import client_for, new_async_clients
 from inference_site.gateway import hub as hub_module
 from inference_site.gateway import lost_streams
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.hub import Hub
-from inference_site.generations.kinds import failure
-from inference_site.generations.models import Generation, Status
-from inference_site.generations.queue import new_id
-from inference_site.storage.postgresql import release_connection_after
-from inference_site.storage.redis import client_for, new_async_clients
-from inference_site.streams.batches import Batch, Ending, Sent
-from inference_site.streams.event_log import MESSAGE_TYPE, AsyncEventLog, Write, close_log
-from inference_site.streams.request_documents import Loaded, load_document, save_document
+from inference_site.runs.kinds import failure
+from inference_site.runs.models import Generation, Status
+from inference_site.runs.queue import new_id
+from inference_site.runs.streams.batches import Batch, Ending, Sent
+from inference_site.runs.streams.event_log import MESSAGE_TYPE, AsyncEventLog, Write, close_log
+from inference_site.runs.streams.request_documents import Loaded, load_document, save_document
 from responses_api.events import DONE, decode
 from responses_api.models import StoredResponse
 from tests.generations.rows import chat_document, create_generation

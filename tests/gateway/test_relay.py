@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from pytest_django.fixtures import Settings
 
-from inference_site.cors import with_cors
 from inference_site.gateway import delivery, view_pool
+from inference_site.gateway.cors import with_cors
 from inference_site.gateway.handoff import Feed
-from inference_site.streams.batches import Batch, Ending
+from inference_site.runs.streams.batches import Batch, Ending
 from tests.gateway.asgi import FakeClient, error_of
 from tests.gateway.exchange import Exchange
 

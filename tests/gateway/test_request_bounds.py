@@ -8,9 +8,9 @@ import orjson
 import pytest
 from django.http import QueryDict
 
-from inference_site.api.json_bodies import JsonParser
-from inference_site.api.paging import parse_page
-from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.gateway.api.json_bodies import JsonParser
+from inference_site.gateway.api.paging import parse_page
 
 
 def _nested(levels: int) -> bytes:

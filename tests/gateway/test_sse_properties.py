@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_site.gateway.delivery import SseSink
-from inference_site.streams.batches import Batch, Ending
+from inference_site.runs.streams.batches import Batch, Ending
 from worker.engines.openai_upstream.chunks import EventLines
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.sampled_from(

@@ -11,7 +11,7 @@ import pytest
 from django.http import HttpResponse
 from pytest_django.fixtures import Settings
 
-from inference_site.errors.api_errors import UnavailableError
+from inference_site.core.errors.api_errors import UnavailableError
 from inference_site.gateway import view_pool
 from inference_site.gateway.handler import error_response
 from inference_site.gateway.view_pool import QueueKey, ThreadQueues, ViewPool

@@ -17,7 +17,7 @@ from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, HandOff, Wait
 from inference_site.gateway.head import Head
 from inference_site.gateway.relay import Relay
-from inference_site.streams.batches import Batch, Ending
+from inference_site.runs.streams.batches import Batch, Ending
 from tests.gateway.asgi import FakeClient, scope
 from tests.gateway.exchange import QuietHub
 

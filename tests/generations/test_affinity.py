@@ -9,18 +9,18 @@ from django.utils import timezone
 from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
-from inference_site.fleet.leases import LiveView, LiveWorker, ModelReport
-from inference_site.generations import queue
-from inference_site.generations.models import Generation, Status
-from inference_site.generations.queue import Preference, enqueue, new_id, preference
-from inference_site.generations.wake_ups import (
+from inference_site.catalogue.fleet.leases import LiveView, LiveWorker, ModelReport
+from inference_site.core.storage.redis import broker_client
+from inference_site.runs import queue
+from inference_site.runs.models import Generation, Status
+from inference_site.runs.queue import Preference, enqueue, new_id, preference
+from inference_site.runs.wake_ups import (
     DelayedWakeUps,
     count_wake_ups,
     drop_wake_ups_of,
     own_queue,
     queue_name,
 )
-from inference_site.storage.redis import broker_client
 from tests.generations.rows import chat_document, create_generation
 from tests.waiting import wait_until
 

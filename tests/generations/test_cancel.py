@@ -14,12 +14,12 @@ from django.db import connection
 from django.test import Client
 
 from inference_site.accounts.models import ApiKey
-from inference_site.generations.cancellation import cancel, set_reader_deadline, stop
-from inference_site.generations.maintenance import cancel_without_readers
-from inference_site.generations.models import Generation, GenerationQuerySet, Status
-from inference_site.storage.redis import client_for
-from inference_site.streams.event_log import cancel_key, log_key, read_log
-from inference_site.streams.request_documents import Opening, load_document, save_document
+from inference_site.core.storage.redis import client_for
+from inference_site.runs.cancellation import cancel, set_reader_deadline, stop
+from inference_site.runs.maintenance import cancel_without_readers
+from inference_site.runs.models import Generation, GenerationQuerySet, Status
+from inference_site.runs.streams.event_log import cancel_key, log_key, read_log
+from inference_site.runs.streams.request_documents import Opening, load_document, save_document
 from responses_api.models import StoredResponse
 from responses_api.views import responses
 from tests.gateway.test_hub import on_site, when_unqueued

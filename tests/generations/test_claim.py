@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from inference_site.accounts.keys import create_key
 from inference_site.accounts.models import ApiKey, Project
-from inference_site.generations.models import CLAIM, Claim, Generation, ServiceClass, Status
+from inference_site.runs.models import CLAIM, Claim, Generation, ServiceClass, Status
 from tests.generations.rows import create_generation
 
 Key = tuple[ApiKey, str]

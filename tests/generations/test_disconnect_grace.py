@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from inference_site.accounts.models import ApiKey
-from inference_site.generations.cancellation import (
+from inference_site.core.storage.redis import new_async_clients, site_client
+from inference_site.runs.cancellation import (
     drop_reader_deadlines,
     refresh_reader_deadlines,
     set_reader_deadline,
     without_readers,
 )
-from inference_site.generations.maintenance import cancel_without_readers
-from inference_site.generations.models import Generation, Status
-from inference_site.generations.queue import new_id
-from inference_site.storage.redis import new_async_clients, site_client
-from inference_site.streams.request_documents import load_document, save_document
+from inference_site.runs.maintenance import cancel_without_readers
+from inference_site.runs.models import Generation, Status
+from inference_site.runs.queue import new_id
+from inference_site.runs.streams.request_documents import load_document, save_document
 from tests.generations.rows import chat_document, create_generation
 
 Key = tuple[ApiKey, str]

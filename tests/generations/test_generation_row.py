@@ -12,8 +12,8 @@ from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
-from inference_site.generations.models import TERMINAL, Claim, Generation, ServiceClass, Status
-from inference_site.storage.postgresql import release_connection_after
+from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.runs.models import TERMINAL, Claim, Generation, ServiceClass, Status
 from tests.generations.rows import create_generation
 
 Key = tuple[ApiKey, str]

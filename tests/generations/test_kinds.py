@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 from django.apps import apps
 
-from inference_site.generations.kinds import GenerationKind, kind_of
+from inference_site.runs.kinds import GenerationKind, kind_of
 
 
 @pytest.mark.parametrize("label", ["completions", "responses_api"])

@@ -20,10 +20,17 @@ from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.fleet.leases import Lease, LiveWorker, ModelReport, live_view, prune
-from inference_site.generations import maintenance
-from inference_site.generations.cancellation import cancel
-from inference_site.generations.maintenance import (
+from inference_site.catalogue.fleet.leases import Lease, LiveWorker, ModelReport, live_view, prune
+from inference_site.core.storage import postgresql
+from inference_site.core.storage.redis import (
+    broker_client,
+    client_for,
+    new_async_clients,
+    site_client,
+)
+from inference_site.runs import maintenance
+from inference_site.runs.cancellation import cancel
+from inference_site.runs.maintenance import (
     drop_dead_workers,
     drop_leftover_requests,
     end_orphans,
@@ -36,24 +43,10 @@ from inference_site.generations.maintenance import (
     resend_wake_ups,
     try_and_log,
 )
-from inference_site.generations.models import (
-    Generation,
-    GenerationQuerySet,
-    ServiceClass,
-    Status,
-)
-from inference_site.generations.queue import new_id
-from inference_site.generations.wake_ups import (
-    count_wake_ups,
-    drop_wake_ups_of,
-    own_queue,
-    queue_name,
-    send_wake_up,
-)
-from inference_site.storage import postgresql
-from inference_site.storage.redis import broker_client, client_for, new_async_clients, site_client
-from inference_site.streams.batches import Batch
-from inference_site.streams.event_log import (
+from inference_site.runs.models import Generation, GenerationQuerySet, ServiceClass, Status
+from inference_site.runs.queue import new_id
+from inference_site.runs.streams.batches import Batch
+from inference_site.runs.streams.event_log import (
     Appended,
     AsyncEventLog,
     LogState,
@@ -63,7 +56,14 @@ from inference_site.streams.event_log import (
     log_key,
     request_cancel,
 )
-from inference_site.streams.request_documents import load_document, save_document
+from inference_site.runs.streams.request_documents import load_document, save_document
+from inference_site.runs.wake_ups import (
+    count_wake_ups,
+    drop_wake_ups_of,
+    own_queue,
+    queue_name,
+    send_wake_up,
+)
 from tests.generations.rows import chat_document, create_generation
 
 Key = tuple[ApiKey, str]

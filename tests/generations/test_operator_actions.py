@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from inference_site.accounts.models import ApiKey
-from inference_site.generations.cancellation import stop
-from inference_site.generations.models import Generation, ServiceClass, Status
-from inference_site.generations.queue import move_up
-from inference_site.streams.request_documents import load_document
+from inference_site.runs.cancellation import stop
+from inference_site.runs.models import Generation, ServiceClass, Status
+from inference_site.runs.queue import move_up
+from inference_site.runs.streams.request_documents import load_document
 from tests.generations.rows import create_generation
 
 Key = tuple[ApiKey, str]

@@ -19,18 +19,18 @@ from redis.retry import Retry
 
 from completions.assemblers.chat import ChatAssembly
 from inference_site.accounts.models import ApiKey
+from inference_site.catalogue.fleet.leases import live_view
 from inference_site.celery import app
-from inference_site.domain.errors import ProjectQueueFull
-from inference_site.errors.api_errors import UnavailableError
-from inference_site.fleet.leases import live_view
-from inference_site.generations import queue, wake_ups
-from inference_site.generations.models import Generation, ServiceClass, Status
-from inference_site.generations.queue import enqueue, new_id
-from inference_site.generations.wake_ups import count_wake_ups, queue_name, send_wake_up
-from inference_site.storage.redis import broker_client, client_for
-from inference_site.streams import request_documents
-from inference_site.streams.event_log import document_key, followers_key
-from inference_site.streams.request_documents import Document, load_document
+from inference_site.core.domain.errors import ProjectQueueFull
+from inference_site.core.errors.api_errors import UnavailableError
+from inference_site.core.storage.redis import broker_client, client_for
+from inference_site.runs import queue, wake_ups
+from inference_site.runs.models import Generation, ServiceClass, Status
+from inference_site.runs.queue import enqueue, new_id
+from inference_site.runs.streams import request_documents
+from inference_site.runs.streams.event_log import document_key, followers_key
+from inference_site.runs.streams.request_documents import Document, load_document
+from inference_site.runs.wake_ups import count_wake_ups, queue_name, send_wake_up
 from tests.generations.rows import chat_document, create_generation
 
 Key = tuple[ApiKey, str]

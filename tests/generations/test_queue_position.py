@@ -18,20 +18,20 @@ from pytest_django.fixtures import Settings
 
 from inference_site.accounts.keys import create_key
 from inference_site.accounts.models import ApiKey, Project
-from inference_site.domain.errors import ProjectQueueFull, QueueFull
-from inference_site.fleet.leases import LiveView, LiveWorker, ModelReport
-from inference_site.generations import queue_position
-from inference_site.generations.models import Generation, ServiceClass, Status
-from inference_site.generations.queue import enqueue, new_id
-from inference_site.generations.queue_position import (
+from inference_site.catalogue.fleet.leases import LiveView, LiveWorker, ModelReport
+from inference_site.core.domain.errors import ProjectQueueFull, QueueFull
+from inference_site.core.storage.redis import broker_client
+from inference_site.runs import queue_position
+from inference_site.runs.models import Generation, ServiceClass, Status
+from inference_site.runs.queue import enqueue, new_id
+from inference_site.runs.queue_position import (
     CachedQueueCounts,
     QueueCounts,
     QueuePosition,
     position_of,
     position_of_waiting,
 )
-from inference_site.generations.wake_ups import queue_name
-from inference_site.storage.redis import broker_client
+from inference_site.runs.wake_ups import queue_name
 from tests.generations.rows import create_generation
 from tests.generations.test_queue import new_row
 

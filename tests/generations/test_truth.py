@@ -8,11 +8,11 @@ from datetime import timedelta
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
-from inference_site.doctor.checks import Finding, check_logs, check_rows
-from inference_site.generations.models import Status
-from inference_site.storage.redis import client_for
-from inference_site.streams.batches import Batch
-from inference_site.streams.event_log import log_key
+from inference_site.core.storage.redis import client_for
+from inference_site.ops.doctor.checks import Finding, check_logs, check_rows
+from inference_site.runs.models import Status
+from inference_site.runs.streams.batches import Batch
+from inference_site.runs.streams.event_log import log_key
 from tests.generations.rows import create_generation
 from tests.responses_api.chains import Chain, end_generation
 

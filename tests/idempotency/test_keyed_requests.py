@@ -14,8 +14,8 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
-from inference_site.idempotency import models
-from inference_site.idempotency.models import (
+from inference_site.gateway.idempotency import models
+from inference_site.gateway.idempotency.models import (
     KeyClaim,
     KeyedRequest,
     KeyLocked,
@@ -24,7 +24,7 @@ from inference_site.idempotency.models import (
     forget_answer,
     trim_answers,
 )
-from inference_site.idempotency.retention import prune
+from inference_site.gateway.idempotency.retention import prune
 
 pytestmark = pytest.mark.django_db(transaction=True)
 Key = tuple[ApiKey, str]
@@ -121,7 +121,7 @@ def test_answers_are_bounded_by_their_bytes_too(
     claim: KeyClaim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(models, "MOST_BYTES", 25)
-    monkeypatch.setattr("inference_site.idempotency.retention.MOST_BYTES", 25)
+    monkeypatch.setattr("inference_site.gateway.idempotency.retention.MOST_BYTES", 25)
     for number in range(4):
         replace(claim, key=str(number), body="x" * 10).write()
     assert prune(math.inf) == 2

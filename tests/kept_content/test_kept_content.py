@@ -11,14 +11,14 @@ from django.test import Client
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
-from inference_site.domain.deltas import TextDelta, ToolCallDelta
-from inference_site.domain.messages import Message
-from inference_site.domain.request import GenerationRequest
-from inference_site.kept_content import keeping
-from inference_site.kept_content.keeping import Keeper, keeper_for, prune
-from inference_site.kept_content.models import KeptContent
-from inference_site.site_settings.current import forget
-from inference_site.site_settings.models import SiteSettings
+from inference_site.core.domain.deltas import TextDelta, ToolCallDelta
+from inference_site.core.domain.messages import Message
+from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.site_settings.current import forget
+from inference_site.core.site_settings.models import SiteSettings
+from inference_site.runs.kept_content import keeping
+from inference_site.runs.kept_content.keeping import Keeper, keeper_for, prune
+from inference_site.runs.kept_content.models import KeptContent
 from tests.generations.rows import create_generation
 
 pytestmark = pytest.mark.django_db

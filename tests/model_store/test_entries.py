@@ -19,21 +19,21 @@ from pytest_django.fixtures import Settings
 
 from inference_site.catalogue.catalogue import Catalogue, catalogue
 from inference_site.catalogue.engines.registry import ENGINES
-from inference_site.catalogue.models_file import ModelEntry, read_models_file
-from inference_site.catalogue.operator_settings import InvalidSetting
-from inference_site.console.forms import HIDDEN, entry_changes, entry_of, form_values, hide_secrets
-from inference_site.doctor.checks import Level, check_models
-from inference_site.domain.addresses import AllowedAddresses
-from inference_site.domain.model_spec import ModelSpec, Price
-from inference_site.model_store.entries import (
+from inference_site.catalogue.model_store.entries import (
     ALLOWED_OPTIONS,
     StoredSpecs,
     decrypt_secrets,
     encrypt_secrets,
     read_stored_entry,
 )
-from inference_site.model_store.models import StoredModel
-from inference_site.model_store.refresh import wait_for_specs
+from inference_site.catalogue.model_store.models import StoredModel
+from inference_site.catalogue.model_store.refresh import wait_for_specs
+from inference_site.catalogue.models_file import ModelEntry, read_models_file
+from inference_site.catalogue.operator_settings import InvalidSetting
+from inference_site.console.forms import HIDDEN, entry_changes, entry_of, form_values, hide_secrets
+from inference_site.core.domain.addresses import AllowedAddresses
+from inference_site.core.domain.model_spec import ModelSpec, Price
+from inference_site.ops.doctor.checks import Level, check_models
 
 ENTRY = {
     "engine": "openai_upstream",
@@ -328,7 +328,7 @@ def test_entries_are_read_anew_when_they_change(settings: Settings, tmp_path: Pa
 def test_the_migration_keeps_the_addresses_of_the_servers_that_there_are() -> None:
     for id_, engine in (("remote", "openai_upstream"), ("local", "llama_cpp")):
         StoredModel.objects.create(model_id=id_, entry={"engine": engine})
-    migration = import_module("inference_site.model_store.migrations.0002_any_address")
+    migration = import_module("inference_site.catalogue.model_store.migrations.0002_any_address")
     migration.keep_addresses(apps, None)
     kept = StoredModel.objects.values_list("model_id", "any_address")
     assert dict(kept) == {"remote": True, "local": False}

@@ -12,9 +12,9 @@ import pytest
 
 from inference_site.catalogue import hub as hub_client
 from inference_site.catalogue.catalogue import DEMO_FILE
-from inference_site.fleet.leases import Lease, LiveWorker
-from inference_site.model_store.models import Pull, PullState, StoredModel
-from inference_site.storage.redis import site_client
+from inference_site.catalogue.fleet.leases import Lease, LiveWorker
+from inference_site.catalogue.model_store.models import Pull, PullState, StoredModel
+from inference_site.core.storage.redis import site_client
 from tests.hub_server import Hub
 from worker.runtime import pulls
 from worker.runtime.pulls import Pulls

@@ -15,11 +15,9 @@ from django.db import connection
 from completions.ollama import pull as pull_module
 from inference_site.accounts.keys import create_key
 from inference_site.accounts.models import Project, Scope
-from inference_site.fleet import fleet
-from inference_site.fleet.fleet import ModelStatus
-from inference_site.gateway.handler import ApiHandler
-from inference_site.gateway.handoff import SCOPE_KEY, Feed, Outcome
-from inference_site.model_store.models import (
+from inference_site.catalogue.fleet import fleet
+from inference_site.catalogue.fleet.fleet import ModelStatus
+from inference_site.catalogue.model_store.models import (
     MOST_UNFINISHED,
     UNFINISHED,
     Pull,
@@ -27,9 +25,11 @@ from inference_site.model_store.models import (
     StoredModel,
     TooManyPulls,
 )
-from inference_site.model_store.refresh import refresh_catalogue
-from inference_site.storage.postgresql import release_connection_after
-from inference_site.streams.batches import Ending
+from inference_site.catalogue.model_store.refresh import refresh_catalogue
+from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.gateway.handler import ApiHandler
+from inference_site.gateway.handoff import SCOPE_KEY, Feed, Outcome
+from inference_site.runs.streams.batches import Ending
 from tests.gateway.asgi import scope
 from tests.hub_server import Hub
 from worker.runtime.pulls import Pulls

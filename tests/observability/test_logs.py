@@ -12,7 +12,7 @@ from django.test import RequestFactory
 from django.utils.log import log_response
 from pythonjsonlogger.json import JsonFormatter
 
-from inference_site.observability.logs import (
+from inference_site.core.observability.logs import (
     AddLogFields,
     LineFormatter,
     add_log_fields,

@@ -8,9 +8,9 @@ import pytest
 from django.test import override_settings
 from prometheus_client import REGISTRY
 
-from inference_site.domain.deltas import Usage
-from inference_site.observability.metrics import Meter
-from inference_site.observability.metrics_server import may_scrape
+from inference_site.core.domain.deltas import Usage
+from inference_site.core.observability.metrics import Meter
+from inference_site.core.observability.metrics_server import may_scrape
 
 
 def value(name: str, **labels: str) -> float:
@@ -20,7 +20,7 @@ def value(name: str, **labels: str) -> float:
 def test_gaps_between_deltas_are_a_histogram(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 10.5, 10.504, 10.534, 13.534, 13.6])
     monkeypatch.setattr(
-        "inference_site.observability.metrics.time.perf_counter", lambda: next(clock)
+        "inference_site.core.observability.metrics.time.perf_counter", lambda: next(clock)
     )
     meter = Meter("gaps", attempt=1, waited_s=0.25)
     for _ in range(4):

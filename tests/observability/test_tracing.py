@@ -8,13 +8,13 @@ import sys
 import pytest
 from django.test import override_settings
 
-from inference_site.observability import tracing
+from inference_site.core.observability import tracing
 
 _PROGRAM = """
 import sys
 import django
 django.setup()
-from inference_site.observability.tracing import start_span, start_tracing
+from inference_site.core.observability.tracing import start_span, start_tracing
 start_tracing("web")
 span = start_span("a", "server", "", model="demo")
 span.set(status=200)

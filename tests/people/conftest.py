@@ -10,7 +10,7 @@ from aiosmtpd.controller import Controller
 from django.contrib.auth.models import Group, User
 from django.test import Client
 
-from inference_site.storage.redis import site_client
+from inference_site.core.storage.redis import site_client
 from tests.ports import free_port
 
 

@@ -10,7 +10,7 @@ from django.contrib.auth.models import Group, User
 from django.test import Client
 
 from inference_site.accounts.models import ApiKey, Budget, Project, Scope
-from inference_site.alarms.models import Recipient, Rule
+from inference_site.console.alarms.models import Recipient, Rule
 
 
 def told() -> str:

@@ -14,7 +14,7 @@ from django.contrib.auth.models import Group, User
 from django.db import connections
 from django.test import Client, RequestFactory
 
-from inference_site.people.password_links import INVITATION, RESET, LinkTokens, make_link
+from inference_site.console.people.password_links import INVITATION, RESET, LinkTokens, make_link
 from tests.people.conftest import Mailbox
 from tests.waiting import wait_until
 

@@ -117,7 +117,7 @@ def test_every_permission_is_of_a_role_or_is_left_to_administrators_on_purpose()
 
 def test_roles_of_before_get_the_permissions_of_newer_apps_unless_they_were_changed() -> None:
     preset = Permission.objects.get(codename="delete_preset")
-    migration = import_module("inference_site.people.migrations.0003_rights_of_presets")
+    migration = import_module("inference_site.console.people.migrations.0003_rights_of_presets")
     newer = Permission.objects.filter(content_type__app_label__in=("playground", "kept_content"))
     roles = {role.name: role for role in Group.objects.all()}
     for role in roles.values():

@@ -15,14 +15,14 @@ from django.contrib.messages import get_messages
 from django.db import connections
 from django.test import Client
 
-from inference_site.people import openid_provider
-from inference_site.people.models import Identity
-from inference_site.people.single_sign_on import user_for_claims
-from inference_site.storage.redis import site_client
+from inference_site.console.people import openid_provider
+from inference_site.console.people.models import Identity
+from inference_site.console.people.single_sign_on import user_for_claims
+from inference_site.core.storage.redis import site_client
 from tests.people.oidc_provider import Provider, oidc_provider
 
 BEGIN, CALLBACK = "/admin/single-sign-on/", "/admin/single-sign-on/callback/"
-BACKEND = "inference_site.people.single_sign_on.SingleSignOnBackend"
+BACKEND = "inference_site.console.people.single_sign_on.SingleSignOnBackend"
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
-from inference_site.supervisor.real_model import packaged_file
+from inference_site.ops.serve.real_model import packaged_file
 from tests.served_stack import ServedStack, served_stack
 from tests.upstream_server import llama_server
 

@@ -11,8 +11,8 @@ import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from inference_site.domain.errors import EngineLoadError
-from inference_site.domain.model_spec import ModelSpec
+from inference_site.core.domain.errors import EngineLoadError
+from inference_site.core.domain.model_spec import ModelSpec
 from tests.served_stack import ServedStack
 from worker.engines.registry import load_engine
 

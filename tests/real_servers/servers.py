@@ -18,7 +18,7 @@ from typing import Any
 
 from inference_site.catalogue.engines.openai_upstream import FLAVORS, FlavorName
 from inference_site.catalogue.engines.registry import model_capabilities
-from inference_site.domain.model_spec import ModelSpec
+from inference_site.core.domain.model_spec import ModelSpec
 from tests.real_servers.contract import CONTEXT_LENGTH, SLOTS
 from tests.served_stack import ROOT
 

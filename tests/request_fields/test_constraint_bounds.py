@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from inference_site.domain.request import Constraint, ConstraintKind, Tool
-from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.constraint import check_constraint
-from inference_site.request_fields.mapping import ToolPlan
+from inference_site.core.domain.request import Constraint, ConstraintKind, Tool
+from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.gateway.request_fields.constraint import check_constraint
+from inference_site.gateway.request_fields.mapping import ToolPlan
 
 VALUES = {"enum": list(range(1_001))}
 REFERENCES = {"$defs": {f"d{n}": {"$ref": "#/$defs/d0"} for n in range(1_001)}}

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from completions.wire.chat import ChatCompletionRequest
 from completions.wire.messages import UserMessage
-from inference_site.api.payload import parse
-from inference_site.domain.messages import AudioPart, ImagePart, Message, Part, TextPart
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.capabilities import require_media
-from inference_site.request_fields.mapping import to_content
-from inference_site.submission.model_access import with_capabilities
+from inference_site.core.domain.messages import AudioPart, ImagePart, Message, Part, TextPart
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.gateway.api.payload import parse
+from inference_site.gateway.request_fields.capabilities import require_media
+from inference_site.gateway.request_fields.mapping import to_content
+from inference_site.gateway.submission.model_access import with_capabilities
 
 # The catalogue asks Redis for the models of run time, and the database for their adapters.
 pytestmark = [pytest.mark.redis, pytest.mark.django_db]

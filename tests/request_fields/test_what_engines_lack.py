@@ -11,10 +11,10 @@ from completions.mapping import to_generation_request
 from completions.wire.chat import ChatCompletionRequest
 from inference_site.catalogue.engines.openai_upstream import FLAVORS
 from inference_site.catalogue.engines.registry import model_capabilities
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.capabilities import HINTS, RESTRICTIONS, ignored_fields
-from inference_site.submission.model_access import ResolvedModel
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.gateway.request_fields.capabilities import HINTS, RESTRICTIONS, ignored_fields
+from inference_site.gateway.submission.model_access import ResolvedModel
 from tests.served_stack import ROOT
 
 OWN = {f"the engine {name}": ModelSpec("m", name) for name in ("llama_cpp", "ctransformers")}

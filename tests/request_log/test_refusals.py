@@ -16,15 +16,15 @@ from inference_site.accounts.keys import digest_of, revoke_key
 from inference_site.accounts.models import ApiKey
 from inference_site.gateway import access
 from inference_site.gateway.access import Access
-from inference_site.request_log.models import Refusal
-from inference_site.request_log.refusals import (
+from inference_site.runs.request_log.models import Refusal
+from inference_site.runs.request_log.refusals import (
     RefusalBuffer,
     RefusalWriter,
     RefusedRequest,
     log_counted,
     refusals,
 )
-from inference_site.usage.pruning import prune
+from inference_site.runs.usage.pruning import prune
 
 Key = tuple[ApiKey, str]
 

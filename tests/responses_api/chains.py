@@ -7,12 +7,12 @@ from typing import Any
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
-from inference_site.domain.deltas import Delta, Finish, TextDelta
-from inference_site.domain.errors import GenerationFailed
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.generations.models import Generation, Status
-from inference_site.generations.queue import new_id
-from inference_site.submission.context_bound import ContextBound
+from inference_site.core.domain.deltas import Delta, Finish, TextDelta
+from inference_site.core.domain.errors import GenerationFailed
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.gateway.submission.context_bound import ContextBound
+from inference_site.runs.models import Generation, Status
+from inference_site.runs.queue import new_id
 from responses_api.context import HistoryLimit, resolve
 from responses_api.models import StoredResponse
 from responses_api.storage import accept, store_result

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from inference_site.domain.deltas import Delta, TokenLogprob, ToolCallDelta
-from inference_site.streams.batches import Ending, Sent
+from inference_site.core.domain.deltas import Delta, TokenLogprob, ToolCallDelta
+from inference_site.runs.streams.batches import Ending, Sent
 from responses_api import stored_responses
 from responses_api.assembler import ResponseAssembler
 from responses_api.events import DONE, decode

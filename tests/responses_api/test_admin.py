@@ -21,11 +21,17 @@ from django.utils import timezone
 
 from inference_site.accounts.keys import create_key, revoke_key
 from inference_site.accounts.models import ApiKey, Project
-from inference_site.admin_pages import keyset
-from inference_site.domain.deltas import Delta, Finish, ReasoningDelta, TextDelta, ToolCallDelta
-from inference_site.generations.models import Generation, Status
-from inference_site.generations.queue import new_id
-from inference_site.site_settings.current import forget
+from inference_site.core.admin_pages import keyset
+from inference_site.core.domain.deltas import (
+    Delta,
+    Finish,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+)
+from inference_site.core.site_settings.current import forget
+from inference_site.runs.models import Generation, Status
+from inference_site.runs.queue import new_id
 from responses_api import search
 from responses_api.admin import responses
 from responses_api.admin.responses import request_body

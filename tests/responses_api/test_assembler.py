@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from pytest_django.fixtures import Settings
 
-from inference_site.api.payload import WireObject
-from inference_site.domain.deltas import (
+from inference_site.core.domain.deltas import (
     Delta,
     Finish,
     ReasoningDelta,
@@ -22,8 +21,9 @@ from inference_site.domain.deltas import (
     ToolCallDelta,
     Usage,
 )
-from inference_site.domain.errors import ContextLengthExceeded, GenerationFailed, WorkerLost
-from inference_site.streams.batches import Sent
+from inference_site.core.domain.errors import ContextLengthExceeded, GenerationFailed, WorkerLost
+from inference_site.gateway.api.payload import WireObject
+from inference_site.runs.streams.batches import Sent
 from responses_api.assembler import Output
 from responses_api.events import DONE, ItemEvents, accepted_frames, decode, encode, events_of
 from responses_api.sealing import unseal

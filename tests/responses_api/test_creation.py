@@ -10,12 +10,12 @@ from pytest_django.fixtures import Settings
 
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.models import Project
-from inference_site.errors.api_errors import ApiError, InvalidRequestError
-from inference_site.fleet.leases import Lease, LiveView, LiveWorker, ModelReport, prune
-from inference_site.generations.models import ServiceClass
-from inference_site.generations.queue import new_id
-from inference_site.storage.redis import site_client
-from inference_site.submission import model_access
+from inference_site.catalogue.fleet.leases import Lease, LiveView, LiveWorker, ModelReport, prune
+from inference_site.core.errors.api_errors import ApiError, InvalidRequestError
+from inference_site.core.storage.redis import site_client
+from inference_site.gateway.submission import model_access
+from inference_site.runs.models import ServiceClass
+from inference_site.runs.queue import new_id
 from responses_api.creation import Creation, create
 from responses_api.events import decode
 from responses_api.wire.requests import ResponseRequest

@@ -16,9 +16,9 @@ from typing import Any
 import orjson
 import pytest
 
-from inference_site.domain.deltas import Delta, Finish, ReasoningDelta, TextDelta, Usage
-from inference_site.domain.errors import GenerationFailed
-from inference_site.streams.batches import Ending
+from inference_site.core.domain.deltas import Delta, Finish, ReasoningDelta, TextDelta, Usage
+from inference_site.core.domain.errors import GenerationFailed
+from inference_site.runs.streams.batches import Ending
 from responses_api.assembler import ResponseAssembler
 from responses_api.events import DONE, accepted_frames, decode
 from tests.responses_api.deltas import begun, call, logprob, new_assembler, new_response

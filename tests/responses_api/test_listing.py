@@ -12,7 +12,7 @@ from django.http import QueryDict
 from django.test.utils import CaptureQueriesContext
 
 from inference_site.accounts.models import Project
-from inference_site.api.paging import Page
+from inference_site.gateway.api.paging import Page
 from responses_api.listing import ids_on
 from responses_api.models import StoredResponse
 from tests.statements import planned_each_time, prepared_runs, rows_fetched

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from inference_site.domain.messages import ImagePart, Message, TextPart, ToolCall
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.capabilities import require_media
-from inference_site.submission.model_access import with_capabilities
+from inference_site.core.domain.messages import ImagePart, Message, TextPart, ToolCall
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.gateway.request_fields.capabilities import require_media
+from inference_site.gateway.submission.model_access import with_capabilities
 from responses_api.context import ContextItem
 from responses_api.items import to_data
 from responses_api.mapping import to_messages

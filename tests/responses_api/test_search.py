@@ -9,7 +9,7 @@ import pytest
 from django.db import OperationalError, connection, transaction
 
 from inference_site.accounts.models import Project
-from inference_site.generations.queue import new_id
+from inference_site.runs.queue import new_id
 from responses_api import search
 from responses_api.models import Item, StoredResponse
 from responses_api.search import SearchTooBroad, search_timeout

@@ -17,14 +17,14 @@ from django.utils import timezone
 from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey, Project
-from inference_site.domain.deltas import Delta, Finish, ReasoningDelta, TextDelta, Usage
-from inference_site.domain.errors import ContextLengthExceeded
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.errors.api_errors import InvalidRequestError, NotFoundError
-from inference_site.generations.models import Status
-from inference_site.generations.queue import new_id
-from inference_site.storage import postgresql
-from inference_site.submission.context_bound import ContextBound
+from inference_site.core.domain.deltas import Delta, Finish, ReasoningDelta, TextDelta, Usage
+from inference_site.core.domain.errors import ContextLengthExceeded
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundError
+from inference_site.core.storage import postgresql
+from inference_site.gateway.submission.context_bound import ContextBound
+from inference_site.runs.models import Status
+from inference_site.runs.queue import new_id
 from responses_api.consistency import contradictions, mend
 from responses_api.context import (
     Context,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from inference_site.api.payload import parse
-from inference_site.domain.request import Tool, custom_tool
-from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.core.domain.request import Tool, custom_tool
+from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.gateway.api.payload import parse
 from responses_api.mapping import hosted_tools, to_tool_plan
 from responses_api.stored_responses import tool_object
 from responses_api.wire.requests import ResponseRequest

@@ -15,12 +15,12 @@ from django.utils import timezone
 from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
-from inference_site.generations.models import Generation, Status
+from inference_site.core.observability.metrics import MAINTENANCE_DONE
 from inference_site.management.commands import beat
 from inference_site.management.commands.beat import repeat, run_periodically
-from inference_site.observability.metrics import MAINTENANCE_DONE
-from inference_site.streams.event_log import read_log
-from inference_site.usage.models import Period, UsageRollup
+from inference_site.runs.models import Generation, Status
+from inference_site.runs.streams.event_log import read_log
+from inference_site.runs.usage.models import Period, UsageRollup
 from tests.generations.rows import create_generation
 from tests.waiting import wait_until
 

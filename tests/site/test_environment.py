@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from inference_site import environment
-from inference_site.supervisor.stack import lock_directory
+from inference_site.core import environment
+from inference_site.ops.serve.stack import lock_directory
 
 NAME = "TEST_OF_ENVIRONMENT"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from inference_site import host
 from inference_site.catalogue.models_file import default_threads
+from inference_site.core import host
 
 MIB = 2**20
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from inference_site.supervisor import real_model
-from inference_site.supervisor.real_model import LOCK, RealModel, link_file
-from inference_site.supervisor.startup import FirstSecrets, Welcome
+from inference_site.ops.serve import real_model
+from inference_site.ops.serve.real_model import LOCK, RealModel, link_file
+from inference_site.ops.serve.startup import FirstSecrets, Welcome
 from tests.waiting import wait_until
 
 

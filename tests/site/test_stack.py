@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from django.conf import LazySettings
 
-from inference_site.supervisor.processes import Child
-from inference_site.supervisor.services import ServiceError
-from inference_site.supervisor.stack import Stack, lock_directory
+from inference_site.ops.serve.processes import Child
+from inference_site.ops.serve.services import ServiceError
+from inference_site.ops.serve.stack import Stack, lock_directory
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 _COMMAND = "import inference_site.management.commands"
 _ADMIN = ("unfold.admin", "inference_site.console.site", "responses_api.admin", "completions.admin")
-_SCHEMA = ("drf_spectacular.generators", "django.test", "inference_site.api.openapi")
+_SCHEMA = ("drf_spectacular.generators", "django.test", "inference_site.gateway.api.openapi")
 _PAGES = ("rest_framework.views", "inference_site.urls", *_ADMIN, *_SCHEMA)
 _WEB = ("twisted", "autobahn", "completions.views", "responses_api.views", *_PAGES)
 _MODELS = ("jinja2", "numpy", "gguf", "PIL", "httpx", "rich", "xllamacpp")
@@ -29,7 +29,7 @@ STARTS = {
     ),
     "beat": (
         f"{_COMMAND}.beat\n"
-        "from inference_site.generations.kinds import mendings\n"
+        "from inference_site.runs.kinds import mendings\n"
         "mendings()",  # As every second.
         (*_TRACES, *_WIRE, *_WEB, *_MODELS),
     ),
@@ -37,7 +37,7 @@ STARTS = {
     "worker": (
         f"{_COMMAND}.worker\n"
         "from inference_site.celery import app\n"
-        "from inference_site.generations.kinds import import_kinds\n"
+        "from inference_site.runs.kinds import import_kinds\n"
         "import_kinds()\n"
         "app.loader.import_default_modules()",  # As Celery does when a worker starts.
         ("limits", *_TRACES, *_WEB, "responses_api.creation", "numpy", "gguf", "xllamacpp"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from inference_site.accounts.models import ApiKey
-from inference_site.generations.models import Generation
-from inference_site.warm_up import warm_up
+from inference_site.runs.models import Generation
+from inference_site.runs.warm_up import warm_up
 from tests.generations.rows import create_generation
 from tests.statements import prepared_runs
 

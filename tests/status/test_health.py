@@ -9,9 +9,8 @@ from unittest.mock import Mock
 import pytest
 from django.test import Client
 
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.fleet import fleet
-from inference_site.fleet.leases import (
+from inference_site.catalogue.fleet import fleet
+from inference_site.catalogue.fleet.leases import (
     Lease,
     LiveWorker,
     ModelReport,
@@ -19,9 +18,10 @@ from inference_site.fleet.leases import (
     live_view,
     prune,
 )
-from inference_site.status import health
-from inference_site.status.metrics import SiteMetrics
-from inference_site.storage.redis import site_client
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.storage.redis import site_client
+from inference_site.ops.status import health
+from inference_site.ops.status.metrics import SiteMetrics
 from tests.ports import free_port
 
 pytestmark = pytest.mark.redis

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from inference_site.storage.cached_value import CachedValue
+from inference_site.core.storage.cached_value import CachedValue
 
 
 class Store:

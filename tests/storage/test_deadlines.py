@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from inference_site.generations.queue import new_id
-from inference_site.storage.redis import Deadlines, new_async_clients, site_client
+from inference_site.core.storage.redis import Deadlines, new_async_clients, site_client
+from inference_site.runs.queue import new_id
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_no_time_passes_while_the_clock_is_set_ahead(
     """What is pushed on again and again seems to be left when the clock jumps."""
     elapsed_s = [100.0]
     clock = SimpleNamespace(monotonic=lambda: elapsed_s[0])
-    monkeypatch.setattr("inference_site.storage.redis.time", clock)
+    monkeypatch.setattr("inference_site.core.storage.redis.time", clock)
     deadlines.push("read", -1)
     assert deadlines.passed() == ["read"]
     elapsed_s[0] -= 3600  # As if the clock of Redis had gone an hour ahead of it.

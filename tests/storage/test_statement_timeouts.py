@@ -12,9 +12,9 @@ import pytest
 from django import db
 from django.db import connection
 
-from inference_site.errors.exceptions import api_error
-from inference_site.storage import postgresql
-from inference_site.storage.postgresql import (
+from inference_site.core.errors.exceptions import api_error
+from inference_site.core.storage import postgresql
+from inference_site.core.storage.postgresql import (
     DATABASE_UNAVAILABLE,
     PooledConnection,
     is_timeout,

@@ -10,7 +10,7 @@ from django.db import DatabaseError, connection, transaction
 from django.db.models import QuerySet
 
 from inference_site.accounts.models import Project
-from inference_site.storage.postgresql import (
+from inference_site.core.storage.postgresql import (
     PooledConnection,
     cached_sql,
     execute_prepared,

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from pytest_django.fixtures import Settings
 
 from completions.assemblers.chat import ChatAssembly
-from inference_site.domain.errors import ProjectQuotaReached, RequestTooLarge
-from inference_site.generations.queue import new_id
-from inference_site.storage.redis import client_for, new_async_clients
-from inference_site.streams.batches import (
+from inference_site.core.domain.errors import ProjectQuotaReached, RequestTooLarge
+from inference_site.core.storage.redis import client_for, new_async_clients
+from inference_site.runs.queue import new_id
+from inference_site.runs.streams.batches import (
     Batch,
     Ending,
     Sent,
@@ -27,7 +27,7 @@ from inference_site.streams.batches import (
     sent_so_far,
     trim,
 )
-from inference_site.streams.event_log import (
+from inference_site.runs.streams.event_log import (
     Appended,
     AsyncEventLog,
     LogPosition,
@@ -44,8 +44,8 @@ from inference_site.streams.event_log import (
     read_log,
     take_log,
 )
-from inference_site.streams.redis_memory import release_expired
-from inference_site.streams.request_documents import (
+from inference_site.runs.streams.redis_memory import release_expired
+from inference_site.runs.streams.request_documents import (
     Loaded,
     Opening,
     drop_document,

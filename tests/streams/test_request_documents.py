@@ -14,13 +14,13 @@ import pytest
 from completions.assemblers.chat import ChatAssembly
 from completions.models import StoredCompletion
 from inference_site.accounts.models import ApiKey
-from inference_site.domain.deltas import Finish, TextDelta, Usage
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest
-from inference_site.generations.models import Generation, Status
-from inference_site.storage.redis import client_for
-from inference_site.streams.event_log import document_key
-from inference_site.streams.request_documents import Document, decode, encode
+from inference_site.core.domain.deltas import Finish, TextDelta, Usage
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.storage.redis import client_for
+from inference_site.runs.models import Generation, Status
+from inference_site.runs.streams.event_log import document_key
+from inference_site.runs.streams.request_documents import Document, decode, encode
 from responses_api.assembler import ResponseAssembly
 from tests.generations.rows import create_generation
 from tests.worker.runtime.test_run import LocalStream

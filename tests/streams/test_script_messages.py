@@ -10,9 +10,9 @@ import pytest
 from channels.layers import get_channel_layer
 from pytest_django.fixtures import Settings
 
-from inference_site.generations.queue import new_id
-from inference_site.storage.redis import new_async_clients
-from inference_site.streams.event_log import (
+from inference_site.core.storage.redis import new_async_clients
+from inference_site.runs.queue import new_id
+from inference_site.runs.streams.event_log import (
     AsyncEventLog,
     LogState,
     Write,

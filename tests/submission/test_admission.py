@@ -8,9 +8,9 @@ import pytest
 
 from inference_site.accounts.keys import Caller, Limits
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.domain.messages import Message, TextPart, ToolCall
-from inference_site.domain.request import GenerationRequest, Tool
-from inference_site.submission.admission import estimate_usage
+from inference_site.core.domain.messages import Message, TextPart, ToolCall
+from inference_site.core.domain.request import GenerationRequest, Tool
+from inference_site.gateway.submission.admission import estimate_usage
 
 BUDGETED = Caller(1, 1, has_budget=True)
 

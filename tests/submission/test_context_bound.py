@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.domain.errors import ContextLengthExceeded
-from inference_site.domain.messages import Message, TextPart, ToolCall
-from inference_site.domain.request import GenerationRequest, Tool
-from inference_site.submission.context_bound import ContextBound, fit_to_context
+from inference_site.core.domain.errors import ContextLengthExceeded
+from inference_site.core.domain.messages import Message, TextPart, ToolCall
+from inference_site.core.domain.request import GenerationRequest, Tool
+from inference_site.gateway.submission.context_bound import ContextBound, fit_to_context
 
 DEMO = catalogue().models["demo"]
 BOUND = ContextBound.of(DEMO).size

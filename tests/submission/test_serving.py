@@ -15,19 +15,25 @@ from completions.assemblers.chat import CHAT
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.models import ApiKey
 from inference_site.catalogue.catalogue import Catalogue
+from inference_site.catalogue.fleet import fleet, leases
+from inference_site.catalogue.fleet.leases import (
+    Lease,
+    LiveView,
+    LiveWorker,
+    ModelReport,
+    ModelState,
+)
 from inference_site.catalogue.routes import Route, Target
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.errors.api_errors import UnavailableError
-from inference_site.fleet import fleet, leases
-from inference_site.fleet.leases import Lease, LiveView, LiveWorker, ModelReport, ModelState
-from inference_site.generations import maintenance, queue
-from inference_site.generations.maintenance import expire_server_away, expire_while_loading
-from inference_site.generations.models import Generation, ServiceClass, Status
-from inference_site.generations.queue import enqueue, new_id
-from inference_site.storage.redis import site_client
-from inference_site.streams.request_documents import save_document
-from inference_site.submission import model_access
-from inference_site.submission.model_access import require_served, served_model
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.errors.api_errors import UnavailableError
+from inference_site.core.storage.redis import site_client
+from inference_site.gateway.submission import model_access
+from inference_site.gateway.submission.model_access import require_served, served_model
+from inference_site.runs import maintenance, queue
+from inference_site.runs.maintenance import expire_server_away, expire_while_loading
+from inference_site.runs.models import Generation, ServiceClass, Status
+from inference_site.runs.queue import enqueue, new_id
+from inference_site.runs.streams.request_documents import save_document
 from tests.generations.rows import chat_document, create_generation
 from tests.waiting import wait_until
 

@@ -15,12 +15,12 @@ from django.db import connection
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
-from inference_site.generations.models import Generation, Status
-from inference_site.usage import accounting
-from inference_site.usage.accounting import account
-from inference_site.usage.histograms import bucket_of
-from inference_site.usage.models import LatencyHistogram, Period, UsageRollup
-from inference_site.usage.pruning import prune
+from inference_site.runs.models import Generation, Status
+from inference_site.runs.usage import accounting
+from inference_site.runs.usage.accounting import account
+from inference_site.runs.usage.histograms import bucket_of
+from inference_site.runs.usage.models import LatencyHistogram, Period, UsageRollup
+from inference_site.runs.usage.pruning import prune
 from tests.generations.rows import create_generation
 
 Key = tuple[ApiKey, str]

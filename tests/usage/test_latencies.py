@@ -13,17 +13,17 @@ from django.db import connection
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inference_site.generations.models import Status
-from inference_site.usage.accounting import account
-from inference_site.usage.histograms import bucket_of, percentile
-from inference_site.usage.models import LatencyHistogram, LatencyRollup, Measure, Period
-from inference_site.usage.queries import Span, histograms
+from inference_site.runs.models import Status
+from inference_site.runs.usage.accounting import account
+from inference_site.runs.usage.histograms import bucket_of, percentile
+from inference_site.runs.usage.models import LatencyHistogram, LatencyRollup, Measure, Period
+from inference_site.runs.usage.queries import Span, histograms
 from tests.generations.rows import create_generation
 
 pytestmark = pytest.mark.django_db
 
 START = dt.datetime(2026, 5, 31, 12, tzinfo=dt.UTC)
-MIGRATION = import_module("inference_site.usage.migrations.0002_latency_histograms")
+MIGRATION = import_module("inference_site.runs.usage.migrations.0002_latency_histograms")
 Row = tuple[int, int, str, str, int, int]
 """Hour, key (its project has half as many), model, measure, bucket, count."""
 

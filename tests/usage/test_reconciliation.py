@@ -16,10 +16,10 @@ from django.utils import timezone
 
 from inference_site.accounts.budgets import Estimate, reserve
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
-from inference_site.generations.models import Status
-from inference_site.usage.accounting import account
-from inference_site.usage.models import LatencyHistogram, UsageRollup
-from inference_site.usage.pruning import prune
+from inference_site.runs.models import Status
+from inference_site.runs.usage.accounting import account
+from inference_site.runs.usage.models import LatencyHistogram, UsageRollup
+from inference_site.runs.usage.pruning import prune
 from tests.generations.rows import create_generation
 
 pytestmark = pytest.mark.django_db(transaction=True)  # The comparison is a snapshot.

@@ -7,7 +7,7 @@ import time
 
 from tools.containers.stack import IMAGE, Skipped, Stack, need
 
-_CORES = "from inference_site.host import usable_cores; print(usable_cores())"
+_CORES = "from inference_site.core.host import usable_cores; print(usable_cores())"
 _NO_INDEX = "CUDA_WHEELS=http://127.0.0.1:9"
 
 

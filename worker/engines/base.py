@@ -4,9 +4,9 @@ An engine takes domain values and pushes domain values into a sink: no HTTP, no 
 Django. It pushes because the libraries call back on the thread that drives them; an iterator would
 cost a second thread and a queue hop for every token.
 
-It raises the errors of ``inference_site.domain.errors``: ``InvalidRequest`` for what the client
-must change, ``GenerationFailed`` when its library fails, ``EngineUnavailable`` when it cannot run
-anything now. Its capabilities and the options of its models are declared in
+It raises the errors of ``inference_site.core.domain.errors``: ``InvalidRequest`` for what the
+client must change, ``GenerationFailed`` when its library fails, ``EngineUnavailable`` when it
+cannot run anything now. Its capabilities and the options of its models are declared in
 ``inference_site.catalogue.engines``, which the web process reads without the engine's library.
 """
 
@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from inference_site.domain.deltas import Delta
-from inference_site.domain.request import GenerationRequest, Operation
+from inference_site.core.domain.deltas import Delta
+from inference_site.core.domain.request import GenerationRequest, Operation
 
 
 class Engine(ABC):

@@ -10,7 +10,7 @@ from functools import partial
 
 from inference_site.catalogue.engines.command import CommandOptions, split_command
 from inference_site.catalogue.engines.openai_upstream import FLAVORS, ServerOptions
-from inference_site.domain.model_spec import ModelSpec
+from inference_site.core.domain.model_spec import ModelSpec
 from worker.engines.base import Engine
 from worker.engines.openai_upstream.engine import engine_of
 from worker.engines.openai_upstream.server import Endpoint, server_of

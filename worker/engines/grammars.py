@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 
-from inference_site.domain.errors import InvalidRequest
-from inference_site.domain.request import Constraint
+from inference_site.core.domain.errors import InvalidRequest
+from inference_site.core.domain.request import Constraint
 from worker.engines.limited_process import LimitedProcess
 
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

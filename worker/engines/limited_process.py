@@ -20,7 +20,7 @@ from pathlib import Path
 from select import select
 from typing import Any
 
-from inference_site.domain.errors import GenerationFailed
+from inference_site.core.domain.errors import GenerationFailed
 
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ")
 """The variables that the process inherits; the worker's environment has secrets."""

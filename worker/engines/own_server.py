@@ -23,19 +23,19 @@ import httpx
 from pydantic import TypeAdapter
 
 from inference_site.catalogue.engines.registry import model_capabilities
-from inference_site.domain.deltas import Delta
-from inference_site.domain.errors import (
+from inference_site.core.domain.deltas import Delta
+from inference_site.core.domain.errors import (
     EngineError,
     EngineLoadError,
     EngineUnavailable,
     InvalidRequest,
     ModelServerLost,
 )
-from inference_site.domain.messages import Message
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest, Operation
-from inference_site.host import free_port, is_taken
-from inference_site.process_lifecycle import RestartDelay
+from inference_site.core.domain.messages import Message
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import GenerationRequest, Operation
+from inference_site.core.host import free_port, is_taken
+from inference_site.core.process_lifecycle import RestartDelay
 from worker.engines.base import Engine, ForwardingEngine, ServerFacts, Sink, run_to_end
 from worker.engines.openai_upstream.server import Endpoint
 from worker.model_servers import telemetry

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from inference_site.domain.deltas import TextDelta, TokenLogprob
+from inference_site.core.domain.deltas import TextDelta, TokenLogprob
 from worker.engines.base import Sink
 
 _TOKENS_A_DELTA = 64

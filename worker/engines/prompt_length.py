@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from inference_site.domain.errors import ContextLengthExceeded
+from inference_site.core.domain.errors import ContextLengthExceeded
 from worker.engines.base import Sink
 
 PIECE = 8_192

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from inference_site.domain.errors import EngineLoadError
-from inference_site.domain.model_spec import ModelSpec
+from inference_site.core.domain.errors import EngineLoadError
+from inference_site.core.domain.model_spec import ModelSpec
 from worker.engines.base import Engine
 
 

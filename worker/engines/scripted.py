@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 from inference_site.catalogue.engines.scripted import ScriptedOptions
-from inference_site.domain.deltas import (
+from inference_site.core.domain.deltas import (
     Delta,
     Finish,
     FinishReason,
@@ -34,15 +34,15 @@ from inference_site.domain.deltas import (
     ToolCallDelta,
     Usage,
 )
-from inference_site.domain.errors import (
+from inference_site.core.domain.errors import (
     ContextLengthExceeded,
     EngineLoadError,
     GenerationFailed,
     InvalidRequest,
 )
-from inference_site.domain.messages import Message
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest
+from inference_site.core.domain.messages import Message
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import GenerationRequest
 from worker.engines.base import Engine, Sink
 from worker.engines.stop_texts import StopTexts
 

@@ -23,8 +23,14 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from inference_site.domain.deltas import Delta, Finish, ReasoningDelta, TextDelta, ToolCallDelta
-from inference_site.domain.errors import HookFailed
+from inference_site.core.domain.deltas import (
+    Delta,
+    Finish,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+)
+from inference_site.core.domain.errors import HookFailed
 
 Chunk = TextDelta | ReasoningDelta | ToolCallDelta
 """The deltas that hooks get. The finish and the usage of an answer cannot be changed."""

@@ -15,14 +15,14 @@ from django.conf import settings
 from django.db import connection
 
 from inference_site.catalogue.catalogue import CatalogueChanges, catalogue
-from inference_site.domain.errors import EngineLoadError
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.fleet import fleet
-from inference_site.fleet.fleet import ModelStatus
-from inference_site.fleet.leases import live_workers
-from inference_site.generations.maintenance import try_and_log
-from inference_site.generations.models import Generation, Status
-from inference_site.model_store import adapters
+from inference_site.catalogue.fleet import fleet
+from inference_site.catalogue.fleet.fleet import ModelStatus
+from inference_site.catalogue.fleet.leases import live_workers
+from inference_site.catalogue.model_store import adapters
+from inference_site.core.domain.errors import EngineLoadError
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.runs.maintenance import try_and_log
+from inference_site.runs.models import Generation, Status
 from worker.runtime.host import read_ahead
 from worker.runtime.replicas import Replicas
 from worker.runtime.residency import (

@@ -9,10 +9,10 @@ from prometheus_client import REGISTRY
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from inference_site.fleet.leases import LiveWorker
-from inference_site.observability import metrics_server
-from inference_site.observability.metrics import BUILD, LEASE_RENEWED
-from inference_site.observability.metrics_server import timestamp_check
+from inference_site.catalogue.fleet.leases import LiveWorker
+from inference_site.core.observability import metrics_server
+from inference_site.core.observability.metrics import BUILD, LEASE_RENEWED
+from inference_site.core.observability.metrics_server import timestamp_check
 from worker.model_servers.telemetry import MEASURES
 from worker.runtime.runtime import Runtime
 

@@ -17,16 +17,20 @@ from celery import Celery, bootsteps, signals
 from django.conf import settings
 
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.generations.kinds import import_kinds
-from inference_site.generations.wake_ups import drop_wake_ups_of, own_queue, queue_named
-from inference_site.model_store import adapters
-from inference_site.model_store.refresh import wait_for_specs, watch_models
-from inference_site.observability.tracing import start_tracing
-from inference_site.process_lifecycle import default_stop_signals, exit_within, handle_stop_signals
-from inference_site.process_tuning import freeze_imported_objects, switch_threads_often
-from inference_site.streams.request_documents import reader_of
-from inference_site.warm_up import warm_up
+from inference_site.catalogue.model_store import adapters
+from inference_site.catalogue.model_store.refresh import wait_for_specs, watch_models
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.observability.tracing import start_tracing
+from inference_site.core.process_lifecycle import (
+    default_stop_signals,
+    exit_within,
+    handle_stop_signals,
+)
+from inference_site.core.process_tuning import freeze_imported_objects, switch_threads_often
+from inference_site.runs.kinds import import_kinds
+from inference_site.runs.streams.request_documents import reader_of
+from inference_site.runs.wake_ups import drop_wake_ups_of, own_queue, queue_named
+from inference_site.runs.warm_up import warm_up
 from worker.engines.own_server import server_settings
 from worker.model_servers.process import sweep
 from worker.runtime.metrics import serve_metrics

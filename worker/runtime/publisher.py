@@ -27,10 +27,10 @@ import redis.exceptions
 from channels.layers import get_channel_layer
 from django.conf import settings
 
-from inference_site.observability.metrics import EVENT_LOG_LAG
-from inference_site.storage.redis import new_async_clients, shard_of
-from inference_site.streams.batches import Batch, Ending
-from inference_site.streams.event_log import (
+from inference_site.core.observability.metrics import EVENT_LOG_LAG
+from inference_site.core.storage.redis import new_async_clients, shard_of
+from inference_site.runs.streams.batches import Batch, Ending
+from inference_site.runs.streams.event_log import (
     Appended,
     AsyncEventLog,
     LogState,

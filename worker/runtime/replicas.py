@@ -13,9 +13,9 @@ import redis.exceptions
 from django.conf import settings
 
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.fleet import fleet, placement
-from inference_site.fleet.leases import LiveWorker, live_workers
+from inference_site.catalogue.fleet import fleet, placement
+from inference_site.catalogue.fleet.leases import LiveWorker, live_workers
+from inference_site.core.domain.model_spec import ModelSpec
 
 if TYPE_CHECKING:
     from worker.runtime.loading import ModelLoader

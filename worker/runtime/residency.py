@@ -21,13 +21,13 @@ import redis.exceptions
 from django.db import connection
 
 from inference_site.catalogue.model_files import file_facts
-from inference_site.domain.device import Device
-from inference_site.domain.errors import EngineLoadError
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.generations.maintenance import try_and_log
-from inference_site.generations.models import Generation, Status
-from inference_site.host import memory_bytes
-from inference_site.storage.redis import site_client
+from inference_site.core.domain.device import Device
+from inference_site.core.domain.errors import EngineLoadError
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.host import memory_bytes
+from inference_site.core.storage.redis import site_client
+from inference_site.runs.maintenance import try_and_log
+from inference_site.runs.models import Generation, Status
 from worker.engines.own_server import learnt, sizes_of
 from worker.model_servers.nvml import gpus
 from worker.runtime.served_model import ServedModel

@@ -21,8 +21,8 @@ from django.db import DatabaseError
 from django.utils import timezone
 
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.domain.deltas import Delta, Finish, PromptProgress, Usage, is_output
-from inference_site.domain.errors import (
+from inference_site.core.domain.deltas import Delta, Finish, PromptProgress, Usage, is_output
+from inference_site.core.domain.errors import (
     ConnectionLost,
     DocumentLost,
     EngineError,
@@ -33,23 +33,23 @@ from inference_site.domain.errors import (
     ShuttingDown,
     StreamLost,
 )
-from inference_site.domain.model_spec import Price
-from inference_site.generations.kinds import Assembler, GenerationKind, kind_of, recovered
-from inference_site.generations.models import Claim, Generation, Status
-from inference_site.generations.wake_ups import send_wake_up
-from inference_site.kept_content.keeping import Keeper, keeper_for
-from inference_site.observability.logs import log_fields
-from inference_site.observability.metrics import Meter
-from inference_site.observability.tracing import Span, start_span
-from inference_site.storage.postgresql import (
+from inference_site.core.domain.model_spec import Price
+from inference_site.core.observability.logs import log_fields
+from inference_site.core.observability.metrics import Meter
+from inference_site.core.observability.tracing import Span, start_span
+from inference_site.core.storage.postgresql import (
     DATABASE_UNAVAILABLE,
     is_timeout,
     release_connection_after,
     transaction_with_timeouts,
 )
-from inference_site.streams.batches import Ending, Sent, sent_so_far
-from inference_site.streams.event_log import read_log
-from inference_site.streams.request_documents import Document, Loaded, ToStore, load_document
+from inference_site.runs.kept_content.keeping import Keeper, keeper_for
+from inference_site.runs.kinds import Assembler, GenerationKind, kind_of, recovered
+from inference_site.runs.models import Claim, Generation, Status
+from inference_site.runs.streams.batches import Ending, Sent, sent_so_far
+from inference_site.runs.streams.event_log import read_log
+from inference_site.runs.streams.request_documents import Document, Loaded, ToStore, load_document
+from inference_site.runs.wake_ups import send_wake_up
 from worker.engines.base import Engine
 from worker.media import has_images, resolve_media
 from worker.runtime.hooks import HookContext, Hooks, hooks_for

@@ -16,10 +16,10 @@ from functools import partial
 
 from redis.exceptions import RedisError
 
-from inference_site.fleet.leases import ModelState, live_view
-from inference_site.generations.models import Claim, Generation
-from inference_site.generations.wake_ups import send_wake_up
-from inference_site.storage.postgresql import DATABASE_UNAVAILABLE
+from inference_site.catalogue.fleet.leases import ModelState, live_view
+from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE
+from inference_site.runs.models import Claim, Generation
+from inference_site.runs.wake_ups import send_wake_up
 from worker.runtime.publisher import Publisher, StopReason, Stream
 from worker.runtime.run import Run
 from worker.runtime.served_model import Permit, ServedModel

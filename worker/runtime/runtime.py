@@ -15,13 +15,19 @@ from dataclasses import replace
 import redis.exceptions
 from django.conf import settings
 
-from inference_site.domain.errors import EngineLoadError
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.fleet import commands, fleet
-from inference_site.fleet.commands import Command, CommandListener
-from inference_site.fleet.leases import Lease, LiveWorker, ModelReport, ModelState, live_workers
-from inference_site.generations.maintenance import end_orphans, try_and_log
-from inference_site.process_lifecycle import notify, notify_stopping, predecessor_runs
+from inference_site.catalogue.fleet import commands, fleet
+from inference_site.catalogue.fleet.commands import Command, CommandListener
+from inference_site.catalogue.fleet.leases import (
+    Lease,
+    LiveWorker,
+    ModelReport,
+    ModelState,
+    live_workers,
+)
+from inference_site.core.domain.errors import EngineLoadError
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.process_lifecycle import notify, notify_stopping, predecessor_runs
+from inference_site.runs.maintenance import end_orphans, try_and_log
 from worker.engines.openai_upstream.event_loop import event_loop
 from worker.runtime.hooks import check_hooks
 from worker.runtime.host import host_state, process_memory_bytes

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import Literal
 
 from inference_site.catalogue.engines.registry import library_of, model_capabilities
+from inference_site.catalogue.fleet.leases import ModelReport, ModelState
 from inference_site.catalogue.model_files import FileFacts, file_facts
-from inference_site.domain.errors import EngineLoadError
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.fleet.leases import ModelReport, ModelState
+from inference_site.core.domain.errors import EngineLoadError
+from inference_site.core.domain.model_spec import ModelSpec
 from worker.engines.base import Engine, ServerFacts
 from worker.engines.registry import load_engine
 

@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 import jsonschema_rs
 
-from inference_site.domain.deltas import Delta, Finish, TextDelta, ToolCallDelta
-from inference_site.domain.request import GenerationRequest, Tool
+from inference_site.core.domain.deltas import Delta, Finish, TextDelta, ToolCallDelta
+from inference_site.core.domain.request import GenerationRequest, Tool
 from worker.engines.chat.tools import new_call_id
 
 _MAX_HELD = 64 * 1024

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from inference_site.domain.errors import ContextLengthExceeded
-from inference_site.domain.messages import Message, TextPart, drop_oldest_turns
-from inference_site.domain.request import GenerationRequest
+from inference_site.core.domain.errors import ContextLengthExceeded
+from inference_site.core.domain.messages import Message, TextPart, drop_oldest_turns
+from inference_site.core.domain.request import GenerationRequest
 from worker.engines.base import Engine, Sink
 
 _MEDIA_CHARACTERS = 2_000

@@ -18,7 +18,7 @@ import redis.exceptions
 from celery import bootsteps
 from celery.exceptions import InvalidTaskError
 
-from inference_site.generations.wake_ups import own_queue, queue_name, queue_named, send
+from inference_site.runs.wake_ups import own_queue, queue_name, queue_named, send
 
 if TYPE_CHECKING:
     from worker.runtime.runtime import Runtime

@@ -11,7 +11,7 @@ from pydantic import AfterValidator
 
 from inference_site.catalogue.engines.options import ChatOptions, chat_capabilities
 from inference_site.catalogue.gguf_files import chat_template
-from inference_site.domain.model_spec import ModelSpec
+from inference_site.core.domain.model_spec import ModelSpec
 
 COMPLETION_CAPABILITIES = frozenset(
     {

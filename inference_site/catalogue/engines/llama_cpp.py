@@ -20,7 +20,7 @@ from pydantic import (
 from inference_site.catalogue.engines.options import ChatOptions
 from inference_site.catalogue.gguf_files import TOKENS, fields
 from inference_site.catalogue.operator_settings import GgufFile, Text
-from inference_site.domain.model_spec import ModelSpec
+from inference_site.core.domain.model_spec import ModelSpec
 
 PREFILL_BATCH = 512
 """Tokens of a prompt between two looks at cancellation: smaller cancels sooner and runs slower."""

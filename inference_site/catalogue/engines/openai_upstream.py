@@ -23,7 +23,7 @@ from pydantic import (
 
 from inference_site.catalogue.engines.options import EngineOptions
 from inference_site.catalogue.operator_settings import Text, TextOrNumber, path_validator
-from inference_site.domain.model_spec import ModelSpec
+from inference_site.core.domain.model_spec import ModelSpec
 
 Capability = Literal[
     "audio", "cache_prompt", "chat", "chat_template", "choices", "completions", "dimensions",

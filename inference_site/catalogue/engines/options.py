@@ -12,8 +12,8 @@ from inference_site.catalogue.operator_settings import (
     Text,
     resolve_path,
 )
-from inference_site.domain.errors import EngineLoadError
-from inference_site.domain.model_spec import ModelSpec
+from inference_site.core.domain.errors import EngineLoadError
+from inference_site.core.domain.model_spec import ModelSpec
 
 
 class EngineOptions(OperatorSettings):

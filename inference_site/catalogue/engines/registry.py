@@ -14,7 +14,7 @@ from inference_site.catalogue.engines import (
     scripted,
 )
 from inference_site.catalogue.engines.options import EngineOptions
-from inference_site.domain.model_spec import ModelSpec
+from inference_site.core.domain.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from inference_site.catalogue.engines.options import EngineOptions
-from inference_site.domain.model_spec import ModelSpec
+from inference_site.core.domain.model_spec import ModelSpec
 
 
 class ScriptedOptions(EngineOptions):

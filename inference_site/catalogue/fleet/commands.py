@@ -17,7 +17,7 @@ from typing import Any, Literal
 import orjson
 import redis.exceptions
 
-from inference_site.storage.redis import site_client
+from inference_site.core.storage.redis import site_client
 
 logger = logging.getLogger(__name__)
 

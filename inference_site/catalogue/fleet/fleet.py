@@ -22,17 +22,17 @@ from django.conf import settings
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.fleet import placement
-from inference_site.fleet.commands import Command, send
-from inference_site.fleet.leases import (
+from inference_site.catalogue.fleet import placement
+from inference_site.catalogue.fleet.commands import Command, send
+from inference_site.catalogue.fleet.leases import (
     LiveWorker,
     ModelReport,
     ModelState,
     live_view,
     live_workers,
 )
-from inference_site.storage.redis import Deadlines, site_client
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.storage.redis import Deadlines, site_client
 
 _LOAD_REQUEST_S = 30
 """A requested load counts as pending for this time, unless a worker announces it earlier."""

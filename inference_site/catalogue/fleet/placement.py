@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.fleet.leases import LiveWorker, ModelState, lease_key
-from inference_site.storage.redis import ALLOW_WHEN_FULL, site_client
+from inference_site.catalogue.fleet.leases import LiveWorker, ModelState, lease_key
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.storage.redis import ALLOW_WHEN_FULL, site_client
 
 _CLAIMS_TTL_S = 86_400
 """Redis deletes the claims of a model at this time after the last claim."""

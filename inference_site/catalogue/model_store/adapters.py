@@ -16,10 +16,10 @@ from django.db import models, transaction
 
 from inference_site.catalogue.gguf_files import metadata
 from inference_site.catalogue.model_files import architecture_of, file_below, file_error
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.model_store.models import Adapter
-from inference_site.storage.cached_value import CachedValue
-from inference_site.storage.postgresql import release_connection_after
+from inference_site.catalogue.model_store.models import Adapter
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.storage.cached_value import CachedValue
+from inference_site.core.storage.postgresql import release_connection_after
 
 _SEEN_S = 1.0
 

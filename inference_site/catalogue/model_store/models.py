@@ -10,7 +10,7 @@ from django.db import connection, models, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from inference_site.storage.fields import ContentField
+from inference_site.core.storage.fields import ContentField
 
 MAIN = "main"
 """The default revision of a pull."""

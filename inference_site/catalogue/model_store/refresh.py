@@ -11,9 +11,9 @@ import django.db
 from django.core.exceptions import ImproperlyConfigured
 
 from inference_site.catalogue.catalogue import CatalogueChanges, catalogue, specs_to_load
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.model_store.entries import StoredSpecs
-from inference_site.storage.postgresql import release_connection_after
+from inference_site.catalogue.model_store.entries import StoredSpecs
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.storage.postgresql import release_connection_after
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from inference_site.admin_pages.base_admin import KeysetAdmin, SiteAdmin
-from inference_site.admin_pages.labels import status_label, time_label
-from inference_site.alarms.models import Alarm, Notice, Recipient, Rule
+from inference_site.console.alarms.models import Alarm, Notice, Recipient, Rule
+from inference_site.core.admin_pages.base_admin import KeysetAdmin, SiteAdmin
+from inference_site.core.admin_pages.labels import status_label, time_label
 
 
 @admin.register(Rule)

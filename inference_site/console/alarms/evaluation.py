@@ -25,16 +25,16 @@ from redis.exceptions import RedisError
 
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import Budget, BudgetSpend
-from inference_site.admin_pages.labels import duration, milliseconds
-from inference_site.alarms.models import Alarm, Notice, Recipient, Rule, RuleKind
-from inference_site.fleet.leases import ModelState, live_workers
-from inference_site.generations.models import Generation, Status
-from inference_site.generations.queue import new_id
-from inference_site.storage.postgresql import cached_sql
-from inference_site.storage.redis import all_clients, memory_of
-from inference_site.usage.histograms import percentile
-from inference_site.usage.models import Measure, Period
-from inference_site.usage.queries import (
+from inference_site.catalogue.fleet.leases import ModelState, live_workers
+from inference_site.console.alarms.models import Alarm, Notice, Recipient, Rule, RuleKind
+from inference_site.core.admin_pages.labels import duration, milliseconds
+from inference_site.core.storage.postgresql import cached_sql
+from inference_site.core.storage.redis import all_clients, memory_of
+from inference_site.runs.models import Generation, Status
+from inference_site.runs.queue import new_id
+from inference_site.runs.usage.histograms import percentile
+from inference_site.runs.usage.models import Measure, Period
+from inference_site.runs.usage.queries import (
     Span,
     Usage,
     floor,

@@ -27,9 +27,9 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from inference_site.alarms.models import Notice, Recipient
-from inference_site.domain.addresses import is_public
-from inference_site.storage.postgresql import cached_sql
+from inference_site.console.alarms.models import Notice, Recipient
+from inference_site.core.domain.addresses import is_public
+from inference_site.core.storage.postgresql import cached_sql
 
 logger = logging.getLogger(__name__)
 

@@ -18,15 +18,15 @@ from django.http import HttpRequest, HttpResponse
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
-from inference_site.admin_pages.base_admin import SiteAdmin
-from inference_site.admin_pages.labels import status_label, time_label
-from inference_site.people.password_links import (
+from inference_site.console.people.password_links import (
     INVITATION,
     is_invited,
     mail_link,
     make_link,
     sends_mail,
 )
+from inference_site.core.admin_pages.base_admin import SiteAdmin
+from inference_site.core.admin_pages.labels import status_label, time_label
 
 
 def permissions_of(user: Any) -> QuerySet[Permission]:

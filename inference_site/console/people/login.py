@@ -28,9 +28,9 @@ from django.utils import timezone
 from redis.exceptions import RedisError
 from unfold.forms import AuthenticationForm
 
-from inference_site.admin_pages.labels import duration
-from inference_site.people.login_log import client_address
-from inference_site.storage.redis import site_client
+from inference_site.console.people.login_log import client_address
+from inference_site.core.admin_pages.labels import duration
+from inference_site.core.storage.redis import site_client
 
 logger = logging.getLogger(__name__)
 

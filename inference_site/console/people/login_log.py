@@ -17,7 +17,7 @@ from django.http import HttpRequest
 LOGIN, LOGIN_FAILED, LOGOUT = 4, 5, 6
 """Action flags of the audit log; Django uses 1 to 3."""
 LABELS = {LOGIN: "Login", LOGIN_FAILED: "Failed login", LOGOUT: "Logout"}
-SSO_BACKEND = "inference_site.people.single_sign_on.SingleSignOnBackend"
+SSO_BACKEND = "inference_site.console.people.single_sign_on.SingleSignOnBackend"
 _IPV6_PREFIX_BITS = 64
 """Providers assign an IPv6 subscriber a network of this prefix length."""
 
@@ -66,7 +66,7 @@ def connect() -> None:
 
 def log_own_action(user: Any, flag: int, message: str) -> None:
     """Write an audit entry about a user, with the same user as its author."""
-    from inference_site.admin_pages.audit import log_entry  # Needs the loaded models.
+    from inference_site.core.admin_pages.audit import log_entry  # Needs the loaded models.
 
     log_entry(user.pk, user, message, flag)
 

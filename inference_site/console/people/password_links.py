@@ -35,8 +35,7 @@ from django.utils.encoding import force_bytes
 from django.utils.http import base36_to_int, urlsafe_base64_encode
 from unfold.widgets import INPUT_CLASSES
 
-from inference_site.admin_pages.labels import duration
-from inference_site.people.login import (
+from inference_site.console.people.login import (
     RESETS_PER_ADDRESS,
     RESETS_PER_USER,
     count_address,
@@ -44,7 +43,8 @@ from inference_site.people.login import (
     remember_browser,
     set_locked_status,
 )
-from inference_site.people.login_log import log_own_action
+from inference_site.console.people.login_log import log_own_action
+from inference_site.core.admin_pages.labels import duration
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class LinkTokens(PasswordResetTokenGenerator):
     def __init__(self, kind: str, lifetime: dt.timedelta) -> None:
         super().__init__()
         self.kind, self.lifetime = kind, lifetime
-        self.key_salt = f"inference_site.people.{kind}"
+        self.key_salt = f"inference_site.console.people.{kind}"
 
     def check_token(self, user: Any, token: str | None) -> bool:
         """Return whether the token belongs to this user, is unused and has not expired."""

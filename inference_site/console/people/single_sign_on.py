@@ -32,12 +32,11 @@ from mozilla_django_oidc.views import (
     OIDCAuthenticationRequestView,
 )
 
-from inference_site.admin_pages.labels import duration
-from inference_site.people import openid_provider
-from inference_site.people.login import count_address, remember_browser
-from inference_site.people.login_log import log_own_action
-from inference_site.people.models import Identity
-from inference_site.people.openid_provider import (
+from inference_site.console.people import openid_provider
+from inference_site.console.people.login import count_address, remember_browser
+from inference_site.console.people.login_log import log_own_action
+from inference_site.console.people.models import Identity
+from inference_site.console.people.openid_provider import (
     BadProvider,
     BadToken,
     fetch_keys,
@@ -46,6 +45,7 @@ from inference_site.people.openid_provider import (
     signing_key,
     verify_id_token,
 )
+from inference_site.core.admin_pages.labels import duration
 
 logger = logging.getLogger(__name__)
 

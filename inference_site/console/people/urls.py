@@ -9,14 +9,14 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 
-from inference_site.people.password_links import (
+from inference_site.console.people.password_links import (
     INVITATION,
     RESET,
     RequestResetView,
     SetPasswordView,
 )
 
-_SINGLE_SIGN_ON = "inference_site.people.single_sign_on"
+_SINGLE_SIGN_ON = "inference_site.console.people.single_sign_on"
 
 
 def urls() -> list[URLPattern]:

@@ -23,24 +23,29 @@ from rest_framework.response import Response
 from completions.models import StoredCompletion
 from inference_site.accounts.keys import Caller, caller_of_key
 from inference_site.accounts.models import ApiKey, Project
-from inference_site.admin_pages.labels import money
-from inference_site.api.authentication import StaffSession, caller_of
-from inference_site.api.payload import WireRequest, parse
-from inference_site.api.views import ApiView
 from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.fleet.fleet import (
+    ModelStatus,
+    capabilities_of,
+    statuses_among,
+    workers,
+)
 from inference_site.console.playground.models import LONGEST_CONTENT, LONGEST_NAME, Preset
-from inference_site.domain.model_spec import Price
-from inference_site.errors.api_errors import (
+from inference_site.core.admin_pages.labels import money
+from inference_site.core.domain.model_spec import Price
+from inference_site.core.errors.api_errors import (
     ConflictError,
     ForbiddenError,
     InvalidRequestError,
     NotFoundError,
 )
-from inference_site.fleet.fleet import ModelStatus, capabilities_of, statuses_among, workers
-from inference_site.generations.cancellation import stop
-from inference_site.generations.models import Generation
-from inference_site.site_settings.current import site_settings
-from inference_site.submission.model_access import may_use
+from inference_site.core.site_settings.current import site_settings
+from inference_site.gateway.api.authentication import StaffSession, caller_of
+from inference_site.gateway.api.payload import WireRequest, parse
+from inference_site.gateway.api.views import ApiView
+from inference_site.gateway.submission.model_access import may_use
+from inference_site.runs.cancellation import stop
+from inference_site.runs.models import Generation
 from responses_api.context import decode_item, newest_input_of, previous_not_found
 from responses_api.items import ItemData, to_data
 from responses_api.models import Conversation, Item, StoredResponse

@@ -18,8 +18,8 @@ from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
 from inference_site.catalogue.model_labels import model_link
 from inference_site.console.tiles import LATEST, Tile, latest_errors, recent_tiles
-from inference_site.generations.models import Generation
-from inference_site.usage.models import Period
+from inference_site.runs.models import Generation
+from inference_site.runs.usage.models import Period
 
 register = template.Library()
 register.filter("model_link", model_link)

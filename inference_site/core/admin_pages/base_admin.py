@@ -13,10 +13,10 @@ from django.utils import timezone
 from unfold.admin import ModelAdmin
 from unfold.views import ChangeList
 
-from inference_site.admin_pages.audit import form_changes, formset_changes
-from inference_site.admin_pages.bubbles import may_see_content
-from inference_site.admin_pages.keyset import first_id_since, rows_after, rows_before
-from inference_site.admin_pages.labels import preview
+from inference_site.core.admin_pages.audit import form_changes, formset_changes
+from inference_site.core.admin_pages.bubbles import may_see_content
+from inference_site.core.admin_pages.keyset import first_id_since, rows_after, rows_before
+from inference_site.core.admin_pages.labels import preview
 
 _BEFORE, _AFTER = "before", "after"
 _LOOKUPS = ("", "__exact", "__isnull", "__isempty", "__id__exact")

@@ -10,7 +10,7 @@ from typing import Literal
 import orjson
 from django.http import HttpRequest
 
-from inference_site.site_settings.current import site_settings
+from inference_site.core.site_settings.current import site_settings
 
 _MAX_CHARACTERS = 20_000
 """Characters of one piece on a page; exports have the full text."""

@@ -17,7 +17,7 @@ from django.contrib.messages.storage.fallback import FallbackStorage
 from django.contrib.messages.storage.session import SessionStorage
 from django.core.signing import BadSignature
 
-from inference_site.storage.cipher import cipher_for
+from inference_site.core.storage.cipher import cipher_for
 
 _PURPOSE = "messages"
 

@@ -7,8 +7,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from inference_site.domain.addresses import AllowedAddresses
-from inference_site.domain.request import Sampling
+from inference_site.core.domain.addresses import AllowedAddresses
+from inference_site.core.domain.request import Sampling
 
 HIGHEST_PRICE = 100_000_000
 """The highest price of a million tokens, in any currency: sums of costs must fit their columns."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from inference_site.domain.messages import Message
+from inference_site.core.domain.messages import Message
 
 
 @dataclass(frozen=True, slots=True)

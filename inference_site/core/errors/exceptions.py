@@ -11,8 +11,8 @@ import redis.exceptions
 from django.http import Http404, HttpRequest
 from rest_framework import exceptions as drf
 
-from inference_site.domain import errors as domain
-from inference_site.errors.api_errors import (
+from inference_site.core.domain import errors as domain
+from inference_site.core.errors.api_errors import (
     RETRY_AFTER_S,
     ApiError,
     AuthenticationError,
@@ -26,7 +26,7 @@ from inference_site.errors.api_errors import (
     UnavailableError,
     UnsupportedMediaError,
 )
-from inference_site.storage.postgresql import DATABASE_UNAVAILABLE
+from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE
 
 logger = logging.getLogger(__name__)
 

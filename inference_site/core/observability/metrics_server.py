@@ -21,8 +21,8 @@ from django.core.exceptions import ImproperlyConfigured
 from prometheus_client import REGISTRY, Gauge
 from prometheus_client.exposition import choose_encoder
 
-from inference_site.observability.metrics import BUILD, MAINTENANCE_DONE
-from inference_site.process_lifecycle import is_replacement
+from inference_site.core.observability.metrics import BUILD, MAINTENANCE_DONE
+from inference_site.core.process_lifecycle import is_replacement
 
 logger = logging.getLogger(__name__)
 

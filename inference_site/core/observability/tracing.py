@@ -14,7 +14,7 @@ from typing import Any
 
 from django.conf import settings
 
-from inference_site.observability.logs import redacted
+from inference_site.core.observability.logs import redacted
 
 logger = logging.getLogger(__name__)
 

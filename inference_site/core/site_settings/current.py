@@ -8,8 +8,8 @@ import django.db
 from django.conf import settings
 from django.db import connection
 
-from inference_site.site_settings.models import SiteSettings
-from inference_site.storage.cached_value import CachedValue
+from inference_site.core.site_settings.models import SiteSettings
+from inference_site.core.storage.cached_value import CachedValue
 
 logger = logging.getLogger(__name__)
 

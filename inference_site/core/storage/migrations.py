@@ -13,7 +13,7 @@ from django.db.migrations import RunSQL
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 
-from inference_site.storage.postgresql import DATABASE_UNAVAILABLE
+from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE
 
 logger = logging.getLogger(__name__)
 

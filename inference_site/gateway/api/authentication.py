@@ -17,7 +17,7 @@ from rest_framework.permissions import BasePermission
 
 from inference_site.accounts.keys import Caller, find_caller, read_secret
 from inference_site.accounts.models import Scope
-from inference_site.errors.api_errors import AuthenticationError, ForbiddenError
+from inference_site.core.errors.api_errors import AuthenticationError, ForbiddenError
 
 if TYPE_CHECKING:
     from django.contrib.auth.base_user import AbstractBaseUser

@@ -22,8 +22,8 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 
-from inference_site.api.schema import documented
-from inference_site.api.views import OpenView
+from inference_site.gateway.api.schema import documented
+from inference_site.gateway.api.views import OpenView
 
 _CACHE_DIR = Path(__file__).parent / "__pycache__"
 _PACKAGES = ("inference_site", "completions", "responses_api")
@@ -58,7 +58,7 @@ def _document(cache_dir: Path) -> bytes:
     cached = cache_dir / f"openapi-{_source_digest()}.json"
     with contextlib.suppress(OSError):
         return cached.read_bytes()
-    from inference_site.api.openapi import document as build
+    from inference_site.gateway.api.openapi import document as build
 
     built = build()
     with contextlib.suppress(

@@ -10,10 +10,10 @@ from django.core.handlers.asgi import ASGIRequest
 from rest_framework.utils.mediatypes import media_type_matches
 
 from inference_site.accounts.keys import cached_caller, read_secret
-from inference_site.api.authentication import KeyAuthentication
-from inference_site.errors.api_errors import ApiError, UnsupportedMediaError
+from inference_site.core.errors.api_errors import ApiError, UnsupportedMediaError
+from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.gateway.api.authentication import KeyAuthentication
 from inference_site.gateway.head import Head, length_of_body, resolve_cached
-from inference_site.storage.postgresql import release_connection_after
 
 
 def check_head(scope: dict[str, Any]) -> Head:

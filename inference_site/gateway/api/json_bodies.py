@@ -17,7 +17,7 @@ from rest_framework.parsers import BaseParser
 from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Request
 
-from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.core.errors.api_errors import InvalidRequestError
 
 _MAX_DEPTH = 200
 """Levels of arrays and objects. orjson encodes 254, and values made from a body are deeper."""

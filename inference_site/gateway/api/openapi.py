@@ -19,8 +19,8 @@ from drf_spectacular.utils import OpenApiParameter, OpenApiResponse
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 
-from inference_site.api.schema import ErrorEnvelope, declared, documented
-from inference_site.errors import api_errors
+from inference_site.core.errors import api_errors
+from inference_site.gateway.api.schema import ErrorEnvelope, declared, documented
 
 Schema = dict[str, Any]
 
@@ -197,7 +197,7 @@ def _header(
 class KeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]  # Untyped library.
     """The API key, in either of two headers."""
 
-    target_class = "inference_site.api.authentication.KeyAuthentication"
+    target_class = "inference_site.gateway.api.authentication.KeyAuthentication"
     name = ["bearer", "x-api-key"]
 
     def get_security_definition(self, auto_schema: AutoSchema) -> list[Schema]:

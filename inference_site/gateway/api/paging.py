@@ -10,7 +10,7 @@ from django.http import QueryDict
 from pydantic import BaseModel, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.core.errors.api_errors import InvalidRequestError
 
 _DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
 

@@ -16,7 +16,7 @@ from django.conf import settings
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, ErrorDetails
 
-from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.core.errors.api_errors import InvalidRequestError
 
 _MAX_IGNORED_NAMES = 32
 """Names of ignored fields that the response header and the log row list."""

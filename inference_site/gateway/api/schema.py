@@ -12,8 +12,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from inference_site.api.payload import WireObject
-from inference_site.errors.api_errors import ApiError
+from inference_site.core.errors.api_errors import ApiError
+from inference_site.gateway.api.payload import WireObject
 
 declared: list[documented] = []
 """All declarations; each is added when the module of its view is imported."""

@@ -13,11 +13,11 @@ from rest_framework.views import APIView
 
 from inference_site.accounts.models import Scope
 from inference_site.accounts.rate_limits import count_request
-from inference_site.api.authentication import caller_of
-from inference_site.errors.api_errors import MethodNotAllowedError
-from inference_site.errors.exceptions import api_error, log_error
-from inference_site.idempotency.requests import HEADER, answer_once
-from inference_site.observability.logs import add_log_fields
+from inference_site.core.errors.api_errors import MethodNotAllowedError
+from inference_site.core.errors.exceptions import api_error, log_error
+from inference_site.core.observability.logs import add_log_fields
+from inference_site.gateway.api.authentication import caller_of
+from inference_site.gateway.idempotency.requests import HEADER, answer_once
 
 _SELF_REFERENCES = ("head", "post", "response")
 """Attributes of a view that refer back to it: set by Django, by ``initial`` below, and by DRF."""

@@ -15,7 +15,7 @@ from django.conf import settings
 from django.db import OperationalError, models
 from django.utils import timezone
 
-from inference_site.storage.postgresql import execute_pipelined, execute_prepared, is_timeout
+from inference_site.core.storage.postgresql import execute_pipelined, execute_prepared, is_timeout
 
 KEPT_S = 86_400
 MOST_BYTES = 8 * 1024 * 1024

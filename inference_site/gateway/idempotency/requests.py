@@ -31,12 +31,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from inference_site.accounts.keys import Caller
-from inference_site.errors.api_errors import ConflictError, InvalidRequestError
+from inference_site.core.errors.api_errors import ConflictError, InvalidRequestError
 from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
 from inference_site.gateway.hub import attach, hub
-from inference_site.generations.kinds import kind_of
-from inference_site.generations.models import Generation, Status
-from inference_site.idempotency.models import (
+from inference_site.gateway.idempotency.models import (
     KEPT_S,
     KeyClaim,
     KeyLocked,
@@ -45,6 +43,8 @@ from inference_site.idempotency.models import (
     find_uses,
     trim_answers,
 )
+from inference_site.runs.kinds import kind_of
+from inference_site.runs.models import Generation, Status
 
 HEADER = "Idempotency-Key"
 GRACE_S = 10

@@ -9,8 +9,8 @@ from django.conf import settings
 from django.db.models import Count, Q, Sum
 from django.utils import timezone
 
-from inference_site.idempotency.models import KEPT_S, MOST_BYTES, KeyedRequest, trim_answers
-from inference_site.storage.postgresql import delete_older
+from inference_site.core.storage.postgresql import delete_older
+from inference_site.gateway.idempotency.models import KEPT_S, MOST_BYTES, KeyedRequest, trim_answers
 
 _BATCH = 500
 

@@ -6,15 +6,15 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from inference_site.api.payload import WireRequest
 from inference_site.catalogue.engines.registry import supported_fields
 from inference_site.catalogue.sampler_fields import MAX_BIAS, SamplerFields
-from inference_site.domain.messages import AudioPart, ImagePart, Message
-from inference_site.domain.request import GenerationRequest, Tool
-from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.constraint import STRUCTURAL_TAG
-from inference_site.request_fields.wire import ConstraintFields, ServerFields
-from inference_site.submission.model_access import ResolvedModel
+from inference_site.core.domain.messages import AudioPart, ImagePart, Message
+from inference_site.core.domain.request import GenerationRequest, Tool
+from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.gateway.api.payload import WireRequest
+from inference_site.gateway.request_fields.constraint import STRUCTURAL_TAG
+from inference_site.gateway.request_fields.wire import ConstraintFields, ServerFields
+from inference_site.gateway.submission.model_access import ResolvedModel
 
 LOGPROBS = "message.output_text.logprobs"
 """The entry of ``include`` that asks for log probabilities."""

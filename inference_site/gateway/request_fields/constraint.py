@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import orjson
 
-from inference_site.api.json_bodies import is_too_deep
-from inference_site.domain.request import Constraint, Tool, objects_in
-from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.wire import (
+from inference_site.core.domain.request import Constraint, Tool, objects_in
+from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.gateway.api.json_bodies import is_too_deep
+from inference_site.gateway.request_fields.wire import (
     ConstraintFields,
     Grammar,
     JsonObjectFormat,

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from inference_site.domain import messages as domain
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import Constraint, GenerationRequest, Tool
-from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.request_fields.constraint import check_tools
-from inference_site.request_fields.wire import (
+from inference_site.core.domain import messages as domain
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import Constraint, GenerationRequest, Tool
+from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.gateway.request_fields.constraint import check_tools
+from inference_site.gateway.request_fields.wire import (
     AudioPart,
     Content,
     FilePart,

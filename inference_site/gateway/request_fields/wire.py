@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from inference_site.api.payload import WireRequest
 from inference_site.catalogue.sampler_fields import Bias, SamplerFields
-from inference_site.errors.api_errors import InvalidRequestError
+from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.gateway.api.payload import WireRequest
 
 RequestT = TypeVar("RequestT", bound=WireRequest)
 

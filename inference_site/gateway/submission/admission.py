@@ -22,11 +22,11 @@ from inference_site.accounts.budgets import BudgetExhausted, Estimate, reserve
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.rate_limits import count_request
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.domain.messages import TextPart
-from inference_site.domain.request import GenerationRequest
-from inference_site.errors.api_errors import QuotaError, RateLimitError
-from inference_site.generations.queue import WithRow
-from inference_site.submission.model_access import BYTES_PER_TOKEN, unknown_model
+from inference_site.core.domain.messages import TextPart
+from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.errors.api_errors import QuotaError, RateLimitError
+from inference_site.gateway.submission.model_access import BYTES_PER_TOKEN, unknown_model
+from inference_site.runs.queue import WithRow
 
 _TOKENS_PER_MESSAGE = 10
 _GENERATES = ("chat", "complete")

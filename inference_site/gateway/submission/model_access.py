@@ -18,25 +18,25 @@ from typing import Any
 from django.conf import settings
 
 from inference_site.accounts.keys import Caller
-from inference_site.api.payload import WireRequest
 from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.fleet import fleet, placement
+from inference_site.catalogue.fleet.fleet import AlreadyLoading, ModelStatus, NotLoadable
+from inference_site.catalogue.fleet.leases import LiveWorker, ModelState, live_view
+from inference_site.catalogue.model_store.adapters import added_view
 from inference_site.catalogue.routes import Route, Target
-from inference_site.domain.errors import ModelServerUnreachable
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.errors.api_errors import (
+from inference_site.core.domain.errors import ModelServerUnreachable
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.errors.api_errors import (
     ForbiddenError,
     InvalidRequestError,
     NotFoundError,
     UnavailableError,
 )
-from inference_site.errors.exceptions import LOAD_RETRY_S
-from inference_site.fleet import fleet, placement
-from inference_site.fleet.fleet import AlreadyLoading, ModelStatus, NotLoadable
-from inference_site.fleet.leases import LiveWorker, ModelState, live_view
-from inference_site.generations.models import Generation, ServiceClass
-from inference_site.generations.queue_position import position_of, position_of_waiting, queue_counts
-from inference_site.model_store.adapters import added_view
-from inference_site.observability.logs import add_log_fields
+from inference_site.core.errors.exceptions import LOAD_RETRY_S
+from inference_site.core.observability.logs import add_log_fields
+from inference_site.gateway.api.payload import WireRequest
+from inference_site.runs.models import Generation, ServiceClass
+from inference_site.runs.queue_position import position_of, position_of_waiting, queue_counts
 
 BYTES_PER_TOKEN = 3
 """The web process has no tokenizer. This estimates rather too many tokens: the prompt must fit."""

@@ -12,23 +12,23 @@ from rest_framework.request import Request
 
 from inference_site.accounts.budgets import BudgetExhausted
 from inference_site.accounts.keys import Caller
+from inference_site.core.site_settings.current import disconnect_grace_s as site_grace_s
+from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
 from inference_site.gateway.hub import hub
-from inference_site.generations.cancellation import set_reader_deadline
-from inference_site.generations.kinds import kind_of
-from inference_site.generations.models import ONE_RUN_A_KEY, Generation, ServiceClass
-from inference_site.generations.queue import IsWanted, WithRow, enqueue
-from inference_site.generations.queue_position import QueuePosition
-from inference_site.idempotency.models import KeyClaim, KeyTaken
-from inference_site.idempotency.requests import GRACE_S, answered_with, claim_of
-from inference_site.site_settings.current import disconnect_grace_s as site_grace_s
-from inference_site.storage.postgresql import release_connection_after
-from inference_site.streams.request_documents import Document, Opening
-from inference_site.submission.admission import Admission, admit
-from inference_site.submission.context_bound import fit_to_context
-from inference_site.submission.model_access import loading_comment
-from inference_site.usage.accounting import settle_for_request
+from inference_site.gateway.idempotency.models import KeyClaim, KeyTaken
+from inference_site.gateway.idempotency.requests import GRACE_S, answered_with, claim_of
+from inference_site.gateway.submission.admission import Admission, admit
+from inference_site.gateway.submission.context_bound import fit_to_context
+from inference_site.gateway.submission.model_access import loading_comment
+from inference_site.runs.cancellation import set_reader_deadline
+from inference_site.runs.kinds import kind_of
+from inference_site.runs.models import ONE_RUN_A_KEY, Generation, ServiceClass
+from inference_site.runs.queue import IsWanted, WithRow, enqueue
+from inference_site.runs.queue_position import QueuePosition
+from inference_site.runs.streams.request_documents import Document, Opening
+from inference_site.runs.usage.accounting import settle_for_request
 
 
 @dataclass(frozen=True, slots=True)

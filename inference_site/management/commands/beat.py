@@ -10,22 +10,22 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandParser
 
-from inference_site.alarms.evaluation import evaluate
-from inference_site.alarms.outbox import deliver
-from inference_site.generations.maintenance import maintain, repair_inconsistent, try_and_log
-from inference_site.model_store.refresh import watch_models
-from inference_site.observability.metrics import MAINTENANCE_DONE
-from inference_site.observability.metrics_server import serve_beat_metrics
-from inference_site.process_lifecycle import handle_stop_signals, notify, notify_stopping
-from inference_site.process_tuning import freeze_imported_objects
-from inference_site.storage.migrations import add_wait_option, wait_for_migrations
-from inference_site.storage.postgresql import (
+from inference_site.catalogue.model_store.refresh import watch_models
+from inference_site.console.alarms.evaluation import evaluate
+from inference_site.console.alarms.outbox import deliver
+from inference_site.core.observability.metrics import MAINTENANCE_DONE
+from inference_site.core.observability.metrics_server import serve_beat_metrics
+from inference_site.core.process_lifecycle import handle_stop_signals, notify, notify_stopping
+from inference_site.core.process_tuning import freeze_imported_objects
+from inference_site.core.storage.migrations import add_wait_option, wait_for_migrations
+from inference_site.core.storage.postgresql import (
     release_connection_after,
     set_statement_timeout,
     statement_timeout,
 )
-from inference_site.usage.accounting import account_ended
-from inference_site.usage.pruning import prune_old
+from inference_site.runs.maintenance import maintain, repair_inconsistent, try_and_log
+from inference_site.runs.usage.accounting import account_ended
+from inference_site.runs.usage.pruning import prune_old
 
 _STOP_S = 10.0
 """How long to wait at the end for a job that runs."""

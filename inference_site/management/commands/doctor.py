@@ -7,8 +7,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from inference_site.doctor import checks, gpu
-from inference_site.doctor.checks import Check, Level, guarded
+from inference_site.ops.doctor import checks, gpu
+from inference_site.ops.doctor.checks import Check, Level, guarded
 
 _DATABASE = "Start PostgreSQL, or correct DATABASE_URL; `manage.py serve` starts one of its own."
 _REDIS = "Start Redis, or correct REDIS_URL (BROKER_URL, CHANNEL_LAYER_URLS, EVENT_LOG_URLS)."

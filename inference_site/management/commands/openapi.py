@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from inference_site.api.documentation import document
+from inference_site.gateway.api.documentation import document
 
 
 class Command(BaseCommand):

@@ -14,25 +14,25 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error
 
-from inference_site import environment
 from inference_site.catalogue.catalogue import DEMO_FILE, REAL_MODEL, catalogue, specs_to_load
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.catalogue.hub import HubError, Reference, downloaded
 from inference_site.catalogue.model_files import model_file_error
-from inference_site.domain.model_spec import ModelSpec
+from inference_site.catalogue.model_store.refresh import wait_for_specs
+from inference_site.core import environment
+from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.management.commands.pull import pulled
-from inference_site.model_store.refresh import wait_for_specs
-from inference_site.supervisor.real_model import RealModel
-from inference_site.supervisor.services import ServiceError
-from inference_site.supervisor.stack import Stack
-from inference_site.supervisor.startup import (
+from inference_site.ops.serve.real_model import RealModel
+from inference_site.ops.serve.services import ServiceError
+from inference_site.ops.serve.stack import Stack
+from inference_site.ops.serve.startup import (
     FirstSecrets,
     Welcome,
     prepare_site,
     show_secrets,
     wait_until_ready,
 )
-from inference_site.supervisor.supervision import say, stop
+from inference_site.ops.serve.supervision import say, stop
 
 _MAX_PROCESSES = 64
 

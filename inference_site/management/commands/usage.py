@@ -9,10 +9,10 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
-from inference_site.usage import reconciliation
-from inference_site.usage.accounting import settle
-from inference_site.usage.models import Period
-from inference_site.usage.queries import Span, usage_by, usage_rows
+from inference_site.runs.usage import reconciliation
+from inference_site.runs.usage.accounting import settle
+from inference_site.runs.usage.models import Period
+from inference_site.runs.usage.queries import Span, usage_by, usage_rows
 
 _MAX_DAYS = 3660
 

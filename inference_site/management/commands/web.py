@@ -9,16 +9,16 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from inference_site.api.documentation import prepare_document
 from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.model_store.refresh import watch_models
+from inference_site.core.process_lifecycle import exit_within
+from inference_site.core.process_tuning import raise_open_file_limit
+from inference_site.core.storage.migrations import add_wait_option, wait_for_migrations
+from inference_site.core.storage.postgresql import set_statement_timeout
+from inference_site.gateway.api.documentation import prepare_document
 from inference_site.gateway.daphne_server import run_server
-from inference_site.model_store.refresh import watch_models
-from inference_site.process_lifecycle import exit_within
-from inference_site.process_tuning import raise_open_file_limit
-from inference_site.request_log.refusals import refusal_writer
-from inference_site.status import metrics
-from inference_site.storage.migrations import add_wait_option, wait_for_migrations
-from inference_site.storage.postgresql import set_statement_timeout
+from inference_site.ops.status import metrics
+from inference_site.runs.request_log.refusals import refusal_writer
 
 _ENDS_S = 10.0
 """How long the process may take to end after the last request is answered."""

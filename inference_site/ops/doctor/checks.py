@@ -23,23 +23,23 @@ from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 from django.db.models.functions import Now
 
-from inference_site import environment
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import LIBRARIES
+from inference_site.catalogue.fleet.leases import live_workers
+from inference_site.catalogue.fleet.placement import why_no_host
 from inference_site.catalogue.gguf_files import parts_of
 from inference_site.catalogue.model_files import model_file_error
-from inference_site.fleet.leases import live_workers
-from inference_site.fleet.placement import why_no_host
-from inference_site.generations.kinds import mendings
-from inference_site.generations.maintenance import last_maintained
-from inference_site.generations.models import Generation, Status
-from inference_site.model_store.entries import entry_error, private_address_error
-from inference_site.model_store.models import StoredModel
-from inference_site.model_store.refresh import refresh_catalogue
-from inference_site.storage.postgresql import unpooled_connection
-from inference_site.streams.batches import is_whole
-from inference_site.streams.event_log import read_log
-from inference_site.supervisor.services import missing_fixes, newest_redis
+from inference_site.catalogue.model_store.entries import entry_error, private_address_error
+from inference_site.catalogue.model_store.models import StoredModel
+from inference_site.catalogue.model_store.refresh import refresh_catalogue
+from inference_site.core import environment
+from inference_site.core.storage.postgresql import unpooled_connection
+from inference_site.ops.serve.services import missing_fixes, newest_redis
+from inference_site.runs.kinds import mendings
+from inference_site.runs.maintenance import last_maintained
+from inference_site.runs.models import Generation, Status
+from inference_site.runs.streams.batches import is_whole
+from inference_site.runs.streams.event_log import read_log
 
 _GIB = 2**30
 _PACKAGES = ("django", "celery", "channels", "daphne", "redis", "psycopg", *LIBRARIES.values())

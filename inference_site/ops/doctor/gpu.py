@@ -19,7 +19,7 @@ from pathlib import Path
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.memory import layers_that_fit
-from inference_site.doctor.checks import Finding, Level, graded
+from inference_site.ops.doctor.checks import Finding, Level, graded
 
 Version = tuple[int, ...]
 _GIB, _MIB = 2**30, 2**20

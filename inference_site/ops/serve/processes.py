@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inference_site.process_lifecycle import NOTIFY_FD, REPLACES_PID, RestartDelay, State
+from inference_site.core.process_lifecycle import NOTIFY_FD, REPLACES_PID, RestartDelay, State
 
 _ROLL_S = 600.0
 """A new process that is not ready after this time is stopped, and the current one is kept."""

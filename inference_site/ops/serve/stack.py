@@ -18,17 +18,17 @@ from typing import IO
 
 from django.conf import settings
 
-from inference_site import environment
-from inference_site.supervisor.processes import Child, Program
-from inference_site.supervisor.services import (
+from inference_site.core import environment
+from inference_site.ops.serve.processes import Child, Program
+from inference_site.ops.serve.services import (
     EmbeddedPostgres,
     ServiceError,
     plan_redis,
     wait_for_redis,
 )
-from inference_site.supervisor.supervision import Supervisor, say
+from inference_site.ops.serve.supervision import Supervisor, say
 
-_ROOT = Path(__file__).resolve().parent.parent.parent
+_ROOT = Path(__file__).resolve().parents[3]
 _BACKLOG = 4096
 """How many connections may wait while the web process starts."""
 _CANNOT_START = 1
@@ -88,7 +88,7 @@ class Stack:
         _restrict_directory(self._data_dir)
         wait_for_redis(redis_url)
         self._set_environment({"DATABASE_URL": database_url, "REDIS_URL": redis_url})
-        # Other `manage.py` commands read it while this one runs: inference_site/environment.py.
+        # Other `manage.py` commands read it while this one runs: core/environment.py.
         served = {name: self.env[name] for name in _CHOSEN_SETTINGS if name in self.env}
         write_private(
             self._data_dir / "services.json", json.dumps(environment.given() | served, indent=1)

@@ -23,10 +23,10 @@ from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.db import connections
 
-from inference_site import environment
 from inference_site.accounts.keys import create_key
 from inference_site.accounts.models import ApiKey, Project, Scope
-from inference_site.supervisor.stack import Stack, write_private
+from inference_site.core import environment
+from inference_site.ops.serve.stack import Stack, write_private
 
 _FIRST_SCOPES = [Scope.INFERENCE, Scope.USAGE, Scope.DEBUG]
 """Scopes for an application; not ``models:write``, which could unload the models of others."""

@@ -18,11 +18,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from inference_site.supervisor.services import ServiceError, made_directories, remove_at_exit
+from inference_site.ops.serve.services import ServiceError, made_directories, remove_at_exit
 
 if TYPE_CHECKING:
-    from inference_site.supervisor.processes import Child
-    from inference_site.supervisor.services import EmbeddedPostgres
+    from inference_site.ops.serve.processes import Child
+    from inference_site.ops.serve.services import EmbeddedPostgres
 
 STATE_FD = "SERVE_STATE_FD"
 """The environment variable with the descriptor of the pickled state, for the second run."""

@@ -12,15 +12,15 @@ from django.conf import settings
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from inference_site.api.payload import WireObject
-from inference_site.api.schema import ErrorEnvelope, documented
-from inference_site.api.views import OpenView
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.fleet import fleet, placement
-from inference_site.fleet.fleet import ModelStatus
-from inference_site.fleet.leases import LiveWorker, ModelState, live_view
-from inference_site.storage.postgresql import unpooled_connection
-from inference_site.storage.redis import client_options
+from inference_site.catalogue.fleet import fleet, placement
+from inference_site.catalogue.fleet.fleet import ModelStatus
+from inference_site.catalogue.fleet.leases import LiveWorker, ModelState, live_view
+from inference_site.core.storage.postgresql import unpooled_connection
+from inference_site.core.storage.redis import client_options
+from inference_site.gateway.api.payload import WireObject
+from inference_site.gateway.api.schema import ErrorEnvelope, documented
+from inference_site.gateway.api.views import OpenView
 
 _TIMEOUT_S = 2.0
 _REMOTE_ENGINE = "openai_upstream"

@@ -23,15 +23,19 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.errors.api_errors import AuthenticationError
-from inference_site.fleet import fleet
-from inference_site.fleet.leases import live_workers
+from inference_site.catalogue.fleet import fleet
+from inference_site.catalogue.fleet.leases import live_workers
+from inference_site.core.errors.api_errors import AuthenticationError
+from inference_site.core.observability.metrics import BUILD
+from inference_site.core.observability.metrics_server import (
+    is_forwarded,
+    may_scrape,
+    render_metrics,
+)
+from inference_site.core.storage.postgresql import unpooled_connection
 from inference_site.gateway.hub import hub
-from inference_site.generations.wake_ups import count_wake_ups
-from inference_site.observability.metrics import BUILD
-from inference_site.observability.metrics_server import is_forwarded, may_scrape, render_metrics
-from inference_site.status.health import is_expected
-from inference_site.storage.postgresql import unpooled_connection
+from inference_site.ops.status.health import is_expected
+from inference_site.runs.wake_ups import count_wake_ups
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from django.apps import AppConfig
 class KeptContentConfig(AppConfig):
     """Prompts and answers that are kept some hours for debugging."""
 
-    name = "inference_site.kept_content"
+    name = "inference_site.runs.kept_content"
     label = "kept_content"
     default_auto_field = "django.db.models.BigAutoField"
-    retention = "inference_site.kept_content.keeping"
+    retention = "inference_site.runs.kept_content.keeping"

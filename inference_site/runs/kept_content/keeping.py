@@ -10,17 +10,17 @@ from itertools import chain, islice
 
 import django.db
 
-from inference_site.domain.deltas import Delta, TextDelta, ToolCallDelta
-from inference_site.domain.messages import Message, TextPart
-from inference_site.domain.request import GenerationRequest
-from inference_site.kept_content.models import KeptContent, kept_since
-from inference_site.site_settings.current import site_settings
-from inference_site.storage.fields import replace_nul
-from inference_site.storage.postgresql import (
+from inference_site.core.domain.deltas import Delta, TextDelta, ToolCallDelta
+from inference_site.core.domain.messages import Message, TextPart
+from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.site_settings.current import site_settings
+from inference_site.core.storage.fields import replace_nul
+from inference_site.core.storage.postgresql import (
     delete_older,
     release_connection_after,
     transaction_with_timeouts,
 )
+from inference_site.runs.kept_content.models import KeptContent, kept_since
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import datetime as dt
 from django.db import models
 from django.utils import timezone
 
-from inference_site.site_settings.current import site_settings
-from inference_site.storage.fields import ContentField
+from inference_site.core.site_settings.current import site_settings
+from inference_site.core.storage.fields import ContentField
 
 
 def kept_since() -> dt.datetime:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from django.db import Error
 
 from inference_site.accounts.keys import owners_of
-from inference_site.request_log.models import Refusal
-from inference_site.storage.postgresql import release_connection_after
+from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.runs.request_log.models import Refusal
 
 logger = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ import redis.asyncio
 import redis.exceptions
 from django.conf import settings
 
-from inference_site.storage.redis import ALLOW_WHEN_FULL, SET_WHEN_FULL, client_for
-from inference_site.streams.batches import (
+from inference_site.core.storage.redis import ALLOW_WHEN_FULL, SET_WHEN_FULL, client_for
+from inference_site.runs.streams.batches import (
     LAST_ID,
     Batch,
     Ending,
@@ -37,7 +37,7 @@ from inference_site.streams.batches import (
     sent_so_far,
     texts_of,
 )
-from inference_site.streams.redis_memory import HELD_LUA, kept_ms
+from inference_site.runs.streams.redis_memory import HELD_LUA, kept_ms
 
 MESSAGE_TYPE = "stream.frames"
 MOST_READ = 64

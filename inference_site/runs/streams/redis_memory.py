@@ -19,8 +19,8 @@ import redis
 import redis.exceptions
 from django.conf import settings
 
-from inference_site.domain.errors import RedisFull
-from inference_site.storage.redis import client_for, memory_of, shard_of
+from inference_site.core.domain.errors import RedisFull
+from inference_site.core.storage.redis import client_for, memory_of, shard_of
 
 HELD_LUA = """
 local function milliseconds()

@@ -17,10 +17,10 @@ import redis.exceptions
 from django.conf import settings
 from pydantic import TypeAdapter
 
-from inference_site.domain.errors import ProjectQuotaReached, RedisFull, RequestTooLarge
-from inference_site.domain.request import GenerationRequest
-from inference_site.storage.redis import client_for
-from inference_site.streams.batches import (
+from inference_site.core.domain.errors import ProjectQuotaReached, RedisFull, RequestTooLarge
+from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.storage.redis import client_for
+from inference_site.runs.streams.batches import (
     Batch,
     Sent,
     SharedTextsMissing,
@@ -30,14 +30,14 @@ from inference_site.streams.batches import (
     shorten,
     texts_of,
 )
-from inference_site.streams.event_log import (
+from inference_site.runs.streams.event_log import (
     add_attempt,
     cancel_key,
     document_key,
     followers_key,
     log_key,
 )
-from inference_site.streams.redis_memory import HELD_LUA, require_room
+from inference_site.runs.streams.redis_memory import HELD_LUA, require_room
 
 # KEYS: request document, followers and log of a stream; a list whose length is returned, if any.
 # ARGV: id; project; whether the stream can be resumed; the most bytes that the project may hold;

@@ -9,7 +9,7 @@ from django.db.models.signals import post_save
 class UsageConfig(AppConfig):
     """Usage derived from the usage log: roll-ups, and the amounts spent of budgets."""
 
-    name = "inference_site.usage"
+    name = "inference_site.runs.usage"
     label = "usage"
     default_auto_field = "django.db.models.BigAutoField"
 
@@ -21,7 +21,7 @@ class UsageConfig(AppConfig):
 
 
 def _on_budget_saved(instance: Any, raw: bool = False, **_: Any) -> None:
-    from inference_site.usage.reconciliation import count_spends
+    from inference_site.runs.usage.reconciliation import count_spends
 
     if not raw:
         count_spends(instance.pk)

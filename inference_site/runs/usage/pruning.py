@@ -16,12 +16,12 @@ from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
-from inference_site.generations.kinds import retentions
-from inference_site.generations.models import Generation
-from inference_site.request_log.models import Refusal
-from inference_site.site_settings.current import usage_log_days
-from inference_site.storage.postgresql import delete_older
-from inference_site.usage.models import LatencyHistogram, Period, UsageRollup
+from inference_site.core.site_settings.current import usage_log_days
+from inference_site.core.storage.postgresql import delete_older
+from inference_site.runs.kinds import retentions
+from inference_site.runs.models import Generation
+from inference_site.runs.request_log.models import Refusal
+from inference_site.runs.usage.models import LatencyHistogram, Period, UsageRollup
 
 BATCH = 2_000
 KEPT_DAYS: dict[type[models.Model], dict[str, int]] = {

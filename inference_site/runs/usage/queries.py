@@ -14,7 +14,7 @@ from django.db import connection, transaction
 from django.db.models import QuerySet, Sum
 
 from inference_site.accounts.models import ApiKey, Project
-from inference_site.usage.models import LatencyHistogram, Period, Rollup, UsageRollup
+from inference_site.runs.usage.models import LatencyHistogram, Period, Rollup, UsageRollup
 
 PERIOD_LENGTH = {
     Period.MINUTE: dt.timedelta(minutes=1),

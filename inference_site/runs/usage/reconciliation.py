@@ -16,9 +16,9 @@ from django.utils import timezone
 
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import Budget
-from inference_site.generations.models import Generation
-from inference_site.site_settings.current import usage_log_days
-from inference_site.usage.accounting import (
+from inference_site.core.site_settings.current import usage_log_days
+from inference_site.runs.models import Generation
+from inference_site.runs.usage.accounting import (
     AFFECTS,
     HAS_RESERVATION,
     RESERVED,
@@ -29,10 +29,10 @@ from inference_site.usage.accounting import (
     USED,
     hold_lock,
 )
-from inference_site.usage.histograms import KEY as LATENCY_KEY
-from inference_site.usage.histograms import MOVE_LATE, counts_sql
-from inference_site.usage.models import LatencyHistogram, Period, UsageRollup
-from inference_site.usage.pruning import KEPT_DAYS
+from inference_site.runs.usage.histograms import KEY as LATENCY_KEY
+from inference_site.runs.usage.histograms import MOVE_LATE, counts_sql
+from inference_site.runs.usage.models import LatencyHistogram, Period, UsageRollup
+from inference_site.runs.usage.pruning import KEPT_DAYS
 
 _BEGINNING = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 _PERIOD = "(SELECT %(period)s::text AS period) AS periods"

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import httpx
 import pytest
 
-from inference_site.supervisor.services import EmbeddedPostgres, plan_redis, wait_for_redis
+from inference_site.ops.serve.services import EmbeddedPostgres, plan_redis, wait_for_redis
 from tests import migrated_postgres
 from tests.faults.test_processes_die import Reader, messages, slow
 from tests.served_stack import ServedStack, served_stack, wait_until

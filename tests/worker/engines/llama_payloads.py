@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import GenerationRequest
 from worker.engines.llama_cpp.engine import server_at
 from worker.engines.llama_cpp.payload import LlamaCppPayloads
 from worker.engines.openai_upstream.server import Endpoint

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 from aiohttp.test_utils import TestClient, TestServer
 
-from inference_site.domain.deltas import Finish, PromptProgress, TextDelta, Usage
-from inference_site.domain.errors import ContextLengthExceeded
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest
+from inference_site.core.domain.deltas import Finish, PromptProgress, TextDelta, Usage
+from inference_site.core.domain.errors import ContextLengthExceeded
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import GenerationRequest
 from worker.engines.base import Sink
 from worker.engines.ctransformers.engine import CtransformersEngine
 from worker.engines.ctransformers.server import ModelServer

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from inference_site.catalogue.engines.ctransformers import normalized_model_type
-from inference_site.domain.deltas import TextDelta, TokensDelta
-from inference_site.domain.errors import ContextLengthExceeded, EngineLoadError
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import Constraint, GenerationRequest, Sampling
+from inference_site.core.domain.deltas import TextDelta, TokensDelta
+from inference_site.core.domain.errors import ContextLengthExceeded, EngineLoadError
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import Constraint, GenerationRequest, Sampling
 from tests.sinks import RecordingSink
 from tests.tiny_ggml import ARCHITECTURES, CONTEXT, write_ggml
 from worker.engines.base import Engine

@@ -6,9 +6,15 @@ from contextlib import nullcontext
 
 import pytest
 
-from inference_site.domain.deltas import Delta, Finish, ReasoningDelta, TextDelta, ToolCallDelta
-from inference_site.domain.errors import GenerationFailed, InvalidRequest
-from inference_site.domain.request import Constraint
+from inference_site.core.domain.deltas import (
+    Delta,
+    Finish,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+)
+from inference_site.core.domain.errors import GenerationFailed, InvalidRequest
+from inference_site.core.domain.request import Constraint
 from tests.sinks import RecordingSink
 from worker.engines.llama_cpp.grammar_meter import GrammarMeter, measured
 

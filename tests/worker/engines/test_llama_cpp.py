@@ -15,18 +15,18 @@ import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.engines.llama_cpp import LlamaCppOptions, marks
-from inference_site.domain.deltas import (
+from inference_site.core.domain.deltas import (
     Finish,
     PromptDelta,
     ReasoningDelta,
     TextDelta,
     TokensDelta,
 )
-from inference_site.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
-from inference_site.domain.messages import Message
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import Constraint, GenerationRequest, Sampling, Tool
-from inference_site.host import free_port
+from inference_site.core.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
+from inference_site.core.domain.messages import Message
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import Constraint, GenerationRequest, Sampling, Tool
+from inference_site.core.host import free_port
 from tests.sinks import RecordingSink
 from tests.tiny_weights import write_model
 from worker.engines import own_server

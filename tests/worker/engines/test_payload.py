@@ -11,10 +11,15 @@ import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.engines.llama_cpp import capabilities, marks
-from inference_site.domain.errors import InvalidRequest
-from inference_site.domain.messages import Message, ToolCall
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import Constraint, ConstraintKind, GenerationRequest, Sampling
+from inference_site.core.domain.errors import InvalidRequest
+from inference_site.core.domain.messages import Message, ToolCall
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import (
+    Constraint,
+    ConstraintKind,
+    GenerationRequest,
+    Sampling,
+)
 from tests.worker.engines.llama_payloads import chat_payload, payloads
 
 SPEC = ModelSpec("demo", "llama_cpp", context_length=2048)

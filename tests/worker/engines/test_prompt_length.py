@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference_site.domain.errors import ContextLengthExceeded
+from inference_site.core.domain.errors import ContextLengthExceeded
 from tests.sinks import RecordingSink
 from worker.engines.prompt_length import is_short_enough
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from inference_site.domain.deltas import ToolCallDelta
-from inference_site.domain.messages import Message
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import (
+from inference_site.core.domain.deltas import ToolCallDelta
+from inference_site.core.domain.messages import Message
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import (
     Constraint,
     ConstraintKind,
     GenerationRequest,

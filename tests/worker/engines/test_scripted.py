@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 
-from inference_site.domain.deltas import Finish, ReasoningDelta, TextDelta, ToolCallDelta, Usage
-from inference_site.domain.errors import GenerationFailed, InvalidRequest
-from inference_site.domain.messages import Message
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest
+from inference_site.core.domain.deltas import (
+    Finish,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
+from inference_site.core.domain.errors import GenerationFailed, InvalidRequest
+from inference_site.core.domain.messages import Message
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import GenerationRequest
 from tests.sinks import RecordingSink
 from worker.engines.scripted import load
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from inference_site.catalogue.engines.llama_cpp import LlamaCppOptions
-from inference_site.domain.errors import GenerationFailed
-from inference_site.domain.model_spec import ModelSpec
+from inference_site.core.domain.errors import GenerationFailed
+from inference_site.core.domain.model_spec import ModelSpec
 from worker.engines.chat import template
 from worker.engines.chat.template import ChatTemplate
 from worker.engines.limited_process import PATIENCE_S

@@ -11,7 +11,7 @@ import httpcore
 import pytest
 from pytest_django.fixtures import Settings
 
-from inference_site.domain.addresses import is_listed, is_public
+from inference_site.core.domain.addresses import is_listed, is_public
 from tests.certificates import write_certificate
 from tests.image_server import ImageServer
 from tests.images import PNG, data_url, refusal, resolved

@@ -10,7 +10,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from pytest_django.fixtures import Settings
 
-from inference_site.domain.deltas import (
+from inference_site.core.domain.deltas import (
     Delta,
     Finish,
     ReasoningDelta,
@@ -18,7 +18,7 @@ from inference_site.domain.deltas import (
     ToolCallDelta,
     Usage,
 )
-from inference_site.domain.errors import HookFailed
+from inference_site.core.domain.errors import HookFailed
 from worker.runtime.hooks import Chunk, HookContext, Hooks, check_hooks, hooks_for
 
 CONTEXT = HookContext("chatcmpl-1", "chat.completion", "m")

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from inference_site.domain.device import Device
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.generations.queue import new_id
-from inference_site.storage.redis import site_client
+from inference_site.core.domain.device import Device
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.storage.redis import site_client
+from inference_site.runs.queue import new_id
 from tests.waiting import wait_until
 from worker.runtime import residency
 from worker.runtime.residency import LoadQueue

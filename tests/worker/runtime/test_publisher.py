@@ -17,11 +17,17 @@ import redis
 from channels.layers import get_channel_layer
 from pytest_django.fixtures import Settings
 
-from inference_site.generations.queue import new_id
-from inference_site.storage.redis import client_for
-from inference_site.streams.batches import Batch, Ending
-from inference_site.streams.event_log import MESSAGE_TYPE, cancel_key, close_log, follow, log_key
-from inference_site.supervisor.services import RedisPlan, plan_redis, wait_for_redis
+from inference_site.core.storage.redis import client_for
+from inference_site.ops.serve.services import RedisPlan, plan_redis, wait_for_redis
+from inference_site.runs.queue import new_id
+from inference_site.runs.streams.batches import Batch, Ending
+from inference_site.runs.streams.event_log import (
+    MESSAGE_TYPE,
+    cancel_key,
+    close_log,
+    follow,
+    log_key,
+)
 from tests.waiting import wait_until
 from worker.runtime import publisher as publisher_module
 from worker.runtime.publisher import Publisher, StopReason, Stream

@@ -20,20 +20,20 @@ from django.utils import timezone
 from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
-from inference_site.domain.deltas import TextDelta, Usage
-from inference_site.domain.errors import EngineUnavailable
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest
-from inference_site.generations import maintenance
-from inference_site.generations.maintenance import end_orphans
-from inference_site.generations.models import Claim, Generation, GenerationQuerySet, Status
-from inference_site.observability.metrics import Meter
-from inference_site.storage import postgresql
-from inference_site.storage.redis import client_for
-from inference_site.streams import request_documents
-from inference_site.streams.batches import Ending
-from inference_site.streams.event_log import cancel_key, document_key
-from inference_site.streams.request_documents import save_document
+from inference_site.core.domain.deltas import TextDelta, Usage
+from inference_site.core.domain.errors import EngineUnavailable
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.observability.metrics import Meter
+from inference_site.core.storage import postgresql
+from inference_site.core.storage.redis import client_for
+from inference_site.runs import maintenance
+from inference_site.runs.maintenance import end_orphans
+from inference_site.runs.models import Claim, Generation, GenerationQuerySet, Status
+from inference_site.runs.streams import request_documents
+from inference_site.runs.streams.batches import Ending
+from inference_site.runs.streams.event_log import cancel_key, document_key
+from inference_site.runs.streams.request_documents import save_document
 from tests.generations.rows import chat_document, create_generation
 from worker.engines.base import Sink
 from worker.engines.scripted import ScriptedEngine

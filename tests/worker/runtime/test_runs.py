@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from pytest_django.fixtures import Settings
 
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.generations.models import Generation, Status
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.runs.models import Generation, Status
 from tests.upstream_server import Talk, UpstreamServer, streamed
 from tests.waiting import wait_until
 from tests.worker.runtime.test_runtime import Key, busy, started, waiting

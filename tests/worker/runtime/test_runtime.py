@@ -23,15 +23,21 @@ from django.utils import timezone
 from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
-from inference_site.domain.errors import EngineLoadError
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.fleet.commands import Command, send
-from inference_site.fleet.leases import LiveWorker, ModelReport, ModelState, live_view, live_workers
-from inference_site.generations.models import Generation, Status
-from inference_site.storage.redis import client_for, site_client
-from inference_site.streams.batches import Batch
-from inference_site.streams.event_log import log_key
-from inference_site.streams.request_documents import save_document
+from inference_site.catalogue.fleet.commands import Command, send
+from inference_site.catalogue.fleet.leases import (
+    LiveWorker,
+    ModelReport,
+    ModelState,
+    live_view,
+    live_workers,
+)
+from inference_site.core.domain.errors import EngineLoadError
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.storage.redis import client_for, site_client
+from inference_site.runs.models import Generation, Status
+from inference_site.runs.streams.batches import Batch
+from inference_site.runs.streams.event_log import log_key
+from inference_site.runs.streams.request_documents import save_document
 from tests.generations.rows import chat_document, create_generation
 from tests.waiting import wait_until
 from worker import tasks

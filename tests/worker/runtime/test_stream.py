@@ -7,7 +7,7 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_site.streams.batches import Batch, Ending
+from inference_site.runs.streams.batches import Batch, Ending
 from worker.runtime.publisher import StopReason, Stream
 
 END = Ending((b"usage", b"done"), 200, b"{}", finish_reason="stop")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_site.domain.deltas import Delta, Finish, FinishReason, TextDelta, ToolCallDelta
-from inference_site.domain.request import Tool
+from inference_site.core.domain.deltas import Delta, Finish, FinishReason, TextDelta, ToolCallDelta
+from inference_site.core.domain.request import Tool
 from worker.runtime.tool_calls import TextCallParser
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}

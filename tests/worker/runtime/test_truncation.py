@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_site.domain.deltas import Finish, Usage
-from inference_site.domain.errors import ContextLengthExceeded, InvalidRequest
-from inference_site.domain.messages import ImagePart, Message, TextPart, ToolCall
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest
+from inference_site.core.domain.deltas import Finish, Usage
+from inference_site.core.domain.errors import ContextLengthExceeded, InvalidRequest
+from inference_site.core.domain.messages import ImagePart, Message, TextPart, ToolCall
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import GenerationRequest
 from tests.sinks import RecordingSink
 from worker.engines.base import Engine, Sink
 from worker.engines.scripted import ScriptedEngine

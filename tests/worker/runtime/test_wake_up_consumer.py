@@ -11,15 +11,15 @@ from kombu.asynchronous import Hub
 from redis.exceptions import RedisError
 
 from inference_site.celery import app
-from inference_site.generations.queue import new_id
-from inference_site.generations.wake_ups import (
+from inference_site.core.storage.redis import broker_client
+from inference_site.runs.queue import new_id
+from inference_site.runs.wake_ups import (
     count_wake_ups,
     own_queue,
     queue_name,
     queue_named,
     send_wake_up,
 )
-from inference_site.storage.redis import broker_client
 from tests.waiting import wait_until
 from worker.runtime import wake_up_consumer
 from worker.runtime.wake_up_consumer import LISTEN_TASK, WakeUpConsumer, at_once, noted

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from inference_site.domain.deltas import (
+from inference_site.core.domain.deltas import (
     Delta,
     Finish,
     FinishReason,
@@ -28,8 +28,8 @@ from inference_site.domain.deltas import (
     ToolCallDelta,
     Usage,
 )
-from inference_site.domain.errors import ContextLengthExceeded, InvalidRequest
-from inference_site.domain.request import GenerationRequest
+from inference_site.core.domain.errors import ContextLengthExceeded, InvalidRequest
+from inference_site.core.domain.request import GenerationRequest
 from worker.engines.base import Engine, Sink
 from worker.engines.chat.configuration import ChatConfiguration
 from worker.engines.chat.parser import OutputParser, ends_in_reasoning

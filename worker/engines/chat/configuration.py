@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from inference_site.catalogue.engines.options import ChatOptions, TemplateOptions, is_template_text
-from inference_site.domain.errors import EngineLoadError, InvalidRequest
-from inference_site.domain.model_spec import ModelSpec
+from inference_site.core.domain.errors import EngineLoadError, InvalidRequest
+from inference_site.core.domain.model_spec import ModelSpec
 from worker.engines.chat.families import FAMILIES, Family
 from worker.engines.chat.parser import HARMONY, TOOL_FORMATS, Reasoning, Syntax, syntax_of
 from worker.engines.chat.template import ChatTemplate

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from inference_site.domain.deltas import ToolCallDelta
-from inference_site.domain.messages import Message, TextPart, ToolCall
-from inference_site.domain.request import Constraint, GenerationRequest, Tool
+from inference_site.core.domain.deltas import ToolCallDelta
+from inference_site.core.domain.messages import Message, TextPart, ToolCall
+from inference_site.core.domain.request import Constraint, GenerationRequest, Tool
 
 Schema = dict[str, Any]
 _LISTS = {"allOf", "anyOf", "oneOf", "prefixItems"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference_site.domain.model_spec import ModelSpec
+from inference_site.core.domain.model_spec import ModelSpec
 from worker.engines.base import Engine
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from inference_site.domain.errors import GenerationFailed
+from inference_site.core.domain.errors import GenerationFailed
 from worker.engines.ctransformers.sampler import Floats
 
 PREFILL_BATCH = 32

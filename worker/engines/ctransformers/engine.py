@@ -10,10 +10,10 @@ from inference_site.catalogue.engines.ctransformers import (
     CtransformersOptions,
     normalized_model_type,
 )
-from inference_site.domain.deltas import Finish, TextDelta, TokensDelta
-from inference_site.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest, Sampling
+from inference_site.core.domain.deltas import Finish, TextDelta, TokensDelta
+from inference_site.core.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import GenerationRequest, Sampling
 from worker.engines.base import Engine, Sink
 from worker.engines.ctransformers.contexts import Context, Contexts
 from worker.engines.ctransformers.files import (

@@ -16,9 +16,9 @@ from inference_site.catalogue.engines.ctransformers import (
     has_chat,
 )
 from inference_site.catalogue.engines.openai_upstream import Flavor
-from inference_site.domain.errors import EngineLoadError, InvalidRequest
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest, Sampling
+from inference_site.core.domain.errors import EngineLoadError, InvalidRequest
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import GenerationRequest, Sampling
 from worker.engines.base import Engine
 from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import (

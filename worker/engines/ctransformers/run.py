@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from llguidance import LLMatcher
 
-from inference_site.domain.deltas import Finish, PromptProgress, TextDelta, TokenLogprob, Usage
-from inference_site.domain.errors import GenerationFailed, InvalidRequest
-from inference_site.domain.request import GenerationRequest
+from inference_site.core.domain.deltas import Finish, PromptProgress, TextDelta, TokenLogprob, Usage
+from inference_site.core.domain.errors import GenerationFailed, InvalidRequest
+from inference_site.core.domain.request import GenerationRequest
 from worker.engines.base import Sink
 from worker.engines.ctransformers.contexts import PREFILL_BATCH, Context
 from worker.engines.ctransformers.sampler import Floats, Sampler, log_probabilities

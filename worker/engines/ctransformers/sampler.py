@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from inference_site.domain.request import Sampling
+from inference_site.core.domain.request import Sampling
 
 Floats = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int64]

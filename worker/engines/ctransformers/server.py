@@ -23,7 +23,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from inference_site.domain.deltas import (
+from inference_site.core.domain.deltas import (
     Delta,
     Finish,
     PromptProgress,
@@ -32,9 +32,9 @@ from inference_site.domain.deltas import (
     TokensDelta,
     Usage,
 )
-from inference_site.domain.errors import ContextLengthExceeded, EngineError, InvalidRequest
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import Constraint, GenerationRequest, Sampling
+from inference_site.core.domain.errors import ContextLengthExceeded, EngineError, InvalidRequest
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import Constraint, GenerationRequest, Sampling
 from worker.engines.ctransformers.engine import CtransformersEngine, open_model
 from worker.model_servers.llama_server import LOAD_FAILED
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from inference_site.domain.errors import InvalidRequest
+from inference_site.core.domain.errors import InvalidRequest
 from worker.engines.ctransformers.files import GgmlFile
 
 _APART = b"\x01"

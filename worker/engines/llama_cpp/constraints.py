@@ -15,8 +15,8 @@ from typing import Any
 
 import orjson
 
-from inference_site.domain.errors import InvalidRequest
-from inference_site.domain.request import Constraint, objects_in
+from inference_site.core.domain.errors import InvalidRequest
+from inference_site.core.domain.request import Constraint, objects_in
 from worker.engines.chat.tools import plain_schema
 from worker.engines.grammars import (
     JSON_FORM,

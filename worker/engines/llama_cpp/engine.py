@@ -17,9 +17,9 @@ from typing import Any
 
 from inference_site.catalogue.engines.llama_cpp import LlamaCppOptions
 from inference_site.catalogue.engines.openai_upstream import FLAVORS
-from inference_site.domain.errors import EngineError, InvalidRequest
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest
+from inference_site.core.domain.errors import EngineError, InvalidRequest
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import GenerationRequest
 from worker.engines.base import Engine, Sink, run_to_end
 from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import Vocabulary

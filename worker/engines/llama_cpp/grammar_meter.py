@@ -17,9 +17,15 @@ from functools import cache, lru_cache
 import orjson
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from inference_site.domain.deltas import Delta, Finish, ReasoningDelta, TextDelta, ToolCallDelta
-from inference_site.domain.errors import GenerationFailed, InvalidRequest
-from inference_site.domain.request import Constraint
+from inference_site.core.domain.deltas import (
+    Delta,
+    Finish,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+)
+from inference_site.core.domain.errors import GenerationFailed, InvalidRequest
+from inference_site.core.domain.request import Constraint
 from worker.engines.base import Sink
 from worker.engines.grammars import llguidance_grammar
 

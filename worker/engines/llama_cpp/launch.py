@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from inference_site.catalogue.engines.llama_cpp import PREFILL_BATCH, LlamaCppOptions
-from inference_site.domain.errors import EngineLoadError
-from inference_site.domain.model_spec import ModelSpec
+from inference_site.core.domain.errors import EngineLoadError
+from inference_site.core.domain.model_spec import ModelSpec
 from worker.engines.chat.configuration import check_prompt_templates, named_template
 from worker.engines.openai_upstream.server import Endpoint
 from worker.engines.own_server import HOST, server_settings

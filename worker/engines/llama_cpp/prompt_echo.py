@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from inference_site.domain.deltas import (
+from inference_site.core.domain.deltas import (
     Delta,
     Finish,
     PromptTokens,
@@ -21,9 +21,9 @@ from inference_site.domain.deltas import (
     TokenLogprob,
     Usage,
 )
-from inference_site.domain.errors import ContextLengthExceeded, GenerationFailed
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest
+from inference_site.core.domain.errors import ContextLengthExceeded, GenerationFailed
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import GenerationRequest
 from worker.engines.base import Sink
 from worker.engines.llama_cpp.payload import LlamaCppPayloads
 from worker.engines.llama_cpp.tokens import Ask, fits, piece_of, text_of, tokens_of

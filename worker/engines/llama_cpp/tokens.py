@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
-from inference_site.domain.deltas import (
+from inference_site.core.domain.deltas import (
     EmbeddingDelta,
     Finish,
     PromptDelta,
@@ -17,9 +17,9 @@ from inference_site.domain.deltas import (
     TokensDelta,
     Usage,
 )
-from inference_site.domain.errors import ContextLengthExceeded, EngineError, InvalidRequest
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest
+from inference_site.core.domain.errors import ContextLengthExceeded, EngineError, InvalidRequest
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import GenerationRequest
 from worker.engines.base import Sink
 from worker.engines.prompt_length import PIECE, TOKENIZE_LIMIT, is_short_enough
 

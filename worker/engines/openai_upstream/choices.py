@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from inference_site.domain.deltas import (
+from inference_site.core.domain.deltas import (
     Delta,
     Finish,
     FinishReason,
@@ -18,8 +18,8 @@ from inference_site.domain.deltas import (
     TokenLogprob,
     ToolCallDelta,
 )
-from inference_site.domain.errors import GenerationFailed
-from inference_site.domain.request import GenerationRequest
+from inference_site.core.domain.errors import GenerationFailed
+from inference_site.core.domain.request import GenerationRequest
 from worker.engines.chat.tools import forced_reader, new_call_id
 from worker.engines.stop_texts import StopTexts
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from inference_site.domain.deltas import (
+from inference_site.core.domain.deltas import (
     AnswerTokens,
     Delta,
     Finish,
@@ -19,9 +19,9 @@ from inference_site.domain.deltas import (
     ReasoningDelta,
     Usage,
 )
-from inference_site.domain.errors import ConnectionLost, EngineError, GenerationFailed
-from inference_site.domain.messages import TextPart
-from inference_site.domain.request import GenerationRequest
+from inference_site.core.domain.errors import ConnectionLost, EngineError, GenerationFailed
+from inference_site.core.domain.messages import TextPart
+from inference_site.core.domain.request import GenerationRequest
 from worker.engines.base import Sink
 from worker.engines.openai_upstream.choices import ChoiceReader
 from worker.engines.openai_upstream.errors import ErrorReader

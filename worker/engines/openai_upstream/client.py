@@ -17,15 +17,15 @@ import orjson
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import ThreadedResolver
 
-from inference_site.domain.addresses import AllowedAddresses
-from inference_site.domain.errors import (
+from inference_site.core.domain.addresses import AllowedAddresses
+from inference_site.core.domain.errors import (
     ConnectionLost,
     EngineError,
     GenerationFailed,
     ModelServerUnreachable,
 )
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import GenerationRequest
 from worker.engines.base import Sink
 from worker.engines.openai_upstream.chunks import ChunkReader
 from worker.engines.openai_upstream.errors import ErrorReader, retry_after_s

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from inference_site.domain.deltas import (
+from inference_site.core.domain.deltas import (
     Delta,
     EmbeddingDelta,
     Finish,
@@ -27,9 +27,9 @@ from inference_site.domain.deltas import (
     TokensDelta,
     Usage,
 )
-from inference_site.domain.errors import GenerationFailed, InvalidRequest
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest, Operation
+from inference_site.core.domain.errors import GenerationFailed, InvalidRequest
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import GenerationRequest, Operation
 from worker.engines.base import ForwardingEngine, Sink
 from worker.engines.openai_upstream.chunks import ChunkReader
 from worker.engines.openai_upstream.client import Upstream

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from inference_site.domain.errors import (
+from inference_site.core.domain.errors import (
     ContextLengthExceeded,
     EngineError,
     EngineUnavailable,
@@ -36,7 +36,7 @@ from inference_site.domain.errors import (
     ModelServerUnreachable,
     RateLimited,
 )
-from inference_site.domain.request import GenerationRequest
+from inference_site.core.domain.request import GenerationRequest
 from worker.engines.openai_upstream.server import Server
 
 logger = logging.getLogger(__name__)

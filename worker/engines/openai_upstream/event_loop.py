@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, Protocol, TypeVar
 
-from inference_site.domain.errors import EngineUnavailable
+from inference_site.core.domain.errors import EngineUnavailable
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from typing import Any
 import orjson
 
 from inference_site.catalogue.engines.openai_upstream import RESPONSE_FORMAT
-from inference_site.domain.errors import InvalidRequest
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import Constraint, GenerationRequest, Sampling
+from inference_site.core.domain.errors import InvalidRequest
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import Constraint, GenerationRequest, Sampling
 from worker.engines.chat.template import wire_message, wire_part, wire_tool
 from worker.engines.chat.tools import call_schema
 from worker.engines.grammars import check_grammar, lark_or_schema, regex_as_lark

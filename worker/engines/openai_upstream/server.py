@@ -17,9 +17,9 @@ from inference_site.catalogue.engines.openai_upstream import (
     UpstreamOptions,
     fits_header,
 )
-from inference_site.domain.addresses import AllowedAddresses
-from inference_site.domain.errors import EngineLoadError
-from inference_site.domain.model_spec import ModelSpec
+from inference_site.core.domain.addresses import AllowedAddresses
+from inference_site.core.domain.errors import EngineLoadError
+from inference_site.core.domain.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

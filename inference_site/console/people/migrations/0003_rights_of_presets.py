@@ -2,7 +2,7 @@ from importlib import import_module
 
 from django.db import migrations
 
-_ROLES = import_module("inference_site.people.migrations.0002_roles")
+_ROLES = import_module("inference_site.console.people.migrations.0002_roles")
 _DELETE_PRESET = "playground.delete_preset"
 _NEW_APPS = ("playground", "kept_content")
 

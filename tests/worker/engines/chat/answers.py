@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from inference_site.domain.deltas import Delta, ReasoningDelta, TextDelta, ToolCallDelta
-from inference_site.domain.request import Tool
+from inference_site.core.domain.deltas import Delta, ReasoningDelta, TextDelta, ToolCallDelta
+from inference_site.core.domain.request import Tool
 from worker.engines.chat.parser import OutputParser, Reasoning, Syntax
 from worker.engines.chat.parser.formats import TOOL_FORMATS
 

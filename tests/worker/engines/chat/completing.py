@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from inference_site.domain.deltas import Finish, TextDelta, TokensDelta, Usage
-from inference_site.domain.errors import InvalidRequest
-from inference_site.domain.request import GenerationRequest
+from inference_site.core.domain.deltas import Finish, TextDelta, TokensDelta, Usage
+from inference_site.core.domain.errors import InvalidRequest
+from inference_site.core.domain.request import GenerationRequest
 from worker.engines.base import Engine, Sink
 
 PROMPT_TOKENS = 7

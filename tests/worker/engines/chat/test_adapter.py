@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from inference_site.catalogue.engines.options import ChatOptions, chat_capabilities
-from inference_site.domain.deltas import Delta, Finish, PromptDelta, TextDelta, Usage
-from inference_site.domain.errors import ContextLengthExceeded, InvalidRequest
-from inference_site.domain.messages import ImagePart, Message
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import Constraint, GenerationRequest, Sampling
+from inference_site.core.domain.deltas import Delta, Finish, PromptDelta, TextDelta, Usage
+from inference_site.core.domain.errors import ContextLengthExceeded, InvalidRequest
+from inference_site.core.domain.messages import ImagePart, Message
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import Constraint, GenerationRequest, Sampling
 from tests.sinks import RecordingSink
 from tests.worker.engines.chat.answers import TOOLS, Answer, add_up
 from tests.worker.engines.chat.completing import CompletingEngine

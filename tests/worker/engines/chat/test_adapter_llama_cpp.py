@@ -11,11 +11,11 @@ import pytest
 from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.engines.llama_cpp import capabilities
 from inference_site.catalogue.engines.options import ChatOptions
-from inference_site.domain.deltas import Finish, PromptDelta, Usage
-from inference_site.domain.errors import ContextLengthExceeded
-from inference_site.domain.messages import Message, ToolCall
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest, Sampling, Tool
+from inference_site.core.domain.deltas import Finish, PromptDelta, Usage
+from inference_site.core.domain.errors import ContextLengthExceeded
+from inference_site.core.domain.messages import Message, ToolCall
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import GenerationRequest, Sampling, Tool
 from tests.sinks import RecordingSink
 from tests.worker.engines.chat.answers import Answer, add_up
 from worker.engines.base import Engine

@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_site.domain.deltas import ToolCallDelta
-from inference_site.domain.request import Tool
+from inference_site.core.domain.deltas import ToolCallDelta
+from inference_site.core.domain.request import Tool
 from worker.engines.chat.tools import ForcedCall, call_schema
 
 JSON: st.SearchStrategy[Any] = st.recursive(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference_site.domain.deltas import TextDelta, TokenLogprob
+from inference_site.core.domain.deltas import TextDelta, TokenLogprob
 from tests.worker.engines.chat.answers import SYNTAXES, THINK, TOOLS, Answer, parse
 from worker.engines.chat.parser import OutputParser, Reasoning, Syntax, ends_in_reasoning
 

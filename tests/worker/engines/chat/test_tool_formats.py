@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inference_site.domain.deltas import ToolCallDelta
+from inference_site.core.domain.deltas import ToolCallDelta
 from tests.worker.engines.chat.answers import SYNTAXES, TOOLS, Answer, parse
 from worker.engines.chat.parser import OutputParser, syntax_of
 from worker.engines.chat.parser.formats import to_json

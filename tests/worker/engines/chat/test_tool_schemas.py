@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_site.domain.request import Tool
+from inference_site.core.domain.request import Tool
 from worker.engines.chat.tools import arguments_schema, call_schema, plain_schema
 
 NODE: dict[str, Any] = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from inference_site.domain.model_spec import ModelSpec
+from inference_site.core.domain.model_spec import ModelSpec
 from tests.upstream_server import UpstreamServer
 from worker.engines.base import Engine
 from worker.engines.registry import load_engine

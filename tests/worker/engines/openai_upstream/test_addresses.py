@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
-from inference_site.domain.addresses import AllowedAddresses
-from inference_site.domain.errors import (
+from inference_site.core.domain.addresses import AllowedAddresses
+from inference_site.core.domain.errors import (
     EngineLoadError,
     EngineUnavailable,
     GenerationFailed,
     InvalidRequest,
     RateLimited,
 )
-from inference_site.domain.messages import Message
-from inference_site.domain.model_spec import ModelSpec
-from inference_site.domain.request import GenerationRequest
+from inference_site.core.domain.messages import Message
+from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import GenerationRequest
 from tests.ports import free_port
 from tests.sinks import RecordingSink
 from tests.upstream_server import Answer, Talk, UpstreamServer, streamed, text

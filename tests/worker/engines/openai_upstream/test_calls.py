@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from inference_site.domain.deltas import ToolCallDelta
-from inference_site.domain.errors import GenerationFailed
-from inference_site.domain.request import Tool
+from inference_site.core.domain.deltas import ToolCallDelta
+from inference_site.core.domain.errors import GenerationFailed
+from inference_site.core.domain.request import Tool
 from tests.sinks import RecordingSink
 from tests.upstream_server import UpstreamServer, chunks, delta, finish, text, usage
 from tests.worker.engines.openai_upstream.test_reading import chat

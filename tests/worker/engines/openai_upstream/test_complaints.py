@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from inference_site.domain.errors import (
+from inference_site.core.domain.errors import (
     ContextLengthExceeded,
     EngineError,
     EngineUnavailable,
@@ -19,9 +19,9 @@ from inference_site.domain.errors import (
     InvalidRequest,
     RateLimited,
 )
-from inference_site.domain.messages import Message
-from inference_site.domain.request import Constraint, GenerationRequest
-from inference_site.errors.exceptions import api_error
+from inference_site.core.domain.messages import Message
+from inference_site.core.domain.request import Constraint, GenerationRequest
+from inference_site.core.errors.exceptions import api_error
 from tests.sinks import RecordingSink
 from tests.upstream_server import UpstreamServer, chunks, text
 from tests.worker.engines.openai_upstream.conftest import Load

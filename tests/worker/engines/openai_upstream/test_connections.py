@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from inference_site.domain.deltas import ToolCallDelta
-from inference_site.domain.errors import (
+from inference_site.core.domain.deltas import ToolCallDelta
+from inference_site.core.domain.errors import (
     ConnectionLost,
     EngineUnavailable,
     GenerationFailed,
     ModelServerUnreachable,
 )
-from inference_site.domain.messages import Message
-from inference_site.domain.request import GenerationRequest
+from inference_site.core.domain.messages import Message
+from inference_site.core.domain.request import GenerationRequest
 from tests.certificates import write_certificate
 from tests.ports import free_port
 from tests.served_stack import ROOT

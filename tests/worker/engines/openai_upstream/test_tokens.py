@@ -9,10 +9,16 @@ from typing import Any
 
 import pytest
 
-from inference_site.domain.deltas import EmbeddingDelta, Finish, PromptDelta, TextDelta, TokensDelta
-from inference_site.domain.errors import GenerationFailed, InvalidRequest
-from inference_site.domain.messages import ImagePart, Message
-from inference_site.domain.request import GenerationRequest
+from inference_site.core.domain.deltas import (
+    EmbeddingDelta,
+    Finish,
+    PromptDelta,
+    TextDelta,
+    TokensDelta,
+)
+from inference_site.core.domain.errors import GenerationFailed, InvalidRequest
+from inference_site.core.domain.messages import ImagePart, Message
+from inference_site.core.domain.request import GenerationRequest
 from tests.sinks import RecordingSink
 from tests.upstream_server import Talk, UpstreamServer
 from tests.worker.engines.openai_upstream.conftest import Load

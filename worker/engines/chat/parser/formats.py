@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from inference_site.domain.request import Tool
+from inference_site.core.domain.request import Tool
 from worker.engines.chat.parser.json_calls import DEEPSEEK, HERMES, LLAMA3_JSON, MISTRAL, Nesting
 from worker.engines.chat.parser.output import (
     Markers,

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Collection, Sequence
 
-from inference_site.domain.request import Tool
+from inference_site.core.domain.request import Tool
 from worker.engines.chat.parser.output import Markers, Output, Reading, Source, ToolFormat
 
 _ESCAPE_OR_END = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}

@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from inference_site.domain.deltas import ReasoningDelta, TextDelta, TokenLogprob, ToolCallDelta
-from inference_site.domain.request import Tool
+from inference_site.core.domain.deltas import ReasoningDelta, TextDelta, TokenLogprob, ToolCallDelta
+from inference_site.core.domain.request import Tool
 from worker.engines.chat.tools import new_call_id
 
 T = TypeVar("T")

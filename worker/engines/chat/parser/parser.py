@@ -16,8 +16,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from inference_site.domain.deltas import TokenLogprob
-from inference_site.domain.request import Tool
+from inference_site.core.domain.deltas import TokenLogprob
+from inference_site.core.domain.request import Tool
 from worker.engines.chat.parser.output import (
     Markers,
     Output,

@@ -18,13 +18,13 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from inference_site.accounts.models import Scope
-from inference_site.api.authentication import caller_of
-from inference_site.api.payload import WireObject, parse_query
-from inference_site.api.schema import documented
-from inference_site.api.views import ApiView
-from inference_site.errors.api_errors import InvalidRequestError
-from inference_site.usage.models import Period
-from inference_site.usage.queries import PERIOD_LENGTH, Span, first_usage_by, floor
+from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.gateway.api.authentication import caller_of
+from inference_site.gateway.api.payload import WireObject, parse_query
+from inference_site.gateway.api.schema import documented
+from inference_site.gateway.api.views import ApiView
+from inference_site.runs.usage.models import Period
+from inference_site.runs.usage.queries import PERIOD_LENGTH, Span, first_usage_by, floor
 
 GroupBy = Literal["project_id", "user_id", "api_key_id", "model", "batch", "service_tier"]
 BucketWidth = Literal["1m", "1h", "1d"]
