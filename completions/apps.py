@@ -15,6 +15,8 @@ class CompletionsConfig(AppConfig):
         "tokens",
         "message",
         "message.input_tokens",
+        "rerank",
+        "score",
         "ollama",
         "ollama.embedding",
     )

@@ -17,6 +17,13 @@ from completions.assemblers.completion import (
     InfillAssembler,
     InfillAssembly,
 )
+from completions.assemblers.ranking import (
+    RERANK,
+    SCORE,
+    RankingAssembly,
+    RerankAssembler,
+    ScoreAssembler,
+)
 from completions.assemblers.tokens import (
     EMBEDDING,
     TOKENS,
@@ -49,5 +56,7 @@ KINDS = {
     OLLAMA_EMBEDDING: GenerationKind(
         OllamaEmbeddingAssembly, OllamaEmbeddingAssembler, ollama_failure
     ),
+    RERANK: GenerationKind(RankingAssembly, RerankAssembler, failure),
+    SCORE: GenerationKind(RankingAssembly, ScoreAssembler, failure),
     TOKENS: GenerationKind(TokenAssembly, TokenAssembler, failure),
 }

@@ -18,6 +18,7 @@ from completions.views.models import (
     ModelView,
     UnloadAdapterView,
 )
+from completions.views.ranking import RerankView, ScoreView
 from completions.views.tokens import (
     DetokenizeView,
     EmbeddingsView,
@@ -42,6 +43,8 @@ urlpatterns = [
     path("models/unload", ModelUnloadView.as_view()),
     path("models/<path:model_id>/events", ModelEventsView.as_view()),
     path("models/<path:model_id>", ModelView.as_view()),
+    path("rerank", RerankView.as_view()),
+    path("score", ScoreView.as_view()),
     path("tokenize", TokenizeView.as_view()),
     path("tokenizer_info", TokenizerInfoView.as_view()),
     path("unload_lora_adapter", UnloadAdapterView.as_view()),

@@ -21,7 +21,7 @@ from inference_site.routing import websockets  # noqa: E402  # As above.
 
 _RELAYED = (
     *("/v1/", "/api/", "/lora-adapters", "/infill", "/tokenize", "/detokenize"),
-    "/tokenizer_info",
+    *("/tokenizer_info", "/v2/rerank"),
     *("/health", "/version", "/metrics", "/console/"),
 )
 _relay, _pages = Relay(check_head), bounded_forms(_django)

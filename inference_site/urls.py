@@ -6,6 +6,7 @@ from django.views.generic import RedirectView
 
 from completions.views.chat import InfillView
 from completions.views.models import AdaptersView
+from completions.views.ranking import RerankView
 from completions.views.tokens import DetokenizeView, TokenizerInfoView, TokenizeView
 from inference_site.gateway.api.documentation import OpenApiView, documentation
 from inference_site.gateway.usage_views import OrganizationUsageView, ProjectUsageView
@@ -30,6 +31,7 @@ urlpatterns = [
     path("infill", InfillView.as_view()),
     path("tokenize", TokenizeView.as_view()),
     path("detokenize", DetokenizeView.as_view()),
+    path("v2/rerank", RerankView.as_view()),
     path("tokenizer_info", TokenizerInfoView.as_view()),
     path("metrics", metrics),
     path("", include("inference_site.console.urls")),

@@ -50,6 +50,12 @@ MORE_MODELS = """
     slots: 2
     threads: 1
     context_length: 256
+  reranker:
+    file: {adapters}/reranker.gguf
+    embedding: rank
+    slots: 2
+    threads: 1
+    context_length: 512
   tuned:
     file: {root}/worker/demo/demo-q8_0.gguf
     slots: 4

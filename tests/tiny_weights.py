@@ -7,7 +7,7 @@ demo model's head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,30 @@ def write_model(
     writer.add_rope_dimension_count(_WIDTH // _HEADS)
     vocabulary = len(demo.fields["tokenizer.ggml.tokens"].contents())
     return _write(writer, _model_tensors(vocabulary, np.random.default_rng(seed)), path)
+
+
+def write_reranker(path: Path, words: Sequence[str]) -> Path:
+    """Write a BERT model of random weights that ranks documents; it knows these words alone."""
+    writer = gguf.GGUFWriter(path, "bert")
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"▁{word}" for word in words)]
+    writer.add_tokenizer_model("bert")
+    writer.add_token_list(tokens)
+    writer.add_token_types([*[gguf.TokenType.CONTROL] * 5, *[gguf.TokenType.NORMAL] * len(words)])
+    writer.add_pad_token_id(0)
+    writer.add_unk_token_id(1)
+    writer.add_bos_token_id(2)
+    writer.add_sep_token_id(3)
+    writer.add_eos_token_id(3)
+    writer.add_token_type_count(2)
+    writer.add_context_length(512)
+    writer.add_embedding_length(_WIDTH)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(_WIDTH)
+    writer.add_head_count(_HEADS)
+    writer.add_layer_norm_eps(1e-12)
+    writer.add_causal_attention(False)
+    writer.add_pooling_type(gguf.PoolingType.RANK)
+    return _write(writer, _reranker_tensors(len(tokens), np.random.default_rng(1)), path)
 
 
 def write_adapter(path: Path, seed: int = 0, architecture: str = "llama") -> Path:
@@ -117,6 +141,21 @@ def _model_tensors(vocabulary: int, rng: np.random.Generator) -> Tensors:
         yield f"blk.{layer}.ffn_norm.weight", ones
     yield "output_norm.weight", ones
     yield "output.weight", _noise(rng, vocabulary, _WIDTH, std=_LOGIT_STD)
+
+
+def _reranker_tensors(vocabulary: int, rng: np.random.Generator) -> Tensors:
+    tables = {"token_embd": vocabulary, "position_embd": 512, "token_types": 2}
+    for name, rows in tables.items():
+        yield f"{name}.weight", _noise(rng, rows, _WIDTH, std=np.sqrt(_WIDTH))
+    for name in ("token_embd_norm", "blk.0.attn_output_norm", "blk.0.layer_output_norm"):
+        yield f"{name}.weight", np.ones(_WIDTH, np.float32)
+        yield f"{name}.bias", np.zeros(_WIDTH, np.float32)
+    squares = [f"blk.0.{part}" for part in ("attn_q", "attn_k", "attn_v", "attn_output")]
+    for name in (*squares, "blk.0.ffn_up", "blk.0.ffn_down", "cls"):
+        yield f"{name}.weight", _noise(rng, _WIDTH, _WIDTH)
+        yield f"{name}.bias", np.zeros(_WIDTH, np.float32)
+    yield "cls.output.weight", _noise(rng, 1, _WIDTH)
+    yield "cls.output.bias", np.zeros(1, np.float32)
 
 
 def _adapter_tensors(shapes: dict[str, Any], rng: np.random.Generator) -> Tensors:

@@ -58,6 +58,8 @@ _ENDPOINTS = {
     "chat.completion": "/v1/chat/completions",
     "text_completion": "/v1/completions",
     "embedding": "/v1/embeddings",
+    "rerank": "/v1/rerank",
+    "score": "/v1/score",
     "infill": "/infill",
     "response": "/v1/responses",
     "response.compaction": "/v1/responses/compact",

@@ -38,7 +38,7 @@ _QUIET = ("/health", "/metrics", "/static/")
 
 So are refusals with 503 that the request log only counts: thousands come at once, and a line takes
 longer than the rest of the refusal. ``request_log.refusals`` logs their number."""
-_LOGGED = ("/v1", "/api/", "/infill", "/tokenize", "/detokenize", "/tokenizer_info")
+_LOGGED = ("/v1", "/api/", "/infill", "/tokenize", "/detokenize", "/tokenizer_info", "/v2/")
 _CUT_OFF = 499
 """The client left before the answer was complete, or the server stopped."""
 _LONGEST_PATH = 200

@@ -14,7 +14,7 @@ from django.conf import settings
 from inference_site.gateway.access import Application, Scope, Send
 from inference_site.gateway.delivery import Headers
 
-_PATHS = ("/v1", "/api", "/health")
+_PATHS = ("/v1", "/v2", "/api", "/health")
 _METHODS = b"GET, POST, DELETE, OPTIONS"
 _MAX_AGE_S = b"600"
 """How long a browser may cache the answer to a preflight request."""

@@ -169,7 +169,7 @@ def test_an_absolute_path_stays_as_it_is(models_file: Path) -> None:
             "models: {m: {engine: openai_upstream}}",
             "models.m.base_urls: it is missing, as is 'base_url': the address of a server",
         ),
-        ("models: {m: {embedding: max}}", "models.m.embedding: Input should be 'mean', 'cls' or"),
+        ("models: {m: {embedding: max}}", "models.m.embedding: Input should be 'mean', 'cls', "),
         ("models: {m: {mmproj: }}", "models.m.mmproj: it is empty"),
         ("models: {m: {cache_type_k: q9}}", "models.m.cache_type_k: Input should be 'f32', 'f16'"),
         (

@@ -20,6 +20,7 @@ DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "engines.md").read_te
 OPTIONS: dict[str, dict[str, Any]] = {
     "embedding": {"embedding": "mean"},
     "matryoshka": {"embedding": "mean", "matryoshka": True},
+    "embedding: rank": {"embedding": "rank"},
     "fim_tokens": {"fim_tokens": ["a", "b", "c"]},
     "mmproj": {"mmproj": "p.gguf"},
     "modalities": {"mmproj": "p.gguf", "modalities": ["audio"]},

@@ -13,7 +13,7 @@ from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.gguf_files import metadata
 from tests.ports import free_port
 from tests.served_stack import MORE_MODELS, ROOT, ServedStack, served_stack
-from tests.tiny_weights import write_adapter
+from tests.tiny_weights import write_adapter, write_reranker
 from tests.upstream_server import UpstreamServer, llama_server
 
 SHARE_OF_REDIS = 24 * 1024 * 1024
@@ -104,6 +104,13 @@ def stopping_template(path: Path) -> Path:
     return path
 
 
+RERANKED_WORDS = [
+    *("what", "is", "the", "a", "capital", "of", "japan", "norway", "tokyo", "oslo"),
+    *("pirate", "tells", "story"),
+]
+"""The vocabulary of the model ``reranker``."""
+
+
 @pytest.fixture(scope="package")
 def models(
     tmp_path_factory: pytest.TempPathFactory, odd: UpstreamServer, away_port: int
@@ -112,6 +119,7 @@ def models(
     adapters = tmp_path_factory.mktemp("adapters")
     for seed, name in enumerate(("one", "two")):
         write_adapter(adapters / f"{name}.gguf", seed)
+    write_reranker(adapters / "reranker.gguf", RERANKED_WORDS)
     with llama_server(slots=2, context_length=512) as llama:
         yield MORE_MODELS.format(root=ROOT, adapters=adapters) + OTHER_MODELS.format(
             llama=llama,

@@ -61,6 +61,10 @@ class Engine(ABC):
         """Feed one ``EmbeddingDelta`` and ``Finish`` for each prompt; otherwise like ``chat``."""
         raise NotImplementedError
 
+    def rank(self, request: GenerationRequest, sink: Sink) -> None:
+        """Feed one ``ScoreDelta`` and ``Finish`` for each prompt; otherwise like ``chat``."""
+        raise NotImplementedError
+
     def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Feed one ``TokensDelta`` and ``Finish`` for each prompt, which is text."""
         raise NotImplementedError
@@ -135,6 +139,10 @@ class ForwardingEngine(Engine):
     def embed(self, request: GenerationRequest, sink: Sink) -> None:
         """Embed the prompts (see ``Engine.embed``)."""
         self._wait(request, sink, "embed")
+
+    def rank(self, request: GenerationRequest, sink: Sink) -> None:
+        """Compare the prompts with their queries (see ``Engine.rank``)."""
+        self._wait(request, sink, "rank")
 
     def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn texts into tokens (see ``Engine.tokenize``)."""

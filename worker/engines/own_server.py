@@ -504,6 +504,9 @@ def _try_out(engine: Engine, spec: ModelSpec) -> None:
             engine.complete(replace(text, operation="complete"), sink)
         elif "embeddings" in can:
             engine.embed(GenerationRequest(spec.id, prompts=("Hello",), operation="embed"), sink)
+        elif "rerank" in can:
+            pair = GenerationRequest(spec.id, prompts=("Hello",), queries=("Hello",))
+            engine.rank(replace(pair, operation="rank"), sink)
     except InvalidRequest:
         return
 

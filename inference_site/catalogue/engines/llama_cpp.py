@@ -142,14 +142,15 @@ class LlamaCppOptions(Tuning):
     """What llama.cpp has beside the settings that all engines share.
 
     ``embedding`` is how tokens are pooled, and makes it a model for embeddings only, which may be
-    shortened if it is a ``matryoshka``. ``fim_tokens`` mark what is before, after and in the middle
-    for a completion with a suffix, where the file has no marks of a known family. ``mmproj`` is the
-    GGUF file of a projector, for the ``modalities``. ``prompt_cache_mib`` is host memory for
-    prompts that lost their slot, for which llama.cpp itself would take 8 GiB. ``llama_server`` is
-    the command of another build of the server of llama.cpp.
+    shortened if it is a ``matryoshka``; with ``rank`` it is a model that only ranks documents.
+    ``fim_tokens`` mark what is before, after and in the middle for a completion with a suffix,
+    where the file has no marks of a known family. ``mmproj`` is the GGUF file of a projector, for
+    the ``modalities``. ``prompt_cache_mib`` is host memory for prompts that lost their slot, for
+    which llama.cpp itself would take 8 GiB. ``llama_server`` is the command of another build of the
+    server of llama.cpp.
     """
 
-    embedding: Literal["mean", "cls", "last"] | None = None
+    embedding: Literal["mean", "cls", "last", "rank"] | None = None
     fim_tokens: Annotated[tuple[str, str, str], Field(strict=False)] | None = None
     llama_server: Text | None = None
     matryoshka: bool = False
@@ -203,6 +204,8 @@ def _marks_of(path: Path) -> FillInMarks | None:
 
 def capabilities(spec: ModelSpec) -> frozenset[str]:
     """Return what requests to this model may ask for."""
+    if spec.options.get("embedding") == "rank":
+        return frozenset({"rerank", "tokens"})
     if "embedding" in spec.options:
         shortened = {"dimensions"} if spec.options.get("matryoshka") else set()
         return frozenset({"embeddings", "tokens", *shortened})

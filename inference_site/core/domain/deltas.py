@@ -76,6 +76,14 @@ class EmbeddingDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreDelta:
+    """How well one prompt answers its query: more is better, on the model's own scale."""
+
+    score: float
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class TokensDelta:
     """The token ids of one prompt, and the tokens' ``texts`` if they were requested."""
 
@@ -171,6 +179,7 @@ Delta = (
     | ReasoningDelta
     | ToolCallDelta
     | EmbeddingDelta
+    | ScoreDelta
     | TokensDelta
     | PromptDelta
     | PromptTokens

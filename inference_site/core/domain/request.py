@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, Literal
 
 from inference_site.core.domain.messages import Message
@@ -94,7 +95,7 @@ class Constraint:
     named: dict[str, Any] = field(default_factory=dict, hash=False)
 
 
-Operation = Literal["chat", "complete", "embed", "tokenize", "detokenize", "render"]
+Operation = Literal["chat", "complete", "embed", "rank", "tokenize", "detokenize", "render"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,8 @@ class GenerationRequest:
     others take ``prompts``, each of which is text or token ids. Prompts are completed without a
     chat template; with a ``suffix``, by the text between prompt and suffix. Each prompt has
     ``choices`` answers, sampled from one prefill; the index of an answer is
-    prompt × choices + choice.
+    prompt × choices + choice. ``rank`` compares each prompt with its query: ``queries`` has one for
+    all prompts, or one for each.
 
     Length: ``max_output_tokens=None`` means "until the context is full". ``stop`` has texts and
     ``stop_token_ids`` tokens that end an answer and are not in the output. ``ignore_eos`` continues
@@ -153,6 +155,7 @@ class GenerationRequest:
     parallel_tool_calls: bool = True
     operation: Operation = "chat"
     prompts: tuple[str | tuple[int, ...], ...] = ()
+    queries: tuple[str, ...] = ()
     suffix: str | None = None
     response_prefix: str = ""
     add_generation_prompt: bool = True
@@ -193,11 +196,22 @@ class GenerationRequest:
         """Whether the tokens of the prompts are requested."""
         return self.token_ids or self.prompt_logprobs is not None
 
+    def comparisons(self, most: int) -> Iterator[tuple[str, int, list[str]]]:
+        """Yield the parts of ``rank``: a query, the index of its first prompt, ``most`` prompts."""
+        each = self.queries if len(self.queries) > 1 else self.queries * len(self.prompts)
+        first = 0
+        for query, group in groupby(each):
+            end = first + len(list(group))
+            for start in range(first, end, most):
+                texts = self.prompts[start : min(start + most, end)]
+                yield query, start, [str(text) for text in texts]
+            first = end
+
     @property
     def subject(self) -> str:
         """The field of the client's request with the model's input, for errors."""
-        if self.operation == "embed":
-            return "input"
+        if self.operation in ("embed", "rank"):
+            return "input" if self.operation == "embed" else "documents"
         return "prompt" if self.prompts else "messages"
 
 

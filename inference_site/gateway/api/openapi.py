@@ -78,7 +78,7 @@ class ViewSchema(AutoSchema):
 
     def is_excluded(self) -> bool:
         # These are described under /v1.
-        is_second_path = self.path in ("/tokenize", "/detokenize", "/tokenizer_info")
+        is_second_path = self.path in ("/tokenize", "/detokenize", "/tokenizer_info", "/v2/rerank")
         is_declared = hasattr(getattr(self.view, self.method.lower()), "documented")
         return is_second_path or not is_declared
 

@@ -24,6 +24,7 @@ _ENDPOINTS = {
     "completions": "completions",
     "embeddings": "embeddings",
     "render": "chat prompts",
+    "rerank": "reranking",
     "tokens": "tokens",
 }
 

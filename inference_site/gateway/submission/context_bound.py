@@ -75,9 +75,10 @@ def fit_to_context(request: GenerationRequest, subject: str = "") -> GenerationR
     if spec is None:
         return request
     bound, name = ContextBound.of(spec), subject or request.subject
+    beside = max((text_bytes(query) for query in request.queries), default=0)
     for prompt in request.prompts:
         if isinstance(prompt, str):
-            size = text_bytes(prompt) + text_bytes(request.suffix)
+            size = text_bytes(prompt) + text_bytes(request.suffix) + beside
             if size > bound.size:
                 raise bound.exceeded(size, 0, name)
         elif request.operation == "detokenize":
@@ -85,7 +86,7 @@ def fit_to_context(request: GenerationRequest, subject: str = "") -> GenerationR
                 raise ContextLengthExceeded(bound.context_length, len(prompt), "tokens")
         elif len(prompt) > bound.context_length:
             raise ContextLengthExceeded(bound.context_length, len(prompt), name)
-    beside = text_bytes(request.response_prefix)
+    beside += text_bytes(request.response_prefix)
     for tool in request.tools:
         beside += text_bytes(tool.name) + text_bytes(tool.description)
         beside += len(orjson.dumps(tool.parameters))

@@ -87,6 +87,10 @@ class ChatAdapter(Engine):
         """Embed the prompts (see ``Engine.embed``)."""
         self._engine.embed(request, sink)
 
+    def rank(self, request: GenerationRequest, sink: Sink) -> None:
+        """Compare the prompts with their queries (see ``Engine.rank``)."""
+        self._engine.rank(request, sink)
+
     def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn texts into tokens (see ``Engine.tokenize``)."""
         self._engine.tokenize(request, sink)

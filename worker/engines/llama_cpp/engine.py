@@ -42,6 +42,7 @@ from worker.engines.llama_cpp.tokens import (
     embed,
     fits,
     is_long,
+    rank,
     render,
     tokenize,
     tokens_of_words,
@@ -294,6 +295,11 @@ class LlamaCppEngine(Engine):
         """Embed the prompts (see ``Engine.embed``)."""
         with suppress(Cancelled):
             embed(self._ask(request, sink), self._spec, request, sink)
+
+    def rank(self, request: GenerationRequest, sink: Sink) -> None:
+        """Compare the prompts with their queries (see ``Engine.rank``)."""
+        with suppress(Cancelled):
+            rank(self._ask(request, sink), self._spec, request, sink)
 
     def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn texts into tokens (see ``Engine.tokenize``)."""

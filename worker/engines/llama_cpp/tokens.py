@@ -1,4 +1,4 @@
-"""Embedding, tokenizing and rendering: requests to llama.cpp that sample no tokens."""
+"""Embedding, ranking, tokenizing and rendering: requests to llama.cpp that sample no tokens."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from inference_site.core.domain.deltas import (
     EmbeddingDelta,
     Finish,
     PromptDelta,
+    ScoreDelta,
     TextDelta,
     TokensDelta,
     Usage,
@@ -43,13 +44,8 @@ def embed(ask: Ask, spec: ModelSpec, request: GenerationRequest, sink: Sink) -> 
         batch = [list(p) if isinstance(p, tuple) else p for p in candidates[:count]]
         if not all(fits(ask, spec, request, text, sink) for text in batch):
             return
-        try:
-            answer = ask("/v1/embeddings", {"input": batch, "encoding_format": "base64"})
-        except EngineError as exc:
-            if too_large := _TOO_LARGE.search(str(exc)):
-                tokens = int(too_large[1])
-                raise ContextLengthExceeded(spec.context_length, tokens, "input") from exc
-            raise
+        body = {"input": batch, "encoding_format": "base64"}
+        answer = _in_one_batch(ask, "/v1/embeddings", body, spec, request)
         for entry in answer["data"]:
             index = first + entry["index"]
             sink.feed(EmbeddingDelta(base64.b64decode(entry["embedding"]), index))
@@ -57,6 +53,35 @@ def embed(ask: Ask, spec: ModelSpec, request: GenerationRequest, sink: Sink) -> 
         tokens += answer["usage"]["prompt_tokens"]
         first += len(batch)
         sink.feed(Usage(input_tokens=tokens))
+
+
+def rank(ask: Ask, spec: ModelSpec, request: GenerationRequest, sink: Sink) -> None:
+    """Compare the prompts with their queries (see ``Engine.rank``)."""
+    tokens = 0
+    for query, first, documents in request.comparisons(_BATCH):
+        if not all(fits(ask, spec, request, text, sink) for text in (query, *documents)):
+            return
+        body = {"query": query, "documents": documents}
+        answer = _in_one_batch(ask, "/v1/rerank", body, spec, request)
+        for entry in answer["results"]:
+            index = first + entry["index"]
+            sink.feed(ScoreDelta(entry["relevance_score"], index))
+            sink.feed(Finish("stop", index))
+        tokens += answer["usage"]["prompt_tokens"]
+        sink.feed(Usage(input_tokens=tokens))
+
+
+def _in_one_batch(
+    ask: Ask, path: str, body: dict[str, Any], spec: ModelSpec, request: GenerationRequest
+) -> dict[str, Any]:
+    """Ask what llama.cpp computes in one batch for each text. Raise ContextLengthExceeded."""
+    try:
+        return ask(path, body)
+    except EngineError as exc:
+        if too_large := _TOO_LARGE.search(str(exc)):
+            tokens = int(too_large[1])
+            raise ContextLengthExceeded(spec.context_length, tokens, request.subject) from exc
+        raise
 
 
 def fits(

@@ -23,6 +23,7 @@ from inference_site.core.domain.deltas import (
     PromptProgress,
     PromptTokens,
     RankedLogprob,
+    ScoreDelta,
     TextDelta,
     TokensDelta,
     Usage,
@@ -135,13 +136,13 @@ _VLLM_TEMPLATE_FIELDS = {
     "continue_final_message",
 }
 _BATCH = 32
-"""Prompts in one embedding request; every server takes this many."""
+"""Prompts in one request for embeddings or scores; every server takes this many."""
 _NORM_TOLERANCE = 1e-3
 _UNREADABLE = (AttributeError, LookupError, TypeError, ValueError)
 
 
 class TokenService:
-    """Embeddings, tokens and rendered prompts of one model's server."""
+    """Embeddings, scores, tokens and rendered prompts of one model's server."""
 
     def __init__(self, upstream: Upstream, server: Server, payloads: Payloads) -> None:
         self._upstream, self._server, self._payloads = upstream, server, payloads
@@ -168,6 +169,28 @@ class TokenService:
                 raise GenerationFailed("The model's server sent no embeddings.") from exc
             for index, vector in enumerate(vectors, first):
                 sink.feed(EmbeddingDelta(vector, index))
+                sink.feed(Finish("stop", index))
+            sink.feed(Usage(input_tokens=tokens))
+
+    async def rank(self, request: GenerationRequest, sink: Sink) -> None:
+        """Compare the prompts with their queries (see ``Engine.rank``)."""
+        tokens = 0
+        for query, first, documents in request.comparisons(_BATCH):
+            answer = await self._upstream.post(
+                lambda address: f"{address.base_url}/rerank",
+                {"query": query, "documents": documents},
+                request,
+                sink,
+            )
+            try:
+                scores = {int(e["index"]): float(e["relevance_score"]) for e in answer["results"]}
+                ordered = [scores[position] for position in range(len(documents))]
+                usage = answer.get("usage") or {}
+                tokens += int(usage.get("prompt_tokens") or usage.get("total_tokens") or 0)
+            except _UNREADABLE as exc:
+                raise GenerationFailed("The model's server sent no scores.") from exc
+            for index, score in enumerate(ordered, first):
+                sink.feed(ScoreDelta(score, index))
                 sink.feed(Finish("stop", index))
             sink.feed(Usage(input_tokens=tokens))
 

@@ -13,6 +13,7 @@ from inference_site.core.domain.deltas import (
     EmbeddingDelta,
     Finish,
     PromptDelta,
+    ScoreDelta,
     TextDelta,
     TokensDelta,
 )
@@ -58,6 +59,39 @@ def test_embeddings_have_the_length_one_in_either_form(
     assert math.hypot(*array("f", vectors[0].vector)) == pytest.approx(1)
     assert sink.finishes == ["stop", "stop"]
     assert sink.usage.input_tokens == 2
+
+
+def test_scores_are_asked_for_query_by_query_and_put_in_order(
+    server: UpstreamServer, load: Load
+) -> None:
+    def answer(talk: Talk) -> None:
+        scores = {"a": 0.25, "b": 0.75}
+        results = [
+            {"index": index, "relevance_score": scores[text]}
+            for index, text in enumerate(talk.body["documents"])
+        ]
+        talk.say(200, {"results": results[::-1], "usage": {"total_tokens": 4}})
+
+    server.answers = [answer]
+    sink = RecordingSink()
+    asked = GenerationRequest(
+        "m", operation="rank", prompts=("a", "b", "a"), queries=("x", "x", "y")
+    )
+    load(flavor="vllm").rank(asked, sink)
+    assert [request.path for request in server.asked] == ["/v1/rerank", "/v1/rerank"]
+    assert server.asked[0].body == {"model": "m", "query": "x", "documents": ["a", "b"]}
+    found = {d.index: d.score for d in sink.deltas if isinstance(d, ScoreDelta)}
+    assert found == {0: 0.25, 1: 0.75, 2: 0.25}
+    assert [d.index for d in sink.deltas if isinstance(d, Finish)] == [0, 1, 2]
+    assert sink.usage.input_tokens == 8
+
+
+@pytest.mark.parametrize("results", [None, [], [{"index": 0}], [{"index": 1, "score": 1}], "x"])
+def test_unreadable_scores_fail_the_run(server: UpstreamServer, load: Load, results: Any) -> None:
+    server.answers = [lambda talk: talk.say(200, {"results": results})]
+    asked = GenerationRequest("m", operation="rank", prompts=("a",), queries=("x",))
+    with pytest.raises(GenerationFailed, match="no scores"):
+        load().rank(asked, RecordingSink())
 
 
 def test_many_inputs_are_sent_in_several_requests(server: UpstreamServer, load: Load) -> None:
