@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from django.http import HttpResponse
+from django.utils import timezone
 from rest_framework.request import Request
 
 from completions.anthropic import wire
@@ -14,6 +16,7 @@ from completions.anthropic.mapping import ignored_tools, to_chat
 from completions.mapping import to_generation_request
 from completions.wire.chat import DialectChat
 from inference_site.accounts.keys import Caller
+from inference_site.accounts.rate_limits import seconds_of
 from inference_site.catalogue.fleet.fleet import context_of
 from inference_site.core.domain.request import GenerationRequest
 from inference_site.core.errors.api_errors import InvalidRequestError
@@ -30,7 +33,23 @@ from inference_site.runs.streams.request_documents import Assembly, Document
 _LIMITS = "x-ratelimit-"
 
 
-class MessagesView(ApiView):
+class _MessagesApiView(ApiView):
+    """A view whose answers and refusals have the rate-limit headers of Anthropic's API too."""
+
+    def finalize_response(self, request: Request, response: Any, *args: Any, **kw: Any) -> Any:
+        """Add them; the reset is a time there, and here a duration."""
+        response = super().finalize_response(request, response, *args, **kw)
+        for name in [name for name in response.headers if name.lower().startswith(_LIMITS)]:
+            kind, subject = name[len(_LIMITS) :].split("-", 1)
+            value = response[name]
+            if kind == "reset":
+                reset = timezone.now() + timedelta(seconds=seconds_of(value))
+                value = reset.isoformat(timespec="seconds").replace("+00:00", "Z")
+            response[f"anthropic-ratelimit-{subject}-{kind}"] = value
+        return response
+
+
+class MessagesView(_MessagesApiView):
     """``POST /v1/messages``."""
 
     @documented(
@@ -63,14 +82,10 @@ class MessagesView(ApiView):
             ignored_params=_ignored(body, model, chat, asked),
             end_user=chat.user or "",
         )
-        response = respond(request, submission)
-        for name in [name for name in response.headers if name.lower().startswith(_LIMITS)]:
-            kind, subject = name[len(_LIMITS) :].split("-", 1)
-            response[f"anthropic-ratelimit-{subject}-{kind}"] = response[name]
-        return response
+        return respond(request, submission)
 
 
-class CountTokensView(ApiView):
+class CountTokensView(_MessagesApiView):
     """``POST /v1/messages/count_tokens``."""
 
     @documented(

@@ -224,3 +224,11 @@ def duration(seconds: float) -> str:
         return f"{math.ceil(seconds * 1000)}ms"
     minutes, rest = divmod(math.ceil(seconds), 60)
     return f"{minutes}m{rest}s" if minutes else f"{rest}s"
+
+
+def seconds_of(text: str) -> float:
+    """Return the seconds of a duration that ``duration`` has formatted."""
+    if text.endswith("ms"):
+        return int(text[:-2]) / 1000
+    minutes, _, rest = text[:-1].rpartition("m")
+    return int(minutes or 0) * 60 + int(rest)

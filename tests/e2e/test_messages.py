@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import anthropic
@@ -375,10 +376,17 @@ def test_a_client_that_leaves_ends_its_run(stack: ServedStack, http: httpx.Clien
 
 
 def test_limits_are_told_in_anthropics_headers(stack: ServedStack) -> None:
-    with make_key(stack, requests_per_minute=50).http(stack) as http:
-        answer = http.post("/v1/messages", json={**GREEDY, "messages": HELLO})
-    assert answer.headers["anthropic-ratelimit-requests-limit"] == "50"
-    assert answer.headers["anthropic-ratelimit-requests-remaining"] == "49"
+    with make_key(stack, requests_per_minute=2).http(stack) as http:
+        answers = [http.post("/v1/messages", json={**GREEDY, "messages": HELLO}) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    now = datetime.now(UTC)
+    for answer, remaining in zip(answers, ("1", "0", "0"), strict=True):
+        assert answer.headers["anthropic-ratelimit-requests-limit"] == "2"
+        assert answer.headers["anthropic-ratelimit-requests-remaining"] == remaining
+        reset = datetime.fromisoformat(answer.headers["anthropic-ratelimit-requests-reset"])
+        assert timedelta(seconds=-5) < reset - now < timedelta(seconds=65)
+    assert answers[-1].json()["error"]["type"] == "rate_limit_error"
+    assert int(answers[-1].headers["retry-after"]) > 0
 
 
 def test_the_models_are_listed_in_anthropics_form(claude: anthropic.Anthropic) -> None:
