@@ -16,6 +16,7 @@ import requests
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from inference_site.accounts.models import Scope
+from inference_site.gateway.api.field_descriptions import FIELDS
 from inference_site.gateway.api.openapi import document as document_of_this_site
 from tests.e2e.keys import make_key
 from tests.served_stack import ServedStack
@@ -58,6 +59,24 @@ def test_every_description_has_a_summary(document: dict[str, Any]) -> None:
     for path, method, operation in _operations(document):
         assert operation["summary"], (path, method)
         assert operation["operationId"], (path, method)
+
+
+def test_every_field_is_described(document: dict[str, Any]) -> None:
+    names, undescribed = set(), []
+    for component, schema in document["components"]["schemas"].items():
+        model = re.sub(r"^.*__|-(Input|Output)$", "", component)
+        for name, field in schema.get("properties", {}).items():
+            names |= {name, f"{model}.{name}"}
+            if not field.get("description"):
+                undescribed.append((component, name))
+    for path, method, operation in _operations(document):
+        for parameter in operation.get("parameters", ()):
+            if parameter["in"] == "query":
+                names.add(parameter["name"])
+                if not parameter.get("description"):
+                    undescribed.append((f"{method} {path}", parameter["name"]))
+    assert not undescribed
+    assert FIELDS.keys() <= names
 
 
 def test_what_needs_a_key_says_so_and_is_refused_without(

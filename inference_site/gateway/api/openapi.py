@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 
 from inference_site.core.errors import api_errors
+from inference_site.gateway.api.field_descriptions import FIELDS
 from inference_site.gateway.api.schema import ErrorEnvelope, declared, documented
 
 Schema = dict[str, Any]
@@ -64,8 +65,21 @@ class Generator(SchemaGenerator):
     def get_schema(self, request: Any = None, public: bool = False) -> Schema:
         document: Schema = super().get_schema(request, public)  # type: ignore[no-untyped-call]
         document["paths"]["/metrics"] = {"get": _METRICS}
-        document["components"]["schemas"] = dict(sorted(_schemas()[1].items()))
+        schemas = document["components"]["schemas"] = dict(sorted(_schemas()[1].items()))
+        for name, schema in schemas.items():
+            _describe(name, schema.get("properties", {}))
         return document
+
+
+def _describe(component: str, properties: dict[str, Schema]) -> None:
+    """Add descriptions to the fields of a component, which may be one of two with its name."""
+    model = component.rpartition("__")[2].removesuffix("-Input").removesuffix("-Output")
+    for name, field in properties.items():
+        text = FIELDS.get(f"{model}.{name}") or FIELDS.get(name)
+        if "const" in field:
+            text = f"Always `{field['const']}`."
+        if text and "description" not in field:
+            field["description"] = text
 
 
 class ViewSchema(AutoSchema):
@@ -163,7 +177,7 @@ class ViewSchema(AutoSchema):
             yield OpenApiParameter(
                 name,
                 kept,
-                description=kept.pop("description", ""),
+                description=kept.pop("description", "") or FIELDS.get(name, ""),
                 required=name in schema.get("required", ()),
                 style="deepObject" if kept["type"] == "object" else None,
                 default=field.get("default"),
