@@ -20,7 +20,7 @@ WORKERS ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: serve test check check-tests fuzz stress lint ruff imports types audit format bench faults soak \
-	attacks engines containers release lock clean
+	attacks engines clients containers release lock clean
 .DELETE_ON_ERROR:
 
 serve: .venv/.installed
@@ -93,6 +93,11 @@ attacks: .venv/.installed-dev
 # var/engines). What cannot be had is left out. `SERVERS=vllm` runs one.
 engines: .venv/.real-model
 	$(BIN)/python -m tests.real_servers --write $(if $(SERVERS),--only $(SERVERS))
+
+# Installs real clients and agents into var/clients and runs them against a site; writes docs/clients.md.
+# `CLIENTS="codex claude-code"` for some.
+clients: .venv/.real-model
+	$(BIN)/python -m tests.clients --write $(if $(CLIENTS),--only $(CLIENTS))
 
 # Builds and runs docker-compose.yml with a Docker engine, in ten minutes or more; `CHECKS="scales web"` for some.
 containers: .venv/.installed-dev

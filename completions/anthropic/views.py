@@ -19,7 +19,7 @@ from inference_site.accounts.keys import Caller
 from inference_site.accounts.rate_limits import seconds_of
 from inference_site.catalogue.fleet.fleet import context_of
 from inference_site.core.domain.request import GenerationRequest
-from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundError
 from inference_site.gateway.api.authentication import caller_of
 from inference_site.gateway.api.payload import parse
 from inference_site.gateway.api.schema import documented
@@ -62,6 +62,13 @@ class MessagesView(_MessagesApiView):
     def post(self, request: Request) -> HttpResponse:
         """Create a message: the assistant's next turn, or the rest of its last one."""
         body = parse(wire.MessagesRequest, request.data)
+        if body.thread is not None and body.thread.type == "continue":
+            # The client sends the whole conversation again.
+            raise NotFoundError(
+                "This site holds no threads; send all messages.",
+                param="thread.previous_message_id",
+                code="thread_not_found",
+            )
         caller = caller_of(request)
         model, chat, asked = _asked(body, caller)
         if asked.max_output_tokens is not None and asked.max_output_tokens >= context_of(

@@ -235,6 +235,13 @@ class CountTokensRequest(_Prompt):
     """The body of ``POST /v1/messages/count_tokens``."""
 
 
+class Thread(WireRequest):
+    """``thread``: a conversation that the server would hold between the turns (a beta feature)."""
+
+    type: Literal["create", "continue"]
+    previous_message_id: str | None = None
+
+
 class MessagesRequest(_Prompt):
     """The body of ``POST /v1/messages``."""
 
@@ -248,6 +255,7 @@ class MessagesRequest(_Prompt):
     top_k: Annotated[int, Field(ge=0)] | None = None
     metadata: RequestMetadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
+    thread: Thread | None = None
 
 
 # --- Answer --------------------------------------------------------------------------------------
@@ -270,7 +278,6 @@ class AnswerText(WireObject):
 
     type: Literal["text"] = "text"
     text: str
-    citations: None = None
 
 
 class AnswerThinking(WireObject):
@@ -330,11 +337,18 @@ class InputTokens(WireObject):
     input_tokens: int
 
 
+class ErrorDetails(WireObject):
+    """``error.details``: what a program may look at."""
+
+    error_code: str
+
+
 class MessagesErrorDetail(WireObject):
     """``error``."""
 
     type: str
     message: str
+    details: ErrorDetails | None = None
 
 
 class MessagesError(WireObject):

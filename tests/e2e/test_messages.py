@@ -400,3 +400,30 @@ def test_answers_and_errors_have_an_id(claude: anthropic.Anthropic, http: httpx.
     raw = claude.messages.with_raw_response.create(**DEMO, messages=HELLO)
     assert raw.headers["request-id"] == raw.headers["x-request-id"]
     assert http.post("/v1/messages", json={}).headers["request-id"].startswith("req_")
+
+
+def test_a_thread_is_not_held_and_its_client_sends_everything_again(
+    claude: anthropic.Anthropic, http: httpx.Client
+) -> None:
+    thread = {"type": "continue", "previous_message_id": "msg_1"}
+    refused = http.post("/v1/messages", json={**GREEDY, "messages": HELLO, "thread": thread})
+    assert refused.status_code == 404
+    assert refused.json()["error"]["details"] == {"error_code": "thread_not_found"}
+
+    results = []
+
+    def look(city: str) -> str:
+        """Look at a city."""
+        results.append(city)
+        return f"sunny in {city}"
+
+    said = script(call("look", '{"city": "Oslo"}'))
+    runner = claude.beta.messages.tool_runner(
+        model="scripted",
+        max_tokens=100,
+        messages=[{"role": "user", "content": said}],
+        tools=[anthropic.beta_tool(look)],
+        max_iterations=3,
+    )
+    assert [message.stop_reason for message in runner] == ["tool_use"] * 3
+    assert results[:2] == ["Oslo", "Oslo"]

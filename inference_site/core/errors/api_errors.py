@@ -101,7 +101,10 @@ class ApiError(Exception):
         if path.startswith("/v1/messages"):
             kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
             where = f"{self.param}: " if self.param and self.param not in self.message else ""
-            return {"type": "error", "error": {"type": kind, "message": f"{where}{self.message}"}}
+            error: dict[str, Any] = {"type": kind, "message": f"{where}{self.message}"}
+            if self.code:
+                error["details"] = {"error_code": self.code}
+            return {"type": "error", "error": error}
         return self.envelope
 
 

@@ -1,0 +1,355 @@
+"""The real clients: how each is installed into ``var/clients``, told of the site, and run.
+
+Most run a script of ``scripts/`` in their own environment; the agents of the command line are run
+as their users run them, in a folder of their own. A run returns its steps with what went wrong in
+each, and nothing for a step that worked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.served_stack import ROOT
+
+FOLDER = ROOT / "var" / "clients"
+SCRIPTS = Path(__file__).parent / "scripts"
+MODEL, SMALL = "played", "smollm2"
+_INSTALL_S, _RUN_S = 900, 300
+_MADE = "made.txt"
+_SAY_DONE = "SAY All done."
+
+Steps = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where the site is, and a key for it."""
+
+    url: str
+    key: str
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What a script is told."""
+        told = {"SITE_URL": self.url, "SITE_KEY": self.key}
+        told |= {"SITE_MODEL": MODEL, "SITE_SMALL_MODEL": SMALL}
+        kept = {name: os.environ[name] for name in ("PATH", "LANG", "TERM") if name in os.environ}
+        return kept | told | {"NO_PROXY": "127.0.0.1", "DO_NOT_TRACK": "1"}
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client: its packages in a registry, what it speaks, and how it is run."""
+
+    name: str
+    registry: str
+    packages: tuple[str, ...]
+    protocols: str
+    run: Callable[[Site, Path], Steps]
+
+    @property
+    def folder(self) -> Path:
+        """Where it is installed."""
+        return FOLDER / self.name
+
+    def install(self) -> str:
+        """Install it if it is not there yet; return its version. Raise CalledProcessError."""
+        python, done = self.folder / "bin" / "python", self.folder / ".installed"
+        if not done.exists():
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir(parents=True)
+            if self.registry == "PyPI":
+                _sh([sys.executable, "-m", "venv", str(self.folder)], self.folder)
+                _sh([str(python), "-m", "pip", "install", "-q", *self.packages], self.folder)
+            else:
+                (self.folder / "package.json").write_text('{"private": true}')
+                _sh(["npm", "install", "--no-audit", "--no-fund", *self.packages], self.folder)
+            done.touch()
+        main = re.split(r"[\[<=>]", self.packages[0])[0]
+        if self.registry == "PyPI":
+            code = f"from importlib.metadata import version; print(version({main!r}))"
+            return _sh([str(python), "-c", code], self.folder).strip()
+        installed = self.folder / "node_modules" / main / "package.json"
+        return str(json.loads(installed.read_text())["version"])
+
+
+def _sh(
+    command: list[str],
+    folder: Path,
+    env: Mapping[str, str] | None = None,
+    text: str = "",
+    timeout_s: float = _INSTALL_S,
+) -> str:
+    """Return what a command prints. Raise CalledProcessError or TimeoutExpired."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=env and dict(env),
+        input=text,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    if done.returncode:
+        raise subprocess.CalledProcessError(done.returncode, command, done.stdout)
+    return done.stdout
+
+
+def _script(name: str) -> Callable[[Site, Path], Steps]:
+    """Return what runs a script of ``scripts/`` and reads the steps that it prints."""
+
+    def run(site: Site, folder: Path) -> Steps:
+        installed = FOLDER / folder.name
+        for script in SCRIPTS.iterdir():
+            if script.is_file():
+                shutil.copy(script, installed / script.name)
+        runner = str(installed / "bin" / "python") if name.endswith(".py") else "node"
+        env = {**site.env, "HOME": str(folder)}
+        said = _sh([runner, str(installed / name)], folder, env, timeout_s=_RUN_S)
+        lines = (line.removeprefix("STEP ") for line in said.splitlines() if "STEP {" in line)
+        return {step["step"]: step["error"] for step in map(json.loads, lines)}
+
+    return run
+
+
+def _codex(site: Site, folder: Path) -> Steps:
+    """Run OpenAI's Codex: a command, a patch, a tool of an MCP server, and a resumed session."""
+    python = FOLDER / "openai-agents" / "bin" / "python"
+    (folder / "config.toml").write_text(
+        f'model = "{MODEL}"\nmodel_provider = "site"\n[model_providers.site]\nname = "site"\n'
+        f'base_url = "{site.url}/v1"\nenv_key = "SITE_KEY"\nwire_api = "responses"\n'
+        f'[mcp_servers.weather]\ncommand = "{python}"\nargs = ["{SCRIPTS / "weather_server.py"}"]\n'
+    )
+    env = {**site.env, "CODEX_HOME": str(folder), "HOME": str(folder)}
+    binary = str(FOLDER / "codex" / "node_modules" / ".bin" / "codex")
+    flags = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
+
+    def ask(prompt: str, *resume: str) -> str:
+        return _sh([binary, "exec", *resume, *flags, prompt], folder, env, timeout_s=_RUN_S)
+
+    patch = "*** Begin Patch\n*** Add File: patched.txt\n+patched\n*** End Patch\n"
+    applied = f"apply_patch <<'EOF'\n{patch}EOF"
+    call = json.dumps({"cmd": applied})
+    return _steps(
+        {
+            "command": lambda: _made(folder, ask(_command("exec_command", "cmd"))),
+            "patch applied to a file": lambda: _made(
+                folder, ask(f"Please.\nCALL exec_command {call}\n{_SAY_DONE}"), "patched.txt"
+            ),
+            "MCP tool": lambda: _holds(
+                ask('Please.\nCALL get_weather {"city": "Oslo"}'), "sunny in Oslo"
+            ),
+            "session resumed": lambda: _holds(ask("SAY Resumed.", "resume", "--last"), "Resumed."),
+        }
+    )
+
+
+def _claude_code(site: Site, folder: Path) -> Steps:
+    """Run Claude Code: a command, a file, a tool of an MCP server, and a resumed session."""
+    env = {
+        **site.env,
+        "HOME": str(folder),
+        "IS_SANDBOX": "1",
+        "ANTHROPIC_BASE_URL": site.url,
+        "ANTHROPIC_AUTH_TOKEN": site.key,
+        "ANTHROPIC_MODEL": MODEL,
+        "ANTHROPIC_SMALL_FAST_MODEL": MODEL,
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+    binary = str(FOLDER / "claude-code" / "node_modules" / ".bin" / "claude")
+    python = str(FOLDER / "openai-agents" / "bin" / "python")
+    server = {"command": python, "args": [str(SCRIPTS / "weather_server.py")]}
+    (folder / "mcp.json").write_text(json.dumps({"mcpServers": {"weather": server}}))
+
+    def ask(prompt: str, *flags: str) -> str:
+        command = [binary, "-p", "--dangerously-skip-permissions", *flags]
+        return _sh(command, folder, env, prompt, timeout_s=_RUN_S)
+
+    path = folder / "written.txt"
+    write = json.dumps({"file_path": str(path), "content": "written\n"})
+    return _steps(
+        {
+            "command": lambda: _made(folder, ask(_command("Bash", "command", described=True))),
+            "file written": lambda: _made(
+                folder, ask(f"Please.\nCALL Write {write}\n{_SAY_DONE}"), path.name
+            ),
+            "MCP tool": lambda: _holds(
+                ask(
+                    'Please.\nCALL get_weather {"city": "Oslo"}',
+                    "--mcp-config",
+                    str(folder / "mcp.json"),
+                ),
+                "sunny in Oslo",
+            ),
+            "session resumed": lambda: _holds(ask("SAY Resumed.", "--continue"), "Resumed."),
+        }
+    )
+
+
+def _opencode(site: Site, folder: Path) -> Steps:
+    """Run opencode: a command."""
+    models = {MODEL: {"name": MODEL, "limit": {"context": 65536, "output": 4096}}}
+    options = {"baseURL": f"{site.url}/v1", "apiKey": site.key}
+    provider = {"npm": "@ai-sdk/openai-compatible", "name": "site", "options": options}
+    chosen = {"model": f"site/{MODEL}", "small_model": f"site/{MODEL}", "permission": "allow"}
+    config = {"provider": {"site": {**provider, "models": models}}, **chosen}
+    (folder / "opencode.json").write_text(json.dumps(config))
+    binary = str(FOLDER / "opencode" / "node_modules" / ".bin" / "opencode")
+    env = {**site.env, "HOME": str(folder)}
+
+    def ask(prompt: str) -> str:
+        return _sh([binary, "run"], folder, env, prompt, timeout_s=_RUN_S)
+
+    asked = _command("bash", "command", described=True)
+    return _steps({"command": lambda: _made(folder, ask(asked))})
+
+
+def _aider(site: Site, folder: Path) -> Steps:
+    """Run aider: an edit of a file."""
+    file = folder / "file.txt"
+    file.write_text("old\n")
+    _sh(["git", "init", "-q", "."], folder)
+    fence = "```"
+    edit = f"file.txt\n{fence}\n<<<<<<< SEARCH\nold\n=======\nnew\n>>>>>>> REPLACE\n{fence}"
+    command = [str(FOLDER / "aider" / "bin" / "aider"), "--model", f"openai/{MODEL}"]
+    command += ["--edit-format", "diff", "--yes-always", "--no-check-update", "--no-auto-commits"]
+    command += ["--no-show-model-warnings", "--analytics-disable", "--message"]
+    api = {"OPENAI_API_BASE": f"{site.url}/v1", "OPENAI_API_KEY": site.key}
+    env = {**site.env, **api, "HOME": str(folder)}
+
+    def edited() -> None:
+        said = _sh([*command, f"SAY {json.dumps(edit)}", "file.txt"], folder, env, timeout_s=_RUN_S)
+        assert file.read_text() == "new\n", said[-300:]
+
+    return _steps({"edit of a file": edited})
+
+
+def _llm(site: Site, folder: Path) -> Steps:
+    """Run the command ``llm``: a chat."""
+    entry = f"- model_id: site\n  model_name: {SMALL}\n  api_base: {site.url}/v1\n"
+    (folder / "extra-openai-models.yaml").write_text(f"{entry}  api_key_name: site\n")
+    binary = str(FOLDER / "llm" / "bin" / "llm")
+    command = [binary, "-m", "site", "--key", site.key, "Hello", "-o", "max_tokens", "20"]
+    env = {**site.env, "LLM_USER_PATH": str(folder), "HOME": str(folder)}
+
+    def chat() -> None:
+        assert _sh(command, folder, env, timeout_s=_RUN_S).strip()
+
+    return _steps({"chat, stream": chat})
+
+
+def _command(tool: str, argument: str, *, described: bool = False) -> str:
+    """Return the prompt that has the model run a command which makes a file."""
+    arguments = {argument: f"echo made > {_MADE}"}
+    arguments |= {"description": "make a file"} if described else {}
+    return f"Please.\nCALL {tool} {json.dumps(arguments)}\n{_SAY_DONE}"
+
+
+def _made(folder: Path, said: str, name: str = _MADE) -> None:
+    """Raise AssertionError if the agent has not made the file and said that it is done."""
+    assert (folder / name).exists(), said[-300:]
+    _holds(said, "All done.")
+
+
+def _holds(said: str, part: str) -> None:
+    assert part in said, said[-300:]
+
+
+def _steps(steps: Mapping[str, Callable[[], None]]) -> Steps:
+    """Run the steps; return what went wrong in each."""
+    errors: Steps = {}
+    for name, work in steps.items():
+        try:
+            work()
+        except (AssertionError, OSError, subprocess.SubprocessError) as exc:
+            said = getattr(exc, "output", "") or ""
+            errors[name] = f"{exc} {said[-300:]}".strip()
+        else:
+            errors[name] = ""
+    return errors
+
+
+_ALL_THREE = "chat completions, responses, messages"
+CLIENTS = (
+    Client(
+        "openai-python",
+        "PyPI",
+        ("openai",),
+        "chat completions, responses",
+        _script("openai_python.py"),
+    ),
+    Client(
+        "openai-node", "npm", ("openai",), "chat completions, responses", _script("openai_node.mjs")
+    ),
+    Client("anthropic-python", "PyPI", ("anthropic",), "messages", _script("anthropic_python.py")),
+    Client(
+        "anthropic-node", "npm", ("@anthropic-ai/sdk",), "messages", _script("anthropic_node.mjs")
+    ),
+    Client(
+        "openai-agents",
+        "PyPI",
+        ("openai-agents", "mcp"),
+        "responses, chat completions",
+        _script("openai_agents.py"),
+    ),
+    Client(
+        "openai-agents-js",
+        "npm",
+        ("@openai/agents", "zod"),
+        "responses, chat completions",
+        _script("openai_agents_js.mjs"),
+    ),
+    Client(
+        "vercel-ai",
+        "npm",
+        ("ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "@ai-sdk/anthropic", "zod"),
+        _ALL_THREE,
+        _script("vercel_ai.mjs"),
+    ),
+    Client("codex", "npm", ("@openai/codex",), "responses", _codex),
+    Client("claude-code", "npm", ("@anthropic-ai/claude-code",), "messages", _claude_code),
+    Client("opencode", "npm", ("opencode-ai",), "chat completions", _opencode),
+    Client("aider", "PyPI", ("aider-chat",), "chat completions", _aider),
+    Client("llm", "PyPI", ("llm",), "chat completions", _llm),
+    Client(
+        "langchain",
+        "PyPI",
+        ("langchain", "langchain-openai", "langgraph", "langchain-anthropic"),
+        _ALL_THREE,
+        _script("langchain_agents.py"),
+    ),
+    Client(
+        "llamaindex",
+        "PyPI",
+        ("llama-index-core", "llama-index-llms-openai-like"),
+        "chat completions",
+        _script("llamaindex_agents.py"),
+    ),
+    Client("pydantic-ai", "PyPI", ("pydantic-ai",), _ALL_THREE, _script("pydantic_ai_agents.py")),
+    Client(
+        "instructor", "PyPI", ("instructor",), "chat completions", _script("instructor_models.py")
+    ),
+    Client(
+        "smolagents",
+        "PyPI",
+        ("smolagents[openai]",),
+        "chat completions",
+        _script("smolagents_agents.py"),
+    ),
+    Client("crewai", "PyPI", ("crewai",), "chat completions", _script("crewai_agents.py")),
+    Client(
+        "litellm", "PyPI", ("litellm",), f"{_ALL_THREE}, completions", _script("litellm_sdk.py")
+    ),
+    Client("ollama-python", "PyPI", ("ollama",), "Ollama", _script("ollama_python.py")),
+    Client("ollama-js", "npm", ("ollama",), "Ollama", _script("ollama_js.mjs")),
+)
