@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -427,3 +428,18 @@ def test_a_thread_is_not_held_and_its_client_sends_everything_again(
     )
     assert [message.stop_reason for message in runner] == ["tool_use"] * 3
     assert results[:2] == ["Oslo", "Oslo"]
+
+
+@pytest.mark.parametrize("turn", [0, 1], ids=["a prompt", "the result of a tool"])
+def test_requests_of_claude_code_as_it_sends_them(http: httpx.Client, turn: int) -> None:
+    """Recorded from version 2.1.197; long texts are cut short."""
+    recorded = Path(__file__).parent / "bodies" / "claude_code_2.1.197.json"
+    sent = json.loads(recorded.read_text())[turn]
+    assert len(sent["body"]["tools"]) == 24
+    body = {**sent["body"], "model": "scripted"}
+    with http.stream("POST", sent["path"], json=body, headers=sent["headers"]) as answer:
+        assert answer.status_code == 200, answer.read()
+        sent_frames = frames(answer)
+    assert sent_frames[0].startswith("event: message_start")
+    assert sent_frames[-1].startswith("event: message_stop")
+    assert http.head("/").status_code < 400
