@@ -35,6 +35,10 @@ SmolLM2 (135 million parameters). This page is written by `python -m tests.clien
 | client | version | speaks | what was done | date |
 |---|---|---|---|---|
 """
+_TAIL = """
+Not run: Open WebUI, a whole web application of two gigabytes that reads models and chats from
+`URL/v1` as OpenAI's SDK does.
+"""
 _MODELS = """
   {model}:
     engine: openai_upstream
@@ -62,7 +66,7 @@ def main() -> int:
     server.models, server.answers = [MODEL], [play]
     found: dict[str, Row] = {}
     models = _MODELS.format(model=MODEL, small=SMALL, url=server.url, file=file.resolve())
-    with server.running(), served_stack(models) as stack:
+    with server.running(), served_stack(models, DEFAULT_MODEL=SMALL) as stack:
         site = Site(stack.url, stack.key)
         for client in CLIENTS:
             if not options.only or client.name in options.only:
@@ -100,7 +104,7 @@ def _write(found: dict[str, Row]) -> None:
     merged = {**earlier, **found}
     rows = {client.name: merged[client.name] for client in CLIENTS if client.name in merged}
     SEEN.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    PAGE.write_text(_HEAD + "".join(_lines(rows)), encoding="utf-8")
+    PAGE.write_text(_HEAD + "".join(_lines(rows)) + _TAIL, encoding="utf-8")
 
 
 def _lines(rows: dict[str, Row]) -> Iterator[str]:

@@ -248,6 +248,49 @@ def _llm(site: Site, folder: Path) -> Steps:
     return _steps({"chat, stream": chat})
 
 
+def _lm_eval(site: Site, folder: Path) -> Steps:
+    """Run the evaluation harness: likelihoods of texts, with the site's tokenizer."""
+    (folder / "data.jsonl").write_text('{"q": "The capital of France is", "a": " Paris"}\n')
+    task = {
+        "task": "tiny",
+        "dataset_path": "json",
+        "test_split": "test",
+        "dataset_kwargs": {"data_files": {"test": str(folder / "data.jsonl")}},
+        "output_type": "loglikelihood",
+        "doc_to_text": "{{q}}",
+        "doc_to_target": "{{a}}",
+        "metadata": {"version": 1},
+    }
+    (folder / "tiny.yaml").write_text(json.dumps(task))
+    model = f"model={SMALL},base_url={site.url}/v1/completions,auth_token={site.key}"
+    command = [str(FOLDER / "lm-eval" / "bin" / "lm_eval"), "--model", "local-completions"]
+    command += ["--model_args", f"{model},tokenizer_backend=remote,max_length=2048"]
+    command += ["--include_path", str(folder), "--tasks", "tiny"]
+    env = {**site.env, "OPENAI_API_KEY": site.key, "HF_HUB_OFFLINE": "1", "HOME": str(folder)}
+
+    def evaluate() -> None:
+        _holds(_sh(command, folder, env, timeout_s=_RUN_S), "perplexity")
+
+    return _steps({"likelihoods": evaluate})
+
+
+def _guidellm(site: Site, folder: Path) -> Steps:
+    """Run the benchmark: three chats one after another."""
+    (folder / "prompts.jsonl").write_text('{"prompt": "Hello"}\n' * 3)
+    backend = f"kind=openai_http,target={site.url},model={MODEL},api_key={site.key}"
+    command = [str(FOLDER / "guidellm" / "bin" / "guidellm"), "run", "--backend", backend]
+    command += ["--profile", "kind=synchronous", "--constraint", "kind=max_requests,count=3"]
+    command += ["--data", "kind=json_file,path=prompts.jsonl", "--disable-console-interactive"]
+    command += ["--output", "kind=json,path=report.json"]
+
+    def bench() -> None:
+        _sh(command, folder, {**site.env, "HOME": str(folder)}, timeout_s=_RUN_S)
+        [report] = json.loads((folder / "report.json").read_text())["benchmarks"]
+        assert report["metrics"]["request_totals"]["successful"] == 3
+
+    return _steps({"benchmark of a stream": bench})
+
+
 def _command(tool: str, argument: str, *, described: bool = False) -> str:
     """Return the prompt that has the model run a command which makes a file."""
     arguments = {argument: f"echo made > {_MADE}"}
@@ -352,4 +395,6 @@ CLIENTS = (
     ),
     Client("ollama-python", "PyPI", ("ollama",), "Ollama", _script("ollama_python.py")),
     Client("ollama-js", "npm", ("ollama",), "Ollama", _script("ollama_js.mjs")),
+    Client("lm-eval", "PyPI", ("lm-eval[api]",), "completions", _lm_eval),
+    Client("guidellm", "PyPI", ("guidellm",), "chat completions", _guidellm),
 )
