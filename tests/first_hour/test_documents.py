@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,8 @@ def test_other_examples_are_well_formed(example: Example) -> None:
                 json.loads(line)
         case "yaml":
             yaml.safe_load(example.text)
+        case "toml":
+            tomllib.loads(example.text)
         case other:
             assert other in ("sh", "python", "mermaid"), example.place
 
