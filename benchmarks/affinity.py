@@ -39,7 +39,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many conversations take how many turns, each of so many words."""
+    """Numbers of conversations, of turns in each, and of words in a turn."""
 
     conversations: int
     turns: int
@@ -68,7 +68,7 @@ def two_workers(wait_ms: int) -> Iterator[Endpoint]:
 
 
 def wait_for_workers(endpoint: Endpoint, count: int) -> None:
-    """Return once so many workers serve the model. Raise TargetFailed."""
+    """Return once this number of workers serves the model. Raise TargetFailed."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     with client_of(endpoint) as client:
         while time.monotonic() < deadline:

@@ -61,7 +61,7 @@ class Bystander:
     is_over: threading.Event = field(default_factory=threading.Event)
 
     def look(self, duration_s: float) -> dict[str, float]:
-        """Ask and read for so long; return what was met, in earlier looks too."""
+        """Send requests and read answers for this long; return all outcomes so far."""
         self.is_over.clear()
         threads = [threading.Thread(target=self._read), threading.Thread(target=self._ask)]
         for thread in threads:

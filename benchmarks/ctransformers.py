@@ -27,7 +27,7 @@ from inference_site.catalogue.catalogue import DEMO_FILE
 MUST = 0.90
 CONTEXT_LENGTH = 2048
 SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "repetition_penalty": 1.1}
-"""Those that ``generate`` takes when it is told nothing."""
+"""The defaults of ``generate``."""
 
 
 class Bare:

@@ -83,7 +83,7 @@ def render(template: str, parts: Parts) -> str:
 
 
 def comparison_rows(parts: Parts) -> list[Row]:
-    """Return the rows of the comparison as the last runs left them."""
+    """Return the rows of the comparison from the latest runs."""
     last = [runs[0] for name, runs in parts.items() if name.startswith("comparison/")]
     rows = [Row(**row) for run in last for row in run["figures"]["rows"]]
     return sorted(rows, key=lambda row: (row.case, row.streams))

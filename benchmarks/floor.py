@@ -132,7 +132,7 @@ def commands(client: redis.Redis) -> Callable[[], object]:
 
 @contextmanager
 def bare_daphne() -> Iterator[Endpoint]:
-    """Run Daphne with an application that answers at once."""
+    """Run Daphne with an application that answers immediately."""
     port = free_port()
     command = [sys.executable, "-m", "daphne", "-p", str(port), "-v", "0"]
     with running("daphne", [*command, "benchmarks.bare_parts:answer"], {}) as process:

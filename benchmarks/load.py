@@ -207,7 +207,7 @@ async def run_arrivals(plan: LoadPlan, numbers: Iterator[int]) -> list[Sample]:
 
 
 async def run_load(plan: LoadPlan) -> LoadResult:
-    """Run all streams of the plan at once."""
+    """Run all streams of the plan concurrently."""
     numbers, started, cpu = count(plan.first_prompt), time.perf_counter(), time.process_time()
     deadline = started + plan.seconds if plan.rounds is None else math.inf
     if plan.arrivals_per_s:

@@ -132,7 +132,7 @@ def told(what: str) -> Iterator[None]:
 def timed(
     database: Database, name: str, times: int, act: Callable[[], object], note: str = ""
 ) -> Row:
-    """Do it so many times, one after the other."""
+    """Run ``act`` ``times`` times in sequence, and time it."""
     waits, before = [], processor_s(database)
     for _ in range(times):
         began = time.perf_counter()
@@ -250,7 +250,7 @@ def look_on(operator: admin_pages.Operator, addresses: Iterator[str]) -> None:
 
 
 def parts(database: Database, url: str, options: argparse.Namespace) -> Iterator[Row]:
-    """Yield what is asked for."""
+    """Yield the requested measurements."""
     if "queue" in options.only:
         yield from queue(database, options.times)
         database.execute(_LEAVE, [claims.MODEL])

@@ -107,7 +107,7 @@ def fill(database: psycopg.Connection, total: int) -> None:
 
 
 def timed(name: str, ask: Callable[[int], object], times: int, note: str = "") -> Timing:
-    """Ask so many times, one after the other."""
+    """Run ``ask`` ``times`` times in sequence, and time it."""
     waits = []
     for number in range(times):
         started = time.perf_counter()

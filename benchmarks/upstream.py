@@ -80,7 +80,7 @@ def ask(engine: Engine, numbers: range, max_tokens: int, counts: list[int]) -> N
 
 
 def read(plan: LoadPlan, number: int) -> None:
-    """Take one answer off the socket, and look at nothing but its end."""
+    """Read one answer from the socket, and parse only its end."""
     address = Address.of(plan.url)
     with socket.create_connection((address.host, address.port)) as connection:
         connection.sendall(request_bytes(plan, address, number))

@@ -83,7 +83,7 @@ class _Connections:
     waiting: int = 0
 
     def send(self, count: int) -> None:
-        """Open so many connections at once."""
+        """Open ``count`` connections at the same time."""
         for _ in range(count):
             connection = socket.socket()
             connection.setblocking(False)

@@ -137,7 +137,7 @@ class ThinkingBlock(_Block):
 
 
 class RedactedThinkingBlock(_Block):
-    """A block of type ``redacted_thinking``, which no model here makes; it is left out."""
+    """A block of type ``redacted_thinking``. No model here writes one, so it is ignored."""
 
     type: Literal["redacted_thinking"]
     data: str

@@ -295,7 +295,7 @@ class ChatAssembler(Assembler):
         return Ending(frames, 200, body, finish_reason=finish)
 
     def cancel(self) -> Ending:
-        """End without a finish reason: the client has left, or has cancelled."""
+        """End without a finish reason: the client has disconnected or cancelled."""
         return cancelled(failure(Cancelled()), [DONE])
 
     def fail(self, error: Exception) -> Ending:

@@ -66,7 +66,7 @@ def _format_kind(value: object) -> str:
 
 
 class _Run(WireRequest):
-    """What chats and completions have in common. They stream unless told not to."""
+    """The fields that chats and completions share. They stream unless ``stream`` is false."""
 
     model: str
     format: Annotated[

@@ -235,7 +235,7 @@ _UNDER_WAY = (ModelState.LOADING, ModelState.DRAINING)
 
 
 async def model_events(model: str) -> AsyncIterator[bytes]:
-    """Yield how the model is, as SSE: at once, at every change, and until nothing is under way."""
+    """Yield the model's states as SSE: now, and at each change, until no change is pending."""
     sent = b""
     while True:
         event, is_last = await asyncio.to_thread(_look, model)
@@ -283,7 +283,7 @@ class LoadAdapterView(ApiView):
 
     @documented(body=AdapterAdded, answer=AdapterCommanded, errors=(NotFoundError, ConflictError))
     def post(self, request: Request) -> Response:
-        """Add a LoRA adapter to a model; its workers load it anew."""
+        """Add a LoRA adapter to a model; its workers reload the model."""
         body = parse(AdapterAdded, request.data)
         spec = _meant(body.model)
         name = body.lora_name
@@ -311,7 +311,7 @@ class UnloadAdapterView(ApiView):
 
     @documented(body=AdapterRemoved, answer=AdapterCommanded, errors=(NotFoundError, ConflictError))
     def post(self, request: Request) -> Response:
-        """Remove a LoRA adapter that was added; the workers of its model load that anew."""
+        """Remove an added LoRA adapter; the workers of its model reload the model."""
         body = parse(AdapterRemoved, request.data)
         having = adapters.read().models_with(body.lora_name)
         spec = _meant(body.model or (having[0] if len(having) == 1 else None))

@@ -161,7 +161,7 @@ class AdapterRemoved(WireRequest):
 
 
 class AdapterCommanded(WireObject):
-    """Which workers load the model anew; the events of the model say what came of it."""
+    """Workers that reload the model; the model's events have the result."""
 
     object: Literal["lora_adapter.command"] = "lora_adapter.command"
     model: str

@@ -1,4 +1,4 @@
-"""What the stack does when a part of it dies or stands still."""
+"""What the stack does when one of its parts dies or hangs."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class _Body:
 
 
 def parse(source: str) -> dict[str, Node]:
-    """Return the rules by name. Raise ValueError for what is no GBNF."""
+    """Return the rules by name. Raise ValueError for invalid GBNF."""
     bodies: dict[str, _Body] = {}
     body: _Body | None = None
     for kind, value, line in _tokens(source):
@@ -371,7 +371,7 @@ def _mask(chars: Chars) -> int:
 
 
 def lark_of_gbnf(source: str) -> str:
-    """Return a Lark grammar of what the GBNF matches. Raise ValueError for what is no GBNF."""
+    """Return a Lark grammar of what the GBNF matches. Raise ValueError for invalid GBNF."""
     rules = parse(source)
     try:
         return _Writer(rules).write()

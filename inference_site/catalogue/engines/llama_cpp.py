@@ -23,7 +23,7 @@ from inference_site.catalogue.operator_settings import GgufFile, Text
 from inference_site.core.domain.model_spec import ModelSpec
 
 PREFILL_BATCH = 512
-"""Tokens of a prompt between two looks at cancellation: smaller cancels sooner and runs slower."""
+"""Tokens of a prompt between two checks for cancellation: fewer cancel sooner and run slower."""
 
 _GENERATES = frozenset(
     {
