@@ -68,7 +68,7 @@ class _Block:
 
 
 class MessageAssembler(Assembler):
-    """Assembles one message (see ``generations.kinds.Assembler``)."""
+    """Assembles one message (see ``runs.kinds.Assembler``)."""
 
     def __init__(self, assembly: MessageAssembly) -> None:
         self._assembly = assembly

@@ -226,7 +226,7 @@ class ChatAssembly(Assembly):
 
 
 class ChatAssembler(Assembler):
-    """Assembles one chat completion (see ``generations.kinds.Assembler``)."""
+    """Assembles one chat completion (see ``runs.kinds.Assembler``)."""
 
     def __init__(self, assembly: ChatAssembly) -> None:
         self._assembly = assembly

@@ -150,7 +150,7 @@ class CompletionAssembly(Assembly):
 
 
 class CompletionAssembler(Assembler):
-    """Assembles one completion (see ``generations.kinds.Assembler``)."""
+    """Assembles one completion (see ``runs.kinds.Assembler``)."""
 
     def __init__(self, assembly: CompletionAssembly) -> None:
         self._assembly = assembly
@@ -265,7 +265,7 @@ class InfillAssembly(Assembly):
 
 
 class InfillAssembler(Assembler):
-    """Assembles one answer (see ``generations.kinds.Assembler``)."""
+    """Assembles one answer (see ``runs.kinds.Assembler``)."""
 
     def __init__(self, assembly: InfillAssembly) -> None:
         self._assembly = assembly

@@ -119,7 +119,7 @@ class ModelLoadView(ApiView):
 
 
 class ModelUnloadView(ApiView):
-    """``POST /v1/models/unload``: has workers drop a model; what runs on it may end."""
+    """``POST /v1/models/unload``: workers unload a model after its runs."""
 
     scope = Scope.MODELS
 
@@ -130,7 +130,7 @@ class ModelUnloadView(ApiView):
 
 
 class ModelEventsView(ApiView):
-    """``GET /v1/models/{id}/events``: a stream of how the model is, on each worker.
+    """``GET /v1/models/{id}/events``: a stream of the model's states on each worker.
 
     It ends, with ``[DONE]``, when nothing is under way.
     """

@@ -1,4 +1,4 @@
-"""The files of a model: which there are, what their headers say, and whether they can be loaded."""
+"""The files of a model: their paths, the facts in their headers, and their errors."""
 
 from __future__ import annotations
 

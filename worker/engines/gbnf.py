@@ -1,4 +1,4 @@
-"""GBNF, llama.cpp's own form of grammars, and its translation to llguidance's Lark."""
+"""GBNF, llama.cpp's format of grammars, and its translation to llguidance's Lark."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What another rule matches."""
+    """A reference to another rule."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """A node, as often as ``sign`` says: ``*``, ``+``, ``?`` or ``{m,n}``."""
+    """A node, repeated by ``sign``: ``*``, ``+``, ``?`` or ``{m,n}``."""
 
     node: Node
     sign: str

@@ -1,4 +1,4 @@
-"""What models on llama.cpp may be asked for, and their options."""
+"""The options and capabilities of models on llama.cpp."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _GENERATES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class FillInMarks:
-    """What stands before the prefix, the suffix and the middle of a text to be filled in.
+    """The tokens before the prefix, the suffix and the middle of a text to be filled in.
 
     ``suffix_first``: the suffix comes before the prefix, which the middle then continues.
     """
@@ -79,7 +79,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 
 
 class Tuning(ChatOptions):
-    """What llama.cpp itself has of this name; None leaves it to llama.cpp.
+    """Options of llama.cpp of the same names; None means llama.cpp's default.
 
     See docs/engines.md. ``flash_attn`` is a boolean or "auto"; ``tensor_split`` has a share for
     each GPU. ``draft_model`` is the GGUF file of a smaller model of the same vocabulary, whose
@@ -139,7 +139,7 @@ class Tuning(ChatOptions):
 
 
 class LlamaCppOptions(Tuning):
-    """What llama.cpp has beside the settings that all engines share.
+    """The options of models on llama.cpp, besides those of all engines.
 
     ``embedding`` is how tokens are pooled, and makes it a model for embeddings only, which may be
     shortened if it is a ``matryoshka``. ``fim_tokens`` mark what is before, after and in the middle
