@@ -232,7 +232,7 @@ async def fairness(endpoint: Endpoint, other: str) -> dict[str, object]:
 
 
 async def deep_queue(endpoint: Endpoint, other: str) -> dict[str, object]:
-    """4,990 of 5,000 allowed requests of a project wait; 200 arrive. Times of claim and expiry."""
+    """200 requests of a project with 4,990 of 5,000 waiting: times of a claim and of expiry."""
     del other
     held = chat("few", _SLOW, stream=True)
     holding = sender(endpoint, request(endpoint, endpoint.key, "chat/completions", held), 4)
