@@ -1,4 +1,4 @@
-"""What it is worth that a turn goes to the worker that has its conversation in memory.
+"""The gain of sending a turn to the worker that has its conversation in its cache.
 
 ``python -m benchmarks.affinity``. Two workers serve one model; conversations of the Responses API
 take their turns at once, each turn after the one before. Once with ``AFFINITY_WAIT_MS`` and once
@@ -30,7 +30,7 @@ WORDS = "river stone light paper winter garden engine letter harbor window silve
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn: when its first text came, and how much of its prompt was not read again."""
+    """One turn: time of its first text, and cached tokens of its prompt."""
 
     ttft_ms: float
     input_tokens: int
@@ -123,7 +123,7 @@ def measure(wait_ms: int, plan: Plan) -> list[Turn]:
 
 @dataclass(frozen=True, slots=True)
 class Affinity:
-    """What the counted turns took; ``cached`` is a share of the tokens of their prompts."""
+    """Times of the counted turns; ``cached`` is a share of the tokens of their prompts."""
 
     name: str
     cached: float

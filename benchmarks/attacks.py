@@ -1,4 +1,4 @@
-"""What one project's attack costs another: ``make attacks``.
+"""The cost of one project's attack to another project: ``make attacks``.
 
 A bystander asks for short streamed answers, one after the other, and reads one stream that runs:
 first alone, then during the attack. The attackers have the lowest priority on this host, which a
@@ -51,7 +51,7 @@ _LONG = [{"repeat": 400, "steps": [{"text": "abcdefgh" * 1280}]}]
 
 @dataclass
 class Bystander:
-    """Another project: what its requests and its stream have met so far."""
+    """Another project: the outcomes of its requests and its stream so far."""
 
     endpoint: Endpoint
     key: str

@@ -1,4 +1,4 @@
-"""What many requests at one moment cost each other: ``python -m benchmarks.bursts``.
+"""Bursts of simultaneous requests and their effect on others: ``python -m benchmarks.bursts``.
 
 Each burst comes over connections that are opened in one moment, to a stack of its own. Times are
 from the opening of the connection. The client is a process with an account of its own, but it

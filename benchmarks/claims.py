@@ -1,4 +1,4 @@
-"""Claims: how many generations a second many workers take from one queue.
+"""Claims: generations a second that many workers take from one queue.
 
 ``python -m benchmarks.claims``: so many processes, each with a connection of its own, claim what
 waits for one model until nothing does, with the worker's own ``Generation.objects.claim``. What

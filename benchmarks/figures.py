@@ -1,4 +1,4 @@
-"""The figures of every benchmark, in one committed file, and the pages that are written from it.
+"""The figures of every benchmark, in one committed file, and the pages rendered from it.
 
 ``python -m benchmarks.figures`` writes ``benchmarks/RESULTS.md`` and ``docs/performance.md`` anew
 from ``figures.json``; a benchmark with ``--write`` first replaces its own part of that file.

@@ -1,4 +1,4 @@
-"""What a request costs against the bare parts that it is made of, in processor time.
+"""Processor time of a request, against that of its parts without the product.
 
 ``python -m benchmarks.floor``: whole answers of one token through the platform, one at a time, in
 front of a server that costs next to nothing; and, on the same machine in the same run, what its

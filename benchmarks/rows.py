@@ -1,4 +1,4 @@
-"""The usage log at size: what claims, ends, pages, retention, vacuum and a backup take.
+"""A large usage log: times of claims, ends, pages, retention, vacuum and a backup.
 
 ``python -m benchmarks.rows --rows 50000000 --folder DIR``: PostgreSQL makes the rows of a year, of
 ten projects with ten keys each, in a server of its own, without its log and without flushing to the
@@ -85,7 +85,7 @@ Database = psycopg.Connection
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one thing takes: milliseconds, or what the note says."""
+    """The time of one operation in milliseconds, or in the unit of the note."""
 
     name: str
     p50_ms: float

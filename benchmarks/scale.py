@@ -1,4 +1,4 @@
-"""Where the platform's first bottleneck is, as streams, processes and stored rows grow.
+"""The platform's first bottleneck, as streams, processes and stored rows grow.
 
 ``python -m benchmarks.scale``: so many chat completions stay open, each asking again when it has
 ended, in front of a server that paces each stream; N web processes share a port, and M workers a
@@ -49,7 +49,7 @@ LATERAL (SELECT now() - interval '30 days' * (1 - n::float / %(rows)s)) times (t
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was seen while the streams were open; ``busiest`` is a process and its share of a core.
+    """Figures while the streams were open; ``busiest`` is a process and its part of a core.
 
     Operations of Redis and PostgreSQL are those for a thousand tokens; requests, which end and come
     anew, are part of them. ``cores`` are all processes' shares of a core, clients and the paced
@@ -144,7 +144,7 @@ class Stream(asyncio.Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What has happened so far; processor seconds by process."""
+    """Totals so far; processor seconds by process."""
 
     at: float
     tokens: int
@@ -155,7 +155,7 @@ class Counts:
 
 
 class Meter:
-    """Reads what the parts of a running platform have done."""
+    """Reads the totals of a running platform's parts."""
 
     def __init__(self, endpoint: Endpoint, upstream: Endpoint | None) -> None:
         assert endpoint.data_dir is not None

@@ -1,4 +1,4 @@
-"""How long others wait while many requests wait for one conversation.
+"""Waits of other requests while many requests wait for one conversation.
 
 ``python -m benchmarks.waiters``. A client of one project asks for short answers, one after the
 other: first alone, then while 200 requests of another project wait for a conversation that an

@@ -1,4 +1,4 @@
-"""What the images are, and how they are built."""
+"""Checks of the images and their builds."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def seconds_until_answered(http: httpx.Client, started: float, limit_s: float = 
 
 @dataclass
 class Traffic:
-    """How long each request took, and what went wrong."""
+    """The duration of each request, and the errors."""
 
     retries: int = 0
     durations_s: list[float] = field(default_factory=list)
