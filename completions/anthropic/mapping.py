@@ -293,7 +293,7 @@ def _tool(tool: wire.RequestTool) -> Body:
 
 
 def _thinking(body: wire.MessagesRequest | wire.CountTokensRequest) -> Body:
-    """Return what says whether and how long the model thinks: it does not by itself."""
+    """Return the template variables for reasoning, which is off by default."""
     chat: Body = {"enable_thinking": False}
     match body.thinking:
         case wire.Thinking(type="enabled", budget_tokens=budget):

@@ -27,7 +27,7 @@ class CacheControl(WireRequest):
 
 
 class _Block(WireRequest):
-    """What the blocks of a request have in common."""
+    """Fields that the blocks of a request share."""
 
     cache_control: CacheControl | None = None
 

@@ -198,7 +198,7 @@ class _ChoiceFold:
 
 @dataclass(frozen=True)
 class ChatAssembly(Assembly):
-    """What the client asked for in the format of a chat completion.
+    """The client's choices for the format of a chat completion.
 
     ``records``: the completion will be stored, together with the sizes of its deltas.
     """

@@ -128,7 +128,7 @@ def _with_likeliest(entry: TokenLogprob) -> dict[str, float] | None:
 
 @dataclass(frozen=True)
 class CompletionAssembly(Assembly):
-    """What the client asked for in the format of a completion.
+    """The client's choices for the format of a completion.
 
     ``echoes`` has a text for each choice, empty when the prompt is not repeated. Of the ``best_of``
     choices of each prompt the answer has the ``n`` likeliest; None: all of them.

@@ -249,7 +249,7 @@ async def model_events(model: str) -> AsyncIterator[bytes]:
 
 
 def _look(model: str) -> tuple[bytes, bool]:
-    """Return the event that says how the model is, and whether it will stay so by itself."""
+    """Return the event with the model's state, and whether no change is pending."""
     is_pending = fleet.has_pending_command(model)  # Read before the leases, which clear it.
     pairs = [(worker, worker.model(model)) for worker in fleet.workers()]
     having = [(worker, served) for worker, served in pairs if served is not None]

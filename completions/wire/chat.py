@@ -49,7 +49,7 @@ class StreamOptions(WireRequest):
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether each chunk says what was used until then (vLLM)."""
+        """Whether each chunk has the usage so far (vLLM)."""
         return bool(self.include_usage and self.continuous_usage_stats)
 
 

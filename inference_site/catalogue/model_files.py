@@ -22,7 +22,7 @@ _MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 4000
 
 
 class FileFacts(TypedDict, total=False):
-    """What the console shows of a model's file; sizes in bytes, ``trained_context`` in tokens.
+    """The facts of a model's file on console pages; sizes in bytes, ``trained_context`` in tokens.
 
     ``memory_parts`` is the breakdown of ``memory_bytes`` as a text.
     """
