@@ -142,7 +142,7 @@ class LlamaCppOptions(Tuning):
     """The options of models on llama.cpp, besides those of all engines.
 
     ``embedding`` is how tokens are pooled, and makes it a model for embeddings only, which may be
-    shortened if it is a ``matryoshka``. ``fim_tokens`` mark the text before, after and amid
+    shortened if it is a ``matryoshka``. ``fim_tokens`` mark the prefix, the suffix and the middle
     for a completion with a suffix, where the file has no marks of a known family. ``mmproj`` is the
     GGUF file of a projector, for the ``modalities``. ``prompt_cache_mib`` is host memory for
     prompts that lost their slot, for which llama.cpp itself would take 8 GiB. ``llama_server`` is
