@@ -1,4 +1,4 @@
-"""Accounting and limits: how much can be accounted, and what a limited request waits for.
+"""Accounting and limits: accounted rows a second, and the waits of a limited request.
 
 ``python -m benchmarks.accounting --rows 200000``. The rows end over thirty days, by ten keys and
 three models; beat accounts them while the platform runs. Then one client asks for chat completions

@@ -135,7 +135,7 @@ class Operator:
 def pages(
     database: psycopg.Connection, generations: int, responses: int, refusals: int
 ) -> Iterator[tuple[str, Callable[[int], str]]]:
-    """Yield each page's name, and its address by the number of the look at it."""
+    """Yield each page's name, and its address for the n-th request."""
     ((project, key),) = database.execute(
         b"SELECT project_id, id FROM accounts_apikey ORDER BY id DESC LIMIT 1"
     ).fetchall()

@@ -1,4 +1,4 @@
-"""What it is worth that a turn goes to the worker that has its conversation in memory.
+"""The gain of sending a turn to the worker that has its conversation in its cache.
 
 ``python -m benchmarks.affinity``. Two workers serve one model; conversations of the Responses API
 take their turns at once, each turn after the one before. Once with ``AFFINITY_WAIT_MS`` and once
@@ -30,7 +30,7 @@ WORDS = "river stone light paper winter garden engine letter harbor window silve
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn: when its first text came, and how much of its prompt was not read again."""
+    """One turn: time of its first text, and cached tokens of its prompt."""
 
     ttft_ms: float
     input_tokens: int
@@ -39,7 +39,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many conversations take how many turns, each of so many words."""
+    """Numbers of conversations, of turns in each, and of words in a turn."""
 
     conversations: int
     turns: int
@@ -68,7 +68,7 @@ def two_workers(wait_ms: int) -> Iterator[Endpoint]:
 
 
 def wait_for_workers(endpoint: Endpoint, count: int) -> None:
-    """Return once so many workers serve the model. Raise TargetFailed."""
+    """Return once this number of workers serves the model. Raise TargetFailed."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     with client_of(endpoint) as client:
         while time.monotonic() < deadline:
@@ -123,7 +123,7 @@ def measure(wait_ms: int, plan: Plan) -> list[Turn]:
 
 @dataclass(frozen=True, slots=True)
 class Affinity:
-    """What the counted turns took; ``cached`` is a share of the tokens of their prompts."""
+    """Times of the counted turns; ``cached`` is a share of the tokens of their prompts."""
 
     name: str
     cached: float

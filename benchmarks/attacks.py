@@ -1,4 +1,4 @@
-"""What one project's attack costs another: ``make attacks``.
+"""The cost of one project's attack to another project: ``make attacks``.
 
 A bystander asks for short streamed answers, one after the other, and reads one stream that runs:
 first alone, then during the attack. The attackers have the lowest priority on this host, which a
@@ -51,7 +51,7 @@ _LONG = [{"repeat": 400, "steps": [{"text": "abcdefgh" * 1280}]}]
 
 @dataclass
 class Bystander:
-    """Another project: what its requests and its stream have met so far."""
+    """Another project: the outcomes of its requests and its stream so far."""
 
     endpoint: Endpoint
     key: str
@@ -61,7 +61,7 @@ class Bystander:
     is_over: threading.Event = field(default_factory=threading.Event)
 
     def look(self, duration_s: float) -> dict[str, float]:
-        """Ask and read for so long; return what was met, in earlier looks too."""
+        """Send requests and read answers for this long; return all outcomes so far."""
         self.is_over.clear()
         threads = [threading.Thread(target=self._read), threading.Thread(target=self._ask)]
         for thread in threads:

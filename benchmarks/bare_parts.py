@@ -1,4 +1,4 @@
-"""What ``benchmarks.floor`` runs in processes of their own: bare Daphne, a bare Celery worker."""
+"""Processes of ``benchmarks.floor``: Daphne and a Celery worker without the product."""
 
 import json
 import os

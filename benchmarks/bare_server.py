@@ -1,4 +1,4 @@
-"""Daphne with an application of three lines: what refusing costs when nothing is decided.
+"""Daphne with an application of three lines: the lower bound of the cost of a refusal.
 
 ``python -m benchmarks.bare_server PORT``.
 """

@@ -1,4 +1,4 @@
-"""What many requests at one moment cost each other: ``python -m benchmarks.bursts``.
+"""Bursts of simultaneous requests and their effect on others: ``python -m benchmarks.bursts``.
 
 Each burst comes over connections that are opened in one moment, to a stack of its own. Times are
 from the opening of the connection. The client is a process with an account of its own, but it
@@ -82,12 +82,12 @@ def address_of(endpoint: Endpoint) -> tuple[str, int]:
 
 
 def sender(endpoint: Endpoint, sent: bytes, times: int, timeout_s: float = _PATIENCE_S) -> Sender:
-    """Begin to send a request so many times at once."""
+    """Return a sender that starts ``times`` copies of a request at the same time."""
     return Sender(address_of(endpoint), sent, times, timeout_s)
 
 
 async def send(endpoint: Endpoint, sent: bytes, times: int) -> Volley:
-    """Send a request so many times at once; return when all have a first byte, and leave."""
+    """Send ``times`` copies of a request; return when each has a first byte, and disconnect."""
     sending = sender(endpoint, sent, times)
     volley = await asyncio.to_thread(sending.wait)
     sending.leave()
@@ -102,7 +102,7 @@ async def seconds_of(endpoint: Endpoint, key: str, model: str = "wide") -> float
 
 
 async def connects(endpoint: Endpoint, other: str) -> dict[str, object]:
-    """1,500 connections at once, each with a request for the list of models."""
+    """1,500 simultaneous connections, each with a request for the list of models."""
     del other
     volley = await send(endpoint, request(endpoint, endpoint.key, "models"), 1500)
     return {"answers": volley.figures()}
@@ -141,7 +141,7 @@ async def more_than_fit(endpoint: Endpoint, other: str) -> dict[str, object]:
 
 
 async def refusals_of_bare_server(sent: bytes, times: int) -> dict[str, float]:
-    """Return how soon a server that decides nothing has refused so many requests at once."""
+    """Return how long a bare server takes to refuse this number of simultaneous requests."""
     address = ("127.0.0.1", free_port())
     command = [sys.executable, "-m", "benchmarks.bare_server", str(address[1])]
     with running("bare_server", command, {}) as process:
@@ -157,7 +157,7 @@ async def refusals_of_bare_server(sent: bytes, times: int) -> dict[str, float]:
 
 
 async def leaving(endpoint: Endpoint, other: str) -> dict[str, object]:
-    """1,000 streams that run leave at once."""
+    """1,000 running streams disconnect at the same time."""
     asked = chat("wide", _SLOW, stream=True)
     sent = request(endpoint, endpoint.key, "chat/completions", asked)
     senders, counts = list[Sender](), Counter[str]()
@@ -168,7 +168,7 @@ async def leaving(endpoint: Endpoint, other: str) -> dict[str, object]:
 
 
 async def left(endpoint: Endpoint, senders: Sequence[Sender], other: str) -> dict[str, object]:
-    """Close all connections; return how long that kept others, and what was left of it."""
+    """Close all connections; return how long others were delayed, and the leftovers."""
     for sending in senders:
         sending.leave()
     began = time.perf_counter()
@@ -205,7 +205,7 @@ def keys(endpoint: Endpoint) -> dict[str, int]:
 
 
 async def own_flood(endpoint: Endpoint, other: str) -> dict[str, object]:
-    """300 short requests of one project at once; then its next one, and one of another."""
+    """300 simultaneous short requests of one project; then its next one, and one of another."""
     asked = chat("wide", '[{"text":"ok"}]', stream=False)
     sent = request(endpoint, endpoint.key, "chat/completions", asked)
     flood = asyncio.create_task(send(endpoint, sent, 300))
@@ -220,7 +220,7 @@ async def own_flood(endpoint: Endpoint, other: str) -> dict[str, object]:
 
 
 async def fairness(endpoint: Endpoint, other: str) -> dict[str, object]:
-    """500 requests of one project wait for 4 slots; then one of another comes."""
+    """500 requests of one project wait for 4 slots; then another project sends one."""
     for _ in range(10):
         asked = request(endpoint, endpoint.key, "responses", _BRIEF)
         await send(endpoint, asked, 50)
@@ -232,7 +232,7 @@ async def fairness(endpoint: Endpoint, other: str) -> dict[str, object]:
 
 
 async def deep_queue(endpoint: Endpoint, other: str) -> dict[str, object]:
-    """4,990 of a project wait, 5,000 may: 200 come at once. How long a claim takes, and expiry."""
+    """200 requests of a project with 4,990 of 5,000 waiting: times of a claim and of expiry."""
     del other
     held = chat("few", _SLOW, stream=True)
     holding = sender(endpoint, request(endpoint, endpoint.key, "chat/completions", held), 4)

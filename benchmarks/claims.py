@@ -1,4 +1,4 @@
-"""Claims: how many generations a second many workers take from one queue.
+"""Claims: generations a second that many workers take from one queue.
 
 ``python -m benchmarks.claims``: so many processes, each with a connection of its own, claim what
 waits for one model until nothing does, with the worker's own ``Generation.objects.claim``. What
@@ -70,7 +70,7 @@ def claim_all(number: int) -> Result:
 def be_claimer(
     number: int, url: str, rounds: int, start: Barrier, results: "multiprocessing.Queue[Result]"
 ) -> None:
-    """Empty so many queues, each once all claimers are there."""
+    """Empty this number of queues, each once all claimers are ready."""
     use(url)
     for _ in range(rounds):
         claim_all(number)  # Nothing waits yet: it connects, and has PostgreSQL plan.
@@ -82,7 +82,7 @@ def be_claimer(
 def claimed_by(
     claimers: int, url: str, queues: Sequence[tuple[int, int, int]], database: psycopg.Connection
 ) -> Iterator[Row]:
-    """Have so many processes empty these queues: what waits, of how many projects, what runs."""
+    """Empty these queues with this number of processes (waiting, projects, running)."""
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(claimers + 1)
     results: multiprocessing.Queue[Result] = context.Queue()

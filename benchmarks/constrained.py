@@ -1,4 +1,4 @@
-"""What a JSON schema costs: constrained against free generation on the same running platform.
+"""The cost of a JSON schema: constrained against free generation on the same running platform.
 
 ``python -m benchmarks.constrained --streams 8``. The two are loaded in turn, several times, because
 the machine is never quite the same for long; the ratio of the medians is printed.

@@ -1,4 +1,4 @@
-"""What the platform makes of ctransformers: against a bare ``llm.generate()`` loop, in one run.
+"""The overhead of the platform over a bare ``llm.generate()`` loop of ctransformers, in one run.
 
 ``python -m benchmarks.ctransformers``. Both have the same file, threads, samplers and prompts,
 answer one request after another with as many tokens, and are loaded in turn, several times, because
@@ -27,11 +27,11 @@ from inference_site.catalogue.catalogue import DEMO_FILE
 MUST = 0.90
 CONTEXT_LENGTH = 2048
 SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "repetition_penalty": 1.1}
-"""Those that ``generate`` takes when it is told nothing."""
+"""The defaults of ``generate``."""
 
 
 class Bare:
-    """The library alone: nothing but the loop that its documentation shows."""
+    """The library alone: only the loop of its documentation."""
 
     def __init__(self, file: Path, threads: int) -> None:
         from ctransformers.llm import LLM, Config

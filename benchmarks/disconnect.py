@@ -1,4 +1,4 @@
-"""How soon a slot is free again when its client leaves.
+"""The time until a slot is free after its client has disconnected.
 
 ``python -m benchmarks.disconnect``. One client after the other reads a few tokens of an answer that
 would go on for minutes and closes its connection; then the row is looked at until it is terminal.

@@ -1,4 +1,4 @@
-"""The figures of every benchmark, in one committed file, and the pages that are written from it.
+"""The figures of every benchmark, in one committed file, and the pages rendered from it.
 
 ``python -m benchmarks.figures`` writes ``benchmarks/RESULTS.md`` and ``docs/performance.md`` anew
 from ``figures.json``; a benchmark with ``--write`` first replaces its own part of that file.
@@ -83,7 +83,7 @@ def render(template: str, parts: Parts) -> str:
 
 
 def comparison_rows(parts: Parts) -> list[Row]:
-    """Return the rows of the comparison as the last runs left them."""
+    """Return the rows of the comparison from the latest runs."""
     last = [runs[0] for name, runs in parts.items() if name.startswith("comparison/")]
     rows = [Row(**row) for run in last for row in run["figures"]["rows"]]
     return sorted(rows, key=lambda row: (row.case, row.streams))

@@ -1,4 +1,4 @@
-"""What a request costs against the bare parts that it is made of, in processor time.
+"""Processor time of a request, against that of its parts without the product.
 
 ``python -m benchmarks.floor``: whole answers of one token through the platform, one at a time, in
 front of a server that costs next to nothing; and, on the same machine in the same run, what its
@@ -132,7 +132,7 @@ def commands(client: redis.Redis) -> Callable[[], object]:
 
 @contextmanager
 def bare_daphne() -> Iterator[Endpoint]:
-    """Run Daphne with an application that answers at once."""
+    """Run Daphne with an application that answers immediately."""
     port = free_port()
     command = [sys.executable, "-m", "daphne", "-p", str(port), "-v", "0"]
     with running("daphne", [*command, "benchmarks.bare_parts:answer"], {}) as process:

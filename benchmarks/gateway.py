@@ -1,4 +1,4 @@
-"""The platform in front of a server that is fast enough: what only the platform costs.
+"""The overhead of the platform in front of a server that is never the bottleneck.
 
 ``python -m benchmarks.gateway --streams 16 64 128``. The server paces each stream at 100 tokens/s,
 200 tokens a request. It is asked directly, through the platform and, unless ``--no-litellm``,

@@ -1,4 +1,4 @@
-"""The statements by which PostgreSQL makes generations that have ended, as they are stored."""
+"""SQL statements that fill the table with ended generations."""
 
 _COLUMNS = """public_id, kind, project_id, api_key_id, model, request_id, service_class, streamed,
     background, end_user, ignored_params, status, worker, attempt, created_at, claimed_at,

@@ -79,7 +79,7 @@ class ReplyDecoder:
         self._read_body(data)
 
     def problem(self) -> str | None:
-        """Return what is wrong with the response, once it has ended, or None."""
+        """Return the error of the ended response, or None."""
         if self.status != 200:
             return f"status {self.status}: {self.error_body[:300].decode(errors='replace')}"
         if not self.events.completion_tokens:

@@ -1,4 +1,4 @@
-"""What ``make serve REAL_MODEL=0`` takes at rest: PSS of each process but PostgreSQL's.
+"""Memory of an idle ``make serve REAL_MODEL=0``: PSS of each process but PostgreSQL's.
 
 ``python -m benchmarks.idle_memory``. Shared pages are counted once. The site has answered once.
 """

@@ -28,7 +28,7 @@ _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What to ask, of whom, and how long.
+    """The requests of a load, its target and its duration.
 
     Each stream sends requests back to back, ``rounds`` of them, or, where that is None, until
     ``seconds`` have passed; requests that run by then are finished. With ``arrivals_per_s``
@@ -83,7 +83,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What a load did.
+    """The result of a load.
 
     ``seconds`` is the measured window: until the last request finished, or the plan's seconds.
     ``tokens_per_s`` takes ``usage.completion_tokens``; the tokens of a request that outlives the
@@ -103,7 +103,7 @@ class LoadResult:
 
 
 class ChatStream(asyncio.Protocol):
-    """Fold one response as it comes; ``ended`` resolves when it is over."""
+    """A fold over one response; ``ended`` resolves at its end."""
 
     def __init__(self) -> None:
         self.reply = ReplyDecoder()
@@ -207,7 +207,7 @@ async def run_arrivals(plan: LoadPlan, numbers: Iterator[int]) -> list[Sample]:
 
 
 async def run_load(plan: LoadPlan) -> LoadResult:
-    """Run all streams of the plan at once."""
+    """Run all streams of the plan concurrently."""
     numbers, started, cpu = count(plan.first_prompt), time.perf_counter(), time.process_time()
     deadline = started + plan.seconds if plan.rounds is None else math.inf
     if plan.arrivals_per_s:

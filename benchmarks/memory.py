@@ -1,4 +1,4 @@
-"""What a model takes in memory with all slots full, against what is said before it is loaded.
+"""The memory of a model with all slots full, against the estimate before its load.
 
 ``python -m benchmarks.memory FILE …``. Each case loads the engine in a process of its own, fills
 all slots with prompts as long as the context, several times, so that the prompt cache is in use,
@@ -19,7 +19,7 @@ import django
 from benchmarks.figures import add_write_option, keep
 
 MUST = 0.15
-"""How far the estimate may be from what is taken, either way."""
+"""Largest relative difference between estimate and measurement."""
 CASES = ((4, 2048), (4, 8192), (1, 8192), (8, 512))
 """Slots and tokens of each."""
 _MIB = 2**20

@@ -1,4 +1,4 @@
-"""What metrics and logs cost: ``python -m benchmarks.metrics``.
+"""The cost of metrics and logs: ``python -m benchmarks.metrics``.
 
 For each token: a tick of the meter in the worker, and a message through ``Access`` in the web
 process; beside them the histogram of prometheus_client that the meter stands in for. For each

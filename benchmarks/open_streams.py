@@ -1,4 +1,4 @@
-"""Hold many streams open on the platform and weigh its web process.
+"""Hold many streams open on the platform and measure the memory of its web process.
 
 ``python -m benchmarks.open_streams --streams 1000``. A server sends each stream a token a second,
 so that the streams cost memory and little time.
@@ -26,7 +26,7 @@ SPARE_FILES = 200
 
 @dataclass(frozen=True, slots=True)
 class OpenStreams:
-    """What holding the streams took; memory is the web process's resident set."""
+    """The cost of the open streams; memory is the web process's resident set."""
 
     opened: int
     seconds_until_all: float
@@ -38,7 +38,7 @@ class OpenStreams:
 
 
 class HeldStream(asyncio.Protocol):
-    """Wait for the first event of a response and throw the rest away."""
+    """Wait for the first event of a response and discard the rest."""
 
     def __init__(self) -> None:
         self.first_byte = asyncio.Event()

@@ -1,4 +1,4 @@
-"""What the parser of chat answers costs: microseconds a token, by tool format.
+"""The cost of the parser of chat answers: microseconds a token, by tool format.
 
 ``python -m benchmarks.parser``. An answer with reasoning, text and a call comes in pieces of four
 characters, which is a token or less. The reference is a loop that wraps the same pieces in deltas

@@ -1,4 +1,4 @@
-"""The processes of a target: what each part of it has used, and when all of them are at rest."""
+"""The processes of a target: the processor time of each part, and a wait until all are idle."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Real weights: the platform as it comes, against llama.cpp's own server at its best and LiteLLM.
+"""Real weights: the platform with defaults, llama.cpp's server with its best settings, and LiteLLM.
 
 ``python -m benchmarks.real_weights [FILE]``; without a file it is that of ``make serve``, SmolLM2.
 The platform has no setting but slots and context. The reference has the number of threads that is

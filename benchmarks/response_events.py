@@ -1,4 +1,4 @@
-"""What the events of a response cost to make: microseconds an event, without engine and network.
+"""The cost of a response's events: microseconds an event, without engine and network.
 
 ``python -m benchmarks.response_events``, with the settings of the site in the environment. An
 item of one delta is nearly nothing but the events that begin and end it. The fastest of several

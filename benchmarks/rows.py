@@ -1,4 +1,4 @@
-"""The usage log at size: what claims, ends, pages, retention, vacuum and a backup take.
+"""A large usage log: times of claims, ends, pages, retention, vacuum and a backup.
 
 ``python -m benchmarks.rows --rows 50000000 --folder DIR``: PostgreSQL makes the rows of a year, of
 ten projects with ten keys each, in a server of its own, without its log and without flushing to the
@@ -85,7 +85,7 @@ Database = psycopg.Connection
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one thing takes: milliseconds, or what the note says."""
+    """The time of one operation in milliseconds, or in the unit of the note."""
 
     name: str
     p50_ms: float
@@ -132,7 +132,7 @@ def told(what: str) -> Iterator[None]:
 def timed(
     database: Database, name: str, times: int, act: Callable[[], object], note: str = ""
 ) -> Row:
-    """Do it so many times, one after the other."""
+    """Run ``act`` ``times`` times in sequence, and time it."""
     waits, before = [], processor_s(database)
     for _ in range(times):
         began = time.perf_counter()
@@ -250,7 +250,7 @@ def look_on(operator: admin_pages.Operator, addresses: Iterator[str]) -> None:
 
 
 def parts(database: Database, url: str, options: argparse.Namespace) -> Iterator[Row]:
-    """Yield what is asked for."""
+    """Yield the requested measurements."""
     if "queue" in options.only:
         yield from queue(database, options.times)
         database.execute(_LEAVE, [claims.MODEL])

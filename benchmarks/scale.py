@@ -1,4 +1,4 @@
-"""Where the platform's first bottleneck is, as streams, processes and stored rows grow.
+"""The platform's first bottleneck, as streams, processes and stored rows grow.
 
 ``python -m benchmarks.scale``: so many chat completions stay open, each asking again when it has
 ended, in front of a server that paces each stream; N web processes share a port, and M workers a
@@ -37,7 +37,7 @@ OPENING_AT_ONCE = 32
 """Requests that wait for their first token at a time."""
 _AGAIN_S = 0.2
 _ENOUGH = 0.98
-"""The share of the streams that must be open: of those that ask again some always wait."""
+"""The part of the streams that must be open: some always wait for their next request."""
 _ROWS = insert_ended("""
 SELECT 'chatcmpl-' || md5(n::text), 'chat.completion', 1, 1, %(model)s, 'req_' || md5('r' || n), 0,
     true, false, '', '{}', 'completed', 'host:1:abcdef', 1, t, t, t, t, 120, 40, 80, 5, 60, 1900,
@@ -49,7 +49,7 @@ LATERAL (SELECT now() - interval '30 days' * (1 - n::float / %(rows)s)) times (t
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was seen while the streams were open; ``busiest`` is a process and its share of a core.
+    """Figures while the streams were open; ``busiest`` is a process and its part of a core.
 
     Operations of Redis and PostgreSQL are those for a thousand tokens; requests, which end and come
     anew, are part of them. ``cores`` are all processes' shares of a core, clients and the paced
@@ -71,7 +71,7 @@ class Row:
 
 @dataclass(slots=True)
 class Clients:
-    """All streams of one load, which go on until it is cancelled."""
+    """All streams of one load, which continue until it is cancelled."""
 
     plan: LoadPlan
     gate: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(OPENING_AT_ONCE))
@@ -144,7 +144,7 @@ class Stream(asyncio.Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What has happened so far; processor seconds by process."""
+    """Totals so far; processor seconds by process."""
 
     at: float
     tokens: int
@@ -155,7 +155,7 @@ class Counts:
 
 
 class Meter:
-    """Reads what the parts of a running platform have done."""
+    """Reads the totals of a running platform's parts."""
 
     def __init__(self, endpoint: Endpoint, upstream: Endpoint | None) -> None:
         assert endpoint.data_dir is not None
@@ -213,7 +213,7 @@ async def measure(
     stored: int,
     options: argparse.Namespace,
 ) -> list[Row]:
-    """Open more and more streams, and look at each number of them."""
+    """Open more and more streams, and measure at each number."""
     plan = LoadPlan(endpoint.url, endpoint.key, endpoint.model, 0, max_tokens=options.tokens)
     clients, meter, tasks = Clients(plan), Meter(endpoint, upstream), list[asyncio.Task[None]]()
     rows = []
@@ -236,7 +236,7 @@ async def measure(
 
 
 def row(known: tuple[str, int, int, int, int], before: Counts, after: Counts) -> Row:
-    """Return what happened between two looks."""
+    """Return what happened between two samples."""
     seconds, tokens = after.at - before.at, max(1, after.tokens - before.tokens)
     shares = {
         part: (spent - before.processor_s.get(part, 0.0)) / seconds
@@ -260,7 +260,7 @@ def row(known: tuple[str, int, int, int, int], before: Counts, after: Counts) ->
 def site(
     layout: str, options: argparse.Namespace, upstream: Endpoint | None
 ) -> AbstractContextManager[Endpoint]:
-    """Run the platform with so many web processes and workers, ``2x2``, whose slots suffice."""
+    """Run the platform with ``layout``: ``2x2`` is two web processes and two workers."""
     webs, workers = layout.split("x")
     slots = -(-max(options.streams) // int(workers)) + 8
     counts = {"WEB_PROCESSES": webs, "WORKER_PROCESSES": workers}
@@ -281,7 +281,7 @@ def fill(endpoint: Endpoint, stored: int) -> None:
 
 
 def run(options: argparse.Namespace, upstream: Endpoint | None) -> list[Row]:
-    """Measure each layout without rows, then the first with so many rows as are asked for."""
+    """Measure each layout without rows, then the first with the requested number of rows."""
     rows = []
     cases = [(layout, 0) for layout in options.processes]
     cases += [(options.processes[0], stored) for stored in options.rows]

@@ -1,4 +1,4 @@
-"""How long ``manage.py serve`` takes until a token can be served, and what each process costs then.
+"""The time of ``manage.py serve`` until the first token, and the cost of each process then.
 
 ``python -m benchmarks.start_up``. Each start has a data folder of its own. The first of them
 reads the program from the disk, the others from memory. As soon as a site is ready it is asked ten
@@ -31,7 +31,7 @@ PROCESSES = ("web", "worker", "beat")
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a process has used when the site is ready: CPU in user and system mode, and memory."""
+    """Use of a process when the site is ready: CPU in user and system mode, and memory."""
 
     cpu_s: float
     rss_mib: float

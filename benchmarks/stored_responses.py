@@ -1,4 +1,4 @@
-"""Stored responses at size: fill PostgreSQL, then measure what readers and writers wait for.
+"""Many stored responses: fill PostgreSQL, then measure the waits of readers and writers.
 
 ``python -m benchmarks.stored_responses --responses 1000000``. The rows are made by PostgreSQL
 itself, in chains of a hundred turns, five items a turn, for ten projects; a few chains are deeper.
@@ -64,7 +64,7 @@ _BATCH = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long one kind of request took, in milliseconds."""
+    """Times of one type of request, in milliseconds."""
 
     name: str
     p50_ms: float
@@ -107,7 +107,7 @@ def fill(database: psycopg.Connection, total: int) -> None:
 
 
 def timed(name: str, ask: Callable[[int], object], times: int, note: str = "") -> Timing:
-    """Ask so many times, one after the other."""
+    """Run ``ask`` ``times`` times in sequence, and time it."""
     waits = []
     for number in range(times):
         started = time.perf_counter()

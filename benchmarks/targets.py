@@ -1,4 +1,4 @@
-"""The servers that are compared: the platform, llama.cpp's own, and LiteLLM in front of that."""
+"""The compared servers: the platform, llama.cpp's own, and LiteLLM in front of that."""
 
 import json
 import shutil

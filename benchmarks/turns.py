@@ -1,4 +1,4 @@
-"""More models than fit: what it costs when clients ask for all of them at once.
+"""More models than fit: the cost when clients use all of them at the same time.
 
 ``python -m benchmarks.turns``. Scripted models that take a while to load share a few places.
 Clients first ask for one model after the other, all for the same, so that each is loaded once; then

@@ -1,4 +1,4 @@
-"""What the upstream engine costs: against llama.cpp's own server, asked directly, in the same run.
+"""The overhead of the upstream engine over direct requests to llama.cpp's server, in the same run.
 
 ``python -m benchmarks.upstream --streams 4``. Both are loaded in turn, several times, because the
 machine is never quite the same for long. The engine runs in a process of its own, as in a worker,
@@ -49,7 +49,7 @@ class Cost:
 
 
 class CountingSink:
-    """Throws everything away but the count."""
+    """Discards everything but the count."""
 
     cancelled = False
 
@@ -80,7 +80,7 @@ def ask(engine: Engine, numbers: range, max_tokens: int, counts: list[int]) -> N
 
 
 def read(plan: LoadPlan, number: int) -> None:
-    """Take one answer off the socket, and look at nothing but its end."""
+    """Read one answer from the socket, and parse only its end."""
     address = Address.of(plan.url)
     with socket.create_connection((address.host, address.port)) as connection:
         connection.sendall(request_bytes(plan, address, number))

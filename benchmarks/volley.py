@@ -1,4 +1,4 @@
-"""Many requests at one moment, sent by a process of its own that costs little.
+"""Simultaneous requests, sent by a separate cheap process.
 
 It has one epoll and a request that is made once. Its processor time is told apart from that of the
 server: some 60 µs for a connection, of which most is the kernel's.
@@ -24,7 +24,7 @@ _HEAD = 2000
 
 @dataclass(slots=True)
 class Answer:
-    """What came back over one connection; ``first_byte_s`` is from its opening, 0 for nothing."""
+    """The answer on one connection; ``first_byte_s`` is from its opening, 0 for nothing."""
 
     began_at: float
     first_byte_s: float = 0.0
@@ -43,7 +43,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Volley:
-    """What came of one volley: outcomes with their times (s), and what it cost its client."""
+    """The result of one volley: outcomes with their times (s), and the cost of its client."""
 
     answers: Sequence[tuple[str, float]]
     client_cpu_s: float
@@ -83,7 +83,7 @@ class _Connections:
     waiting: int = 0
 
     def send(self, count: int) -> None:
-        """Open so many connections at once."""
+        """Open ``count`` connections at the same time."""
         for _ in range(count):
             connection = socket.socket()
             connection.setblocking(False)
@@ -139,7 +139,7 @@ def ask(address: tuple[str, int], request: bytes, timeout_s: float) -> Answer:
 
 
 class Sender:
-    """A volley that is on its way: ``wait`` for its answers, then ``leave``."""
+    """A running volley: ``wait`` for its answers, then ``leave``."""
 
     def __init__(
         self, address: tuple[str, int], request: bytes, count: int, timeout_s: float

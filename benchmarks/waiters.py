@@ -1,4 +1,4 @@
-"""How long others wait while many requests wait for one conversation.
+"""Waits of other requests while many requests wait for one conversation.
 
 ``python -m benchmarks.waiters``. A client of one project asks for short answers, one after the
 other: first alone, then while 200 requests of another project wait for a conversation that an
@@ -60,7 +60,7 @@ def answer_times_ms(http: httpx.Client, model: str, times: int) -> list[float]:
 
 
 def wait_in_line(url: str, key: str, body: dict[str, str], waiters: int, waiting: Any) -> None:
-    """Send so many requests; ``waiting`` is the number of those that are not answered."""
+    """Send a request on each of ``waiters`` connections; ``waiting`` counts the unanswered ones."""
 
     async def main() -> None:
         limits = httpx.Limits(max_connections=None)

@@ -37,7 +37,7 @@ class StoredCompletionAdmin(PreviewAdmin):
     change_form_template = "completions/admin/stored_completion.html"
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Add previews for those who may see content."""
+        """Add previews for users who may see content."""
         rows = super().get_queryset(request)
         return with_previews(rows) if may_see_content(request) else rows
 

@@ -2,7 +2,7 @@ from django.apps import AppConfig
 
 
 class CompletionsConfig(AppConfig):
-    """Chat completions and models, as OpenAI's API has them."""
+    """Chat completions, completions, embeddings and models."""
 
     name = "completions"
     verbose_name = "Chat completions"

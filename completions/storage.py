@@ -40,7 +40,7 @@ from inference_site.runs.streams.request_documents import ToStore
 def store_result(
     generation_id: str, status: str, assembler: Assembler, store: ToStore | None
 ) -> None:
-    """Keep a completed chat completion, if asked for (see ``generations.kinds.StoreResult``)."""
+    """Keep a completed chat completion, if asked for (see ``runs.kinds.StoreResult``)."""
     if store is None or status != Status.COMPLETED:
         return
     assert isinstance(assembler, ChatAssembler)

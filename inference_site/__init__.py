@@ -1,1 +1,1 @@
-"""What the whole site shares, in layers that pyproject.toml lists; every package may import it."""
+"""The layers below and above the API apps; pyproject.toml lists them."""

@@ -40,4 +40,4 @@ async def _route(scope: dict[str, Any], receive: Receive, send: Send) -> None:
 
 
 application = with_access_log(with_cors(_route))
-"""What the server runs."""
+"""The application that the server runs."""

@@ -55,7 +55,7 @@ def vulnerabilities(packages: Sequence[Package], service: str) -> dict[Package, 
 
 
 def bundled_server() -> str:
-    """Return what is to be said of the Redis server that a package brings along."""
+    """Return the findings for the Redis server that a package contains."""
     server = bundled_redis()
     if server is None:
         return "No Redis server is bundled."

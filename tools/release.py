@@ -61,7 +61,7 @@ def build_image(target: str) -> tuple[str, str]:
 
 
 def main(targets: list[str]) -> int:
-    """Build what is asked for, and print a digest a line."""
+    """Build the requested artefacts, and print one digest a line."""
     try:
         check()
         path, digest = build_sdist()

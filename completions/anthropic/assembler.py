@@ -56,7 +56,7 @@ class MessageAssembly(Assembly):
 
 
 class _Block:
-    """One block of the message: its type, what has come of it, and what identifies a call."""
+    """One block of the message: its type, its text so far, and the id and name of a call."""
 
     def __init__(self, kind: str, call: int = -1, call_id: str = "", name: str = "") -> None:
         self.kind, self.call, self.call_id, self.name = kind, call, call_id, name
@@ -68,7 +68,7 @@ class _Block:
 
 
 class MessageAssembler(Assembler):
-    """Assembles one message (see ``generations.kinds.Assembler``)."""
+    """Assembles one message (see ``runs.kinds.Assembler``)."""
 
     def __init__(self, assembly: MessageAssembly) -> None:
         self._assembly = assembly
@@ -78,7 +78,7 @@ class MessageAssembler(Assembler):
         self._begun = False
 
     def recover(self, sent: Sent) -> None:
-        """Go on after what was sent: of its pieces, only the number is needed."""
+        """Continue after the sent frames; only the number of their deltas is needed."""
         self._begun = bool(sent.frames)
         self.pieces = sum(frame.startswith(b"event: content_block_delta") for frame in sent.frames)
 
@@ -213,7 +213,7 @@ class MessageAssembler(Assembler):
 
 
 def wire_usage(usage: Usage) -> MessagesUsage:
-    """Return the counts: what was read from the cache is apart from the other input."""
+    """Return the counts; ``input_tokens`` excludes the cached ones."""
     return MessagesUsage(
         input_tokens=usage.input_tokens - usage.cached_tokens,
         cache_read_input_tokens=usage.cached_tokens,

@@ -1,4 +1,4 @@
-"""From Anthropic's requests to chat completions, which are what is run."""
+"""Maps Anthropic's requests to chat completions, which the site runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from inference_site.core.errors.api_errors import InvalidRequestError
 Body = dict[str, Any]
 
 _EFFORTS = {"xhigh": "high", "max": "high"}
-"""Levels that only Anthropic has, by the nearest that chat templates know."""
+"""Levels that only Anthropic has → the nearest level of chat templates."""
 _REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 """How a message of the role ``system`` in the middle is put before the model: most chat templates
 take such a message at the beginning alone."""
@@ -293,7 +293,7 @@ def _tool(tool: wire.RequestTool) -> Body:
 
 
 def _thinking(body: wire.MessagesRequest | wire.CountTokensRequest) -> Body:
-    """Return what says whether and how long the model thinks: it does not by itself."""
+    """Return the template variables for reasoning, which is off by default."""
     chat: Body = {"enable_thinking": False}
     match body.thinking:
         case wire.Thinking(type="enabled", budget_tokens=budget):

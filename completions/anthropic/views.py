@@ -120,7 +120,7 @@ class CountTokensView(_MessagesApiView):
 def _asked(
     body: wire.MessagesRequest | wire.CountTokensRequest, caller: Caller
 ) -> tuple[ResolvedModel, DialectChat, GenerationRequest]:
-    """Return the model, the request as a chat, and what the engine is asked.
+    """Return the model, the request as a chat completion, and the engine's request.
 
     Raise InvalidRequestError naming fields of Anthropic's.
     """

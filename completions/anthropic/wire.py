@@ -27,7 +27,7 @@ class CacheControl(WireRequest):
 
 
 class _Block(WireRequest):
-    """What the blocks of a request have in common."""
+    """Fields that the blocks of a request share."""
 
     cache_control: CacheControl | None = None
 
@@ -137,7 +137,7 @@ class ThinkingBlock(_Block):
 
 
 class RedactedThinkingBlock(_Block):
-    """A block of type ``redacted_thinking``, which no model here makes; it is left out."""
+    """A block of type ``redacted_thinking``. No model here writes one, so it is ignored."""
 
     type: Literal["redacted_thinking"]
     data: str

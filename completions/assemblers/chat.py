@@ -198,7 +198,7 @@ class _ChoiceFold:
 
 @dataclass(frozen=True)
 class ChatAssembly(Assembly):
-    """What the client asked for in the format of a chat completion.
+    """The client's choices for the format of a chat completion.
 
     ``records``: the completion will be stored, together with the sizes of its deltas.
     """
@@ -226,7 +226,7 @@ class ChatAssembly(Assembly):
 
 
 class ChatAssembler(Assembler):
-    """Assembles one chat completion (see ``generations.kinds.Assembler``)."""
+    """Assembles one chat completion (see ``runs.kinds.Assembler``)."""
 
     def __init__(self, assembly: ChatAssembly) -> None:
         self._assembly = assembly
@@ -295,7 +295,7 @@ class ChatAssembler(Assembler):
         return Ending(frames, 200, body, finish_reason=finish)
 
     def cancel(self) -> Ending:
-        """End without a finish reason: the client has left, or has cancelled."""
+        """End without a finish reason: the client has disconnected or cancelled."""
         return cancelled(failure(Cancelled()), [DONE])
 
     def fail(self, error: Exception) -> Ending:

@@ -128,7 +128,7 @@ def _with_likeliest(entry: TokenLogprob) -> dict[str, float] | None:
 
 @dataclass(frozen=True)
 class CompletionAssembly(Assembly):
-    """What the client asked for in the format of a completion.
+    """The client's choices for the format of a completion.
 
     ``echoes`` has a text for each choice, empty when the prompt is not repeated. Of the ``best_of``
     choices of each prompt the answer has the ``n`` likeliest; None: all of them.
@@ -150,7 +150,7 @@ class CompletionAssembly(Assembly):
 
 
 class CompletionAssembler(Assembler):
-    """Assembles one completion (see ``generations.kinds.Assembler``)."""
+    """Assembles one completion (see ``runs.kinds.Assembler``)."""
 
     def __init__(self, assembly: CompletionAssembly) -> None:
         self._assembly = assembly
@@ -265,7 +265,7 @@ class InfillAssembly(Assembly):
 
 
 class InfillAssembler(Assembler):
-    """Assembles one answer (see ``generations.kinds.Assembler``)."""
+    """Assembles one answer (see ``runs.kinds.Assembler``)."""
 
     def __init__(self, assembly: InfillAssembly) -> None:
         self._assembly = assembly

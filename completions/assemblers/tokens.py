@@ -49,7 +49,7 @@ class EmbeddingAssembly(Assembly):
 
 
 class EmbeddingAssembler(WholeAnswerAssembler):
-    """Assembles the embeddings of one request (see ``generations.kinds.Assembler``)."""
+    """Assembles the embeddings of one request (see ``runs.kinds.Assembler``)."""
 
     def __init__(self, assembly: EmbeddingAssembly) -> None:
         self._assembly = assembly
@@ -109,7 +109,7 @@ class TokenAssembly(Assembly):
 
 
 class TokenAssembler(WholeAnswerAssembler):
-    """Assembles one answer, which is a single delta (see ``generations.kinds.Assembler``)."""
+    """Assembles one answer, which is a single delta (see ``runs.kinds.Assembler``)."""
 
     def __init__(self, assembly: TokenAssembly) -> None:
         self._assembly = assembly

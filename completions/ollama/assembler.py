@@ -44,7 +44,7 @@ class OllamaAssembly(Assembly):
 
 
 class OllamaAssembler(Assembler):
-    """Assembles one answer (see ``generations.kinds.Assembler``). Calls come whole, in one line."""
+    """Assembles one answer (see ``runs.kinds.Assembler``). Calls come whole, in one line."""
 
     def __init__(self, assembly: OllamaAssembly) -> None:
         self._assembly = assembly
@@ -169,7 +169,7 @@ class OllamaEmbeddingAssembly(EmbeddingAssembly):
 
 
 class OllamaEmbeddingAssembler(EmbeddingAssembler):
-    """Assembles the embeddings of one request (see ``generations.kinds.Assembler``)."""
+    """Assembles the embeddings of one request (see ``runs.kinds.Assembler``)."""
 
     def __init__(self, assembly: OllamaEmbeddingAssembly) -> None:
         super().__init__(assembly)

@@ -30,7 +30,7 @@ from inference_site.gateway.api.schema import documented
 from inference_site.gateway.submission.model_access import may_use
 
 _VERSION = "0.12.0"
-"""The release of Ollama whose API this is. Clients check for a minimal version."""
+"""The release of Ollama with this API. Clients check for a minimal version."""
 _FOR_EVER = "2318-01-01T00:00:00Z"
 _CAPABILITIES = {
     "chat": "completion",
@@ -112,7 +112,7 @@ class VersionView(OllamaView):
 
     @documented(answer=wire.OllamaVersion, error=wire.OllamaError)
     def get(self, request: Request) -> Response:
-        """Tell whose API this is."""
+        """Get the version of Ollama's API."""
         return Response({"version": _VERSION})
 
 

@@ -50,7 +50,7 @@ class Call(WireRequest):
 
 
 class Message(WireRequest):
-    """``messages[]``; ``images`` are base64, ``tool_name`` says whose result it is."""
+    """``messages[]``; ``images`` are base64, ``tool_name`` is the tool of a result."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
@@ -66,7 +66,7 @@ def _format_kind(value: object) -> str:
 
 
 class _Run(WireRequest):
-    """What chats and completions have in common. They stream unless told not to."""
+    """The fields that chats and completions share. They stream unless ``stream`` is false."""
 
     model: str
     format: Annotated[
@@ -111,7 +111,7 @@ class EmbedRequest(WireRequest):
 
 
 class PullRequest(WireRequest):
-    """The body of ``POST /api/pull``; ``name`` is how ``model`` was called."""
+    """The body of ``POST /api/pull``; ``name`` is the older name of ``model``."""
 
     model: str | None = None
     name: str | None = None
@@ -120,7 +120,7 @@ class PullRequest(WireRequest):
 
 
 class ShowRequest(WireRequest):
-    """The body of ``POST /api/show``; ``name`` is how ``model`` was called."""
+    """The body of ``POST /api/show``; ``name`` is the older name of ``model``."""
 
     model: str | None = None
     name: str | None = None

@@ -119,7 +119,7 @@ class ModelLoadView(ApiView):
 
 
 class ModelUnloadView(ApiView):
-    """``POST /v1/models/unload``: has workers drop a model; what runs on it may end."""
+    """``POST /v1/models/unload``: workers unload a model after its runs."""
 
     scope = Scope.MODELS
 
@@ -130,7 +130,7 @@ class ModelUnloadView(ApiView):
 
 
 class ModelEventsView(ApiView):
-    """``GET /v1/models/{id}/events``: a stream of how the model is, on each worker.
+    """``GET /v1/models/{id}/events``: a stream of the model's states on each worker.
 
     It ends, with ``[DONE]``, when nothing is under way.
     """
@@ -235,7 +235,7 @@ _UNDER_WAY = (ModelState.LOADING, ModelState.DRAINING)
 
 
 async def model_events(model: str) -> AsyncIterator[bytes]:
-    """Yield how the model is, as SSE: at once, at every change, and until nothing is under way."""
+    """Yield the model's states as SSE: now, and at each change, until no change is pending."""
     sent = b""
     while True:
         event, is_last = await asyncio.to_thread(_look, model)
@@ -249,7 +249,7 @@ async def model_events(model: str) -> AsyncIterator[bytes]:
 
 
 def _look(model: str) -> tuple[bytes, bool]:
-    """Return the event that says how the model is, and whether it will stay so by itself."""
+    """Return the event with the model's state, and whether no change is pending."""
     is_pending = fleet.has_pending_command(model)  # Read before the leases, which clear it.
     pairs = [(worker, worker.model(model)) for worker in fleet.workers()]
     having = [(worker, served) for worker, served in pairs if served is not None]
@@ -283,7 +283,7 @@ class LoadAdapterView(ApiView):
 
     @documented(body=AdapterAdded, answer=AdapterCommanded, errors=(NotFoundError, ConflictError))
     def post(self, request: Request) -> Response:
-        """Add a LoRA adapter to a model; its workers load it anew."""
+        """Add a LoRA adapter to a model; its workers reload the model."""
         body = parse(AdapterAdded, request.data)
         spec = _meant(body.model)
         name = body.lora_name
@@ -311,7 +311,7 @@ class UnloadAdapterView(ApiView):
 
     @documented(body=AdapterRemoved, answer=AdapterCommanded, errors=(NotFoundError, ConflictError))
     def post(self, request: Request) -> Response:
-        """Remove a LoRA adapter that was added; the workers of its model load that anew."""
+        """Remove an added LoRA adapter; the workers of its model reload the model."""
         body = parse(AdapterRemoved, request.data)
         having = adapters.read().models_with(body.lora_name)
         spec = _meant(body.model or (having[0] if len(having) == 1 else None))

@@ -120,11 +120,11 @@ class DetokenizeView(ApiView):
 
 
 class TokenizerInfoView(ApiView):
-    """``GET /tokenizer_info``, as in vLLM: of a model whose file the site has."""
+    """``GET /tokenizer_info``, as in vLLM, for models with a file of this site."""
 
     @documented(query=TokenizerQuery, answer=TokenizerInfo, errors=(NotFoundError,))
     def get(self, request: Request) -> Response:
-        """Get what a model's file says of its tokenizer."""
+        """Get the tokenizer settings in a model's file."""
         query = parse_query(TokenizerQuery, request.query_params.dict())
         model = served_model(caller_of(request), query.model)
         spec = model.spec

@@ -49,7 +49,7 @@ class StreamOptions(WireRequest):
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether each chunk says what was used until then (vLLM)."""
+        """Whether each chunk has the usage so far (vLLM)."""
         return bool(self.include_usage and self.continuous_usage_stats)
 
 
@@ -127,7 +127,7 @@ class ChatCompletionRequest(ConstraintFields, SamplingFields, TokenReportFields)
 
 
 class DialectChat(ChatCompletionRequest):
-    """A chat of another API in the words of chat completions, with as many stop texts as it has."""
+    """A chat of another API as a chat completion; the number of stop texts is not bounded."""
 
     stop: ManyStopTexts | None = None
 
@@ -185,7 +185,7 @@ class ChoiceLogprobs(WireObject):
 
 
 class PromptLogprob(WireObject):
-    """``prompt_logprobs[]``: a token at one place of the prompt; ``rank`` 1 is the likeliest."""
+    """``prompt_logprobs[]``: a token at one position of the prompt; ``rank`` 1 is the likeliest."""
 
     logprob: float
     rank: int | None
@@ -222,7 +222,7 @@ class Choice(WireObject):
 
 
 class Timings(WireObject):
-    """``timings``, an extension: counts of tokens, and how long they took."""
+    """``timings``, an extension: counts of tokens, and their durations."""
 
     cache_n: int
     prompt_n: int
@@ -336,7 +336,7 @@ class StoredQuery(PageQuery):
 
 
 class StoredChatCompletion(ChatCompletion):
-    """A chat completion that was kept."""
+    """A stored chat completion."""
 
     metadata: Metadata
 

@@ -49,7 +49,7 @@ class Model(WireObject):
     ``lora_adapters`` names what ``lora`` may name. ``loading`` is there while the status is
     "loading"; ``reason`` says that no worker may load it, and why. ``route`` is there for a name
     that stands for several models: its status is the best of theirs, its context the longest, and
-    its capabilities are those that all its targets have.
+    its capabilities are those of all its targets.
     """
 
     id: str
@@ -106,7 +106,7 @@ class ModelCommand(WireRequest):
 
 
 class ModelCommanded(WireObject):
-    """Which workers got the command; the events of the model say what came of it."""
+    """Workers that got the command; the model's events have the result."""
 
     object: Literal["model.command"] = "model.command"
     model: str
@@ -161,7 +161,7 @@ class AdapterRemoved(WireRequest):
 
 
 class AdapterCommanded(WireObject):
-    """Which workers load the model anew; the events of the model say what came of it."""
+    """Workers that reload the model; the model's events have the result."""
 
     object: Literal["lora_adapter.command"] = "lora_adapter.command"
     model: str

@@ -103,7 +103,7 @@ class TokenizerInfo(WireObject):
 
 
 class Text(WireObject):
-    """The answer: what the tokens stand for."""
+    """The answer: the text of the tokens."""
 
     object: Literal["text"] = "text"
     model: str
@@ -111,7 +111,7 @@ class Text(WireObject):
 
 
 class ChatPrompt(WireObject):
-    """The answer of ``POST /v1/chat/render``: what the model would read."""
+    """The answer of ``POST /v1/chat/render``: the prompt of the model."""
 
     object: Literal["chat.prompt"] = "chat.prompt"
     model: str

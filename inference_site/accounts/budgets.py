@@ -53,7 +53,7 @@ def reserve(project_id: int, api_key_id: int, estimate: Estimate, now: dt.dateti
     """Reserve the estimate in every budget of the key and the project, or in none.
 
     Call this in the transaction that accepts the generation. Raise BudgetExhausted if the estimate
-    exceeds what is left of a budget. A budget without reservations accepts any estimate until it
+    exceeds the rest of a budget. A budget without reservations accepts any estimate until it
     is spent; otherwise a request larger than the remainder could never run.
     """
     is_affected = Q(api_key=None) | Q(api_key=api_key_id)

@@ -111,7 +111,7 @@ def rotate_key(record: ApiKey, overlap: dt.timedelta) -> str:
 
 
 def revoke_key(record: ApiKey) -> None:
-    """Revoke the key: at once in this process, within ``_CACHE_S`` in others."""
+    """Revoke the key: immediately in this process, within ``_CACHE_S`` in others."""
     ApiKey.objects.filter(pk=record.pk, revoked_at=None).update(revoked_at=timezone.now())
     _evict(record.secrets.values_list("digest", flat=True))
 

@@ -36,7 +36,7 @@ _NO_LIMIT = 2**53
 
 @dataclass(frozen=True, slots=True)
 class AccountedGeneration:
-    """The tokens that a generation reserved when it was accepted, and those that it used."""
+    """Tokens of a generation: reserved at acceptance, and used."""
 
     project_id: int
     api_key_id: int

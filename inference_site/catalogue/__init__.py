@@ -1,1 +1,1 @@
-"""Which models there are (models file, database entries) and which workers serve them."""
+"""The models of the site (models file, files, database entries) and the workers that serve them."""

@@ -1,4 +1,4 @@
-"""The files of a model: which there are, what their headers say, and whether they can be loaded."""
+"""The files of a model: their paths, the facts in their headers, and their errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 4000
 
 
 class FileFacts(TypedDict, total=False):
-    """What the console shows of a model's file; sizes in bytes, ``trained_context`` in tokens.
+    """The facts of a model's file on console pages; sizes in bytes, ``trained_context`` in tokens.
 
     ``memory_parts`` is the breakdown of ``memory_bytes`` as a text.
     """
@@ -79,7 +79,7 @@ def files_of(spec: ModelSpec) -> frozenset[Path]:
 
 
 def model_file_error(spec: ModelSpec) -> str:
-    """Return what is wrong with the files of a model, or an empty text."""
+    """Return the error of a model's files, or an empty text."""
     if spec.file is None:
         is_needed = spec.engine in LIBRARIES
         return f"the engine {spec.engine} needs a `file`" if is_needed else ""
@@ -91,7 +91,7 @@ def model_file_error(spec: ModelSpec) -> str:
 
 
 def file_error(path: Path, is_gguf: bool = True) -> str:
-    """Return what is wrong with a file, or an empty text."""
+    """Return the error of a file, or an empty text."""
     try:
         with path.open("rb"):
             pass
@@ -123,7 +123,7 @@ def architecture_of(spec: ModelSpec) -> str | None:
 
 
 def file_facts(spec: ModelSpec) -> FileFacts:
-    """Return the facts of the model's file; those that cannot be read on this host are left out.
+    """Return the facts of the model's file, without those that cannot be read on this host.
 
     It reads the header, in 0.4 s for a large vocabulary.
     """

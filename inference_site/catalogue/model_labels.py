@@ -1,4 +1,4 @@
-"""How console pages show a model and the cost of its use."""
+"""Texts of console pages for a model and the cost of its use."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class ModelEntry(OperatorSettings):
         return value
 
     def sizes(self, options: Mapping[str, Any]) -> tuple[int, int]:
-        """Return the slots and the context of each, with defaults for what the entry leaves out.
+        """Return the slots and the context of each, with defaults for missing keys.
 
         ``options`` are those of the engine.
         """

@@ -1,6 +1,6 @@
 """The base class of everything that operators write: entries, their options and ``SAMPLING``.
 
-Errors name the key and say in YAML's terms what is wrong.
+Errors name the key and describe the fault in YAML's terms.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What all other packages use: domain values, errors, PostgreSQL, Redis, logs, metrics, traces."""
+"""The lowest layer: domain values, errors, PostgreSQL, Redis, logs, metrics and traces."""

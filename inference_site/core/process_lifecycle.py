@@ -1,4 +1,4 @@
-"""The life of a process of this site: its stop signals, its supervisor, its end and its restart.
+"""The life cycle of a process: stop signals, supervisor, end and restart.
 
 ``serve`` gives each process that it starts a pipe, whose descriptor is in ``NOTIFY_FD``. The
 process writes one line into it for each of these states:

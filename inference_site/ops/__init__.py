@@ -1,1 +1,1 @@
-"""What operators run: ``manage.py serve``, ``doctor``, health and metrics."""
+"""Operation: ``manage.py serve``, ``doctor``, health and metrics."""

@@ -1,4 +1,4 @@
-"""Views of conversations: ``/v1/conversations`` and what is below it."""
+"""Views of conversations: ``/v1/conversations`` and the paths below it."""
 
 from __future__ import annotations
 

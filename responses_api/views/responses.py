@@ -1,4 +1,4 @@
-"""Views of responses: ``/v1/responses`` and what is below it."""
+"""Views of responses: ``/v1/responses`` and the paths below it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The stack of docker-compose.yml, built and run by a Docker engine, and what it must do there."""
+"""Checks of the stack of docker-compose.yml, built and run by a Docker engine."""

@@ -1,4 +1,4 @@
-"""What operators do to a running stack: scale, upgrade, put GPUs to work."""
+"""Checks of changes to a running stack: scale, upgrade, add GPUs."""
 
 from __future__ import annotations
 

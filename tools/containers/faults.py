@@ -1,4 +1,4 @@
-"""What the stack does when a part of it dies or stands still."""
+"""Checks of the stack when one of its parts dies or hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the images are, and how they are built."""
+"""Checks of the images and their builds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def threads_follow_the_quota(stack: Stack) -> str:
 
 
 def cuda_layers_survive_a_failed_index(stack: Stack) -> str:
-    """When the index of CUDA wheels does not answer, the next build goes on from there."""
+    """When the index of CUDA wheels does not answer, the next build continues from there."""
     dockerfile = (stack.folder / "Dockerfile").read_text()
     has_image(stack, re.findall(r"(?m)^ARG CUDA_IMAGE=(.+)$", dockerfile)[0])
     build = ("docker", "build", "--target", "packages-cuda", "--progress", "plain", ".")

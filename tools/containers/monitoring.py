@@ -1,4 +1,4 @@
-"""The profile ``monitoring``: what Prometheus reaches, and what Grafana shows."""
+"""Checks of the profile ``monitoring``: targets of Prometheus, panels of Grafana."""
 
 from __future__ import annotations
 

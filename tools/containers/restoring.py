@@ -1,4 +1,4 @@
-"""A backup of the running site, restored by docs/deployment.md on what looks like a new machine."""
+"""A backup of the running site, restored by docs/deployment.md into a new project."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SECTION = "Backup and restore"
 
 
 def is_restored_elsewhere(stack: Stack) -> str:
-    """What is stored is there in a project with volumes of its own; the first one stands still."""
+    """The stored objects exist in a new project with its own volumes; the first one is stopped."""
     body = {"model": "demo", "input": "Hello", "max_output_tokens": 8}
     with client(stack) as http:
         kept = http.post("/responses", json=body).json()

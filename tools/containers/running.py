@@ -1,4 +1,4 @@
-"""What the stack does when nothing goes wrong."""
+"""Checks of the running stack without faults."""
 
 from __future__ import annotations
 

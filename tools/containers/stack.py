@@ -23,11 +23,11 @@ _KEPT = ("PATH", "HOME", "LANG", "SSH_AUTH_SOCK", "XDG_RUNTIME_DIR")
 
 
 class Failed(Exception):
-    """What a check says of what it found wrong."""
+    """The fault that a check has found."""
 
 
 class Skipped(Exception):
-    """Why a check cannot be done here."""
+    """The reason why a check cannot run here."""
 
 
 def need(is_so: object, otherwise: str) -> None:

@@ -36,7 +36,7 @@ def chat(text: str = "Hello", **fields: Any) -> dict[str, Any]:
 
 
 def slow(words: int, delay_ms: int) -> str:
-    """What makes the scripted model say so many words, one at a time."""
+    """Script with which the model answers this number of words, one at a time."""
     return json.dumps([{"repeat": words, "steps": [{"text": "x "}, {"sleep_ms": delay_ms}]}])
 
 
@@ -57,7 +57,7 @@ def seconds_until_answered(http: httpx.Client, started: float, limit_s: float = 
 
 @dataclass
 class Traffic:
-    """How long each request took, and what went wrong."""
+    """The duration of each request, and the errors."""
 
     retries: int = 0
     durations_s: list[float] = field(default_factory=list)

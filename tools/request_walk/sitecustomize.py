@@ -1,4 +1,4 @@
-"""Note which files of the project a web or worker process runs code of, between two signals.
+"""Record the files of the project whose code a web or worker process runs between two signals.
 
 Python imports this module at its start when the folder is on ``PYTHONPATH``. The first ``SIGUSR2``
 begins to note calls, the second writes what was noted to ``WALK_OUT.<process id>`` as JSON: pairs

@@ -182,7 +182,7 @@ class ServerFacts:
 
 
 class Sink(Protocol):
-    """Receives an engine's deltas, and tells the engine when to stop."""
+    """Receives an engine's deltas, and signals when the engine must stop."""
 
     def feed(self, delta: Delta) -> None:
         """Take the next delta. Called on the engine's thread; must not block."""

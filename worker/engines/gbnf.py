@@ -1,4 +1,4 @@
-"""GBNF, llama.cpp's own form of grammars, and its translation to llguidance's Lark."""
+"""GBNF, llama.cpp's format of grammars, and its translation to llguidance's Lark."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What another rule matches."""
+    """A reference to another rule."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """A node, as often as ``sign`` says: ``*``, ``+``, ``?`` or ``{m,n}``."""
+    """A node, repeated by ``sign``: ``*``, ``+``, ``?`` or ``{m,n}``."""
 
     node: Node
     sign: str
@@ -120,7 +120,7 @@ class _Body:
 
 
 def parse(source: str) -> dict[str, Node]:
-    """Return the rules by name. Raise ValueError for what is no GBNF."""
+    """Return the rules by name. Raise ValueError for invalid GBNF."""
     bodies: dict[str, _Body] = {}
     body: _Body | None = None
     for kind, value, line in _tokens(source):
@@ -371,7 +371,7 @@ def _mask(chars: Chars) -> int:
 
 
 def lark_of_gbnf(source: str) -> str:
-    """Return a Lark grammar of what the GBNF matches. Raise ValueError for what is no GBNF."""
+    """Return a Lark grammar of what the GBNF matches. Raise ValueError for invalid GBNF."""
     rules = parse(source)
     try:
         return _Writer(rules).write()

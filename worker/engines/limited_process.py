@@ -1,6 +1,6 @@
-"""A process for what strangers wrote: a grammar, a chat template.
+"""A process with limits, for untrusted input: a grammar, a chat template.
 
-What takes too much time, memory or stack there ends that process, not the worker. The process
+Input that takes too much time, memory or stack ends that process, not the worker. The process
 answers many questions, and is started again when it has ended. A question and an answer are a line
 of JSON each.
 """

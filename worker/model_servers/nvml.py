@@ -31,7 +31,7 @@ def _has_driver() -> bool:
 
 
 def gpus() -> tuple[Device, ...]:
-    """Return the GPUs of this host; values that the driver does not know are None."""
+    """Return the GPUs of this host; values that the driver does not report are None."""
     found = (_gpu(index) for index in range(_count()))
     return tuple(device for device in found if device is not None)
 
@@ -73,7 +73,7 @@ def _gpu(index: int) -> Device | None:
 
 
 def _query(read: Callable[[], T]) -> T | None:
-    """Return the driver's answer; None if it does not know it of this GPU."""
+    """Return the driver's answer; None if the driver has no value for this GPU."""
     try:
         return read()
     except pynvml.NVMLError:

@@ -1,4 +1,4 @@
-"""What models on llama.cpp may be asked for, and their options."""
+"""The options and capabilities of models on llama.cpp."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from inference_site.catalogue.operator_settings import GgufFile, Text
 from inference_site.core.domain.model_spec import ModelSpec
 
 PREFILL_BATCH = 512
-"""Tokens of a prompt between two looks at cancellation: smaller cancels sooner and runs slower."""
+"""Tokens of a prompt between two checks for cancellation: fewer cancel sooner and run slower."""
 
 _GENERATES = frozenset(
     {
@@ -37,7 +37,7 @@ _GENERATES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class FillInMarks:
-    """What stands before the prefix, the suffix and the middle of a text to be filled in.
+    """The tokens before the prefix, the suffix and the middle of a text to be filled in.
 
     ``suffix_first``: the suffix comes before the prefix, which the middle then continues.
     """
@@ -79,7 +79,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 
 
 class Tuning(ChatOptions):
-    """What llama.cpp itself has of this name; None leaves it to llama.cpp.
+    """Options of llama.cpp of the same names; None means llama.cpp's default.
 
     See docs/engines.md. ``flash_attn`` is a boolean or "auto"; ``tensor_split`` has a share for
     each GPU. ``draft_model`` is the GGUF file of a smaller model of the same vocabulary, whose
@@ -139,7 +139,7 @@ class Tuning(ChatOptions):
 
 
 class LlamaCppOptions(Tuning):
-    """What llama.cpp has beside the settings that all engines share.
+    """The options of models on llama.cpp, besides those of all engines.
 
     ``embedding`` is how tokens are pooled, and makes it a model for embeddings only, which may be
     shortened if it is a ``matryoshka``; with ``rank`` it is a model that only ranks documents.
@@ -175,7 +175,7 @@ class LlamaCppOptions(Tuning):
 
 
 def modalities(spec: ModelSpec) -> frozenset[str]:
-    """Return what the model perceives beside text: what its projector is for, images by default."""
+    """Return the inputs besides text that the model's projector accepts, images by default."""
     if "mmproj" not in spec.options:
         return frozenset()
     return frozenset(spec.options.get("modalities", ["vision"]))

@@ -281,7 +281,7 @@ def why_absent(spec: ModelSpec, live: Sequence[LiveWorker]) -> str:
 def capabilities_of(spec: ModelSpec) -> frozenset[str]:
     """Return the model's capabilities as its workers announce them.
 
-    Without a worker, return what this host knows; it may not have the model's files.
+    Without a worker, return the facts of this host, which may not have the model's files.
     """
     announced = (served.capabilities for served in live_view.having(spec.id))
     first = next((names for names in announced if names), None)
@@ -296,7 +296,7 @@ def tools_of(model: str) -> Literal["native", "prompt"] | None:
 def context_of(spec: ModelSpec) -> int:
     """Return the context length of this model: the shortest that its workers announce.
 
-    Without a worker, return what this host knows.
+    Without a worker, return the facts of this host.
     """
     return context_among(spec, live_view.having(spec.id))
 

@@ -1,7 +1,7 @@
 """Leases: which workers are alive and which models they serve.
 
 A worker renews a key with a short time to live. A worker without a key is dead or cut off, and
-``generations.maintenance`` fails or requeues its generations. A worker announces itself before it
+``runs.maintenance`` fails or requeues its generations. A worker announces itself before it
 loads its models, so that other processes can tell a loading model from one that no worker serves.
 """
 

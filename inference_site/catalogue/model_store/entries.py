@@ -181,7 +181,7 @@ def private_address_error(stored: StoredModel) -> str:
 
 
 def _spec_or_error(id_: str, entry: Any, any_address: bool) -> ModelSpec | str:
-    """Return the spec of a row's entry, or what is wrong with it."""
+    """Return the spec of a row's entry, or its error."""
     try:
         return read_stored_entry(id_, dict(entry), any_address=any_address)
     except (InvalidSetting, ValueError, TypeError) as exc:

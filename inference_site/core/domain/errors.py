@@ -180,7 +180,7 @@ class RedisFull(_Documented):
 
 
 class ProjectQuotaReached(_Documented):
-    """This project has too many bytes in the queue. Please try again when some have gone."""
+    """This project has too many bytes in the queue. Please try again when some have ended."""
 
 
 class QueueTimeout(_Documented):

@@ -1,4 +1,4 @@
-"""Who may read metrics, and a small HTTP server for metrics and health.
+"""Access to metrics, and a small HTTP server for metrics and health.
 
 Workers and beat, which serve no other HTTP, start the server when ``METRICS_PORT`` is set.
 """

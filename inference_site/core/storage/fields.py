@@ -9,7 +9,7 @@ from django.db import models
 
 
 class ContentField(models.JSONField):
-    """A JSON field for what clients send, which may hold values that PostgreSQL or orjson refuse.
+    """A JSON field for content of clients, also with values that PostgreSQL or orjson refuse.
 
     PostgreSQL cannot store NUL in JSON, so it is replaced by U+FFFD. PostgreSQL writes a float such
     as 1e30 as an integer of 31 digits. Python's decoder would return an integer that orjson cannot

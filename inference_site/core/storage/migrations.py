@@ -33,7 +33,7 @@ def add_wait_option(parser: CommandParser) -> None:
 def wait_for_migrations(options: Mapping[str, Any]) -> None:
     """With ``--wait-for-migrations``, return once the database has all migrations of this release.
 
-    Return at once if the database is not reachable: a process can start and answer without it.
+    Return if the database is not reachable: a process can start and answer without it.
     """
     if not options["wait_for_migrations"]:
         return

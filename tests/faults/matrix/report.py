@@ -14,9 +14,9 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "reliability.md"
 PROMISES = {
     "accepted means ended": "A request that was accepted ends exactly once, in one generation.",
     "one truth": "A stored response and its generation agree on how it ended.",
-    "told means stored": "What a client was told is stored, with the same usage.",
-    "the text is exact": "An answer that is told as complete has every word once.",
-    "usage adds up": "The usage that a client is told is the usage that is accounted, and roll-ups "
+    "told means stored": "The answer that a client received is stored, with the same usage.",
+    "the text is exact": "An answer that is reported as complete has every word once.",
+    "usage adds up": "The usage that a client received is the accounted usage, and roll-ups "
     "and budgets add up to it.",
     "an error means no answer": "A request that was answered with an error has no second, "
     "successful run.",
@@ -29,10 +29,10 @@ _HEAD = """# Reliability
 
 What the product promises when a part of it dies, and what happened when parts died.
 `make faults` runs this and writes the page: a stack of `manage.py serve` under {clients} clients of
-ten kinds (chat completions in one piece, streamed, left, and repeated under one idempotency key;
-responses in one piece, streamed, and as turns of a conversation; responses in the background that
-are polled, cancelled, and read by a client that comes back). The model is the scripted one: it says
-numbered words, so a lost or repeated word shows.
+ten kinds (chat completions in one piece, streamed, abandoned, and repeated under one idempotency
+key; responses in one piece, streamed, and as turns of a conversation; background responses that are
+polled, cancelled, and read by a client that reconnects). The model is the scripted one: it answers
+numbered words, so a lost or repeated word is detected.
 
 Last run: {date}, {injections} faults in {minutes:.0f} minutes, {requests} requests.
 The clients share the {cores} cores with the stack; the load average was {load:.0f}.
@@ -41,13 +41,13 @@ The clients share the {cores} cores with the stack; the load average was {load:.
 _FAULTS = """
 ## Faults
 
-A request is in flight when its fault comes. Seconds to come back: a prober sends a short request
-every half second with a time limit of 3 s, and they are counted from the fault until one is
-answered after the last that failed; 0 when none failed. What is frozen or full is so for 5 s, and
-beat, or two of it, for 15 s. "Cut" is a connection that ended before its answer did; a client has
-to ask again then.
+A request is in flight when its fault is injected. A prober sends a short request
+every half second with a time limit of 3 s. "Back after" is the time from the fault until the first
+success after the last failure; 0 without a failure. A process is frozen, or a disk full, for 5 s;
+beat is frozen, or a second beat runs, for 15 s. "Cut" is a connection that ended before its answer;
+its client has to send the request again.
 
-| fault | times | in flight | answered | told an error | cut | back after: median / worst, s |
+| fault | times | in flight | answered | got an error | cut | back after: median / worst, s |
 |---|---|---|---|---|---|---|
 """
 
@@ -55,8 +55,8 @@ to ask again then.
 _USAGE = """
 ## Usage
 
-The {generations:,} generations of the run used {tokens:,} tokens, by their rows; clients were told
-{told:,} of these at the end of an answer, the others were of answers that were cut, left or failed.
+The {generations:,} generations of the run used {tokens:,} tokens, by their rows; clients received
+{told:,} of these at the end of an answer, the others belong to cut, abandoned or failed answers.
 The promise on usage covers each answer against its row, and the sums of all rows against the
 roll-ups by minute, hour and day, and against budgets of tokens and of money, of the project and of
 its key, of which nothing may be reserved any more.
@@ -105,5 +105,5 @@ def _errors(ledger: Ledger) -> str:
     told = Counter(request.told for request in ledger.requests if request.outcome == "error")
     lines = [f"| `{code}` | {count} |" for code, count in told.most_common()]
     return "\n".join(
-        ["\n## What clients were told\n", "| error | times |", "|---|---|", *lines, ""]
+        ["\n## Errors that clients got\n", "| error | times |", "|---|---|", *lines, ""]
     )

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engines.openai_upstream.choices import cut_at
+from worker.engines.openai_upstream.choices import find_token_stop
 
 STOP = 7
 
@@ -24,7 +24,7 @@ def test_text_before_the_first_stop_token_is_kept(
 ) -> None:
     text = "".join(piece for _, piece in tokens)
     choice = chunk_of([(id_, piece.encode()) for id_, piece in tokens], held_before + text)
-    cut = cut_at([STOP], choice)
+    cut = find_token_stop([STOP], choice)
     ids = [id_ for id_, _ in tokens]
     assert (cut is not None) == (STOP in ids)
     if cut is None:
@@ -40,13 +40,13 @@ def test_text_before_the_first_stop_token_is_kept(
 def test_character_of_which_the_stop_token_is_a_part_is_gone(place: int) -> None:
     fox = "🦊".encode()
     tokens = [(1, b"a"), (2, fox[:place]), (STOP, fox[place:]), (3, b"b")]
-    cut = cut_at([STOP], chunk_of(tokens, "a🦊b"))
+    cut = find_token_stop([STOP], chunk_of(tokens, "a🦊b"))
     assert cut is not None
     assert cut.shorten({"content": "a🦊b"}) == {"content": "a"}
 
 
 def test_reasoning_is_shortened_like_the_answer() -> None:
-    cut = cut_at([STOP], chunk_of([(1, b"Hm"), (STOP, b"!")], ""))
+    cut = find_token_stop([STOP], chunk_of([(1, b"Hm"), (STOP, b"!")], ""))
     assert cut is not None
     assert cut.shorten({"reasoning_content": "Hm!", "role": None}) == {
         "reasoning_content": "Hm",
@@ -55,7 +55,7 @@ def test_reasoning_is_shortened_like_the_answer() -> None:
 
 
 def test_arguments_of_a_call_are_shortened_like_the_answer() -> None:
-    cut = cut_at([STOP], chunk_of([(1, b"ab"), (STOP, b"cd")], ""))
+    cut = find_token_stop([STOP], chunk_of([(1, b"ab"), (STOP, b"cd")], ""))
     assert cut is not None
     call = {"index": 0, "function": {"arguments": "xabcd"}}
     assert cut.shorten({"tool_calls": [call]}) == {
@@ -64,6 +64,6 @@ def test_arguments_of_a_call_are_shortened_like_the_answer() -> None:
 
 
 def test_chunk_without_log_probabilities_has_no_cut() -> None:
-    assert cut_at([STOP], {"delta": {"content": "a"}}) is None
-    assert cut_at([STOP], {"delta": {}, "logprobs": None}) is None
-    assert cut_at([STOP], {"delta": {}, "logprobs": {"content": None}}) is None
+    assert find_token_stop([STOP], {"delta": {"content": "a"}}) is None
+    assert find_token_stop([STOP], {"delta": {}, "logprobs": None}) is None
+    assert find_token_stop([STOP], {"delta": {}, "logprobs": {"content": None}}) is None

@@ -22,7 +22,7 @@ Candidates = tuple[Tokens, Floats]
 _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P = 0.8, 40, 0.95, 0.05
 """Defaults of the sampling parameters; llama.cpp's."""
 _PENALISED = 64
-"""Tokens at the end of the context that the repetition penalty looks at."""
+"""Tokens at the end of the context that the repetition penalty counts."""
 
 
 class Sampler:

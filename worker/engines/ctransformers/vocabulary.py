@@ -1,4 +1,4 @@
-"""A model's tokens as bytes, and tokenizers where the library has none that is right."""
+"""A model's tokens as bytes, and tokenizers that replace wrong ones of the library."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def own_tokenizer(file: GgmlFile) -> Tokenize | None:
 
 
 class Words:
-    """GPT-2's words, each cut into the longest tokens from its beginning on.
+    """GPT-2's words, each split into the longest tokens from left to right.
 
     Bytes that the vocabulary lacks are left out. ``special`` texts are words of their own.
     """
@@ -198,7 +198,7 @@ class Words:
 
 
 class Pieces:
-    """SentencePiece's unigrams: the cut into tokens whose scores add up to the most."""
+    """SentencePiece's unigrams: the split into tokens with the highest sum of scores."""
 
     def __init__(self, file: GgmlFile) -> None:
         scored = enumerate(zip(file.words, file.scores, strict=True))

@@ -67,7 +67,7 @@ class ChoiceReader:
         delta = choice.get("delta")
         if delta is None:  # A completion has its text in place of a delta.
             delta = choice.get("message") or {"content": choice.get("text")}
-        if self._stop_ids and (cut := cut_at(self._stop_ids, choice)):
+        if self._stop_ids and (cut := find_token_stop(self._stop_ids, choice)):
             self.is_cut, delta = True, cut.shorten(delta)
             ended = {"finish_reason": "stop", "stop_reason": cut.token}
             choice = {**choice, **ended, "logprobs": {"content": cut.before}}
@@ -284,7 +284,7 @@ class CallReader:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class TokenStop:
     """The end of a choice at a stop token.
 
     ``before`` are the entries before that token, ``after`` is the text from it on.
@@ -308,14 +308,14 @@ class Cut:
         return shortened
 
 
-def cut_at(stop_ids: Collection[int], choice: dict[str, Any]) -> Cut | None:
-    """Return the cut at the first of these tokens in a chunk's choice, or None."""
+def find_token_stop(stop_ids: Collection[int], choice: dict[str, Any]) -> TokenStop | None:
+    """Return the stop at the first of these tokens in a chunk's choice, or None."""
     entries = (choice.get("logprobs") or {}).get("content") or []
     for position, entry in enumerate(entries):
         if entry["id"] in stop_ids:
             # A character that the stop token is a part of is cut as a whole.
             after = _text(entries).removeprefix(_text(entries[:position]))
-            return Cut(entry["id"], entries[:position], after)
+            return TokenStop(entry["id"], entries[:position], after)
     return None
 
 

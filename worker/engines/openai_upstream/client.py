@@ -1,4 +1,4 @@
-"""Requests to a model's servers, which are retried, also elsewhere, until the first token came."""
+"""Requests to a model's servers, retried on the same or another server until the first token."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ PATIENCE_S = 10.0
 _DOWN_S = 1.0
 """Interval of the health checks while a server is down."""
 _GONE_AFTER_S = 2.0
-"""Twice that interval: a server that is down for longer is gone."""
+"""Twice that interval: a server that is down for longer counts as gone."""
 _ENDS_S = 5.0
 """How long a server may take to end after its engine."""
 _MAX_NAMES_LOGGED = 50

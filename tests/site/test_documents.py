@@ -1,0 +1,51 @@
+"""Links between documents, and the files of the project that documents name, exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(
+    page
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
+    if page.exists()
+)
+CURRENT = [page for page in PAGES if page.parent.name != "decisions"]
+"""Decisions name the files of their time."""
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_FILE = re.compile(
+    r"`((?:inference_site|completions|responses_api|worker|tests|tools|benchmarks)"
+    r"/[\w./-]*(?:/|\.(?:py|html|js)))`"
+)
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    headings = (re.sub(r"[`*]", "", heading).lower() for heading in _HEADING.findall(text_of(page)))
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings}
+
+
+def text_of(page: Path) -> str:
+    """The text of a page without its fenced blocks."""
+    return re.sub(r"(?ms)^```.*?^```$", "", page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_pages_and_headings(page: Path) -> None:
+    for link in _LINK.findall(text_of(page)):
+        if re.match(r"\w+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(ROOT)))
+def test_named_files_exist(page: Path) -> None:
+    missing = {name for name in _FILE.findall(text_of(page)) if not (ROOT / name).exists()}
+    assert not {name for name in missing if "NAME" not in name}
