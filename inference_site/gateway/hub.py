@@ -36,10 +36,10 @@ from inference_site.runs.models import TERMINAL, Generation
 from inference_site.runs.streams.batches import Batch, Ending, decode_hint, is_renumbered
 from inference_site.runs.streams.event_log import (
     AsyncEventLog,
-    channel_message,
     follow,
     log_position,
     may_have_more,
+    send_hint,
 )
 
 logger = logging.getLogger(__name__)
@@ -232,7 +232,7 @@ class Hub:
             return True
         try:
             async with asyncio.timeout(settings.REDIS_TIMEOUT_S):
-                await get_channel_layer().send(self.channel, channel_message(()))
+                await send_hint(self.channel, ())
         except (redis.exceptions.RedisError, OSError) as exc:
             logger.warning("hub: channel layer: %s", exc)
             return True

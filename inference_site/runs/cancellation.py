@@ -20,7 +20,6 @@ from functools import partial
 
 import redis.asyncio
 from asgiref.sync import async_to_sync
-from channels.layers import get_channel_layer
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.fleet.leases import unsent_tokens
@@ -35,10 +34,10 @@ from inference_site.runs.models import TERMINAL, Generation, Status
 from inference_site.runs.streams.batches import Ending
 from inference_site.runs.streams.event_log import (
     AsyncEventLog,
-    channel_message,
     close_log,
     drop_cancel_flag,
     request_cancel,
+    send_hint,
     take_log,
 )
 from inference_site.runs.streams.request_documents import drop_document, load_document
@@ -222,7 +221,7 @@ def _hint(generation_id: str, followers: Collection[str]) -> None:
 
     async def send() -> None:
         for channel in followers:
-            await get_channel_layer().send(channel, channel_message([(generation_id, b"")]))
+            await send_hint(channel, [(generation_id, b"")])
 
     if followers:
         # Without a new loop, a loop that has ended might be asked to run it, and never would.

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import redis.exceptions
 from asgiref.sync import sync_to_async
-from channels.layers import get_channel_layer
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
@@ -27,7 +26,7 @@ from inference_site.runs.kinds import failure
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.queue import new_id
 from inference_site.runs.streams.batches import Batch, Ending, Sent
-from inference_site.runs.streams.event_log import MESSAGE_TYPE, AsyncEventLog, Write, close_log
+from inference_site.runs.streams.event_log import AsyncEventLog, Write, close_log, send_hint
 from inference_site.runs.streams.request_documents import Loaded, load_document, save_document
 from responses_api.events import DONE, decode
 from responses_api.models import StoredResponse
@@ -56,8 +55,7 @@ class Site:
 
     async def hint(self, *streams: tuple[str, bytes]) -> None:
         """Send a message to the hub's channel."""
-        message = {"type": MESSAGE_TYPE, "streams": list(streams)}
-        await get_channel_layer().send(self.hub.channel, message)
+        await send_hint(self.hub.channel, streams)
 
     async def next(self, follower: Follower) -> list[Batch]:
         """Return what comes to the follower next."""
