@@ -32,10 +32,12 @@ from inference_site.core.storage.redis import new_async_clients, shard_of
 from inference_site.gateway.follower import ENDING_ONLY, Follower, SharedBatches
 from inference_site.gateway.lost_streams import end_lost, replay_to, runs_of, stored_among
 from inference_site.runs.cancellation import cancel_waiting, flag_writes, refresh_reader_deadlines
+from inference_site.runs.kinds import kind_of
 from inference_site.runs.models import TERMINAL, Generation
 from inference_site.runs.streams.batches import Batch, Ending, decode_hint, is_renumbered
 from inference_site.runs.streams.event_log import (
     AsyncEventLog,
+    LogPosition,
     follow,
     log_position,
     may_have_more,
@@ -99,9 +101,51 @@ class Hub:
     def follow(self, generation_id: str, after: int = -1, grace_s: int = 0) -> Follower:
         """Add a reader of the frames with numbers above ``after``. For any thread."""
         follower = Follower(generation_id, after, grace_s)
-        with self._lock:
-            self._followers.setdefault(generation_id, []).append(follower)
+        self._add(follower)
         return follower
+
+    def resume(
+        self,
+        generation_id: str,
+        kind: str,
+        after: int = -1,
+        grace_s: int = 0,
+        *,
+        has_ended: bool,
+        skips_log: bool = False,
+    ) -> Follower | None:
+        """Add a reader of a stream that began before; return None if its frames are kept nowhere.
+
+        The reader begins with the event log and goes on live. If the generation ``has_ended`` and
+        the log lacks the next frame, will never get its ending, or is not to be used
+        (``skips_log``), the stream is rebuilt from what is stored. A gap further on in the log is
+        found when it is read. For threads of views. Raise RedisError.
+        """
+        follower = Follower(generation_id, after, grace_s)
+        number = follower.next_number
+        found = LogPosition(is_empty=True, has_ended=False)
+        if not skips_log:
+            found = log_position(generation_id, number)
+        if has_ended and not _has_rest(generation_id, found, number):
+            replay = kind_of(kind).replay
+            follower.stored = None if replay is None else replay(generation_id, after)
+            return None if follower.stored is None else follower
+        if found.has_ended and found.next is not None and found.next < number:
+            follower.offer(Batch(number, (), Ending((), 200, b"")))  # The reader has all frames.
+            return follower
+        follower.is_behind = True
+        self._add(follower)
+        if not found.has_ended:  # The generation may have; its log is closed soon after.
+            try:
+                follow(generation_id, self.channel)
+            except BaseException:
+                self.leave(follower)
+                raise
+        return follower
+
+    def _add(self, follower: Follower) -> None:
+        with self._lock:
+            self._followers.setdefault(follower.generation_id, []).append(follower)
 
     def leave(self, follower: Follower) -> None:
         """Remove a reader. For any thread."""
@@ -394,6 +438,19 @@ class Hub:
         end_lost(ended, runs)
 
 
+def _has_rest(generation_id: str, found: LogPosition, number: int) -> bool:
+    """Whether the log of an ended generation has frame ``number`` and will have the ending."""
+    if found.is_empty or (found.first is not None and found.first > number):
+        return False
+    if found.has_ended:
+        return True
+    # If it is not closed soon, the worker died before, or Redis was away for too long.
+    closed_by = settings.EVENT_LOG_PATIENCE_S + _CLOSING_S
+    limit = timezone.now() - dt.timedelta(seconds=closed_by)
+    ended = Generation.objects.filter(public_id=generation_id, finished_at__lt=limit)
+    return not ended.exists()
+
+
 def _offer_log(reader: Follower, batches: Sequence[Batch]) -> bool:
     """Offer what was read from the log.
 
@@ -430,30 +487,3 @@ def _cancel_queued(ids: set[str]) -> None:
 
 hub = Hub()
 """The hub of this process."""
-
-
-def attach(follower: Follower, *, has_ended: bool) -> Sequence[Batch] | None:
-    """Have a reader of an older stream begin with the event log and go on live. For views.
-
-    Return batches that it needs besides: an ending without frames, if it knows all of them. Return
-    None if the generation ``has_ended`` and its log lacks the next frame or will never get its
-    ending. A gap further on in the log is found when it is read. Raise RedisError.
-    """
-    public_id, number = follower.generation_id, follower.next_number
-    found = log_position(public_id, number)
-    if has_ended:
-        if found.is_empty or (found.first is not None and found.first > number):
-            return None
-        if not found.has_ended:
-            # The worker died before it wrote the ending, or Redis was away for too long.
-            closed_by = settings.EVENT_LOG_PATIENCE_S + _CLOSING_S
-            ended = Generation.objects.filter(public_id=public_id)
-            limit = timezone.now() - dt.timedelta(seconds=closed_by)
-            if ended.filter(finished_at__lt=limit).exists():
-                return None
-    if found.has_ended and found.next is not None and found.next < number < ENDING_ONLY:
-        return [Batch(number, (), Ending((), 200, b""))]
-    if not found.has_ended:  # The generation may have; its log is closed soon after.
-        follow(public_id, hub.channel)
-    follower.is_behind = True
-    return ()

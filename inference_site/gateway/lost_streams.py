@@ -80,20 +80,20 @@ async def replay_to(followers: Iterable[Follower], runs: Mapping[str, LostRun]) 
     replay = sync_to_async(_replayed, thread_sensitive=False)
     waiting = [f for f in followers if not f.has_ended and f.generation_id in runs]
     for id_, of_stream in groupby(sorted(waiting, key=_id), _id):
-        rebuilt: dict[bool, list[Batch]] = {}
+        rebuilt: dict[bool, Batch | None] = {}
         for follower in of_stream:
-            is_begun = follower.next_number > 0
-            if is_begun not in rebuilt:
-                rebuilt[is_begun] = await replay(id_, runs[id_].kind, is_begun=is_begun)
-            for batch in rebuilt[is_begun]:
+            is_new = follower.next_number == 0
+            if is_new not in rebuilt:
+                rebuilt[is_new] = await replay(id_, runs[id_].kind, may_renumber=is_new)
+            if (batch := rebuilt[is_new]) is not None:
                 follower.offer(batch)
 
 
-def _replayed(public_id: str, kind: str, *, is_begun: bool) -> list[Batch]:
+def _replayed(public_id: str, kind: str, *, may_renumber: bool) -> Batch | None:
     replay = kind_of(kind).replay
     with release_connection_after():
-        stored = None if replay is None else replay(public_id, is_begun=is_begun)
-        return [] if stored is None else stored.make()
+        stored = None if replay is None else replay(public_id, may_renumber=may_renumber)
+        return None if stored is None else stored.make()
 
 
 def end_lost(followers: Sequence[Follower], runs: Mapping[str, LostRun]) -> None:
