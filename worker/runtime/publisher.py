@@ -78,7 +78,7 @@ class Stream:
         self._has_more = self._is_closing = False
         self._next = 0
         self.texts: Sequence[bytes] = ()
-        """The texts in the log that frames refer to (see ``streams.shared_text``)."""
+        """The texts in the log that frames refer to (see ``runs.streams.batches``)."""
         self._started = self._is_released = False
         self._sent: list[bytes] | None = []
         """All frames in the log; None if they are not kept."""
