@@ -70,12 +70,12 @@ def served(folder: Path) -> Iterator[dict[str, int]]:
 def noted(folder: Path, pids: dict[str, int], act: Callable[[], None]) -> dict[str, Walk]:
     """Do something; return what ran meanwhile: by process, the files with their functions."""
     for pid in pids.values():
-        os.kill(pid, signal.SIGUSR2)
+        os.kill(pid, signal.SIGRTMIN)
     time.sleep(_AFTER_S / 3)
     act()
     found = {}
     for role, pid in pids.items():
-        os.kill(pid, signal.SIGUSR2)
+        os.kill(pid, signal.SIGRTMIN)
         written = folder / f"walk.{pid}"
         while not written.exists():
             time.sleep(0.05)
