@@ -109,12 +109,12 @@ _FRAME_BYTES = 300
 """Bytes of a chunk without its text."""
 
 
-def replay_of(public_id: str, *, is_begun: bool = False) -> StoredStream | None:
+def replay_of(public_id: str, after: int = -1, *, may_renumber: bool = True) -> StoredStream | None:
     """Return the replay of a completion; None if it is not stored, or was deleted.
 
     Also None for a streamed completion without the sizes of its deltas.
     """
-    del is_begun  # The replayed frames have the original numbers.
+    del after, may_renumber  # The replayed frames have the original numbers.
     stored = StoredCompletion.objects.filter(public_id=public_id).first()
     if stored is None:
         return None
@@ -126,18 +126,18 @@ def replay_of(public_id: str, *, is_begun: bool = False) -> StoredStream | None:
     return StoredStream(size, partial(replay, stored))
 
 
-def replay(stored: StoredCompletion) -> list[Batch]:
+def replay(stored: StoredCompletion) -> Batch:
     """Return the whole stream. A comment replaces each chunk of prompt progress."""
     body = orjson.dumps(stored.completion)
     if stored.streamed is None:
-        return [Batch(0, (), Ending((), 200, body))]
+        return Batch(0, (), Ending((), 200, body))
     assembler = ChatAssembler(_assembly(stored.completion, stored.streamed))
     frames: list[bytes] = []
     for delta in _deltas(stored.completion["choices"], stored.streamed["deltas"]):
         frames += [_LEFT_OUT] if delta is None else assembler.feed(delta)
     assembler.feed(_usage(stored.completion))
     frames += assembler.complete().frames
-    return [Batch(0, frames, Ending((), 200, body))]
+    return Batch(0, frames, Ending((), 200, body))
 
 
 def _assembly(completion: dict[str, Any], streamed: dict[str, Any]) -> ChatAssembly:

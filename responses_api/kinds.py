@@ -16,7 +16,7 @@ from responses_api.assembler import (
     failure,
 )
 from responses_api.storage import store_result
-from responses_api.stored_responses import find_replay, is_deleted, recover
+from responses_api.stored_responses import is_deleted, recover, replay_of
 
 
 def _rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
@@ -34,7 +34,7 @@ KINDS = {
         store_result,
         recover,
         _rebuild,
-        find_replay,
+        replay_of,
         is_deleted,
     ),
     COMPACTION: GenerationKind(CompactionAssembly, CompactionAssembler, kinds.failure),

@@ -260,21 +260,12 @@ def stored_response(
     return ResponseObject.model_validate({**accepted.__dict__, **result})
 
 
-def find_replay(public_id: str, *, is_begun: bool = False) -> StoredStream | None:
-    """Return the replay of an ended response (see ``inference_site.runs.kinds.Replay``).
-
-    Return None if it is not stored, or if the client ``is_begun`` and the numbers of the events are
-    unknown.
-    """
+def replay_of(public_id: str, after: int = -1, *, may_renumber: bool = True) -> StoredStream | None:
+    """Return the replay of an ended response (see ``inference_site.runs.kinds.Replay``)."""
     rows = StoredResponse.objects.filter(public_id=public_id, deleted_at=None, status__in=ENDED)
-    found = rows.select_related("previous", "conversation").first()
-    if found is None or (is_begun and found.deltas is None):
+    stored = rows.select_related("previous", "conversation").first()
+    if stored is None or (stored.deltas is None and not may_renumber):
         return None
-    return replay_of(found)
-
-
-def replay_of(stored: StoredResponse, after: int = -1) -> StoredStream:
-    """Return the replay of an ended response, and an estimate of its size."""
     output = stored.items.filter(is_output=True)
     text = Cast("data", TextField())
     size = output.aggregate(size=Sum(Func(text, function="octet_length")))["size"] or 0
@@ -284,7 +275,7 @@ def replay_of(stored: StoredResponse, after: int = -1) -> StoredStream:
     return StoredStream(size_bytes, partial(replay, stored, after))
 
 
-def replay(stored: StoredResponse, after: int = -1) -> list[Batch]:
+def replay(stored: StoredResponse, after: int = -1) -> Batch:
     """Return the stream of an ended response, rebuilt from the database.
 
     The events have their original numbers. Comments stand for the events of earlier attempts, which
@@ -302,7 +293,7 @@ def replay(stored: StoredResponse, after: int = -1) -> list[Batch]:
         first, frames = after + 1, [encode(last)]
     if settings.RESPONSES_SEND_DONE:
         frames.append(events.DONE)
-    return [Batch(first, frames, Ending((), 200, to_json(response)))]
+    return Batch(first, frames, Ending((), 200, to_json(response)))
 
 
 def _replayed_events(stored: StoredResponse, response: ResponseObject) -> Iterator[Event]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from weakref import WeakValueDictionary
 
-from inference_site.runs.streams.batches import Batch, trim
+from inference_site.runs.streams.batches import Batch, StoredStream, trim
 
 _MOST_HELD = 256 * 1024
 """Bytes of unread frames that a follower holds in memory, beside one more batch."""
@@ -20,7 +20,8 @@ class Follower:
 
     It holds what its client has not read, up to a bound. Then ``is_behind`` is set and it takes
     nothing more; once its batches are taken, the hub reads on in the event log. ``grace_s`` is how
-    long the generation goes on after its last reader left (see ``generations.disconnect_grace``).
+    long the generation goes on after its last reader left (see ``runs.cancellation``). ``stored``
+    is the stream to rebuild from the database before anything is delivered.
     """
 
     __slots__ = (
@@ -34,6 +35,7 @@ class Follower:
         "is_behind",
         "next_number",
         "received_at",
+        "stored",
         "waits_for_end",
     )
 
@@ -42,6 +44,7 @@ class Follower:
         self.grace_s = grace_s
         self.next_number = after + 1
         self.received_at = self.checked_at = time.monotonic()
+        self.stored: StoredStream | None = None
         self._batches: list[Batch] = []
         self._held = 0
         self._ended = False

@@ -18,7 +18,7 @@ from django.http import HttpRequest, HttpResponse
 
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.hub import hub
-from inference_site.runs.streams.batches import Batch, Ending, StoredStream
+from inference_site.runs.streams.batches import Ending
 
 SCOPE_KEY = "inference_site.handoff"
 _PAUSE_S = 0.05
@@ -32,18 +32,15 @@ class HandOff:
 
     ``opening``: frames before those that are followed. They are sent with the first frame that
     follows, so that a generation that fails before it can be answered with an HTTP status.
-    ``known``: batches that the follower gets first. ``replay``: the stream is rebuilt from the
-    database, once there is memory for it. ``cancels``: the generation is cancelled when the client
-    leaves, unless the follower has a grace. ``lines``: JSON lines instead of SSE. ``comment``
-    returns the SSE comment for a stream without frames so far, b"" for the usual one; it blocks.
-    ``closing``: frames for a stream that ends without any, because its reader had all of them.
+    ``cancels``: the generation is cancelled when the client leaves, unless the follower has a
+    grace. ``lines``: JSON lines instead of SSE. ``comment`` returns the SSE comment for a stream
+    without frames so far, b"" for the usual one; it blocks. ``closing``: frames for a stream that
+    ends without any, because its reader had all of them.
     """
 
     follower: Follower
     stream: bool
     opening: Sequence[bytes] = ()
-    known: Sequence[Batch] = ()
-    replay: StoredStream | None = None
     cancels: bool = True
     lines: bool = False
     comment: Callable[[], bytes] | None = None

@@ -3,6 +3,11 @@
 Each web process has one channel. Workers send it the frames of the streams that the process
 follows; the hub passes them to the followers. It reads the event log for a follower that starts
 late, misses a frame, or receives nothing for a second.
+
+A log may expire before a reader reaches its end, or Redis may lose it. If the generation has ended
+and its result is stored, the reader gets the rest from the database. If it still runs and its
+result will be stored, the reader waits for its end. Every other reader gets the error
+``stream_lost``.
 """
 
 from __future__ import annotations
@@ -14,12 +19,12 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import redis.asyncio
 import redis.exceptions
-from asgiref.sync import sync_to_async
 from channels.layers import get_channel_layer
 from django import db
 from django.conf import settings
@@ -27,19 +32,21 @@ from django.db.models.functions import Now
 from django.utils import timezone
 from prometheus_client import Counter
 
-from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.core.errors.api_errors import StreamLostError
+from inference_site.core.storage.postgresql import in_database_thread
 from inference_site.core.storage.redis import new_async_clients, shard_of
 from inference_site.gateway.follower import ENDING_ONLY, Follower, SharedBatches
-from inference_site.gateway.lost_streams import end_lost, replay_to, runs_of, stored_among
-from inference_site.runs.cancellation import cancel_waiting, flag_writes, refresh_reader_deadlines
-from inference_site.runs.models import TERMINAL, Generation
+from inference_site.runs.cancellation import CancelQueue, refresh_reader_deadlines
+from inference_site.runs.kinds import kind_of
+from inference_site.runs.models import TERMINAL, Generation, Status
 from inference_site.runs.streams.batches import Batch, Ending, decode_hint, is_renumbered
 from inference_site.runs.streams.event_log import (
     AsyncEventLog,
-    channel_message,
+    LogPosition,
     follow,
     log_position,
     may_have_more,
+    send_hint,
 )
 
 logger = logging.getLogger(__name__)
@@ -70,11 +77,7 @@ for _reason in ("gap", "silence"):
 
 
 class Hub:
-    """This process's channel and followers. For the event loop's thread unless a method says else.
-
-    Cancellations are retried until they are stored. The worker is asked first; taking queued rows
-    out of the database is a task of its own, so that a slow database delays no worker.
-    """
+    """This process's channel and followers; for the event loop's thread unless a method says so."""
 
     def __init__(self) -> None:
         self.channel = f"web.{uuid.uuid4().hex}"
@@ -83,11 +86,7 @@ class Hub:
         self._logs: list[AsyncEventLog] = []
         self._shared = SharedBatches()
         self._tasks: list[asyncio.Task[None]] = []
-        self._to_cancel: set[str] = set()
-        self._cancel_wanted = asyncio.Event()
-        self._stored: asyncio.Future[None] | None = None
-        self._to_unqueue: set[str] = set()
-        self._unqueue_wanted = asyncio.Event()
+        self._cancels = CancelQueue()
         self._in_database: set[Follower] = set()
         self._database_tasks: set[asyncio.Task[None]] = set()
         self._database_turns = asyncio.Semaphore(_DATABASE_TASKS)
@@ -99,9 +98,51 @@ class Hub:
     def follow(self, generation_id: str, after: int = -1, grace_s: int = 0) -> Follower:
         """Add a reader of the frames with numbers above ``after``. For any thread."""
         follower = Follower(generation_id, after, grace_s)
-        with self._lock:
-            self._followers.setdefault(generation_id, []).append(follower)
+        self._add(follower)
         return follower
+
+    def resume(
+        self,
+        generation_id: str,
+        kind: str,
+        after: int = -1,
+        grace_s: int = 0,
+        *,
+        has_ended: bool,
+        skips_log: bool = False,
+    ) -> Follower | None:
+        """Add a reader of a stream that began before; return None if its frames are kept nowhere.
+
+        The reader begins with the event log and goes on live. If the generation ``has_ended`` and
+        the log lacks the next frame, will never get its ending, or is not to be used
+        (``skips_log``), the stream is rebuilt from what is stored. A gap further on in the log is
+        found when it is read. For threads of views. Raise RedisError.
+        """
+        follower = Follower(generation_id, after, grace_s)
+        number = follower.next_number
+        found = LogPosition(is_empty=True, has_ended=False)
+        if not skips_log:
+            found = log_position(generation_id, number)
+        if has_ended and not _has_rest(generation_id, found, number):
+            replay = kind_of(kind).replay
+            follower.stored = None if replay is None else replay(generation_id, after)
+            return None if follower.stored is None else follower
+        if found.has_ended and found.next is not None and found.next < number:
+            follower.offer(Batch(number, (), Ending((), 200, b"")))  # The reader has all frames.
+            return follower
+        follower.is_behind = True
+        self._add(follower)
+        if not found.has_ended:  # The generation may have; its log is closed soon after.
+            try:
+                follow(generation_id, self.channel)
+            except BaseException:
+                self.leave(follower)
+                raise
+        return follower
+
+    def _add(self, follower: Follower) -> None:
+        with self._lock:
+            self._followers.setdefault(follower.generation_id, []).append(follower)
 
     def leave(self, follower: Follower) -> None:
         """Remove a reader. For any thread."""
@@ -151,43 +192,12 @@ class Hub:
                 asyncio.create_task(self._keep_listening()),
                 asyncio.create_task(self._watch()),
                 asyncio.create_task(self._refresh_graces(clients[0])),
-                asyncio.create_task(self._cancel_all()),
-                asyncio.create_task(self._unqueue_all()),
+                asyncio.create_task(self._cancels.run(self._logs)),
             ]
 
     def cancel(self, generation_id: str) -> asyncio.Future[None]:
-        """Ask the worker of a generation to stop it, and take it out of the queue if it waits.
-
-        Returns at once; the future is done when the worker's cancel flag is stored. A thousand
-        clients may leave in one moment, or while Redis is away: all are stored together, and
-        retried.
-        """
-        if self._stored is None:
-            self._stored = asyncio.get_running_loop().create_future()
-        self._to_cancel.add(generation_id)
-        self._cancel_wanted.set()
-        return self._stored
-
-    async def _cancel_all(self) -> None:
-        while True:
-            await self._cancel_wanted.wait()
-            self._cancel_wanted.clear()
-            ids, stored = self._to_cancel, self._stored
-            self._to_cancel, self._stored = set(), None
-            # Concurrently: a Redis server that is away must not delay the others.
-            await asyncio.gather(*map(_retry, flag_writes(self._logs, ids)))
-            if stored is not None:
-                stored.set_result(None)
-            self._to_unqueue |= ids
-            self._unqueue_wanted.set()
-
-    async def _unqueue_all(self) -> None:
-        while True:
-            await self._unqueue_wanted.wait()
-            self._unqueue_wanted.clear()
-            ids, self._to_unqueue = self._to_unqueue, set()
-            unqueue = sync_to_async(_cancel_queued, thread_sensitive=False)
-            await _retry(partial(unqueue, ids))
+        """Cancel a generation; the future is done when its worker's cancel flag is stored."""
+        return self._cancels.add(generation_id)
 
     async def _refresh_graces(self, client: redis.asyncio.Redis) -> None:
         """Extend the disconnect grace of generations that have readers here, and start the
@@ -232,7 +242,7 @@ class Hub:
             return True
         try:
             async with asyncio.timeout(settings.REDIS_TIMEOUT_S):
-                await get_channel_layer().send(self.channel, channel_message(()))
+                await send_hint(self.channel, ())
         except (redis.exceptions.RedisError, OSError) as exc:
             logger.warning("hub: channel layer: %s", exc)
             return True
@@ -372,13 +382,15 @@ class Hub:
         For those in ``renumbered`` the log holds a later attempt: the stored result will not
         continue the frames that they have.
         """
-        await replay_to(readers, await runs_of(readers, status__in=TERMINAL))
+        await _replay(readers, await _rows_of(readers, status__in=TERMINAL))
         lost = [reader for reader in readers if not reader.has_ended]
-        runs = await runs_of(lost)
-        stored = await stored_among(runs)
+        if not lost:
+            return
+        rows = await _rows_of(lost)
+        stored = await in_database_thread(partial(_will_be_stored, rows.values()))
         for reader in lost:
             reader.waits_for_end = reader.generation_id in stored and reader not in renumbered
-        end_lost([reader for reader in lost if not reader.waits_for_end], runs)
+        _end_lost([reader for reader in lost if not reader.waits_for_end], rows)
 
     async def _end_vanished(self, followers: Sequence[Follower]) -> None:
         """End the readers of generations that have ended and whose log was lost with its Redis."""
@@ -387,11 +399,80 @@ class Hub:
         if time.monotonic() - self._failed_at < _CLOSING_S:
             return
         ended_by = Now() - dt.timedelta(seconds=_CLOSING_S)
-        runs = await runs_of(followers, status__in=TERMINAL, finished_at__lt=ended_by)
-        ended = [follower for follower in followers if follower.generation_id in runs]
+        rows = await _rows_of(followers, status__in=TERMINAL, finished_at__lt=ended_by)
+        ended = [follower for follower in followers if follower.generation_id in rows]
         await self._catch_up(ended)  # The ending may have come since the log was read.
-        await replay_to(ended, runs)
-        end_lost(ended, runs)
+        await _replay(ended, rows)
+        _end_lost(ended, rows)
+
+
+async def _rows_of(followers: Iterable[Follower], **states: object) -> dict[str, Generation]:
+    """Return the rows of the followed generations that match ``states``, by public id."""
+    ids = {follower.generation_id for follower in followers}
+    if not ids:
+        return {}
+    columns = ("public_id", "kind", "status", "input_tokens", "output_tokens")
+    rows = Generation.objects.filter(public_id__in=ids, **states).only(*columns)
+    return {row.public_id: row for row in await in_database_thread(lambda: list(rows))}
+
+
+def _will_be_stored(rows: Iterable[Generation]) -> set[str]:
+    """Return the ids of running generations whose results are stored and not deleted."""
+    checks = {r.public_id: kind_of(r.kind).is_deleted for r in rows if r.status not in TERMINAL}
+    return {id_ for id_, is_deleted in checks.items() if is_deleted and not is_deleted(id_)}
+
+
+async def _replay(followers: Iterable[Follower], rows: Mapping[str, Generation]) -> None:
+    """Offer the rest of ended streams to their readers, where the result is stored.
+
+    The readers of one stream share the rebuilt frames.
+    """
+    rebuilt: dict[tuple[str, bool], Batch | None] = {}
+    for follower in followers:
+        id_, is_new = follower.generation_id, follower.next_number == 0
+        if follower.has_ended or id_ not in rows:
+            continue
+        if (id_, is_new) not in rebuilt:
+            make = partial(_replayed, rows[id_], may_renumber=is_new)
+            rebuilt[id_, is_new] = await in_database_thread(make)
+        if (batch := rebuilt[id_, is_new]) is not None:
+            follower.offer(batch)
+
+
+def _replayed(row: Generation, *, may_renumber: bool) -> Batch | None:
+    replay = kind_of(row.kind).replay
+    stored = replay(row.public_id, may_renumber=may_renumber) if replay else None
+    return None if stored is None else stored.make()
+
+
+def _end_lost(followers: Iterable[Follower], rows: Mapping[str, Generation]) -> None:
+    """End the readers of lost streams with an error, in the wire format of their kind.
+
+    If the generation has ended, the error carries the usage: it was computed and charged.
+    """
+    for follower in followers:
+        row, first = rows.get(follower.generation_id), follower.next_number
+        if row is None:
+            continue
+        error = StreamLostError()
+        if row.status in TERMINAL:
+            usage = (row.input_tokens, row.output_tokens)
+            error = StreamLostError(usage, has_completed=row.status == Status.COMPLETED)
+        ending = kind_of(row.kind).failure(error, first=first)
+        follower.offer(Batch(first, ending.frames, replace(ending, frames=(), is_early=False)))
+
+
+def _has_rest(generation_id: str, found: LogPosition, number: int) -> bool:
+    """Whether the log of an ended generation has frame ``number`` and will have the ending."""
+    if found.is_empty or (found.first is not None and found.first > number):
+        return False
+    if found.has_ended:
+        return True
+    # If it is not closed soon, the worker died before, or Redis was away for too long.
+    closed_by = settings.EVENT_LOG_PATIENCE_S + _CLOSING_S
+    limit = timezone.now() - dt.timedelta(seconds=closed_by)
+    ended = Generation.objects.filter(public_id=generation_id, finished_at__lt=limit)
+    return not ended.exists()
 
 
 def _offer_log(reader: Follower, batches: Sequence[Batch]) -> bool:
@@ -408,52 +489,5 @@ def _offer_log(reader: Follower, batches: Sequence[Batch]) -> bool:
     return all(map(reader.offer, batches))
 
 
-async def _retry(act: Callable[[], Awaitable[None]]) -> None:
-    """Run it until Redis and PostgreSQL are there."""
-    while True:
-        try:
-            await act()
-        except (redis.exceptions.RedisError, db.Error) as exc:
-            logger.warning("hub: cannot cancel yet: %s", exc)
-            await asyncio.sleep(_RETRY_S)
-        except Exception:
-            logger.exception("hub: cannot cancel")
-            return
-        else:
-            return
-
-
-def _cancel_queued(ids: set[str]) -> None:
-    with release_connection_after():
-        cancel_waiting(ids)
-
-
 hub = Hub()
 """The hub of this process."""
-
-
-def attach(follower: Follower, *, has_ended: bool) -> Sequence[Batch] | None:
-    """Have a reader of an older stream begin with the event log and go on live. For views.
-
-    Return batches that it needs besides: an ending without frames, if it knows all of them. Return
-    None if the generation ``has_ended`` and its log lacks the next frame or will never get its
-    ending. A gap further on in the log is found when it is read. Raise RedisError.
-    """
-    public_id, number = follower.generation_id, follower.next_number
-    found = log_position(public_id, number)
-    if has_ended:
-        if found.is_empty or (found.first is not None and found.first > number):
-            return None
-        if not found.has_ended:
-            # The worker died before it wrote the ending, or Redis was away for too long.
-            closed_by = settings.EVENT_LOG_PATIENCE_S + _CLOSING_S
-            ended = Generation.objects.filter(public_id=public_id)
-            limit = timezone.now() - dt.timedelta(seconds=closed_by)
-            if ended.filter(finished_at__lt=limit).exists():
-                return None
-    if found.has_ended and found.next is not None and found.next < number < ENDING_ONLY:
-        return [Batch(number, (), Ending((), 200, b""))]
-    if not found.has_ended:  # The generation may have; its log is closed soon after.
-        follow(public_id, hub.channel)
-    follower.is_behind = True
-    return ()

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -53,7 +52,7 @@ from inference_site.gateway.head import ReadHead, length_of_body
 from inference_site.gateway.hub import hub
 from inference_site.gateway.view_pool import QueueKey, ViewPool
 from inference_site.runs.queue_position import queue_counts
-from inference_site.runs.streams.batches import Batch, Ending, StoredStream
+from inference_site.runs.streams.batches import Batch, Ending
 
 logger = logging.getLogger(__name__)
 
@@ -105,8 +104,10 @@ class Relay:
                     except ApiError:
                         _abandon(outcome)
                         raise
-                if handoff is not None and handoff.replay is not None:
-                    answer = await self._rebuild(scope, answer, handoff, handoff.replay, memory)
+                if handoff is not None and handoff.follower.stored is not None:
+                    checked = await self._rebuild(scope, handoff.follower, memory)
+                    if checked.status_code != HTTPStatus.NO_CONTENT:
+                        answer = checked, Outcome()
             except ClientGone:
                 return
             except ApiError as exc:
@@ -117,41 +118,28 @@ class Relay:
             await sending
 
     async def _rebuild(
-        self,
-        scope: dict[str, Any],
-        answer: Answer,
-        handoff: HandOff,
-        stored: StoredStream,
-        memory: contextlib.ExitStack,
-    ) -> Answer:
-        """Return the view's answer with the stream rebuilt, or the error that this raised.
+        self, scope: dict[str, Any], follower: Follower, memory: contextlib.ExitStack
+    ) -> HttpResponseBase:
+        """Give a follower its stored stream; return a response as ``ApiHandler.check`` does.
 
         ``memory`` holds the memory of a long stream until it is sent: its client may read slowly,
         and no event log has the frames. Raise UnavailableError if there is none.
         """
-        response, outcome = answer
+        stored = follower.stored
+        assert stored is not None
         project_id, size = self._read_head(scope).project_id, stored.size_bytes
         if size > _LARGE:
             if not body_memory.try_reserve(project_id, size):
-                _abandon(outcome)
                 raise UnavailableError("Too many long streams are being read.")
             memory.callback(body_memory.give_back, project_id, size)
-        batches: list[Batch] = []
 
         def rebuild() -> None:
             with release_connection_after():
-                batches.extend(stored.make())
+                follower.offer(stored.make())
+            follower.stored = None  # It may hold a long text.
 
         key = QueueKey(project_id, is_large=size > _LARGE)
-        try:
-            checked = await self._run(scope, partial(self._handler.check, scope, rebuild), key)
-        except BaseException:
-            hub.leave(handoff.follower)
-            raise
-        if checked.status_code != HTTPStatus.NO_CONTENT:
-            hub.leave(handoff.follower)
-            return checked, Outcome()
-        return response, Outcome(replace(handoff, known=batches, replay=None))
+        return await self._run(scope, partial(self._handler.check, scope, rebuild), key)
 
     async def _answer(
         self, scope: dict[str, Any], receive: Receive, started_at: float, opened: OpenRequest
@@ -264,8 +252,6 @@ def _sending(
 
 async def _send_generation(handoff: HandOff, sink: Sink, receive: Receive) -> None:
     follower = handoff.follower
-    for batch in handoff.known:
-        follower.offer(batch)
     # With a grace the generation goes on, and maintenance stops it if no reader comes back.
     delivery = Delivery(follower, sink, cancels=handoff.cancels and not follower.grace_s)
     await delivery.run(partial(_disconnect, receive))

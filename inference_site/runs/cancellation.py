@@ -15,12 +15,15 @@ left or the web process died, maintenance cancels the generation.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 
 import redis.asyncio
+import redis.exceptions
 from asgiref.sync import async_to_sync
-from channels.layers import get_channel_layer
+from django import db
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.fleet.leases import unsent_tokens
@@ -28,21 +31,24 @@ from inference_site.core.domain.deltas import Usage
 from inference_site.core.domain.errors import StoppedByOperator
 from inference_site.core.domain.model_spec import Price
 from inference_site.core.observability.metrics import count_ended
-from inference_site.core.storage.postgresql import transaction_with_timeouts
+from inference_site.core.storage.postgresql import in_database_thread, transaction_with_timeouts
 from inference_site.core.storage.redis import Deadlines, shard_of
 from inference_site.runs.kinds import Assembler, kind_of, recovered
 from inference_site.runs.models import TERMINAL, Generation, Status
 from inference_site.runs.streams.batches import Ending
 from inference_site.runs.streams.event_log import (
     AsyncEventLog,
-    channel_message,
     close_log,
     drop_cancel_flag,
     request_cancel,
+    send_hint,
     take_log,
 )
 from inference_site.runs.streams.request_documents import drop_document, load_document
 
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 0.5
 _reader_deadlines = Deadlines("disconnect-grace")
 _SLACK_S = 5
 """Seconds added to the grace of a generation with readers: a web process or Redis may be slow."""
@@ -70,19 +76,6 @@ def stop(generation: Generation) -> bool:
         return False
     cancel([generation.public_id], StoppedByOperator())
     return True
-
-
-def flag_writes(
-    logs: Sequence[AsyncEventLog], generation_ids: Collection[str]
-) -> list[Callable[[], Awaitable[None]]]:
-    """Return calls that set the cancel flags, one for each server; then call ``cancel_waiting``.
-
-    ``logs`` are the event logs of all servers, in the order of the settings.
-    """
-    shards: dict[int, list[str]] = {}
-    for generation_id in generation_ids:
-        shards.setdefault(shard_of(generation_id), []).append(generation_id)
-    return [partial(logs[shard].request_cancel, members) for shard, members in shards.items()]
 
 
 def cancel_waiting(
@@ -120,6 +113,73 @@ def _cancel_with_readers(generation: Generation, error: Exception | None) -> boo
         return bool(Generation.objects.cancel_queued([generation.public_id]))
 
     return end_without_worker(generation, Status.CANCELLED, move, error)
+
+
+class CancelQueue:
+    """The cancels of clients that leave, retried until they are stored. For one event loop.
+
+    A thousand clients may leave in one moment, or while Redis is away: all are stored together. The
+    workers are asked first; taking queued rows out of the database is a task of its own, so that a
+    slow database delays no worker.
+    """
+
+    def __init__(self) -> None:
+        self._to_flag: set[str] = set()
+        self._flag_wanted = asyncio.Event()
+        self._stored: asyncio.Future[None] | None = None
+        self._to_unqueue: set[str] = set()
+        self._unqueue_wanted = asyncio.Event()
+
+    def add(self, generation_id: str) -> asyncio.Future[None]:
+        """Cancel a generation; the future is done when its cancel flag is stored."""
+        if self._stored is None:
+            self._stored = asyncio.get_running_loop().create_future()
+        self._to_flag.add(generation_id)
+        self._flag_wanted.set()
+        return self._stored
+
+    async def run(self, logs: Sequence[AsyncEventLog]) -> None:
+        """Store cancels forever; ``logs`` are those of all servers, in the settings' order."""
+        await asyncio.gather(self._flag_all(logs), self._unqueue_all())
+
+    async def _flag_all(self, logs: Sequence[AsyncEventLog]) -> None:
+        while True:
+            await self._flag_wanted.wait()
+            self._flag_wanted.clear()
+            ids, stored = self._to_flag, self._stored
+            self._to_flag, self._stored = set(), None
+            shards: dict[int, list[str]] = {}
+            for id_ in ids:
+                shards.setdefault(shard_of(id_), []).append(id_)
+            # Concurrently: a Redis server that is away must not delay the others.
+            flags = [partial(logs[n].request_cancel, of_shard) for n, of_shard in shards.items()]
+            await asyncio.gather(*map(_retry, flags))
+            if stored is not None:
+                stored.set_result(None)
+            self._to_unqueue |= ids
+            self._unqueue_wanted.set()
+
+    async def _unqueue_all(self) -> None:
+        while True:
+            await self._unqueue_wanted.wait()
+            self._unqueue_wanted.clear()
+            ids, self._to_unqueue = self._to_unqueue, set()
+            await _retry(partial(in_database_thread, partial(cancel_waiting, ids)))
+
+
+async def _retry(act: Callable[[], Awaitable[object]]) -> None:
+    """Run it until Redis and PostgreSQL are there."""
+    while True:
+        try:
+            await act()
+        except (redis.exceptions.RedisError, db.Error) as exc:
+            logger.warning("cannot cancel yet: %s", exc)
+            await asyncio.sleep(_RETRY_S)
+        except Exception:
+            logger.exception("cannot cancel")
+            return
+        else:
+            return
 
 
 def set_reader_deadline(generation_id: str, grace_s: int) -> None:
@@ -222,7 +282,7 @@ def _hint(generation_id: str, followers: Collection[str]) -> None:
 
     async def send() -> None:
         for channel in followers:
-            await get_channel_layer().send(channel, channel_message([(generation_id, b"")]))
+            await send_hint(channel, [(generation_id, b"")])
 
     if followers:
         # Without a new loop, a loop that has ended might be asked to run it, and never would.

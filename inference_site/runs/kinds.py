@@ -80,10 +80,13 @@ class StoreResult(Protocol):
 class Replay(Protocol):
     """Rebuilds the stream of an ended generation from what is stored."""
 
-    def __call__(self, public_id: str, *, is_begun: bool = False) -> StoredStream | None:
-        """Return the stream; None if the result is not stored or was deleted.
+    def __call__(
+        self, public_id: str, after: int = -1, *, may_renumber: bool = True
+    ) -> StoredStream | None:
+        """Return the stream for a reader with the frames up to number ``after``.
 
-        Also None if the reader has read a part of it and the numbers of its frames are unknown.
+        None if the result is not stored or was deleted; without ``may_renumber`` also None if the
+        original numbers of the frames are unknown.
         """
 
 

@@ -23,7 +23,7 @@ from inference_site.gateway.api.payload import parse
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.handoff import HandOff, Wait, call_again, hand_off
-from inference_site.gateway.hub import attach, hub
+from inference_site.gateway.hub import hub
 from inference_site.gateway.request_fields.capabilities import require_fields
 from inference_site.gateway.submission.context_bound import ContextBound
 from inference_site.gateway.submission.model_access import served_model
@@ -32,7 +32,7 @@ from inference_site.runs.cancellation import cancel
 from inference_site.runs.queue import new_id
 from inference_site.runs.queue_position import position_of_waiting
 from inference_site.runs.streams.request_documents import Assembly, Document
-from responses_api.assembler import COMPACTION, INPUT_TOKENS, CompactionAssembly
+from responses_api.assembler import COMPACTION, INPUT_TOKENS, RESPONSE, CompactionAssembly
 from responses_api.context import HistoryLimit, continued_response_id, resolve
 from responses_api.creation import create
 from responses_api.deletion import delete
@@ -41,7 +41,7 @@ from responses_api.listing import list_responses, page_of_input
 from responses_api.mapping import to_counting_request, to_summary_request
 from responses_api.models import ENDED, StoredResponse
 from responses_api.storage import ConversationLocked
-from responses_api.stored_responses import current_response, find_response, replay_of
+from responses_api.stored_responses import current_response, find_response
 from responses_api.wire.objects import (
     AnyItem,
     CompactedResponse,
@@ -223,21 +223,17 @@ def stream(request: Request, stored: StoredResponse, after: int, grace_s: int = 
     """
     has_ended = stored.status in ENDED
     is_compacted = has_ended and stored.deltas is None
-    follower = hub.follow(stored.public_id, after, grace_s)
-    try:
-        # Without deltas in the row, frames were lost while it ran, so the log may have a gap.
-        known = None if is_compacted else attach(follower, has_ended=has_ended)
-        replay = replay_of(stored, after) if known is None else None
-    except BaseException:
-        hub.leave(follower)
-        raise
-    source = "log" if replay is None else "compacted" if is_compacted else "stored"
+    # Without deltas in the row, frames were lost while it ran, so the log may have a gap.
+    follower = hub.resume(
+        stored.public_id, RESPONSE, after, grace_s, has_ended=has_ended, skips_log=is_compacted
+    )
+    if follower is None:  # It was deleted a moment ago.
+        raise NotFoundError
+    source = "log" if follower.stored is None else "compacted" if is_compacted else "stored"
     _ATTACHMENTS.labels(source).inc()
     handoff = HandOff(
         follower,
         stream=True,
-        known=known or (),
-        replay=replay,
         cancels=False,
         closing=[DONE] if settings.RESPONSES_SEND_DONE else (),
     )

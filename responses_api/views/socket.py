@@ -12,10 +12,9 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
-from asgiref.sync import sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
 from django.conf import settings
 
@@ -29,7 +28,7 @@ from inference_site.core.errors.api_errors import (
     UnavailableError,
 )
 from inference_site.core.errors.exceptions import api_error
-from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.core.storage.postgresql import in_database_thread
 from inference_site.gateway.api.authentication import authenticate_headers, require_scope
 from inference_site.gateway.api.json_bodies import decode_json
 from inference_site.gateway.api.payload import parse
@@ -60,7 +59,6 @@ _TERMINAL_FRAMES = (
     b"event: response.failed\n",
 )
 
-T = TypeVar("T")
 Started = tuple[Creation, Follower]
 
 
@@ -83,7 +81,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
         headers = {name: value.decode("latin-1") for name, value in self.scope["headers"]}
         self._credentials = headers.get(b"authorization", ""), headers.get(b"x-api-key", "")
         try:
-            caller = await _in_thread(self._authenticate)
+            caller = await in_database_thread(self._authenticate)
         except ApiError as exc:
             logger.info("websocket refused: %s", exc)
             await self.close()
@@ -195,7 +193,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
             raise InternalError
 
     async def _attempt(self, body: ResponseRequest) -> CallResult[Started | ConversationLocked]:
-        starting = asyncio.ensure_future(_in_thread(lambda: self._submit(body)))
+        starting = asyncio.ensure_future(in_database_thread(lambda: self._submit(body)))
         try:
             creation, follower = await asyncio.shield(starting)
         except asyncio.CancelledError:  # The socket was closed; the thread goes on.
@@ -271,17 +269,6 @@ def _cancel_started(starting: asyncio.Future[Started]) -> None:
         _, follower = starting.result()
         hub.cancel(follower.generation_id)
         hub.leave(follower)
-
-
-async def _in_thread(call: Callable[[], T]) -> T:
-    """Run a call that uses the database on a thread."""
-
-    def run() -> T:
-        with release_connection_after():
-            return call()
-
-    result: T = await sync_to_async(run, thread_sensitive=False)()
-    return result
 
 
 def _decode(message: bytes) -> dict[str, Any]:

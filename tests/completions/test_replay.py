@@ -43,7 +43,7 @@ def stored(assembly: ChatAssembly, *deltas: Delta) -> tuple[list[bytes], StoredC
 
 def check(assembly: ChatAssembly, *deltas: Delta) -> None:
     frames, row = stored(assembly, *deltas)
-    (batch,) = replay(row)
+    batch = replay(row)
     assert (batch.first, list(batch.frames)) == (0, frames)
     assert batch.ending is not None
     assert orjson.loads(batch.ending.body) == row.completion
@@ -82,13 +82,13 @@ def test_calls_are_cut_as_they_were(is_legacy: bool) -> None:
 def test_a_comment_stands_for_what_is_not_stored() -> None:
     progress = PromptProgress(10, 0, 5, 1.5)
     frames, row = stored(ASSEMBLY, progress, TextDelta("Hi"), Finish("stop"), USAGE)
-    (batch,) = replay(row)
+    batch = replay(row)
     assert list(batch.frames) == [b": left out\n\n", *frames[1:]]
 
 
 def test_an_answer_in_one_piece_is_the_completion() -> None:
     _, row = stored(replace(ASSEMBLY, stream=False), TextDelta("Hi"), Finish("stop"), USAGE)
-    (batch,) = replay(row)
+    batch = replay(row)
     assert batch.ending is not None
     assert not batch.frames
     assert orjson.loads(batch.ending.body) == row.completion

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import redis.exceptions
 from asgiref.sync import sync_to_async
-from channels.layers import get_channel_layer
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
@@ -20,14 +19,14 @@ from inference_site.core.domain.errors import WorkerLost
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.core.storage.redis import client_for, new_async_clients
 from inference_site.gateway import hub as hub_module
-from inference_site.gateway import lost_streams
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.hub import Hub
+from inference_site.runs import cancellation
 from inference_site.runs.kinds import failure
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.queue import new_id
 from inference_site.runs.streams.batches import Batch, Ending, Sent
-from inference_site.runs.streams.event_log import MESSAGE_TYPE, AsyncEventLog, Write, close_log
+from inference_site.runs.streams.event_log import AsyncEventLog, Write, close_log, send_hint
 from inference_site.runs.streams.request_documents import Loaded, load_document, save_document
 from responses_api.events import DONE, decode
 from responses_api.models import StoredResponse
@@ -56,8 +55,7 @@ class Site:
 
     async def hint(self, *streams: tuple[str, bytes]) -> None:
         """Send a message to the hub's channel."""
-        message = {"type": MESSAGE_TYPE, "streams": list(streams)}
-        await get_channel_layer().send(self.hub.channel, message)
+        await send_hint(self.hub.channel, streams)
 
     async def next(self, follower: Follower) -> list[Batch]:
         """Return what comes to the follower next."""
@@ -93,7 +91,7 @@ async def running(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
 
 def when_unqueued(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Awaitable[None]]:
     """Return what waits until the hub has looked for a cancelled generation in the queue."""
-    looked_for, act = set[str](), hub_module._cancel_queued
+    looked_for, act = set[str](), cancellation.cancel_waiting
 
     def cancel_queued(ids: set[str]) -> None:
         act(ids)
@@ -104,7 +102,7 @@ def when_unqueued(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Awaitable[
             while generation_id not in looked_for:
                 await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(hub_module, "_cancel_queued", cancel_queued)
+    monkeypatch.setattr(cancellation, "cancel_waiting", cancel_queued)
     return unqueued
 
 
@@ -477,15 +475,15 @@ def test_an_end_that_was_heard_late_is_not_followed_by_an_error(
 
     async def scenario(site: Site) -> None:
         follower = site.hub.follow(row.public_id)
-        runs = lost_streams._runs
+        rows_of = hub_module._rows_of
 
-        def written_meanwhile(*arguments: Any) -> dict[str, lost_streams.LostRun]:
+        async def written_meanwhile(*followers: Any, **states: Any) -> dict[str, Generation]:
             client: Any = client_for(row.public_id)
             end = Batch(0, [b"0", b"done"], END)
             client.xadd(f"{{{row.public_id}}}:log", {b"b": end.pack()}, id=end.entry_id)
-            return runs(*arguments)
+            return await rows_of(*followers, **states)
 
-        monkeypatch.setattr(lost_streams, "_runs", written_meanwhile)
+        monkeypatch.setattr(hub_module, "_rows_of", written_meanwhile)
         batches = await site.next(follower)
         assert frames(batches) == [b"0", b"done"]
         assert batches[-1].ending == END

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,9 +10,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-import redis.client
 import redis.exceptions
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, sync_to_async
 from channels.layers import get_channel_layer
 from django.db import OperationalError, transaction
 from django.db.models.functions import Now
@@ -308,25 +308,20 @@ def test_the_worker_of_an_abandoned_generation_writes_nothing_any_more(
     assert not client_for(row.public_id).exists(log_key(row.public_id))
 
 
-def test_who_follows_an_abandoned_stream_is_told_to_read_the_log(api_key: Key, worker: str) -> None:
-    channel = new_id("web.")
+def test_the_followers_of_an_abandoned_stream_get_a_hint(api_key: Key, worker: str) -> None:
     row = running(api_key, worker)
-    save_document(row.public_id, chat_document(row.public_id, "hi"), channel)
-    with site_client().pubsub() as pubsub:  # type: ignore[no-untyped-call]  # Not annotated.
-        pubsub.subscribe(channel)
-        suspect(worker, ago_s=30)
-        end_runs_of_dead_workers()
-        assert received(pubsub)["streams"] == [[row.public_id, b""]]
 
+    async def scenario() -> dict[str, Any]:
+        layer: Any = get_channel_layer()
+        channel = await layer.new_channel("web.")
+        document = chat_document(row.public_id, "hi")
+        await sync_to_async(save_document)(row.public_id, document, channel)
+        await sync_to_async(suspect)(worker, ago_s=30)
+        await sync_to_async(end_runs_of_dead_workers)()
+        message: dict[str, Any] = await asyncio.wait_for(layer.receive(channel), 10)
+        return message
 
-def received(pubsub: redis.client.PubSub) -> dict[str, Any]:
-    """Return the channel-layer message that has come."""
-    for _ in range(100):
-        message = pubsub.get_message(ignore_subscribe_messages=True, timeout=0.05)
-        if message is not None:
-            decoded: dict[str, Any] = get_channel_layer().deserialize(message["data"])
-            return decoded
-    raise AssertionError("no message came")
+    assert async_to_sync(scenario)()["streams"] == [[row.public_id, b""]]
 
 
 def test_who_has_waited_too_long_is_told_so(api_key: Key, settings: Settings) -> None:

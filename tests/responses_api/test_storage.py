@@ -285,7 +285,7 @@ def test_stream_made_anew_is_that_which_was_sent_but_for_the_deltas(
     chain: Chain, deltas: list[Delta], end: str, background: bool
 ) -> None:
     ended, frames = chain.settle(chain.accept("x", background=background), *deltas, end=end)
-    [batch] = replay(ended)
+    batch = replay(ended)
     assert batch.ending is not None
 
     def lasting(stream: list[bytes]) -> list[dict[str, Any]]:
@@ -297,9 +297,9 @@ def test_stream_made_anew_is_that_which_was_sent_but_for_the_deltas(
 
 def test_stream_made_anew_ends_as_the_site_has_it(chain: Chain, settings: Settings) -> None:
     ended = chain.turn("x")
-    assert replay(ended)[0].frames[-1] == DONE
+    assert replay(ended).frames[-1] == DONE
     settings.RESPONSES_SEND_DONE = False
-    assert DONE not in replay(ended)[0].frames
+    assert DONE not in replay(ended).frames
 
 
 def test_end_of_what_is_not_stored_is_not_kept() -> None:

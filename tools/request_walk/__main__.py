@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import httpx
+import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 PORT = 8931
@@ -54,11 +54,14 @@ def served(folder: Path) -> Iterator[dict[str, int]]:
     ) as process:
         assert process.stdout is not None
         try:
-            yield next(
-                {role: int(pid) for role, pid in re.findall(r"(web|worker) \((\d+)\)", line)}
-                for line in process.stdout
-                if "running" in line
-            )
+            next(line for line in process.stdout if "Console" in line)
+            children = {
+                child.pid: child.cmdline() for child in psutil.Process(process.pid).children()
+            }
+            yield {
+                role: next(pid for pid, command in children.items() if role in command)
+                for role in ("web", "worker")
+            }
         finally:
             process.terminate()
             process.communicate()
@@ -67,12 +70,12 @@ def served(folder: Path) -> Iterator[dict[str, int]]:
 def noted(folder: Path, pids: dict[str, int], act: Callable[[], None]) -> dict[str, Walk]:
     """Do something; return what ran meanwhile: by process, the files with their functions."""
     for pid in pids.values():
-        os.kill(pid, signal.SIGUSR2)
+        os.kill(pid, signal.SIGRTMIN)
     time.sleep(_AFTER_S / 3)
     act()
     found = {}
     for role, pid in pids.items():
-        os.kill(pid, signal.SIGUSR2)
+        os.kill(pid, signal.SIGRTMIN)
         written = folder / f"walk.{pid}"
         while not written.exists():
             time.sleep(0.05)

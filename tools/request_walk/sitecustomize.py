@@ -1,6 +1,6 @@
 """Record the files of the project whose code a web or worker process runs between two signals.
 
-Python imports this module at its start when the folder is on ``PYTHONPATH``. The first ``SIGUSR2``
+Python imports this module at its start when the folder is on ``PYTHONPATH``. The first ``SIGRTMIN``
 begins to note calls, the second writes what was noted to ``WALK_OUT.<process id>`` as JSON: pairs
 of a file and its functions, in the order in which the files were first entered.
 """
@@ -49,4 +49,4 @@ if _ROOT and _ROLES & set(sys.orig_argv):
     _notes = Notes()
     threading.setprofile(_notes.profile)
     sys.setprofile(_notes.profile)
-    signal.signal(signal.SIGUSR2, _notes.switch)
+    signal.signal(signal.SIGRTMIN, _notes.switch)  # The worker itself uses SIGUSR2.

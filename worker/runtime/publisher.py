@@ -3,9 +3,8 @@
 One thread with an asyncio loop serves all streams of the process, with one shard for each event log
 server. The first and the last frames of a stream are flushed at once, without the other waiting
 streams; the frames between are flushed in ticks. A tick is one append for any number of streams,
-with one channel-layer message for each web process that follows any of them. If the channel layer
-uses another server, the messages are sent after the append. The append also returns the cancel
-flags, so a cancel needs no channel of its own and cannot be lost.
+then one channel-layer message for each web process that follows any of them. The append also
+returns the cancel flags, so a cancel needs no channel of its own and cannot be lost.
 
 A stream keeps the frames that it has sent. If Redis loses its log, the stream sends all of them
 again: its readers continue, and recovery finds its text.
@@ -19,12 +18,10 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from enum import Enum
-from typing import Any
 
 import redis.exceptions
-from channels.layers import get_channel_layer
 from django.conf import settings
 
 from inference_site.core.observability.metrics import EVENT_LOG_LAG
@@ -35,8 +32,7 @@ from inference_site.runs.streams.event_log import (
     AsyncEventLog,
     LogState,
     Write,
-    channel_message,
-    script_can_send,
+    send_hint,
 )
 
 logger = logging.getLogger(__name__)
@@ -82,7 +78,7 @@ class Stream:
         self._has_more = self._is_closing = False
         self._next = 0
         self.texts: Sequence[bytes] = ()
-        """The texts in the log that frames refer to (see ``streams.shared_text``)."""
+        """The texts in the log that frames refer to (see ``runs.streams.batches``)."""
         self._started = self._is_released = False
         self._sent: list[bytes] | None = []
         """All frames in the log; None if they are not kept."""
@@ -255,22 +251,16 @@ class Publisher:
             self._loop.close()
 
     async def _run(self) -> None:
-        layer = get_channel_layer()
         async with contextlib.AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(c) for c in new_async_clients()]
-            urls = zip(clients, settings.EVENT_LOG_URLS, strict=True)
-            logs = [
-                AsyncEventLog(client, tells_followers=script_can_send(url)) for client, url in urls
-            ]
+            logs = [AsyncEventLog(client) for client in clients]
             # Connect now, with an empty append and message, so that no first frame waits for it.
             with contextlib.suppress(redis.exceptions.RedisError):
                 await asyncio.gather(*(log.append(()) for log in logs))
-                if not all(log.tells_followers for log in logs):
-                    await layer.send(f"worker.{uuid.uuid4().hex}", channel_message(()))
-            runs: list[Coroutine[Any, Any, None]] = [
-                shard.run(log, layer) for shard, log in zip(self._shards, logs, strict=True)
-            ]
-            await asyncio.gather(*runs)
+                await send_hint(f"worker.{uuid.uuid4().hex}", ())
+            await asyncio.gather(
+                *(shard.run(log) for shard, log in zip(self._shards, logs, strict=True))
+            )
 
 
 class _Shard:
@@ -318,9 +308,9 @@ class _Shard:
         for stream in self.streams():
             stream.stop(StopReason.SHUTDOWN)
 
-    async def run(self, log: AsyncEventLog, layer: Any) -> None:
+    async def run(self, log: AsyncEventLog) -> None:
         """Flush until the publisher is stopped and no stream is open."""
-        self._log, self._layer = log, layer
+        self._log = log
         while self._streams or not self._stopping:
             is_tick = await self._pause()
             try:
@@ -432,7 +422,7 @@ class _Shard:
         """Send a hint to the followers. If it is lost, they read the log within a second."""
         try:
             async with asyncio.timeout(_SEND_TIMEOUT_S):
-                await self._layer.send(channel, channel_message(streams))
+                await send_hint(channel, streams)
         except (redis.exceptions.RedisError, TimeoutError) as exc:
             logger.warning("publisher: channel layer: %s", exc)
 

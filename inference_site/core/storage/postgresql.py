@@ -20,6 +20,7 @@ from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import psycopg
+from asgiref.sync import sync_to_async
 from django.db import InterfaceError, OperationalError, connection, connections, transaction
 from psycopg.abc import PQGen
 from psycopg.types.numeric import Int8
@@ -193,6 +194,17 @@ def release_connection_after() -> Iterator[None]:
     finally:
         if not connection.in_atomic_block:
             connection.close()
+
+
+async def in_database_thread(call: Callable[[], Returned]) -> Returned:
+    """Run a call that uses the database on a thread, for asyncio code."""
+
+    def run() -> Returned:
+        with release_connection_after():
+            return call()
+
+    result: Returned = await sync_to_async(run, thread_sensitive=False)()
+    return result
 
 
 def unpooled_connection() -> psycopg.Connection[Any]:

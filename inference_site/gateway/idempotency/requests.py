@@ -33,7 +33,7 @@ from rest_framework.response import Response
 from inference_site.accounts.keys import Caller
 from inference_site.core.errors.api_errors import ConflictError, InvalidRequestError
 from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
-from inference_site.gateway.hub import attach, hub
+from inference_site.gateway.hub import hub
 from inference_site.gateway.idempotency.models import (
     KEPT_S,
     KeyClaim,
@@ -145,27 +145,12 @@ def _first_answer(request: Request, use: KeyUse) -> HttpResponse | None:
     if use.status:
         raise _expired()
     assert use.kind is not None
-    kind = kind_of(use.kind)
-    follower = hub.follow(use.generation_id, grace_s=use.grace_s)
-    stored = None
-    try:
-        logged = attach(follower, has_ended=use.run_status == Status.COMPLETED)
-        if logged is None:
-            stored = kind.replay(use.generation_id) if kind.replay else None
-            if stored is None:
-                raise _expired()
-    except BaseException:
-        hub.leave(follower)
-        raise
-    handoff = HandOff(
-        follower,
-        bool(use.streamed),
-        known=logged or (),
-        replay=stored,
-        cancels=False,
-        lines=kind.lines,
-    )
-    return hand_off(request, handoff)
+    has_ended = use.run_status == Status.COMPLETED
+    follower = hub.resume(use.generation_id, use.kind, grace_s=use.grace_s, has_ended=has_ended)
+    if follower is None:
+        raise _expired()
+    lines = kind_of(use.kind).lines
+    return hand_off(request, HandOff(follower, bool(use.streamed), cancels=False, lines=lines))
 
 
 def _write_objects(

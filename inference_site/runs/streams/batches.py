@@ -103,11 +103,11 @@ class Batch:
 class StoredStream:
     """A finished stream that can be rebuilt from the database, of about ``size_bytes``.
 
-    ``make`` reads the database and returns the batches.
+    ``make`` reads the database and returns the stream as one batch.
     """
 
     size_bytes: int
-    make: Callable[[], list[Batch]]
+    make: Callable[[], Batch]
 
 
 @dataclass(frozen=True, slots=True)

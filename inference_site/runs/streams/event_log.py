@@ -6,9 +6,8 @@ entry that ends a stream has the greatest possible id: it closes the log, so a w
 up as dead cannot append to it any more. Each attempt to run a generation has a number; once a later
 attempt has begun, appends of earlier ones are refused.
 
-The log is the source of truth. Messages over the channel layer are hints that arrive sooner. If the
-channel layer uses the same Redis server, the script that appends also sends them: only that server
-knows the followers of a stream, so a hint from the writer would come a round trip later.
+The log is the source of truth. Messages over the channel layer are hints that arrive sooner: an
+append returns the channels of the stream's followers, and its writer sends each of them a hint.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 import redis
 import redis.asyncio
 import redis.exceptions
+from channels.layers import get_channel_layer
 from django.conf import settings
 
 from inference_site.core.storage.redis import ALLOW_WHEN_FULL, SET_WHEN_FULL, client_for
@@ -39,33 +39,12 @@ from inference_site.runs.streams.batches import (
 )
 from inference_site.runs.streams.redis_memory import HELD_LUA, kept_ms
 
-MESSAGE_TYPE = "stream.frames"
 MOST_READ = 64
 """Entries of a log that are read at once, unless they have ``ENOUGH_BYTES`` before."""
 ENOUGH_BYTES = 256 * 1024
 _UNKNOWN_FOLLOWED_S = 60
 _NEVER = 2**62
 """A frame number that no stream reaches."""
-
-SEND = """
-local messages = {}
-local function add_message(channel, stream, payload)
-  local streams = messages[channel] or {}
-  messages[channel] = streams
-  streams[#streams + 1] = "\\146" .. cmsgpack.pack(stream) .. struct.pack(">BI4", 198, #payload)
-  streams[#streams + 1] = payload
-end
-local function send_messages()
-  for channel, streams in pairs(messages) do
-    local head = "\\130" .. cmsgpack.pack("type", "stream.frames", "streams")
-    local count = struct.pack(">BI4", 221, #streams / 2)
-    redis.call("PUBLISH", channel, head .. count .. table.concat(streams))
-  end
-end
-"""
-"""Lua that sends ``channel_message`` as channels_redis does: msgpack, published to the channel.
-
-The array and the byte strings have lengths of four bytes."""
 
 
 class LogState(IntEnum):
@@ -78,24 +57,23 @@ class LogState(IntEnum):
 
 
 # KEYS: log, cancel flag, followers, request document, latest attempt of each stream.
-# ARGV: "1" to send hints to the followers, which are not returned then; time to live of an
-# unfinished log, of a finished one, and of one that can be resumed (ms); then, for each stream, the
-# id of the entry ("" to append nothing, the greatest id to end the stream), its payload, its
-# attempt, "1" if it ends the stream with a refusal, and "1" if the log is known to have frames.
+# ARGV: time to live of an unfinished log, of a finished one, and of one that can be resumed (ms);
+# then, for each stream, the id of the entry ("" to append nothing, the greatest id to end the
+# stream), its payload, its attempt, "1" if it ends the stream with a refusal, and "1" if the log is
+# known to have frames.
 APPEND = (
     ALLOW_WHEN_FULL
     + HELD_LUA
-    + SEND
     + """
 local replies = {}
 for i = 1, #KEYS / 5 do
   local log, cancel, follow, document = KEYS[5*i-4], KEYS[5*i-3], KEYS[5*i-2], KEYS[5*i-1]
-  local id, payload, latest = ARGV[5*i], ARGV[5*i+1], redis.call("GET", KEYS[5*i])
-  local is_refusal, goes_on = ARGV[5*i+3] == "1", ARGV[5*i+4] == "1"
+  local id, payload, latest = ARGV[5*i-1], ARGV[5*i], redis.call("GET", KEYS[5*i])
+  local is_refusal, goes_on = ARGV[5*i+2] == "1", ARGV[5*i+3] == "1"
   local state, last = 0, id == "18446744073709551615-0"
   local followers = redis.call("SMEMBERS", follow)
   if redis.call("EXISTS", cancel) == 1 then state = 2 end
-  if latest and tonumber(latest) > tonumber(ARGV[5*i+2]) then
+  if latest and tonumber(latest) > tonumber(ARGV[5*i+1]) then
     state = 1
   elseif goes_on and redis.call("EXISTS", log) == 0 then
     state = 3
@@ -106,21 +84,14 @@ for i = 1, #KEYS / 5 do
       local tail = redis.call("XREVRANGE", log, "+", "-", "COUNT", 1)
       if tail[1] and tail[1][1] == "18446744073709551615-0" and not last then state = 1 end
     elseif last then
-      keep_ended(log, is_refusal, ARGV[3], ARGV[4])
+      keep_ended(log, is_refusal, ARGV[2], ARGV[3])
       redis.call("DEL", cancel, follow, document)
     elseif redis.call("XLEN", log) == 1 then
-      redis.call("PEXPIRE", log, ARGV[2])
+      redis.call("PEXPIRE", log, ARGV[1])
     end
-  end
-  if ARGV[1] == "1" then
-    for _, channel in ipairs(id ~= "" and state ~= 1 and state ~= 3 and followers or {}) do
-      add_message(channel, string.sub(log, 2, -6), payload)
-    end
-    followers = {}
   end
   replies[i] = {state, followers}
 end
-send_messages()
 return replies
 """
 )
@@ -241,20 +212,17 @@ def attempt_key(generation_id: str) -> str:
 
 
 class AsyncEventLog:
-    """The event logs of one Redis server, for asyncio code.
+    """The event logs of one Redis server, for asyncio code."""
 
-    With ``tells_followers`` an append also sends its frames to the followers.
-    """
-
-    def __init__(self, client: redis.asyncio.Redis, *, tells_followers: bool = False) -> None:
-        self._client, self.tells_followers = client, tells_followers
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        self._client = client
         self._append = client.register_script(APPEND)
         self._read = client.register_script(READ)
 
     async def append(self, writes: Sequence[Write]) -> list[Appended]:
         """Append each of these; return the results in order."""
         keys: list[Any] = []
-        arguments: list[Any] = [int(self.tells_followers), settings.RUN_TTL_S * 1000, *kept_ms()]
+        arguments: list[Any] = [settings.RUN_TTL_S * 1000, *kept_ms()]
         for generation_id, entry_id, payload, attempt, is_refusal, goes_on in writes:
             keys += (
                 log_key(generation_id),
@@ -415,11 +383,6 @@ def close_log(generation_id: str, ending: Ending, first: int | None = None) -> A
             return Appended(LogState.OPEN, [channel.decode() for channel in reply])
 
 
-def channel_message(streams: Sequence[tuple[str, bytes]]) -> dict[str, Any]:
-    """Return the channel layer's message with these pairs of generation id and packed batch."""
-    return {"type": MESSAGE_TYPE, "streams": streams}
-
-
-def script_can_send(url: str) -> bool:
-    """Whether the append script on this server can send hints: all of them go through it."""
-    return [url] == settings.CHANNEL_LAYER_URLS
+async def send_hint(channel: str, streams: Sequence[tuple[str, bytes]]) -> None:
+    """Send a follower pairs of generation id and packed batch; b"" only says that there is more."""
+    await get_channel_layer().send(channel, {"type": "stream.frames", "streams": streams})
