@@ -9,7 +9,7 @@ name that the model calls to the tool.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -311,7 +311,8 @@ def offer_tools(tools: Sequence[Tool], items: Iterable[dict[str, Any]] = ()) -> 
                 pass
             case TypedTool(type=kind) if kind in CLIENT_TOOLS and not tool.runs_elsewhere:
                 known = CLIENT_TOOLS[kind]
-                _offer_typed(offered, known, known.description, known.parameters)
+                description = "\n".join([known.description, *_skills(tool)])
+                _offer_typed(offered, known, description, known.parameters)
             case ToolSearchTool() | TypedTool():
                 offered.unsupported.append(tool.type)
             case _:
@@ -336,6 +337,15 @@ def _offer_typed(
     )
 
 
+def _skills(tool: TypedTool) -> Iterator[str]:
+    """Yield a line for each skill that the client's environment has: a folder of instructions."""
+    skills = tool.environment.get("skills")
+    for skill in skills if isinstance(skills, list) else ():
+        if isinstance(skill, dict):
+            name, path, note = (skill.get(key) for key in ("name", "path", "description"))
+            yield f"Skill {name}, read {path}/SKILL.md before you use it: {note}"
+
+
 def _offer_callable(
     offered: OfferedTools, tool: FunctionTool | CustomTool | NamespaceTool, *, is_loaded: bool
 ) -> list[str]:
@@ -348,7 +358,7 @@ def _offer_callable(
         deferred = list[str]()
         for inner in tool.tools:
             if inner.defer_loading and not is_loaded:
-                deferred.append(f"- {tool.name}: {note or ''}")
+                deferred.append(f"- {tool.name}: {tool.description or ''}")
             elif _may_call(inner):
                 _offer_function(offered, inner, tool.name, note)
                 note = None

@@ -95,11 +95,15 @@ class TypedTool(WireRequest):
     type: Annotated[str, AfterValidator(_known_type)]
 
     @property
+    def environment(self) -> dict[str, Any]:
+        """Where a shell runs; empty if that was not given."""
+        given = (self.model_extra or {}).get("environment")
+        return given if isinstance(given, dict) else {}
+
+    @property
     def runs_elsewhere(self) -> bool:
         """Whether its environment is a container of OpenAI and not the client's machine."""
-        environment = (self.model_extra or {}).get("environment")
-        kind = environment.get("type") if isinstance(environment, dict) else None
-        return kind not in (None, "local")
+        return self.environment.get("type", "local") != "local"
 
     def _ignored(self) -> Any:
         return iter(())

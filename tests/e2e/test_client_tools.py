@@ -149,7 +149,10 @@ def test_command_that_was_cut_is_not_shown(client: openai.OpenAI) -> None:
 
 
 def test_deferred_tools_are_hidden_until_a_search_has_loaded_them(client: openai.OpenAI) -> None:
-    deferred = {**CRM, "tools": [{**FIND, "defer_loading": True, "parameters": {"x": "y" * 400}}]}
+    deferred: Any = {
+        **CRM,
+        "tools": [{**FIND, "defer_loading": True, "parameters": {"x": "y" * 400}}],
+    }
     search: Any = {"type": "tool_search", "execution": "client", "description": "Search"}
     item: Any = {"type": "tool_search_call", "call_id": "s", "arguments": {"query": "customers"}}
     found: Any = {"type": "tool_search_output", "call_id": "s", "tools": [deferred]}
@@ -249,7 +252,7 @@ def test_request_of_codex_is_answered_by_a_call_of_its_namespace(http: httpx.Cli
 def test_hostile_tools_and_items_leave_a_bystander_served(
     http: httpx.Client, client: openai.OpenAI
 ) -> None:
-    many = [
+    many: list[Any] = [
         {
             "type": "namespace",
             "name": f"space_{n}",
@@ -262,11 +265,10 @@ def test_hostile_tools_and_items_leave_a_bystander_served(
     assert (first.output[0].namespace, first.output[0].name) == ("space_39", "tool_11")
     rule = "start: " + '"a" ' * 75_000
     grammar = {"type": "grammar", "syntax": "lark", "definition": rule}
-    too_many = [{**space, "tools": space["tools"] * 1} for space in many] * 3
-    distinct = [{**space, "name": f"{space['name']}_{n}"} for n, space in enumerate(too_many)]
+    too_many = [{**space, "name": f"more_{n}"} for n, space in enumerate(many * 3)]
     for fields in (
         {"tools": [{"type": "custom", "name": "patch", "format": grammar}]},
-        {"tools": distinct},
+        {"tools": too_many},
     ):
         refused = http.post("/v1/responses", json={"model": "scripted", "input": "x", **fields})
         assert refused.status_code == 400, refused.text[:300]

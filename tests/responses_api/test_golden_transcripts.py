@@ -124,8 +124,8 @@ def alike(text: str) -> str:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_transcript_is_as_it_was(name: str) -> None:
     script = SCRIPTS[name]
-    body = ResponseRequest.model_validate({"input": "x", **script.fields})
-    offered = offer_tools(body.tools or ())
+    given = ResponseRequest.model_validate({"input": "x", **script.fields})
+    offered = offer_tools(given.tools or ())
     assembler = new_assembler(new_response(**script.fields), routes=offered.routes)
     frames = begun(assembler, script.deltas)
     ending = script.end(assembler)

@@ -192,6 +192,15 @@ def test_tools_that_only_programs_may_call_are_not_offered() -> None:
     assert shown == {**tool, "description": None, "strict": True}
 
 
+def test_shell_runs_at_the_client_unless_its_environment_is_a_container() -> None:
+    skill = {"name": "pdf", "path": "/skills/pdf", "description": "Reads PDFs."}
+    local = {"type": "shell", "environment": {"type": "local", "skills": [skill]}}
+    [shell] = offered(local).tools
+    assert (shell.name, "/skills/pdf/SKILL.md" in (shell.description or "")) == ("shell", True)
+    elsewhere = offered({"type": "shell", "environment": {"type": "container_auto"}})
+    assert (elsewhere.tools, elsewhere.unsupported) == ((), ["shell"])
+
+
 def test_deferred_tools_are_offered_where_the_client_does_not_search() -> None:
     deferred = {**FUNCTION, "defer_loading": True}
     client = {"type": "tool_search", "execution": "client", "description": "Search."}
