@@ -126,6 +126,19 @@ def test_stream_of_typed_tools_is_replayed_as_it_was(http: httpx.Client) -> None
     assert replay_raw(http, told[0]["response"]["id"]) == raw
 
 
+def test_official_stream_ends_with_the_items(client: openai.OpenAI) -> None:
+    steps = [call("shell", '{"commands": ["ls"]}'), call("crm__find", "{}")]
+    tools: Any = [*TYPED, CRM]
+    with client.responses.stream(model="scripted", input=script(*steps), tools=tools) as stream:
+        told = [event.type for event in stream]
+        shell, find = stream.get_final_response().output
+    assert "response.shell_call_command.delta" in told
+    assert shell.type == "shell_call"
+    assert shell.action.commands == ["ls"]
+    assert find.type == "function_call"
+    assert (find.namespace, find.name) == ("crm", "find")
+
+
 def test_forced_patch_fits_its_schema(client: openai.OpenAI) -> None:
     choice: Any = {"type": "apply_patch"}
     made = client.responses.create(
