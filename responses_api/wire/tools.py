@@ -103,7 +103,7 @@ class TypedTool(WireRequest):
     @property
     def runs_elsewhere(self) -> bool:
         """Whether its environment is a container of OpenAI and not the client's machine."""
-        return self.environment.get("type", "local") != "local"
+        return self.environment.get("type") not in (None, "local")
 
     def _ignored(self) -> Any:
         return iter(())
