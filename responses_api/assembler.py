@@ -7,7 +7,7 @@ fold is pure: the same deltas give the same events.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from itertools import count
@@ -40,6 +40,7 @@ from inference_site.runs.queue import new_id
 from inference_site.runs.streams.batches import Ending, Sent
 from inference_site.runs.streams.request_documents import Assembly
 from responses_api import events
+from responses_api.client_tools import CLIENT_TOOLS, ClientTool, Route, new_call, typed_call
 from responses_api.events import ItemEvents, encode, events_of, with_text
 from responses_api.items import new_item
 from responses_api.sealing import seal
@@ -72,18 +73,23 @@ _INCOMPLETE_REASONS: dict[FinishReason, Literal["max_output_tokens", "content_fi
 _SUMMARY_HEADING = "Summary of the conversation so far:\n"
 _LOGPROBS = TypeAdapter(list[LogprobEntry])
 _NOTHING_SENT = Sent()
+_NO_ROUTES: Mapping[str, Route] = {}
 
 Frames = Sequence[bytes]
 
 
 @dataclass(frozen=True)
 class ResponseAssembly(Assembly):
-    """The arguments of ``ResponseAssembler``, as the request document holds them."""
+    """The arguments of ``ResponseAssembler``, as the request document holds them.
+
+    ``routes`` are the fields of its routes.
+    """
 
     response: dict[str, Any]
     emits: bool = True
     sends_done: bool = True
     seal_for: int | None = None
+    routes: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def is_stored(self) -> bool:
@@ -92,7 +98,8 @@ class ResponseAssembly(Assembly):
 
     def assembler(self) -> ResponseAssembler:
         """Return the assembler with these arguments."""
-        return ResponseAssembler(self.response, self.emits, self.sends_done, self.seal_for)
+        routes = {name: Route(**route) for name, route in self.routes.items()}
+        return ResponseAssembler(self.response, self.emits, self.sends_done, self.seal_for, routes)
 
 
 class ResponseAssembler(Assembler):
@@ -102,6 +109,7 @@ class ResponseAssembler(Assembler):
     ``error`` is the error that the client gets. ``deltas`` is the value for
     ``StoredResponse.deltas``. ``emits`` is false when no client can read the stream. ``seal_for``
     is the project to encrypt the reasoning for, if the request includes encrypted reasoning.
+    ``routes`` are the tools that the names of calls lead to; a name without a route is a function.
     """
 
     def __init__(
@@ -110,12 +118,14 @@ class ResponseAssembler(Assembler):
         emits: bool = True,
         sends_done: bool = True,
         seal_for: int | None = None,
+        routes: Mapping[str, Route] = _NO_ROUTES,
     ) -> None:
         self.response = ResponseObject.model_validate({**response, "status": "in_progress"})
         self.error: dict[str, Any] | None = None
         self.deltas: dict[str, Any] | None = None
         self._emits, self._sends_done, self._seal_for = emits, sends_done, seal_for
-        self._output = OutputWriter(emits, seal_for)
+        self._routes = routes
+        self._output = OutputWriter(emits, seal_for, routes)
         self._finish_reason: FinishReason = "stop"
         self._usage = Usage()
 
@@ -135,7 +145,7 @@ class ResponseAssembler(Assembler):
 
     def recover(self, sent: Sent) -> None:
         """Continue with the output that the frames sent so far contain."""
-        self._output = OutputWriter(self._emits, self._seal_for, sent)
+        self._output = OutputWriter(self._emits, self._seal_for, self._routes, sent)
         self.pieces = self._output.pieces
 
     def begin(self) -> Sequence[bytes]:
@@ -244,12 +254,14 @@ class OpenItem:
 
     ``announced`` is the item in its ``response.output_item.added`` event, ``index`` its output
     index, ``first`` the number of its first event. ``pieces`` are the texts of its deltas;
-    ``logprob_counts`` says how many of ``logprobs`` came with each.
+    ``logprob_counts`` says how many of ``logprobs`` came with each. The events of a call of a typed
+    ``tool`` are sent when it has ended: its item is made from the whole arguments.
     """
 
     announced: OutputItem
     index: int
     seal_for: int | None = None
+    tool: ClientTool | None = None
     first: int | None = None
     pieces: list[str] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
@@ -269,6 +281,8 @@ class OpenItem:
     def ended(self, status: ItemStatus) -> OutputItem:
         """Return the item with all of its text."""
         item = self.so_far(status)
+        if self.tool is not None and isinstance(item, FunctionCall):
+            return typed_call(self.tool, item, status)
         if self.seal_for is None or not isinstance(item, ReasoningItem):
             return item
         return changed(item, encrypted_content=seal("".join(self.pieces), self.seal_for))
@@ -304,8 +318,13 @@ class Output:
         """Return the items; the open one with the status ``in_progress``."""
         return [*self.items, *([self.open_item.so_far("in_progress")] if self.open_item else [])]
 
-    def _start(self, announced: OutputItem, seal_for: int | None = None) -> OpenItem:
-        self.open_item = OpenItem(announced, self._next_index, seal_for)
+    def _start(
+        self,
+        announced: OutputItem,
+        seal_for: int | None = None,
+        tool: ClientTool | None = None,
+    ) -> OpenItem:
+        self.open_item = OpenItem(announced, self._next_index, seal_for, tool)
         self._next_index += 1
         return self.open_item
 
@@ -341,13 +360,19 @@ class OutputWriter(Output):
     """Adds the deltas of an engine to the output, and encodes the events of that.
 
     It continues after the frames ``sent`` by earlier attempts: ``first_number`` is the number of
-    its first event, ``numbers`` counts on from there. For ``emits`` and ``seal_for`` see
+    its first event, ``numbers`` counts on from there. For the other parameters see
     ``ResponseAssembler``.
     """
 
-    def __init__(self, emits: bool, seal_for: int | None, sent: Sent = _NOTHING_SENT) -> None:
+    def __init__(
+        self,
+        emits: bool,
+        seal_for: int | None,
+        routes: Mapping[str, Route] = _NO_ROUTES,
+        sent: Sent = _NOTHING_SENT,
+    ) -> None:
         super().__init__(sent.frames)
-        self._emits, self._seal_for = emits, seal_for
+        self._emits, self._seal_for, self._routes = emits, seal_for, routes
         self._open_type: type[OutputItem] | None = None
         self._delta_frame = (b"", b"", b"")
         self.first_number, self.numbers = sent.next, count(sent.next)
@@ -372,11 +397,9 @@ class OutputWriter(Output):
             return self._append(opened, delta.text)
         if isinstance(delta, ToolCallDelta):
             if delta.id is not None and delta.name is not None:
-                call = {"status": "in_progress", "call_id": delta.id, "name": delta.name}
-                if delta.is_custom:
-                    opened = self._begin(CustomToolCall(id=new_id("ctc_"), input="", **call))
-                else:
-                    opened = self._begin(FunctionCall(id=new_id("fc_"), arguments="", **call))
+                route = self._routes.get(delta.name) or Route("function", delta.name)
+                call = new_call(route, delta.id, is_custom=delta.is_custom)
+                opened = self._begin(call, tool=CLIENT_TOOLS.get(route.type))
             if delta.arguments and self._open_type in (FunctionCall, CustomToolCall):
                 return self._append(opened, delta.arguments)
         return opened
@@ -391,22 +414,36 @@ class OutputWriter(Output):
         if (open_ := self.open_item) is None:
             return []
         ended = open_.ended(status)
+        item_events = ItemEvents(ended.id, open_.index, self.numbers)
+        if open_.tool is None:
+            closing = item_events.closing(ended, has_delta=bool(open_.pieces))
+        else:
+            closing = item_events.whole(ended)
+        frames = list(closing) if self._emits else []
+        if open_.tool is not None:
+            open_.first = frames[0].sequence_number if frames else None
+            open_.pieces, open_.logprob_counts = [], []
         self._finish(ended)
         self._open_type = None
-        return self.encode(self._events(open_).closing(ended, has_delta=bool(open_.pieces)))
+        return self.encode(frames)
 
-    def _begin(self, announced: OutputItem, seal_for: int | None = None) -> Frames:
+    def _begin(
+        self,
+        announced: OutputItem,
+        seal_for: int | None = None,
+        tool: ClientTool | None = None,
+    ) -> Frames:
         ended = self.end_item("completed")
-        item = self._start(announced, seal_for)
+        item = self._start(announced, seal_for, tool)
         self._open_type = type(announced)
+        if tool is not None:
+            return ended
         head, middle, tail = _delta_frame(self._open_type)
         self._delta_frame = head, middle % (announced.id.encode(), item.index), tail
-        opening = list(self._events(item).opening(announced)) if self._emits else []
+        item_events = ItemEvents(announced.id, item.index, self.numbers)
+        opening = list(item_events.opening(announced)) if self._emits else []
         item.first = next((event.sequence_number for event in opening), None)
         return [*ended, *self.encode(opening)]
-
-    def _events(self, item: OpenItem) -> ItemEvents:
-        return ItemEvents(item.announced.id, item.index, self.numbers)
 
     def _append(self, opened: Frames, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Frames:
         """Add text to the open item; return its frame after those that opened the item."""
@@ -418,6 +455,8 @@ class OutputWriter(Output):
             for entry in logprobs
         ]
         item.append(text, entries)
+        if item.tool is not None:
+            return opened
         head, middle, tail = self._delta_frame
         if entries:
             tail = tail.replace(b"[]", orjson.dumps(entries))

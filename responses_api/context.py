@@ -20,6 +20,7 @@ from inference_site.core.storage.postgresql import end_transaction_if_idle, exec
 from inference_site.gateway.submission.context_bound import ContextBound
 from responses_api.items import IdentifiedItem, ItemData, is_instruction, new_items, size_of
 from responses_api.models import ENDED, Conversation, Item, StoredResponse
+from responses_api.prompt_items import CALLS, RESULTS
 from responses_api.stored_responses import row_of
 from responses_api.wire.input_items import InputItem
 from responses_api.wire.requests import CompactRequest, ContextFields
@@ -181,9 +182,8 @@ def _from_first_user_message(items: list[IdentifiedItem]) -> list[IdentifiedItem
     for position, item in enumerate(items):
         if item.data.get("role") == "user":
             return items[position:]
-    calls = {item.data["call_id"] for item in items if item.data["type"].endswith("_call")}
-    output = "_call_output"
-    return [i for i in items if not i.data["type"].endswith(output) or i.data["call_id"] in calls]
+    calls = {item.data.get("call_id") for item in items if item.data["type"] in CALLS}
+    return [i for i in items if i.data["type"] not in RESULTS or i.data.get("call_id") in calls]
 
 
 def resolve(

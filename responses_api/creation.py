@@ -27,6 +27,7 @@ from inference_site.runs.queue import new_id
 from inference_site.runs.streams.batches import long_texts
 from inference_site.runs.streams.request_documents import Document
 from responses_api.assembler import RESPONSE, ResponseAssembly
+from responses_api.client_tools import OfferedTools, offer_tools
 from responses_api.context import (
     Context,
     HistoryLimit,
@@ -38,7 +39,7 @@ from responses_api.context import (
 )
 from responses_api.events import accepted_frames
 from responses_api.items import IdentifiedItem
-from responses_api.mapping import ENCRYPTED_REASONING, hosted_tools, to_generation_request
+from responses_api.mapping import ENCRYPTED_REASONING, to_generation_request
 from responses_api.models import StoredResponse
 from responses_api.storage import accept
 from responses_api.stored_responses import new_response, stored_response
@@ -113,7 +114,8 @@ def create(
         conversation_id=context.conversation.public_id if context.conversation else None,
         metadata=body.metadata or {},
     ).model_dump()
-    document = to_document(project_id, body, context, model, response)
+    offered = _offered(body, context)
+    document = to_document(project_id, body, context, model, response, offered)
     is_stored, is_flex = response["store"], body.service_tier == "flex"
     submission = Submission(
         RESPONSE,
@@ -122,7 +124,10 @@ def create(
         document,
         stream=bool(body.stream),
         subject="input",
-        ignored_params=[*ignored_fields(model, body, document.request), *hosted_tools(body)],
+        ignored_params=[
+            *ignored_fields(model, body, document.request),
+            *(f"tools.{type_}" for type_ in offered.unsupported),
+        ],
         service_class=(
             ServiceClass.BACKGROUND if is_background or is_flex else ServiceClass.FOREGROUND
         ),
@@ -157,9 +162,10 @@ def to_document(
     context: Context,
     model: ResolvedModel,
     response: dict[str, Any],
+    offered: OfferedTools,
 ) -> Document[ResponseAssembly]:
     """Return the request document. Raise InvalidRequestError for fields the model does not have."""
-    request = to_generation_request(body, context.items(), model, project_id)
+    request = to_generation_request(body, context.items(), model, project_id, offered)
     request = fit_to_context(
         request, "input"
     )  # Before the response is encoded, which may take megabytes.
@@ -168,8 +174,14 @@ def to_document(
         emits=bool(body.stream) or response["store"],
         sends_done=settings.RESPONSES_SEND_DONE,
         seal_for=project_id if ENCRYPTED_REASONING in (body.include or ()) else None,
+        routes=offered.uncommon_routes,
     )
     return Document(request, assembly)
+
+
+def _offered(body: ResponseRequest, context: Context) -> OfferedTools:
+    items = (item.data for item in (*context.before, *context.new))
+    return offer_tools(body.tools or (), items)
 
 
 def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
@@ -191,4 +203,11 @@ def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
     before = history_of(previous, limit) if previous else conversation_items_before(stored, limit)
     context = Context(new, before, previous, stored.conversation)
     response = stored_response(stored, []).model_dump()
-    return to_document(stored.project_id, body, context, with_capabilities(spec), response)
+    return to_document(
+        stored.project_id,
+        body,
+        context,
+        with_capabilities(spec),
+        response,
+        _offered(body, context),
+    )

@@ -18,6 +18,7 @@ from inference_site.gateway.api.schema import ErrorDetail, LostErrorDetail
 from responses_api.wire import objects as wire
 from responses_api.wire.input_items import ItemStatus
 from responses_api.wire.objects import (
+    ApplyPatchCall,
     Call,
     CustomToolCall,
     ErrorEvent,
@@ -25,12 +26,14 @@ from responses_api.wire.objects import (
     FunctionCall,
     LogprobEntry,
     Message,
+    NamedCall,
     OutputItem,
     OutputText,
     ReasoningItem,
     ResponseEvent,
     ResponseObject,
     ResponseStateEvent,
+    ShellCall,
     StateEventType,
     TextPart,
     changed,
@@ -121,7 +124,10 @@ def error_event(error: dict[str, Any], numbers: Iterator[int]) -> ErrorEvent:
 
 
 def with_text(item: OutputItem, text: str, logprobs: Logprobs, status: ItemStatus) -> OutputItem:
-    """Return the item with this text; a function call without arguments gets ``{}``."""
+    """Return the item with this text; a function call without arguments gets ``{}``.
+
+    A call whose fields are no text keeps them.
+    """
     match item:
         case Message():
             part = OutputText(text=text, annotations=[], logprobs=list(logprobs))
@@ -133,10 +139,17 @@ def with_text(item: OutputItem, text: str, logprobs: Logprobs, status: ItemStatu
             return changed(item, status=status, arguments=text or "{}")
         case CustomToolCall():
             return changed(item, status=status, input=text)
+        case ApplyPatchCall():
+            return changed(item, status="completed" if status == "completed" else "in_progress")
+        case _:
+            return changed(item, status=status)
 
 
 def _announced(item: OutputItem) -> OutputItem:
-    """Return the item without its text, as ``response.output_item.added`` shows it."""
+    """Return the item without its text, as ``response.output_item.added`` shows it.
+
+    A call whose fields have no delta events is shown with all of them.
+    """
     match item:
         case Message():
             return changed(item, status="in_progress", content=[])
@@ -146,6 +159,10 @@ def _announced(item: OutputItem) -> OutputItem:
             return changed(item, status="in_progress", arguments="")
         case CustomToolCall():
             return changed(item, status="in_progress", input="")
+        case ShellCall(action=action):
+            return changed(item, status="in_progress", action=changed(action, commands=[]))
+        case _:
+            return changed(item, status="in_progress")
 
 
 def _text(item: OutputItem) -> tuple[str, Logprobs]:
@@ -156,6 +173,8 @@ def _text(item: OutputItem) -> tuple[str, Logprobs]:
             return text, ()
         case FunctionCall(arguments=text) | CustomToolCall(input=text):
             return text, ()
+        case Call():
+            return "", ()
     raise ValueError(f"The item {item.id} has other parts than a model's output.")
 
 
@@ -164,8 +183,9 @@ class ItemEvents:
 
     item added → part added → deltas → text done → part done → item done
 
-    A call has no part, and always at least one delta, because clients expect one also of a call
-    without arguments. An interrupted item ends in the same way, with the status ``incomplete``.
+    A call has no part. One of a function or a custom tool always has at least one delta, because
+    clients expect one also of a call without arguments. The commands of a shell call have their own
+    events. An interrupted item ends in the same way, with the status ``incomplete``.
     """
 
     def __init__(self, item_id: str, output_index: int, numbers: Iterator[int]) -> None:
@@ -210,11 +230,13 @@ class ItemEvents:
                 return wire.FunctionCallArgumentsDelta(**self._in_item(), delta=text)
             case CustomToolCall():
                 return wire.CustomToolCallInputDelta(**self._in_item(), delta=text)
+            case _:
+                raise TypeError(f"A {item.type} has no deltas.")
 
     def closing(self, item: OutputItem, *, has_delta: bool) -> Iterator[Event]:
         """Yield the events that end an item, which has all of its text."""
         text, logprobs = _text(item)
-        if isinstance(item, Call) and not has_delta:
+        if isinstance(item, NamedCall) and not has_delta:
             yield self.delta(item, text)
         match item:
             case Message(content=[OutputText() as part]):
@@ -228,7 +250,23 @@ class ItemEvents:
                 yield wire.FunctionCallArgumentsDone(**fields, arguments=text, name=name)
             case CustomToolCall():
                 yield wire.CustomToolCallInputDone(**self._in_item(), input=text)
+            case ShellCall(action=action):
+                yield from self._commands(action.commands)
         yield self._item_event("response.output_item.done", item)
+
+    def _commands(self, commands: Sequence[str]) -> Iterator[Event]:
+        for index, command in enumerate(commands):
+            place = {
+                "output_index": self._item_fields["output_index"],
+                "command_index": index,
+            }
+            yield wire.ShellCommandAdded(sequence_number=next(self._numbers), **place, command="")
+            yield wire.ShellCommandDelta(
+                sequence_number=next(self._numbers), **place, delta=command
+            )
+            yield wire.ShellCommandDone(
+                sequence_number=next(self._numbers), **place, command=command
+            )
 
     def _item_event(
         self,

@@ -15,6 +15,7 @@ from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundE
 from inference_site.gateway.submission.context_bound import text_bytes
 from inference_site.runs.queue import new_id
 from responses_api.models import Item
+from responses_api.prompt_items import texts_of
 from responses_api.wire import input_items as given
 from responses_api.wire import objects as shown
 from responses_api.wire.input_items import InputItem, ItemReference
@@ -27,7 +28,44 @@ _PREFIXES = {
     "custom_tool_call_output": "ctco_",
     "reasoning": "rs_",
     "compaction": "cmp_",
+    "shell_call": "sh_",
+    "shell_call_output": "sho_",
+    "local_shell_call": "lsh_",
+    "local_shell_call_output": "lsho_",
+    "apply_patch_call": "apc_",
+    "apply_patch_call_output": "apco_",
+    "tool_search_call": "tsc_",
+    "tool_search_output": "tso_",
+    "additional_tools": "at_",
+    "web_search_call": "ws_",
+    "file_search_call": "fs_",
+    "code_interpreter_call": "ci_",
+    "image_generation_call": "ig_",
+    "computer_call": "cu_",
+    "computer_call_output": "cuo_",
+    "mcp_call": "mcp_",
+    "mcp_list_tools": "mcpl_",
+    "mcp_approval_request": "mcpr_",
+    "mcp_approval_response": "mcpa_",
+    "program": "prog_",
+    "program_output": "progo_",
 }
+_OTHER_PREFIX = "item_"
+_STATUS = {"status": "completed"}
+_CLIENT_SEARCH = {**_STATUS, "execution": "client", "call_id": None}
+_LISTED_FIELDS: dict[str, dict[str, Any]] = {
+    "shell_call": {**_STATUS, "environment": None},
+    "shell_call_output": {**_STATUS, "max_output_length": None},
+    "local_shell_call": _STATUS,
+    "local_shell_call_output": _STATUS,
+    "apply_patch_call": _STATUS,
+    "tool_search_call": _CLIENT_SEARCH,
+    "tool_search_output": _CLIENT_SEARCH,
+    "computer_call_output": _STATUS,
+}
+"""Fields that lists of items always have, and requests may leave out, with their values."""
+
+_WITH_PARTS = ("message", "function_call_output", "custom_tool_call_output")
 
 TextType = Literal["input_text", "output_text"]
 ItemData = dict[str, Any]
@@ -53,12 +91,17 @@ def from_wire(item: Mapping[str, Any]) -> IdentifiedItem:
 
 def new_item(data: ItemData) -> IdentifiedItem:
     """Give an item a new id."""
-    return IdentifiedItem(new_id(_PREFIXES[data["type"]]), data)
+    return IdentifiedItem(new_id(_PREFIXES.get(data["type"], _OTHER_PREFIX)), data)
 
 
 def to_data(item: InputItem) -> ItemData:
     """Return the stored form of an item. Raise TypeError for a reference."""
-    return _to_object(item).model_dump(exclude={"id"})
+    if not isinstance(item, given.KeptItem):
+        return _to_object(item).model_dump(exclude={"id"})
+    data = {**_LISTED_FIELDS.get(item.type, {}), **item.data}
+    if isinstance(item, given.ShellCallItem):
+        data["action"] = {"timeout_ms": None, "max_output_length": None, **data["action"]}
+    return data
 
 
 def _to_object(item: InputItem) -> shown.AnyItem:
@@ -71,16 +114,10 @@ def _to_object(item: InputItem) -> shown.AnyItem:
                 else [_part(part, kind) for part in content]
             )
             return shown.Message(id="", status="completed", role=role, content=parts, phase=phase)
-        case given.FunctionCallItem(call_id=call_id, name=name, arguments=arguments):
-            status = _call_status(item)
-            return shown.FunctionCall(
-                id="", status=status, call_id=call_id, name=name, arguments=arguments
-            )
-        case given.CustomToolCallItem(call_id=call_id, name=name, input=text):
-            status = _call_status(item)
-            return shown.CustomToolCall(
-                id="", status=status, call_id=call_id, name=name, input=text
-            )
+        case given.FunctionCallItem():
+            return shown.FunctionCall(id="", arguments=item.arguments, **_call_fields(item))
+        case given.CustomToolCallItem():
+            return shown.CustomToolCall(id="", input=item.input, **_call_fields(item))
         case given.FunctionCallOutputItem() | given.CustomToolCallOutputItem():
             output = item.output
             return shown.CallOutput(
@@ -91,6 +128,9 @@ def _to_object(item: InputItem) -> shown.AnyItem:
                 output=output
                 if isinstance(output, str)
                 else [_part(part, "input_text") for part in output],
+                name=getattr(item, "name", None),
+                namespace=getattr(item, "namespace", None),
+                caller=item.caller,
             )
         case given.ReasoningItem(summary=summary, content=content, encrypted_content=encrypted):
             texts = [shown.TextPart(type="reasoning_text", text=t.text) for t in content or ()]
@@ -104,10 +144,13 @@ def _to_object(item: InputItem) -> shown.AnyItem:
             return shown.Compaction(id="", encrypted_content=encrypted)
         case given.ItemReference():
             raise TypeError("A reference has no data of its own.")
+    raise TypeError(f"The item {item.type} is kept as it is.")
 
 
-def _call_status(call: given.FunctionCallItem | given.CustomToolCallItem) -> given.ItemStatus:
-    return "incomplete" if call.status == "incomplete" else "completed"
+def _call_fields(call: given.FunctionCallItem | given.CustomToolCallItem) -> dict[str, Any]:
+    names = ("call_id", "name", "namespace", "caller")
+    status = "incomplete" if call.status == "incomplete" else "completed"
+    return {"status": status, **{name: getattr(call, name) for name in names}}
 
 
 def _part(part: given.Part, text_type: TextType) -> shown.Part:
@@ -178,12 +221,13 @@ def size_of(data: ItemData) -> int:
 
     Reasoning does not count, because most templates leave it out, nor does encrypted content.
     """
-    texts = [data.get(name) or "" for name in ("name", "arguments", "input")]
-    content = data.get("content" if data.get("type") == "message" else "output")
-    if isinstance(content, str):
+    kind = data.get("type", "")
+    content = data.get("content" if kind == "message" else "output")
+    texts = list(texts_of(data))
+    if isinstance(content, str) and kind == "message":
         texts.append(content)
-    else:
-        texts += [part.get("text") or part.get("refusal") or "" for part in content or ()]
+    elif isinstance(content, list) and kind in _WITH_PARTS:
+        texts += [part.get("text") or part.get("refusal") or "" for part in content]
     return sum(map(text_bytes, texts))
 
 

@@ -17,8 +17,6 @@ from inference_site.core.domain.messages import Message, ToolCall
 from inference_site.core.domain.request import (
     Constraint,
     GenerationRequest,
-    custom_arguments,
-    custom_tool,
 )
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.request_fields.capabilities import require_fields, require_media
@@ -30,36 +28,25 @@ from inference_site.gateway.request_fields.constraint import (
 from inference_site.gateway.request_fields.mapping import (
     ToolPlan,
     join_parts,
-    select_tools,
     text_constraint,
     to_file,
-    to_grammar,
     to_image,
     to_reasoning_budget,
     to_sampled_request,
     to_stop,
     to_template_vars,
 )
-from inference_site.gateway.request_fields.wire import GrammarInput, InputFile, JsonObjectFormat
+from inference_site.gateway.request_fields.wire import InputFile, JsonObjectFormat
 from inference_site.gateway.submission.model_access import ResolvedModel
+from responses_api.client_tools import OfferedTools, offer_tools
 from responses_api.context import ContextItem
 from responses_api.items import IdentifiedItem, ItemData
+from responses_api.prompt_items import CALLS, RESULTS, WHOLE_CALLS, WORDS, PromptCall
 from responses_api.sealing import unseal
-from responses_api.wire.requests import (
-    AllowedTools,
-    ContextFields,
-    CustomTool,
-    FunctionTool,
-    HostedChoice,
-    HostedTool,
-    JsonSchemaFormat,
-    NamedTool,
-    ResponseRequest,
-)
+from responses_api.wire.requests import ContextFields, JsonSchemaFormat, ResponseRequest
+from responses_api.wire.tools import AllowedTools, NamedChoice, TypedChoice
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
-_CALLS = ("function_call", "custom_tool_call")
-_OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _SUMMARY_TASK = (
     "Summarise the conversation that follows, so that it can be continued from the summary alone. "
     "Keep names, numbers, decisions, results of tools and what is still to be done."
@@ -68,10 +55,14 @@ _MAX_SUMMARY_TOKENS = 1024
 
 
 def to_generation_request(
-    body: ResponseRequest, items: Sequence[ContextItem], model: ResolvedModel, project_id: int
+    body: ResponseRequest,
+    items: Sequence[ContextItem],
+    model: ResolvedModel,
+    project_id: int,
+    offered: OfferedTools,
 ) -> GenerationRequest:
     """Return the request for the engine. Raise InvalidRequestError for contradictory fields."""
-    plan = to_tool_plan(body)
+    plan = to_tool_plan(body, offered)
     format_: Constraint | None = None
     match body.text.format if body.text else None:
         case JsonObjectFormat() as given:
@@ -80,7 +71,7 @@ def to_generation_request(
             format_ = json_schema_constraint(given.json_schema, "text.format.schema", given)
     constraint = to_constraint(body, format_)
     require_fields(model, "chat", body, () if plan.tools else ("tools",))
-    messages = to_messages(body.instructions, items, project_id)
+    messages = to_messages(body.instructions, items, project_id, offered)
     require_media(model, messages)
     return replace(
         to_sampled_request(body, model.spec),
@@ -108,14 +99,15 @@ def to_counting_request(
 ) -> GenerationRequest:
     """Return the request to render the prompt of a context, in order to count its tokens."""
     require_fields(model, "render", body, unused=("tools", "text.format"))
-    messages = to_messages(body.instructions, items, project_id)
+    offered = offer_tools(body.tools or (), (item.data for item in items))
+    messages = to_messages(body.instructions, items, project_id, offered)
     require_media(model, messages)
     return GenerationRequest(
         model=model.spec.id,
         operation="render",
         messages=messages,
         template_vars=to_template_vars(_template_switches(body)),
-        tools=to_tool_plan(body).tools,
+        tools=to_tool_plan(body, offered).tools,
     )
 
 
@@ -151,44 +143,45 @@ def _transcript_line(data: ItemData) -> str:
         case {"type": "message", "role": role, "content": parts}:
             texts = (part.get("text") or part.get("refusal") or "[media]" for part in parts)
             return f"{role}: {''.join(texts)}"
-        case {"type": "function_call", "name": name, "arguments": arguments}:
-            return f"assistant calls {name}: {arguments}"
-        case {"type": "custom_tool_call", "name": name, "input": text}:
-            return f"assistant calls {name}: {text}"
-        case {"output": output}:
+        case {"type": kind} if make := CALLS.get(kind) or WHOLE_CALLS.get(kind):
+            call = make(data)
+            made = f"assistant calls {call.name}: {call.arguments}"
+            return made if call.result is None else f"{made}\nresult: {call.result}"
+        case {"type": kind} if kind in RESULTS:
+            output = RESULTS[kind](data)
             return f"result: {output if isinstance(output, str) else json.dumps(output)}"
+        case {"type": kind} if kind in WORDS:
+            return WORDS[kind](data)
         case _:
             return ""
 
 
-def to_tool_plan(body: ContextFields) -> ToolPlan:
+def to_tool_plan(body: ContextFields, offered: OfferedTools) -> ToolPlan:
     """Return the tools that the model sees, and whether it must call one.
 
-    Hosted tools are left out. Raise InvalidRequestError if ``tool_choice`` requires a tool that is
-    not there.
+    Raise InvalidRequestError if ``tool_choice`` requires a tool that is not there.
     """
-    tools = tuple(_to_tool(tool) for tool in body.tools or () if not isinstance(tool, HostedTool))
     match body.tool_choice:
         case "none":
             return ToolPlan()
         case "required":
-            return ToolPlan(_require_any(tools), must_call=True)
-        case NamedTool(name=name):
-            return ToolPlan(select_tools(tools, [name]), must_call=True)
+            return ToolPlan(_require_any(offered.tools), must_call=True)
+        case NamedChoice() as choice:
+            return ToolPlan(offered.select([choice]), must_call=True)
         case AllowedTools(mode=mode, tools=allowed):
-            allowed_tools = select_tools(
-                tools, [t.name for t in allowed if isinstance(t, NamedTool)]
-            )
-            must_call = mode == "required"
-            return ToolPlan(_require_any(allowed_tools) if must_call else allowed_tools, must_call)
-        case HostedChoice(type=kind):
-            raise InvalidRequestError(
-                f"Invalid value for 'tool_choice': tools of the type '{kind}' do not run here.",
-                param="tool_choice",
-                code="unsupported_value",
-            )
+            tools, must_call = offered.select(allowed), mode == "required"
+            return ToolPlan(_require_any(tools) if must_call else tools, must_call)
+        case TypedChoice(type=kind) as choice:
+            if not (tools := offered.select([choice])):
+                raise InvalidRequestError(
+                    f"Invalid value for 'tool_choice': there is no tool of the type '{kind}' that "
+                    "runs here or at the client.",
+                    param="tool_choice",
+                    code="unsupported_value",
+                )
+            return ToolPlan(tools, must_call=True)
         case _:
-            return ToolPlan(tools)
+            return ToolPlan(offered.tools)
 
 
 def _require_any(tools: tuple[request.Tool, ...]) -> tuple[request.Tool, ...]:
@@ -200,27 +193,17 @@ def _require_any(tools: tuple[request.Tool, ...]) -> tuple[request.Tool, ...]:
     return tools
 
 
-def _to_tool(tool: FunctionTool | CustomTool) -> request.Tool:
-    if isinstance(tool, CustomTool):
-        grammar = tool.format if isinstance(tool.format, GrammarInput) else None
-        return custom_tool(tool.name, tool.description, to_grammar(grammar))
-    is_strict, parameters = bool(tool.strict), tool.parameters or {}
-    return request.Tool(tool.name, tool.description, parameters, is_strict=is_strict)
-
-
-def hosted_tools(body: ContextFields) -> list[str]:
-    """Return the names of the hosted tools, which are ignored, for the header that lists these."""
-    return [f"tools.{tool.type}" for tool in body.tools or () if isinstance(tool, HostedTool)]
-
-
 def to_messages(
-    instructions: str | None, items: Sequence[ContextItem], project_id: int
+    instructions: str | None,
+    items: Sequence[ContextItem],
+    project_id: int,
+    offered: OfferedTools,
 ) -> tuple[Message, ...]:
-    """Return the messages of a context.
+    """Return the messages of a context. Its calls have the names of the offered tools.
 
     Raise InvalidRequestError for a call without its output, and for an output without its call.
     """
-    builder = _MessageBuilder(items, project_id)
+    builder = _MessageBuilder(items, project_id, offered)
     if instructions:
         builder.messages.append(Message("system", instructions))
     for item in items:
@@ -240,15 +223,17 @@ class _Turn:
 
 
 class _MessageBuilder:
-    def __init__(self, items: Sequence[ContextItem], project_id: int) -> None:
+    def __init__(
+        self, items: Sequence[ContextItem], project_id: int, offered: OfferedTools
+    ) -> None:
         self.messages: list[Message] = []
-        self._project_id = project_id
+        self._project_id, self._offered = project_id, offered
         self._turn = _Turn()
-        self._outputs: dict[str, list[ContextItem]] = {}
+        self._outputs: dict[str | None, list[ContextItem]] = {}
         for item in items:
-            if item.data["type"] in _OUTPUTS:
-                self._outputs.setdefault(item.data["call_id"], []).append(item)
-        self._called = {i.data["call_id"] for i in items if i.data["type"] in _CALLS}
+            if item.data["type"] in RESULTS:
+                self._outputs.setdefault(item.data.get("call_id"), []).append(item)
+        self._called = {i.data.get("call_id") for i in items if i.data["type"] in CALLS}
 
     def add(self, item: ContextItem) -> None:
         """Add the next item."""
@@ -263,16 +248,15 @@ class _MessageBuilder:
                 role: domain.Role = "user" if data["role"] == "user" else "system"
                 text, parts = _to_content(data["content"], f"{item.param}.content")
                 self.messages.append(Message(role, text, parts=parts))
-            case "function_call" | "custom_tool_call":
-                self._add_call(data)
-            case "function_call_output" | "custom_tool_call_output":
-                call_id = data["call_id"]
-                if call_id not in self._called:
-                    raise InvalidRequestError(
-                        f"No tool call found for function call output with call_id {call_id}.",
-                        param="input",
-                    )
-                self._turn.is_answered |= any(call.id == call_id for call in self._turn.calls)
+            case kind if kind in CALLS:
+                self._add_call(data, CALLS[kind](data))
+            case kind if kind in WHOLE_CALLS:
+                self._add_whole_call(WHOLE_CALLS[kind](data), item.param)
+            case kind if kind in WORDS:
+                self.end_turn()
+                self.messages.append(Message("system", WORDS[kind](data)))
+            case kind if kind in RESULTS:
+                self._check_result(item)
             case "reasoning":
                 self.end_turn()
                 if content := data.get("content"):
@@ -297,17 +281,45 @@ class _MessageBuilder:
         for call in turn.calls:
             self.messages.append(self._output_of(call))
 
-    def _add_call(self, data: ItemData) -> None:
-        if data["status"] != "completed" and data["call_id"] not in self._outputs:
+    def _check_result(self, item: ContextItem) -> None:
+        call_id = item.data.get("call_id")
+        if call_id is None:
+            self._add_unasked(item)
+        elif call_id not in self._called:
+            raise InvalidRequestError(
+                f"No tool call found for function call output with call_id {call_id}.",
+                param="input",
+            )
+        self._turn.is_answered |= any(call.id == call_id for call in self._turn.calls)
+
+    def _add_unasked(self, item: ContextItem) -> None:
+        """Add what a tool said without a call; a search of OpenAI's says nothing."""
+        if item.data["type"] != "function_call_output":
+            return
+        self.end_turn()
+        text, parts = self._result(item)
+        name = item.data.get("name") or "a tool"
+        note = domain.TextPart(f"Output of {name}:\n")
+        text, parts = join_parts([note, *(parts or [domain.TextPart(text or "")])])
+        self.messages.append(Message("user", text, parts=parts))
+
+    def _add_call(self, data: ItemData, call: PromptCall) -> None:
+        call_id = data.get("call_id")
+        is_whole = data.get("status", "completed") == "completed"
+        if call_id is None or (not is_whole and call_id not in self._outputs):
             return  # The token limit or a failure ended it, and the client did not answer it.
         if self._turn.is_answered:  # The model made this call after the output of another.
             self.end_turn()
-        arguments = (
-            custom_arguments(data["input"])
-            if data["type"] == "custom_tool_call"
-            else data["arguments"]
-        )
-        self._turn.calls.append(ToolCall(data["call_id"], data["name"], arguments))
+        name = self._offered.name_of(call.type, call.name, call.namespace)
+        self._turn.calls.append(ToolCall(call_id, name, call.arguments))
+
+    def _add_whole_call(self, call: PromptCall, param: str) -> None:
+        """Add a call and its result, which are one item and have no ``call_id``."""
+        call_id = f"call_{len(self.messages)}_{len(self._turn.calls)}"
+        result = {"type": "function_call_output", "call_id": call_id, "output": call.result}
+        self._outputs[call_id] = [ContextItem(result, param)]
+        self._add_call({"call_id": call_id}, call)
+        self._turn.is_answered = True
 
     def _output_of(self, call: ToolCall) -> Message:
         outputs = self._outputs.get(call.id)
@@ -317,14 +329,14 @@ class _MessageBuilder:
             )
         # Some clients reuse the ids of calls in each turn: the first call has the first output.
         item = outputs.pop(0) if len(outputs) > 1 else outputs[0]
-        output = item.data["output"]
-        text: str | None = None
-        parts: tuple[domain.Part, ...] = ()
-        if isinstance(output, str):
-            text = output
-        else:
-            text, parts = _to_content(output, f"{item.param}.output")
+        text, parts = self._result(item)
         return Message("tool", text, call.name, tool_call_id=call.id, parts=parts)
+
+    def _result(self, item: ContextItem) -> tuple[str | None, tuple[domain.Part, ...]]:
+        output = RESULTS[item.data["type"]](item.data)
+        return (
+            (output, ()) if isinstance(output, str) else _to_content(output, f"{item.param}.output")
+        )
 
     def _unseal(self, item: ContextItem) -> str:
         param = f"{item.param}.encrypted_content"

@@ -36,13 +36,15 @@ from responses_api.wire.objects import (
     TextEcho,
     changed,
 )
-from responses_api.wire.requests import (
+from responses_api.wire.requests import JsonSchemaFormat, ResponseRequest
+from responses_api.wire.tools import (
+    CallableTool,
     CustomTool,
     FunctionTool,
-    HostedTool,
-    JsonSchemaFormat,
-    ResponseRequest,
+    NamespaceTool,
     Tool,
+    ToolSearchTool,
+    TypedTool,
 )
 
 # The ids are selected, because the planner does not see the length of a selected array. If it saw
@@ -199,13 +201,33 @@ def tool_object(tool: Tool) -> dict[str, Any]:
                 "description": tool.description,
                 "parameters": tool.parameters,
                 "strict": tool.strict is not False,
+                **_given(tool, "output_schema"),
             }
         case CustomTool():
             described = {} if tool.description is None else {"description": tool.description}
             form = {"type": "text"} if tool.format is None else tool.format.model_dump(mode="json")
-            return {"type": "custom", "name": tool.name, **described, "format": form}
-        case HostedTool():
+            return {
+                "type": "custom",
+                "name": tool.name,
+                **described,
+                "format": form,
+                **_given(tool),
+            }
+        case NamespaceTool():
+            inner = [tool_object(entry) for entry in tool.tools]
+            shown = {"type": "namespace", "name": tool.name, "description": tool.description or ""}
+            return {**shown, "tools": inner}
+        case ToolSearchTool():
+            given = tool.model_dump(mode="json", exclude_none=True)
+            return {**given, "execution": tool.execution or "server"}
+        case TypedTool():
             return tool.model_dump(mode="json")
+
+
+def _given(tool: CallableTool, *more: str) -> dict[str, Any]:
+    """Return those of the seldom fields of a tool that were given."""
+    names = ("defer_loading", "allowed_callers", *more)
+    return {name: value for name in names if (value := getattr(tool, name)) is not None}
 
 
 def current_response(stored: StoredResponse) -> ResponseObject:

@@ -11,6 +11,7 @@ from inference_site.core.admin_pages.bubbles import Bubble, Piece, image_piece, 
 from responses_api.annotations import status_of, with_generation_status
 from responses_api.items import ItemData
 from responses_api.models import Item, StoredResponse
+from responses_api.prompt_items import CALLS, RESULTS, WHOLE_CALLS, WORDS
 
 MAX_TURNS = 20
 """The most turns of a thread on a page."""
@@ -18,8 +19,6 @@ MAX_ITEMS = 50
 """The most items of a conversation on a page."""
 _ANCESTORS, _BRANCHES, _CHILD_ROWS = 4, 20, 200
 """Of a tree: the most ancestors, the most children of a node, and the most rows of a level."""
-_CALLS = ("function_call", "custom_tool_call")
-_OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _CHAIN = """
 WITH RECURSIVE chain (id, previous_id, depth) AS (
     SELECT id, previous_id, 0 FROM responses_api_storedresponse WHERE id = %s
@@ -73,20 +72,21 @@ class BubbleMaker:
     """Makes bubbles of the items of a page; the output of a call is part of the call's bubble."""
 
     def __init__(self, items: Iterable[Item]) -> None:
-        self._called: set[str] = set()
-        self._outputs: dict[str, list[Piece]] = {}
+        self._called: set[str | None] = set()
+        self._outputs: dict[str | None, list[Piece]] = {}
         for item in items:
-            if item.data["type"] in _CALLS:
-                self._called.add(item.data["call_id"])
-            elif item.data["type"] in _OUTPUTS:
-                self._outputs[item.data["call_id"]] = _pieces(item.data["output"])
+            kind, call_id = item.data["type"], item.data.get("call_id")
+            if kind in CALLS:
+                self._called.add(call_id)
+            elif kind in RESULTS:
+                self._outputs[call_id] = _pieces(RESULTS[kind](item.data))
 
     def bubbles(self, items: Iterable[Item]) -> list[Bubble]:
         """Return the bubbles of items, without outputs whose call is on the page."""
         return [
             self._bubble(item.data)
             for item in items
-            if item.data["type"] not in _OUTPUTS or item.data["call_id"] not in self._called
+            if item.data["type"] not in RESULTS or item.data.get("call_id") not in self._called
         ]
 
     def _bubble(self, data: ItemData) -> Bubble:
@@ -96,14 +96,20 @@ class BubbleMaker:
             case "reasoning":
                 parts = [*data.get("summary", ()), *data.get("content", ())]
                 return Bubble("reasoning", "assistant", _pieces(parts))
-            case "function_call" | "custom_tool_call":
-                arguments: str = data.get("arguments") or data.get("input") or ""
-                output = self._outputs.get(data["call_id"])
-                return Bubble("call", "assistant", [text_piece(arguments)], data["name"], output)
-            case "function_call_output" | "custom_tool_call_output":
-                return Bubble("result", "tool", _pieces(data["output"]))
+            case "compaction":
+                return Bubble("note", "", name="compaction: its content is sealed.")
+            case kind if make := CALLS.get(kind) or WHOLE_CALLS.get(kind):
+                call = make(data)
+                text = data.get("input") if kind == "custom_tool_call" else call.arguments
+                result = None if call.result is None else [text_piece(call.result)]
+                output = result or self._outputs.get(data.get("call_id"))
+                return Bubble("call", "assistant", [text_piece(text or "")], call.name, output)
+            case kind if kind in RESULTS:
+                return Bubble("result", "tool", _pieces(RESULTS[kind](data)))
+            case kind if kind in WORDS:
+                return Bubble("note", "", name=WORDS[kind](data))
             case other:
-                return Bubble("note", "", name=f"{other}: its content is sealed.")
+                return Bubble("note", "", name=f"{other}: it is not shown to the model.")
 
 
 def _pieces(content: Any) -> list[Piece]:

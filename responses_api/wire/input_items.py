@@ -7,17 +7,20 @@ items.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from inference_site.gateway.api.payload import WireRequest
 from inference_site.gateway.request_fields.wire import response_part
+from responses_api.wire.tools import Tool
 
 CallId = Annotated[str, Field(min_length=1, max_length=64)]
 ObjectId = Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")]
 """The id of a stored object. It has no NUL, which PostgreSQL refuses."""
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
+_HEADER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,50}")
 
 
 class Lenient(WireRequest):
@@ -105,15 +108,20 @@ class FunctionCallItem(Lenient):
     call_id: CallId
     name: str
     arguments: str
+    namespace: str | None = None
+    caller: dict[str, Any] | None = None
     status: ItemStatus | None = None
 
 
 class FunctionCallOutputItem(Lenient):
-    """The result of a function call."""
+    """The result of a function call; without ``call_id``, what a tool said by itself."""
 
     type: Literal["function_call_output"]
-    call_id: CallId
+    call_id: CallId | None = None
     output: Content
+    name: str | None = None
+    namespace: str | None = None
+    caller: dict[str, Any] | None = None
 
 
 class CustomToolCallItem(Lenient):
@@ -123,6 +131,8 @@ class CustomToolCallItem(Lenient):
     call_id: CallId
     name: str
     input: str
+    namespace: str | None = None
+    caller: dict[str, Any] | None = None
     status: ItemStatus | None = None
 
 
@@ -132,6 +142,7 @@ class CustomToolCallOutputItem(Lenient):
     type: Literal["custom_tool_call_output"]
     call_id: CallId
     output: Content
+    caller: dict[str, Any] | None = None
 
 
 class ReasoningText(Lenient):
@@ -157,6 +168,155 @@ class CompactionItem(Lenient):
     encrypted_content: str
 
 
+class KeptItem(Lenient):
+    """Base of the items that are stored as they came, with all their fields.
+
+    The types below declare the fields that are read to put the item into the prompt.
+    """
+
+    type: str
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The fields that were given, without the id and without nulls."""
+        given = self.model_dump(exclude_unset=True, exclude={"id"})
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class ShellAction(Lenient):
+    """``action`` of a shell call."""
+
+    commands: list[str]
+    timeout_ms: int | None = None
+    max_output_length: int | None = None
+
+
+class ShellCallItem(KeptItem):
+    """A call of the tool ``shell``."""
+
+    type: Literal["shell_call"]
+    call_id: CallId
+    action: ShellAction
+
+
+class ShellOutcome(Lenient):
+    """How a command ended."""
+
+    type: Literal["exit", "timeout"]
+    exit_code: int | None = None
+
+
+class ShellOutput(Lenient):
+    """What one command wrote."""
+
+    stdout: str
+    stderr: str
+    outcome: ShellOutcome
+
+
+class ShellCallOutputItem(KeptItem):
+    """The results of the commands of a shell call."""
+
+    type: Literal["shell_call_output"]
+    call_id: CallId
+    output: list[ShellOutput]
+
+
+class LocalShellAction(Lenient):
+    """``action`` of a call of the local shell."""
+
+    type: Literal["exec"] = "exec"
+    command: list[str]
+    env: dict[str, str] | None = None
+
+
+class LocalShellCallItem(KeptItem):
+    """A call of the tool ``local_shell``."""
+
+    type: Literal["local_shell_call"]
+    call_id: CallId
+    action: LocalShellAction
+
+
+class LocalShellCallOutputItem(KeptItem):
+    """The result of a call of the local shell; ``id`` may be the id of the call."""
+
+    type: Literal["local_shell_call_output"]
+    call_id: CallId | None = None
+    output: str
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """As of every kept item, with the id of the call in its own field."""
+        given = (self.model_extra or {}).get("id")
+        return {"call_id": given if isinstance(given, str) else None, **super().data}
+
+
+class PatchOperation(Lenient):
+    """``operation`` of a patch."""
+
+    type: Literal["create_file", "update_file", "delete_file"]
+    path: str
+    diff: str | None = None
+
+
+class ApplyPatchCallItem(KeptItem):
+    """A call of the tool ``apply_patch``."""
+
+    type: Literal["apply_patch_call"]
+    call_id: CallId
+    operation: PatchOperation
+
+
+class ApplyPatchCallOutputItem(KeptItem):
+    """The result of a patch."""
+
+    type: Literal["apply_patch_call_output"]
+    call_id: CallId
+    status: Literal["completed", "failed"]
+    output: str | None = None
+
+
+class ToolSearchCallItem(KeptItem):
+    """A search for deferred tools."""
+
+    type: Literal["tool_search_call"]
+    call_id: CallId | None = None
+    arguments: Any
+
+
+class ToolSearchOutputItem(KeptItem):
+    """The tools that a search has loaded."""
+
+    type: Literal["tool_search_output"]
+    call_id: CallId | None = None
+    tools: list[Tool]
+
+
+class AdditionalToolsItem(KeptItem):
+    """Tools that the model has from this item on."""
+
+    type: Literal["additional_tools"]
+    role: str = "developer"
+    tools: list[Tool]
+
+
+class HostedItem(KeptItem):
+    """An item that OpenAI's own tools make: a call with its result, an approval, a program."""
+
+    call_id: CallId | None = None
+
+
+class UnknownItem(KeptItem):
+    """An item of a type that is not known here, or that does nothing here.
+
+    It is stored and left out of the prompt; the response's header names it.
+    """
+
+    def _ignored(self) -> Any:
+        yield self.type if _HEADER_NAME.fullmatch(self.type) else "type"
+
+
 class ItemReference(Lenient):
     """A reference to a stored item; its ``type`` may be left out."""
 
@@ -164,13 +324,38 @@ class ItemReference(Lenient):
     id: ObjectId
 
 
+_TYPES = frozenset(
+    {
+        *("message", "function_call", "function_call_output", "custom_tool_call"),
+        *("custom_tool_call_output", "reasoning", "compaction", "item_reference", "shell_call"),
+        *("shell_call_output", "local_shell_call", "local_shell_call_output"),
+        *("apply_patch_call", "apply_patch_call_output", "tool_search_call"),
+        *("tool_search_output", "additional_tools"),
+    }
+)
+"""Types of items that have a class of their own."""
+_HOSTED_TYPES = frozenset(
+    {
+        *("file_search_call", "web_search_call", "image_generation_call", "mcp_call"),
+        *("code_interpreter_call", "mcp_list_tools", "mcp_approval_request"),
+        *("mcp_approval_response", "computer_call", "computer_call_output", "program"),
+        "program_output",
+    }
+)
+
+
 def _item_kind(value: object) -> str | None:
-    if not isinstance(value, dict):
-        return "message"
-    kind = value.get("type")
+    """Return the tag of an item's class: its type, ``hosted`` or ``unknown``."""
+    if isinstance(value, dict):
+        is_reference = "id" in value and "role" not in value
+        kind = value.get("type")
+    else:
+        is_reference, kind = isinstance(value, ItemReference), getattr(value, "type", None)
     if kind is None:
-        return "item_reference" if "id" in value and "role" not in value else "message"
-    return kind if isinstance(kind, str) else ""
+        return "item_reference" if is_reference else "message"
+    if not isinstance(kind, str):
+        return "unknown"  # Its validation names the type.
+    return kind if kind in _TYPES else "hosted" if kind in _HOSTED_TYPES else "unknown"
 
 
 InputItem = Annotated[
@@ -181,7 +366,18 @@ InputItem = Annotated[
     | Annotated[CustomToolCallOutputItem, Tag("custom_tool_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[CompactionItem, Tag("compaction")]
-    | Annotated[ItemReference, Tag("item_reference")],
+    | Annotated[ItemReference, Tag("item_reference")]
+    | Annotated[ShellCallItem, Tag("shell_call")]
+    | Annotated[ShellCallOutputItem, Tag("shell_call_output")]
+    | Annotated[LocalShellCallItem, Tag("local_shell_call")]
+    | Annotated[LocalShellCallOutputItem, Tag("local_shell_call_output")]
+    | Annotated[ApplyPatchCallItem, Tag("apply_patch_call")]
+    | Annotated[ApplyPatchCallOutputItem, Tag("apply_patch_call_output")]
+    | Annotated[ToolSearchCallItem, Tag("tool_search_call")]
+    | Annotated[ToolSearchOutputItem, Tag("tool_search_output")]
+    | Annotated[AdditionalToolsItem, Tag("additional_tools")]
+    | Annotated[HostedItem, Tag("hosted")]
+    | Annotated[UnknownItem, Tag("unknown")],
     Discriminator(_item_kind),
 ]
 

@@ -113,27 +113,92 @@ class ReasoningItem(WireObject):
 
 
 class Call(WireObject):
-    """A call of a tool; its output refers to it by ``call_id``."""
+    """A call of a tool that the client runs; its output refers to it by ``call_id``."""
 
     id: str
-    type: Literal["function_call", "custom_tool_call"]
+    type: str
     status: ItemStatus
     call_id: str
+
+
+class NamedCall(Call):
+    """A call of a tool that the client has named, maybe in a namespace."""
+
     name: str
+    namespace: Omittable[str] = None
+    caller: Omittable[dict[str, Any]] = None
 
 
-class FunctionCall(Call):
+class FunctionCall(NamedCall):
     """An item of type ``function_call``; ``arguments`` is JSON text."""
 
     type: Literal["function_call"] = "function_call"
     arguments: str
 
 
-class CustomToolCall(Call):
+class CustomToolCall(NamedCall):
     """An item of type ``custom_tool_call``; ``input`` is plain text."""
 
     type: Literal["custom_tool_call"] = "custom_tool_call"
     input: str
+
+
+class ShellAction(WireObject):
+    """The commands of a shell call, which the client may run at the same time."""
+
+    commands: list[str]
+    timeout_ms: int | None
+    max_output_length: int | None
+
+
+class ShellCall(Call):
+    """An item of type ``shell_call``."""
+
+    type: Literal["shell_call"] = "shell_call"
+    action: ShellAction
+    environment: dict[str, Any] | None
+
+
+class LocalShellAction(WireObject):
+    """The command of a local shell call: the program and its arguments."""
+
+    type: Literal["exec"] = "exec"
+    command: list[str]
+    env: dict[str, str]
+    timeout_ms: Omittable[int] = None
+    working_directory: Omittable[str] = None
+    user: Omittable[str] = None
+
+
+class LocalShellCall(Call):
+    """An item of type ``local_shell_call``."""
+
+    type: Literal["local_shell_call"] = "local_shell_call"
+    action: LocalShellAction
+
+
+class PatchOperation(WireObject):
+    """What a patch does to one file; ``diff`` is left out of a deletion."""
+
+    type: Literal["create_file", "update_file", "delete_file"]
+    path: str
+    diff: Omittable[str] = None
+
+
+class ApplyPatchCall(Call):
+    """An item of type ``apply_patch_call``; one that was interrupted stays ``in_progress``."""
+
+    type: Literal["apply_patch_call"] = "apply_patch_call"
+    status: Literal["in_progress", "completed"]
+    operation: PatchOperation
+
+
+class ToolSearchCall(Call):
+    """An item of type ``tool_search_call``, for the client to execute."""
+
+    type: Literal["tool_search_call"] = "tool_search_call"
+    execution: Literal["client"] = "client"
+    arguments: dict[str, Any]
 
 
 class CallOutput(WireObject):
@@ -142,8 +207,11 @@ class CallOutput(WireObject):
     id: str
     type: Literal["function_call_output", "custom_tool_call_output"]
     status: ItemStatus
-    call_id: str
+    call_id: str | None
     output: str | list[Part]
+    name: Omittable[str] = None
+    namespace: Omittable[str] = None
+    caller: Omittable[dict[str, Any]] = None
 
 
 class Compaction(WireObject):
@@ -155,7 +223,15 @@ class Compaction(WireObject):
 
 
 OutputItem = Annotated[
-    Message | ReasoningItem | FunctionCall | CustomToolCall, Field(discriminator="type")
+    Message
+    | ReasoningItem
+    | FunctionCall
+    | CustomToolCall
+    | ShellCall
+    | LocalShellCall
+    | ApplyPatchCall
+    | ToolSearchCall,
+    Field(discriminator="type"),
 ]
 AnyItem = OutputItem | CallOutput | Compaction
 
@@ -392,6 +468,34 @@ class CustomToolCallInputDone(ItemEvent):
     input: str
 
 
+class ShellCommandEvent(Event):
+    """Fields of events about one command of a shell call."""
+
+    output_index: int
+    command_index: int
+
+
+class ShellCommandAdded(ShellCommandEvent):
+    """A command has begun, without its text."""
+
+    type: Literal["response.shell_call_command.added"] = "response.shell_call_command.added"
+    command: str
+
+
+class ShellCommandDelta(ShellCommandEvent):
+    """The text of a command: one delta for each command, sent when the call is complete."""
+
+    type: Literal["response.shell_call_command.delta"] = "response.shell_call_command.delta"
+    delta: str
+
+
+class ShellCommandDone(ShellCommandEvent):
+    """A whole command."""
+
+    type: Literal["response.shell_call_command.done"] = "response.shell_call_command.done"
+    command: str
+
+
 class ErrorEvent(Event):
     """The response has failed. Some clients read the error's fields here, others in ``error``."""
 
@@ -414,6 +518,9 @@ ResponseEvent = Annotated[
     | ReasoningTextDone
     | FunctionCallArgumentsDone
     | CustomToolCallInputDone
+    | ShellCommandAdded
+    | ShellCommandDelta
+    | ShellCommandDone
     | ErrorEvent,
     Field(discriminator="type"),
 ]

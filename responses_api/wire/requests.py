@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     Discriminator,
@@ -14,15 +13,12 @@ from pydantic import (
     model_validator,
 )
 from pydantic.json_schema import SkipJsonSchema
-from pydantic_core import PydanticKnownError
 
 from inference_site.gateway.api.paging import PageQuery
 from inference_site.gateway.api.payload import WireRequest
 from inference_site.gateway.request_fields.wire import (
     ConstraintFields,
-    CustomFormat,
     EndUser,
-    FunctionName,
     JsonObjectFormat,
     Metadata,
     ReasoningEffort,
@@ -32,20 +28,11 @@ from inference_site.gateway.request_fields.wire import (
     StopTexts,
     TextFormat,
     apply_aliases,
-    flat_tool,
 )
 from inference_site.gateway.request_fields.wire import JsonSchemaFormat as ChatSchemaFormat
 from responses_api.wire.input_items import InputItems, ObjectId
+from responses_api.wire.tools import Tool, ToolChoice
 
-HOSTED_TOOLS = frozenset(
-    {
-        *("web_search", "web_search_2025_08_26", "web_search_preview"),
-        *("web_search_preview_2025_03_11", "file_search", "code_interpreter", "computer"),
-        *("computer_use_preview", "mcp", "namespace", "image_generation", "local_shell", "shell"),
-        *("apply_patch", "tool_search"),
-    }
-)
-"""Types of tools that run on OpenAI's servers. They are accepted and echoed, and never run."""
 MAX_SEARCH_LENGTH = 500
 """The most characters of a search."""
 _TRUNCATION = {None: None, True: "auto", False: "disabled"}
@@ -59,112 +46,6 @@ def _wrap_text(value: object) -> object:
 
 
 Input = Annotated[InputItems, BeforeValidator(_wrap_text, json_schema_input_type=str | InputItems)]
-
-
-class FunctionTool(WireRequest):
-    """``tools[]`` of type ``function``; flat, unlike those of chat completions."""
-
-    type: Literal["function"]
-    name: FunctionName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class CustomTool(WireRequest):
-    """``tools[]`` of type ``custom``."""
-
-    type: Literal["custom"]
-    name: FunctionName
-    description: str | None = None
-    format: CustomFormat | None = None
-
-
-def _known_tool(kind: str) -> str:
-    if kind not in HOSTED_TOOLS:
-        known = ", ".join(map(repr, ("function", "custom", *sorted(HOSTED_TOOLS))))
-        raise PydanticKnownError("literal_error", {"expected": known})
-    return kind
-
-
-class HostedTool(WireRequest):
-    """A tool that runs on OpenAI's servers; its other fields are echoed."""
-
-    type: Annotated[str, AfterValidator(_known_tool)]
-
-    def _ignored(self) -> Any:
-        return iter(())
-
-
-def _type_of(value: object) -> str | None:
-    """Return the ``type`` of a JSON object or of a parsed model."""
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return kind if isinstance(kind, str) else None
-
-
-def _tool_kind(value: object) -> str | None:
-    kind = _type_of(value)
-    return kind if kind in ("function", "custom", None) else "hosted"
-
-
-Tool = Annotated[
-    Annotated[FunctionTool, Tag("function")]
-    | Annotated[CustomTool, Tag("custom")]
-    | Annotated[HostedTool, Tag("hosted")],
-    Discriminator(_tool_kind),
-    BeforeValidator(flat_tool),
-]
-
-
-class NamedTool(WireRequest):
-    """``tool_choice`` that names a tool; also an entry of ``allowed_tools``."""
-
-    type: Literal["function", "custom"]
-    name: str
-
-
-class HostedChoice(WireRequest):
-    """``tool_choice`` of a hosted tool; also an entry of ``allowed_tools``."""
-
-    type: str
-
-    def _ignored(self) -> Any:
-        return iter(())
-
-
-def _named_kind(value: object) -> str:
-    return "hosted" if _type_of(value) in HOSTED_TOOLS else "named"
-
-
-AllowedTool = Annotated[
-    Annotated[NamedTool, Tag("named")] | Annotated[HostedChoice, Tag("hosted")],
-    Discriminator(_named_kind),
-    BeforeValidator(flat_tool),
-]
-
-
-class AllowedTools(WireRequest):
-    """``tool_choice`` of type ``allowed_tools``: the model may call no other tool."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[AllowedTool], Field(min_length=1)]
-
-
-def _choice_kind(value: object) -> str:
-    if not isinstance(value, (dict, WireRequest)):
-        return "mode"
-    return "allowed" if _type_of(value) == "allowed_tools" else _named_kind(value)
-
-
-ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("mode")]
-    | Annotated[NamedTool, Tag("named")]
-    | Annotated[AllowedTools, Tag("allowed")]
-    | Annotated[HostedChoice, Tag("hosted")],
-    Discriminator(_choice_kind),
-    BeforeValidator(flat_tool),
-]
 
 
 class JsonSchemaFormat(WireRequest):

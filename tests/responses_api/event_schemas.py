@@ -24,6 +24,7 @@ from tests.responses_api.schemas import (
 
 _ITEM_PLACE: Schema = {"item_id": STRING, "output_index": COUNT}
 _PART_PLACE: Schema = {**_ITEM_PLACE, "content_index": COUNT}
+_COMMAND_PLACE: Schema = {"output_index": COUNT, "command_index": COUNT}
 _PART = any_of(OUTPUT_TEXT, REFUSAL, REASONING_TEXT)
 _LOGPROBS: Schema = {"logprobs": array(LOGPROB)}
 
@@ -56,6 +57,9 @@ _EVENTS = (
     _event("response.function_call_arguments.done", **_ITEM_PLACE, arguments=STRING, name=STRING),
     _event("response.custom_tool_call_input.delta", **_ITEM_PLACE, delta=STRING),
     _event("response.custom_tool_call_input.done", **_ITEM_PLACE, input=STRING),
+    _event("response.shell_call_command.added", **_COMMAND_PLACE, command=const("")),
+    _event("response.shell_call_command.delta", **_COMMAND_PLACE, delta=STRING),
+    _event("response.shell_call_command.done", **_COMMAND_PLACE, command=STRING),
     _event(
         "error",
         code=STRING,

@@ -97,6 +97,8 @@ INPUT_PART = any_of(INPUT_TEXT, INPUT_IMAGE, INPUT_FILE)
 STATUS = const("in_progress", "completed", "incomplete")
 CALL_ID: Schema = {"type": "string", "minLength": 1, "maxLength": 64}
 
+CALLED_BY: Schema = {"namespace": STRING, "caller": {"type": "object"}}
+
 OUTPUT_MESSAGE = record(
     {
         "id": prefixed("msg_"),
@@ -125,7 +127,8 @@ FUNCTION_CALL = record(
         "call_id": CALL_ID,
         "name": STRING,
         "arguments": STRING,
-    }
+    },
+    **CALLED_BY,
 )
 CUSTOM_TOOL_CALL = record(
     {
@@ -135,7 +138,8 @@ CUSTOM_TOOL_CALL = record(
         "call_id": CALL_ID,
         "name": STRING,
         "input": STRING,
-    }
+    },
+    **CALLED_BY,
 )
 REASONING = record(
     {
@@ -158,17 +162,90 @@ def _call_output(type_: str, prefix: str) -> Schema:
             "id": prefixed(prefix),
             "type": const(type_),
             "status": const("completed"),
-            "call_id": CALL_ID,
+            "call_id": nullable(CALL_ID),
             "output": any_of(STRING, array(INPUT_PART)),
+        },
+        name=STRING,
+        **CALLED_BY,
+    )
+
+
+def _typed_call(type_: str, prefix: str, **fields: Schema) -> Schema:
+    return record(
+        {
+            "id": prefixed(prefix),
+            "type": const(type_),
+            "status": STATUS,
+            "call_id": CALL_ID,
+            **fields,
         }
     )
 
 
-OUTPUT_ITEM = any_of(OUTPUT_MESSAGE, FUNCTION_CALL, CUSTOM_TOOL_CALL, REASONING)
+SHELL_CALL = _typed_call(
+    "shell_call",
+    "sh_",
+    action=record(
+        {
+            "commands": array(STRING),
+            "timeout_ms": nullable(INTEGER),
+            "max_output_length": nullable(INTEGER),
+        }
+    ),
+    environment=nullable(record({"type": const("local")})),
+)
+LOCAL_SHELL_CALL = _typed_call(
+    "local_shell_call",
+    "lsh_",
+    action=record(
+        {
+            "type": const("exec"),
+            "command": array(STRING),
+            "env": {"type": "object", "additionalProperties": STRING},
+        },
+        timeout_ms=INTEGER,
+        working_directory=STRING,
+        user=STRING,
+    ),
+)
+_FILE: Schema = {"path": STRING, "diff": STRING}
+APPLY_PATCH_CALL = _typed_call(
+    "apply_patch_call",
+    "apc_",
+    status=const("in_progress", "completed"),
+    operation=any_of(
+        record({"type": const("create_file", "update_file"), **_FILE}),
+        record({"type": const("delete_file"), "path": STRING}),
+    ),
+)
+TOOL_SEARCH_CALL = _typed_call(
+    "tool_search_call", "tsc_", execution=const("client"), arguments={"type": "object"}
+)
+OUTPUT_ITEM = any_of(
+    OUTPUT_MESSAGE,
+    FUNCTION_CALL,
+    CUSTOM_TOOL_CALL,
+    REASONING,
+    SHELL_CALL,
+    LOCAL_SHELL_CALL,
+    APPLY_PATCH_CALL,
+    TOOL_SEARCH_CALL,
+)
+_OWN_SCHEMA = (
+    *("message", "function_call", "function_call_output", "custom_tool_call"),
+    *("custom_tool_call_output", "reasoning", "compaction"),
+)
+KEPT_ITEM: Schema = {
+    "type": "object",
+    "properties": {"id": STRING, "type": {"type": "string", "not": const(*_OWN_SCHEMA)}},
+    "required": ["id", "type"],
+}
+"""An item that is listed as the client sent it."""
 ITEM = any_of(
     OUTPUT_ITEM,
     INPUT_MESSAGE,
     COMPACTION,
+    KEPT_ITEM,
     _call_output("function_call_output", "fco_"),
     _call_output("custom_tool_call_output", "ctco_"),
 )
@@ -191,7 +268,11 @@ HOSTED: Schema = {
         "type": {"not": const("function", "custom", "allowed_tools"), "type": "string"},
     },
 }
-TOOL = any_of(
+_SELDOM: Schema = {
+    "defer_loading": BOOLEAN,
+    "allowed_callers": array(const("direct", "programmatic"), minItems=1),
+}
+CALLABLE_TOOLS = (
     record(
         {
             "type": const("function"),
@@ -199,7 +280,9 @@ TOOL = any_of(
             "description": nullable(STRING),
             "parameters": nullable({"type": "object"}),
             "strict": BOOLEAN,
-        }
+        },
+        output_schema={"type": "object"},
+        **_SELDOM,
     ),
     record(
         {
@@ -217,13 +300,31 @@ TOOL = any_of(
             ),
         },
         description=STRING,
+        **_SELDOM,
     ),
-    HOSTED,
 )
-NAMED_TOOL = record({"type": const("function", "custom"), "name": STRING})
+TOOL = any_of(
+    *CALLABLE_TOOLS,
+    record(
+        {
+            "type": const("namespace"),
+            "name": STRING,
+            "description": STRING,
+            "tools": array(any_of(*CALLABLE_TOOLS), minItems=1),
+        }
+    ),
+    record(
+        {"type": const("tool_search"), "execution": const("server", "client")},
+        description=STRING,
+        parameters={"type": "object"},
+    ),
+    {"allOf": [HOSTED, {"properties": {"type": {"not": const("namespace", "tool_search")}}}]},
+)
+NAMED_TOOL = record({"type": const("function", "custom"), "name": STRING}, namespace=STRING)
 TOOL_CHOICE = any_of(
     const("none", "auto", "required"),
     NAMED_TOOL,
+    HOSTED,
     record(
         {
             "type": const("allowed_tools"),

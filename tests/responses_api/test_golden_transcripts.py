@@ -20,7 +20,9 @@ from inference_site.core.domain.deltas import Delta, Finish, ReasoningDelta, Tex
 from inference_site.core.domain.errors import GenerationFailed
 from inference_site.runs.streams.batches import Ending
 from responses_api.assembler import ResponseAssembler
+from responses_api.client_tools import offer_tools
 from responses_api.events import DONE, accepted_frames, decode
+from responses_api.wire.requests import ResponseRequest
 from tests.responses_api.deltas import begun, call, logprob, new_assembler, new_response
 from tests.responses_api.validation import StreamCheck
 
@@ -62,6 +64,25 @@ SCRIPTS = {
         [*call(0, "run", "print(", "1)\n", is_custom=True), Finish("tool_calls"), USAGE],
         {"tools": [{"type": "custom", "name": "run"}]},
     ),
+    "namespaced_call": Script(
+        [*call(0, "mcp__notes__add", '{"text":"x"}'), Finish("tool_calls"), USAGE],
+        {"tools": [{"type": "namespace", "name": "mcp__notes", "description": "Notes",
+                    "tools": [{"type": "function", "name": "add"}]}]},
+    ),
+    "typed_tools": Script(
+        [*call(0, "shell", '{"commands":["ls",', '"pwd"],"timeout_ms":500}'),
+         *call(1, "local_shell", '{"command":["ls"]}'),
+         *call(2, "apply_patch", '{"type":"update_file","path":"a","diff":"@@', '\\n-a\\n+b"}'),
+         *call(3, "tool_search", '{"query":"mail"}'),
+         *call(4, "shell", '{"wrong":1}'),
+         Finish("tool_calls"), USAGE],
+        {"tools": [{"type": "shell"}, {"type": "local_shell"}, {"type": "apply_patch"},
+                   {"type": "tool_search", "execution": "client"}]},
+    ),
+    "length_in_a_shell_call": Script(
+        [*call(0, "shell", '{"commands":["ls","rm'), Finish("length"), USAGE],
+        {"tools": [{"type": "shell"}]},
+    ),
     "length": Script(
         [TextDelta("Once"), TextDelta(" upon"), Finish("length"), USAGE], {"max_output_tokens": 8}
     ),
@@ -86,7 +107,7 @@ SCRIPTS = {
         {"background": True, "conversation": "conv_1", "metadata": {"a": "b"}},
     ),
 }  # fmt: skip
-_ID = re.compile(r"(msg|rs|fc|ctc)_[0-9a-f]{32}")
+_ID = re.compile(r"(msg|rs|fc|ctc|sh|lsh|apc|tsc)_[0-9a-f]{32}")
 
 
 def alike(text: str) -> str:
@@ -103,7 +124,9 @@ def alike(text: str) -> str:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_transcript_is_as_it_was(name: str) -> None:
     script = SCRIPTS[name]
-    assembler = new_assembler(new_response(**script.fields))
+    given = ResponseRequest.model_validate({"input": "x", **script.fields})
+    offered = offer_tools(given.tools or ())
+    assembler = new_assembler(new_response(**script.fields), routes=offered.routes)
     frames = begun(assembler, script.deltas)
     ending = script.end(assembler)
     frames += ending.frames

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from inference_site.core.domain.messages import ImagePart, Message, TextPart, ToolCall
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.request_fields.capabilities import require_media
 from inference_site.gateway.submission.model_access import with_capabilities
+from responses_api.client_tools import Route, offer_tools
 from responses_api.context import ContextItem
 from responses_api.items import to_data
 from responses_api.mapping import to_messages
+from responses_api.prompt_items import CALLS, RESULTS, WHOLE_CALLS, WORDS
 from responses_api.sealing import seal
 from responses_api.wire.requests import ResponseRequest
 from tests.images import data_url, encoded
@@ -27,12 +33,16 @@ PROJECT = 7
 
 
 def messages(
-    *items: Any, instructions: str | None = None, spec: ModelSpec = SPEC
+    *items: Any,
+    instructions: str | None = None,
+    spec: ModelSpec = SPEC,
+    tools: Any = None,
 ) -> tuple[Message, ...]:
     """The messages of a request with these items."""
-    body = ResponseRequest.model_validate({"input": list(items)})
+    body = ResponseRequest.model_validate({"input": list(items), "tools": tools})
     context = [ContextItem(to_data(item), f"input[{i}]") for i, item in enumerate(body.input or ())]
-    turns = to_messages(instructions, context, PROJECT)
+    offered = offer_tools(body.tools or (), (item.data for item in context))
+    turns = to_messages(instructions, context, PROJECT, offered)
     require_media(with_capabilities(spec), turns)
     return turns
 
@@ -265,3 +275,60 @@ def test_file_that_cannot_be_read_is_refused(fields: dict[str, Any], param: str)
     with pytest.raises(InvalidRequestError) as caught:
         messages(said("user", [{"type": "input_file", "filename": "a", **fields}]))
     assert (caught.value.param or "").startswith(param)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+FIELDS = ("action", "output", "outputs", "results", "tools", "arguments", "operation", "name")
+
+
+@given(
+    st.sampled_from([*CALLS, *WHOLE_CALLS, *RESULTS, *WORDS, "item_of_tomorrow"]),
+    st.dictionaries(st.sampled_from([*FIELDS, "status", "call_id", "id"]), JSON),
+)
+def test_item_of_any_shape_is_shown_or_refused(kind: str, fields: dict[str, Any]) -> None:
+    item = {"call_id": "1", **fields, "type": kind}
+    answer = [result("1")] if kind in CALLS else []
+    with suppress(InvalidRequestError, ValidationError):
+        messages(item, *answer)
+
+
+def test_calls_that_clients_ran_are_calls_of_their_tools() -> None:
+    ran = {"stdout": "a", "stderr": "b", "outcome": {"type": "exit", "exit_code": 2}}
+    slow = {"stdout": "", "stderr": "", "outcome": {"type": "timeout"}}
+    turns = messages(
+        {"type": "shell_call", "call_id": "1", "action": {"commands": ["ls"], "timeout_ms": None}},
+        {"type": "shell_call_output", "call_id": "1", "output": [ran, slow]},
+        {"type": "apply_patch_call", "call_id": "2", "status": "completed",
+         "operation": {"type": "delete_file", "path": "a"}},
+        {"type": "apply_patch_call_output", "call_id": "2", "status": "failed", "output": "no a"},
+        call("3", "find", namespace="crm"), result("3"),
+        tools=[{"type": "function", "name": "crm__find"},
+               {"type": "namespace", "name": "crm",
+                "tools": [{"type": "function", "name": "find"}]}],
+    )  # fmt: skip
+    assert [(c.name, c.arguments) for turn in turns for c in turn.tool_calls] == [
+        ("shell", '{"commands": ["ls"]}'),
+        ("apply_patch", '{"type": "delete_file", "path": "a"}'),
+        (Route("function", "find", "crm").distinct_name("crm__find"), "{}"),
+    ]
+    results = [turn.text for turn in turns if turn.role == "tool"]
+    assert results == ["a\nb\n(exit code 2)\n(timed out)", "failed: no a", "ok"]
+
+
+def test_calls_of_openais_tools_are_calls_with_their_results() -> None:
+    turns = messages(
+        {"type": "web_search_call", "action": {"type": "search", "query": "q"}},
+        {"type": "mcp_call", "server_label": "s", "name": "n", "arguments": "{}", "output": "o"},
+        {"type": "mcp_approval_response", "approval_request_id": "r", "approve": False},
+        said("user", "u"),
+    )
+    assert [(c.name, c.arguments) for turn in turns for c in turn.tool_calls] == [
+        ("web_search", '{"query": "q"}'), ("s__n", "{}"),
+    ]  # fmt: skip
+    assert [turn.text for turn in turns if turn.role != "assistant"] == [
+        *("(The results were not kept.)", "o", "The user refused the call", "u"),
+    ]

@@ -9,7 +9,9 @@ import pytest
 from inference_site.core.domain.request import Tool, custom_tool
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.api.payload import parse
-from responses_api.mapping import hosted_tools, to_tool_plan
+from inference_site.gateway.request_fields.mapping import ToolPlan
+from responses_api.client_tools import OfferedTools, offer_tools
+from responses_api.mapping import to_tool_plan
 from responses_api.stored_responses import tool_object
 from responses_api.wire.requests import ResponseRequest
 from tests.responses_api import schemas
@@ -24,6 +26,15 @@ F, RUN = Tool("f", None, {"type": "object"}), custom_tool("run", "d")
 
 def body(**fields: Any) -> ResponseRequest:
     return parse(ResponseRequest, {"model": "m", "input": "x", **fields})
+
+
+def offered(*tools: Any, items: Any = ()) -> OfferedTools:
+    return offer_tools(body(tools=list(tools)).tools or (), items)
+
+
+def planned(**fields: Any) -> ToolPlan:
+    given = body(**fields)
+    return to_tool_plan(given, offer_tools(given.tools or ()))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +56,7 @@ def body(**fields: Any) -> ResponseRequest:
 def test_choice_decides_what_the_model_sees(
     choice: Any, tools: tuple[Tool, ...], must_call: bool
 ) -> None:
-    plan = to_tool_plan(body(tools=[FUNCTION, SEARCH, CUSTOM], tool_choice=choice))
+    plan = planned(tools=[FUNCTION, SEARCH, CUSTOM], tool_choice=choice)
     assert plan.tools == tools
     assert plan.must_call is must_call
 
@@ -90,17 +101,17 @@ def test_names_of_chats_are_put_beside_what_an_object_has() -> None:
 )
 def test_choice_of_what_cannot_be_called_is_refused(choice: Any) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        to_tool_plan(body(tools=[FUNCTION, SEARCH], tool_choice=choice))
+        planned(tools=[FUNCTION, SEARCH], tool_choice=choice)
     assert caught.value.param == "tool_choice"
 
 
 def test_call_cannot_be_required_of_nothing() -> None:
     with pytest.raises(InvalidRequestError):
-        to_tool_plan(body(tools=[SEARCH], tool_choice="required"))
+        planned(tools=[SEARCH], tool_choice="required")
 
 
 def test_hosted_tools_are_named_once_each() -> None:
-    assert hosted_tools(body(tools=[FUNCTION, SEARCH])) == ["tools.web_search"]
+    assert offered(FUNCTION, SEARCH).unsupported == ["web_search"]
 
 
 def test_tools_are_shown_with_all_their_fields() -> None:
@@ -161,6 +172,45 @@ def test_strictness_of_a_schema_is_shown() -> None:
 def test_fields_of_client_libraries_in_items_are_dropped_without_a_word() -> None:
     item: Any = {"role": "assistant", "id": "msg_1", "status": None, "parsed": None, "content": []}
     assert body(input=[item], frobnicate=1).ignored_params == ["frobnicate"]
+
+
+def test_item_of_an_unknown_type_is_named_or_refused(settings: Any) -> None:
+    given = [{"type": "item_of_tomorrow"}, {"type": "web_search_call"}, {"type": "a\nb"}]
+    assert body(input=given).ignored_params == ["input[].item_of_tomorrow", "input[].type"]
+    settings.STRICT_FIELDS = True
+    with pytest.raises(InvalidRequestError) as caught:
+        body(input=given)
+    assert caught.value.param == "input[].item_of_tomorrow"
+    assert caught.value.code == "unknown_parameter"
+
+
+def test_tools_that_only_programs_may_call_are_not_offered() -> None:
+    tool = {**FUNCTION, "allowed_callers": ["programmatic"], "output_schema": {"type": "string"}}
+    given = body(tools=[tool, {**CUSTOM, "allowed_callers": ["direct", "programmatic"]}])
+    assert [t.name for t in offer_tools(given.tools or ()).tools] == ["run"]
+    shown = tool_object((given.tools or [])[0])
+    assert shown == {**tool, "description": None, "strict": True}
+
+
+def test_shell_runs_at_the_client_unless_its_environment_is_a_container() -> None:
+    skill = {"name": "pdf", "path": "/skills/pdf", "description": "Reads PDFs."}
+    local = {"type": "shell", "environment": {"type": "local", "skills": [skill]}}
+    [shell] = offered(local).tools
+    assert (shell.name, "/skills/pdf/SKILL.md" in (shell.description or "")) == ("shell", True)
+    elsewhere = offered({"type": "shell", "environment": {"type": "container_auto"}})
+    assert (elsewhere.tools, elsewhere.unsupported) == ((), ["shell"])
+
+
+def test_deferred_tools_are_offered_where_the_client_does_not_search() -> None:
+    deferred = {**FUNCTION, "defer_loading": True}
+    client = {"type": "tool_search", "execution": "client", "description": "Search."}
+    hosted = {"type": "tool_search"}
+    assert [t.name for t in offered(deferred, hosted).tools] == ["f"]
+    assert offered(deferred, hosted).unsupported == ["tool_search"]
+    [search] = offered(deferred, client).tools
+    assert search.description == "Search.\nIt can find:\n- f: "
+    found = [{"type": "tool_search_output", "tools": [deferred]}]
+    assert [t.name for t in offered(deferred, client, items=found).tools] == ["f", "tool_search"]
 
 
 @pytest.mark.parametrize("n", [None, 1])

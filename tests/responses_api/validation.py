@@ -113,6 +113,12 @@ class StreamCheck:
                     for key in ("id", "type", "call_id", "name"):
                         assert announced.get(key) == event["item"].get(key), f"{key} changed"
                 self._sent.append(event["item"])
+            case "shell_call_command.added" | "shell_call_command.done" as kind:
+                place = f"{event['output_index']} {event['command_index']}"
+                told = self._texts.setdefault(place, "")
+                assert kind.endswith("added") or told == event["command"], "deltas differ"
+            case "shell_call_command.delta":
+                self._texts[f"{event['output_index']} {event['command_index']}"] += event["delta"]
             case str(kind) if kind.endswith(".delta") and self._is_known(event):
                 self._texts[event["item_id"]] += event["delta"]
             case str(kind) if kind.endswith(("text.done", "arguments.done", "input.done")):

@@ -1,0 +1,420 @@
+"""Tools that the client runs: how the model is taught them, and how its calls become items.
+
+Models know functions only. ``CLIENT_TOOLS`` has, for each tool that the API defines by its type,
+the function that stands for it. ``OfferedTools`` are the functions of one request: those of the
+client, of its namespaces, and those that stand for its typed tools. ``Route`` leads back from the
+name that the model calls to the tool.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic_core import from_json
+
+from inference_site.core.domain import request
+from inference_site.core.domain.request import custom_tool
+from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.gateway.request_fields.mapping import to_grammar
+from inference_site.gateway.request_fields.wire import GrammarInput
+from inference_site.runs.queue import new_id
+from responses_api.wire.input_items import ItemStatus
+from responses_api.wire.objects import (
+    ApplyPatchCall,
+    CustomToolCall,
+    FunctionCall,
+    LocalShellAction,
+    LocalShellCall,
+    OutputItem,
+    PatchOperation,
+    ShellAction,
+    ShellCall,
+    ToolSearchCall,
+)
+from responses_api.wire.tools import (
+    CustomTool,
+    FunctionTool,
+    NamedChoice,
+    NamespaceTool,
+    Tool,
+    ToolSearchTool,
+    TypedChoice,
+    TypedTool,
+)
+
+MAX_OFFERED = 1024
+"""The most functions of one request, those in its namespaces and its items included."""
+_NAME_LENGTH = 64
+"""The most characters of a function's name that models and their templates are known to take."""
+_DIGEST_LENGTH = 8
+_TOOLS: TypeAdapter[list[Tool]] = TypeAdapter(list[Tool])
+
+_STRING = {"type": "string"}
+_TIMEOUT = {"type": "integer", "description": "Milliseconds until a command is stopped."}
+
+
+def _object(required: dict[str, Any], **optional: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {**required, **optional},
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTool:
+    """A tool of the API as a function.
+
+    ``description`` and ``parameters`` teach a model that never saw the tool. ``to_item`` makes the
+    call item from its common fields and the function's arguments; it raises an error if these do
+    not fit. ``id_prefix`` begins the item's id.
+    """
+
+    type: str
+    id_prefix: str
+    description: str
+    parameters: dict[str, Any]
+    to_item: Callable[[dict[str, Any], dict[str, Any]], OutputItem]
+
+
+def _shell_call(common: dict[str, Any], given: dict[str, Any]) -> ShellCall:
+    commands = given["commands"]
+    action = ShellAction(
+        commands=[commands] if isinstance(commands, str) else commands,
+        timeout_ms=given.get("timeout_ms"),
+        max_output_length=given.get("max_output_length"),
+    )
+    return ShellCall(**common, action=action, environment={"type": "local"})
+
+
+def _local_shell_call(common: dict[str, Any], given: dict[str, Any]) -> LocalShellCall:
+    names = ("command", "timeout_ms", "working_directory", "user")
+    fields = {name: given[name] for name in names if name in given}
+    if isinstance(fields["command"], str):
+        fields["command"] = ["bash", "-lc", fields["command"]]
+    action = LocalShellAction(**fields, env=given.get("env") or {})
+    return LocalShellCall(**common, action=action)
+
+
+def _apply_patch_call(common: dict[str, Any], given: dict[str, Any]) -> ApplyPatchCall:
+    kind, diff = given["type"], given.get("diff")
+    operation = PatchOperation(
+        type=kind,
+        path=given["path"],
+        diff=None if kind == "delete_file" else diff or "",
+    )
+    status = "completed" if common["status"] == "completed" else "in_progress"
+    return ApplyPatchCall(**{**common, "status": status}, operation=operation)
+
+
+def _tool_search_call(common: dict[str, Any], given: dict[str, Any]) -> ToolSearchCall:
+    return ToolSearchCall(**common, arguments=given)
+
+
+CLIENT_TOOLS = {
+    tool.type: tool
+    for tool in (
+        ClientTool(
+            "shell",
+            "sh_",
+            "Runs shell commands on the user's machine and returns what each one writes and its "
+            "exit code. The commands of one call are independent and may run at the same time; "
+            "chain commands that build on each other with && in one text.",
+            _object(
+                {"commands": {"type": "array", "items": _STRING}},
+                timeout_ms=_TIMEOUT,
+                max_output_length={
+                    "type": "integer",
+                    "description": "The most characters of output to return.",
+                },
+            ),
+            _shell_call,
+        ),
+        ClientTool(
+            "local_shell",
+            "lsh_",
+            "Runs one program on the user's machine and returns what it writes. The command is the "
+            'program and its arguments, such as ["ls", "-la"]; for a line of shell use '
+            '["bash", "-lc", "…"].',
+            _object(
+                {"command": {"type": "array", "items": _STRING}},
+                timeout_ms=_TIMEOUT,
+                working_directory=_STRING,
+                env={"type": "object", "additionalProperties": _STRING},
+            ),
+            _local_shell_call,
+        ),
+        ClientTool(
+            "apply_patch",
+            "apc_",
+            """Creates, updates or deletes one file of the user. `path` is relative. `diff`:
+create_file: each line of the new file, after a `+`.
+update_file: one or more sections of this grammar; there are no line numbers.
+  section: "@@" [" " line of the file above the change, such as the def or class] "\\n" line+
+  line: (" " unchanged | "-" removed | "+" added) text "\\n"
+Give three unchanged lines before and after each change, exactly as they are in the file. Example:
+@@ def greet():
+     name = read()
+-    print("Hi")
++    print(f"Hi {name}")
+     return name
+delete_file: no diff.""",
+            _object(
+                {
+                    "type": {"enum": ["create_file", "update_file", "delete_file"]},
+                    "path": _STRING,
+                },
+                diff=_STRING,
+            ),
+            _apply_patch_call,
+        ),
+        ClientTool(
+            "tool_search",
+            "tsc_",
+            "Finds more tools and makes them callable. Search when no tool here does what is "
+            "needed.",
+            _object({"query": _STRING}, limit={"type": "integer"}),
+            _tool_search_call,
+        ),
+    )
+}
+"""The function of each typed tool, by the type of the tool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The tool that a name leads to: its ``type``, its own name and its namespace."""
+
+    type: str
+    name: str
+    namespace: str | None = None
+
+    @property
+    def usual_name(self) -> str:
+        """The name that the model calls, unless another tool has the same one.
+
+        It has only letters, digits, ``_`` and ``-``, and at most 64 of them.
+        """
+        joint = "" if (self.namespace or "").endswith("__") else "__"
+        whole = f"{self.namespace}{joint}{self.name}" if self.namespace else self.name
+        name = re.sub(r"[^A-Za-z0-9_-]", "_", whole)
+        return name if len(name) <= _NAME_LENGTH else self.distinct_name(name)
+
+    def distinct_name(self, name: str) -> str:
+        """Return a name that no other tool has: ``name``, shortened, and a digest of the tool."""
+        identity = "\0".join((self.type, self.namespace or "", self.name))
+        digest = sha256(identity.encode()).hexdigest()[:_DIGEST_LENGTH]
+        return f"{name[: _NAME_LENGTH - _DIGEST_LENGTH - 1]}_{digest}"
+
+
+@dataclass(slots=True)
+class OfferedTools:
+    """The functions of one request, in order, by the name that the model calls.
+
+    ``unsupported`` has the types of tools that the model is not offered, because nobody here runs
+    them.
+    """
+
+    functions: dict[str, request.Tool] = field(default_factory=dict)
+    routes: dict[str, Route] = field(default_factory=dict)
+    unsupported: list[str] = field(default_factory=list)
+    _names: dict[Route, str] = field(default_factory=dict)
+
+    @property
+    def tools(self) -> tuple[request.Tool, ...]:
+        """All functions."""
+        return tuple(self.functions.values())
+
+    @property
+    def uncommon_routes(self) -> dict[str, dict[str, Any]]:
+        """The routes to tools that have another type or name than the function, as JSON objects."""
+        return {
+            name: asdict(route)
+            for name, route in self.routes.items()
+            if route.type in CLIENT_TOOLS or route.name != name
+        }
+
+    def name_of(self, type_: str, name: str, namespace: str | None) -> str:
+        """Return the name by which the model calls a tool, which may be of an earlier request."""
+        route = Route(type_, name, namespace)
+        return self._names.get(route) or route.usual_name
+
+    def add(self, route: Route, make: Callable[[str], request.Tool]) -> None:
+        """Offer a tool once; ``make`` gets its name. Raise InvalidRequestError for too many."""
+        if route in self._names:
+            return
+        if len(self.routes) >= MAX_OFFERED:
+            raise InvalidRequestError(
+                f"Invalid 'tools': there are more than {MAX_OFFERED} functions, those in "
+                "namespaces and in items included.",
+                param="tools",
+                code="array_above_max_length",
+            )
+        name = route.usual_name
+        if name in self.routes:
+            name = route.distinct_name(name)
+        self.routes[name], self._names[route], self.functions[name] = route, name, make(name)
+
+    def select(self, choices: Iterable[NamedChoice | TypedChoice]) -> tuple[request.Tool, ...]:
+        """Return the functions of the tools that these choices name; typed tools may be missing.
+
+        Raise InvalidRequestError for a name that no tool has.
+        """
+        chosen: set[str] = set()
+        for choice in choices:
+            found = {name for name, route in self.routes.items() if _is_chosen(choice, name, route)}
+            if not found and isinstance(choice, NamedChoice):
+                raise InvalidRequestError(
+                    f"Invalid value for 'tool_choice': there is no tool named '{choice.name}' in "
+                    "'tools'.",
+                    param="tool_choice",
+                )
+            chosen |= found
+        return tuple(self.functions[name] for name in self.functions if name in chosen)
+
+
+def _is_chosen(choice: NamedChoice | TypedChoice, name: str, route: Route) -> bool:
+    if isinstance(choice, NamedChoice):
+        if choice.namespace is None and route.namespace is not None:
+            return choice.name == name
+        return (choice.name, choice.namespace) == (route.name, route.namespace)
+    if choice.type == "namespace":
+        return route.namespace is not None and route.namespace == (choice.model_extra or {}).get(
+            "name"
+        )
+    return choice.type == route.type
+
+
+def offer_tools(tools: Sequence[Tool], items: Iterable[dict[str, Any]] = ()) -> OfferedTools:
+    """Return the functions of a request: its tools, and those that its stored items have loaded.
+
+    Tools with ``defer_loading`` are left out until an item has loaded them, if the request has a
+    tool search that the client executes. Raise InvalidRequestError for too many tools.
+    """
+    given, loaded = list(tools), list[Tool]()
+    for item in items:
+        if item["type"] == "additional_tools":
+            given += _TOOLS.validate_python(item["tools"])
+        elif item["type"] == "tool_search_output":
+            loaded += _TOOLS.validate_python(item["tools"])
+    searches = [t for t in given if isinstance(t, ToolSearchTool) and t.execution == "client"]
+    offered, deferred = OfferedTools(), list[str]()
+    for tool in given:
+        match tool:
+            case ToolSearchTool(execution="client"):
+                pass
+            case TypedTool(type=kind) if kind in CLIENT_TOOLS and not tool.runs_elsewhere:
+                known = CLIENT_TOOLS[kind]
+                description = "\n".join([known.description, *_skills(tool)])
+                _offer_typed(offered, known, description, known.parameters)
+            case ToolSearchTool() | TypedTool():
+                offered.unsupported.append(tool.type)
+            case _:
+                deferred += _offer_callable(offered, tool, is_loaded=not searches)
+    for tool in loaded:
+        if isinstance(tool, (FunctionTool, CustomTool, NamespaceTool)):
+            _offer_callable(offered, tool, is_loaded=True)
+    if searches:
+        search, known = searches[0], CLIENT_TOOLS["tool_search"]
+        lines = [search.description or known.description]
+        lines += ["It can find:", *dict.fromkeys(deferred)] if deferred else []
+        parameters = search.parameters or known.parameters
+        _offer_typed(offered, known, "\n".join(lines), parameters)
+    return offered
+
+
+def _offer_typed(
+    offered: OfferedTools, tool: ClientTool, description: str, parameters: dict[str, Any]
+) -> None:
+    offered.add(
+        Route(tool.type, tool.type), lambda name: request.Tool(name, description, parameters)
+    )
+
+
+def _skills(tool: TypedTool) -> Iterator[str]:
+    """Yield a line for each skill that the client's environment has: a folder of instructions."""
+    skills = tool.environment.get("skills")
+    for skill in skills if isinstance(skills, list) else ():
+        if isinstance(skill, dict):
+            name, path, note = (skill.get(key) for key in ("name", "path", "description"))
+            yield f"Skill {name}, read {path}/SKILL.md before you use it: {note}"
+
+
+def _offer_callable(
+    offered: OfferedTools, tool: FunctionTool | CustomTool | NamespaceTool, *, is_loaded: bool
+) -> list[str]:
+    """Offer a tool or those of a namespace; return the names of what stays deferred.
+
+    The description of a namespace stands before that of its first function.
+    """
+    if isinstance(tool, NamespaceTool):
+        note = tool.description
+        deferred = list[str]()
+        for inner in tool.tools:
+            if inner.defer_loading and not is_loaded:
+                deferred.append(f"- {tool.name}: {tool.description or ''}")
+            elif _may_call(inner):
+                _offer_function(offered, inner, tool.name, note)
+                note = None
+        return deferred
+    if tool.defer_loading and not is_loaded:
+        return [f"- {tool.name}: {tool.description or ''}"]
+    if _may_call(tool):
+        _offer_function(offered, tool, None, None)
+    return []
+
+
+def _may_call(tool: FunctionTool | CustomTool) -> bool:
+    """Whether the model may call a tool itself, and not only by a program."""
+    return tool.allowed_callers is None or "direct" in tool.allowed_callers
+
+
+def _offer_function(
+    offered: OfferedTools,
+    tool: FunctionTool | CustomTool,
+    namespace: str | None,
+    note: str | None,
+) -> None:
+    description = " ".join(filter(None, (note and f"({note})", tool.description))) or None
+
+    def make(name: str) -> request.Tool:
+        if isinstance(tool, CustomTool):
+            grammar = tool.format if isinstance(tool.format, GrammarInput) else None
+            return custom_tool(name, description, to_grammar(grammar))
+        return request.Tool(name, description, tool.parameters or {}, is_strict=bool(tool.strict))
+
+    offered.add(Route(tool.type, tool.name, namespace), make)
+
+
+def new_call(route: Route, call_id: str, *, is_custom: bool) -> FunctionCall | CustomToolCall:
+    """Return the item of a call that begins, without its arguments."""
+    common: dict[str, Any] = {
+        "status": "in_progress",
+        "call_id": call_id,
+        "name": route.name,
+        "namespace": route.namespace,
+    }
+    if is_custom:
+        return CustomToolCall(id=new_id("ctc_"), input="", **common)
+    return FunctionCall(id=new_id("fc_"), arguments="", **common)
+
+
+def typed_call(tool: ClientTool, call: FunctionCall, status: ItemStatus) -> OutputItem:
+    """Return the item of a typed tool for the call of its function, which has ended.
+
+    Arguments that do not fit the tool leave a function call with the arguments as they are: the
+    client tells the model that there is no such function, and runs nothing.
+    """
+    try:
+        # Of a call that was interrupted, the text that was cut is dropped: it may be a command.
+        given = from_json(call.arguments or "{}", allow_partial=status != "completed")
+        common = {"id": new_id(tool.id_prefix), "status": status, "call_id": call.call_id}
+        return tool.to_item(common, given)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return call

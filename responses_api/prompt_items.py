@@ -1,0 +1,183 @@
+"""How stored calls and their results are put into the prompt: one entry for each type of item.
+
+Models know function calls and their results. Every call becomes one: those that the client ran, and
+those of OpenAI's own tools, whose items hold their result. An item that is neither becomes words of
+the system, or is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inference_site.core.domain.request import custom_arguments
+
+Data = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCall:
+    """A call: the type, name and namespace of its tool, and its arguments as JSON text.
+
+    ``result`` is set if the item holds the result of the call too.
+    """
+
+    type: str
+    name: str
+    arguments: str
+    namespace: str | None = None
+    result: str | None = None
+
+
+def _json(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _without(value: Any, *names: str) -> str:
+    """Return an object as JSON text, without these fields and without empty ones."""
+    given = value if isinstance(value, dict) else {}
+    empty: tuple[Any, ...] = (None, {})
+    return _json({k: v for k, v in given.items() if k not in names and v not in empty})
+
+
+def _objects(value: Any) -> list[Data]:
+    """Return the objects of an array, which no wire model has checked."""
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
+def _searched(data: Data) -> str:
+    found = _objects(data.get("results"))
+    texts = [f"{r.get('filename') or ''}: {r.get('text') or ''}" for r in found]
+    return "\n".join(texts) or "(The results were not kept.)"
+
+
+def _run_code(data: Data) -> str:
+    outputs = _objects(data.get("outputs"))
+    return "\n".join(str(output.get("logs") or "(an image)") for output in outputs)
+
+
+def _of_tool(type_: str, field: str, *left_out: str) -> Callable[[Data], PromptCall]:
+    return lambda data: PromptCall(type_, type_, _without(data.get(field), *left_out))
+
+
+CALLS: dict[str, Callable[[Data], PromptCall]] = {
+    "function_call": lambda data: PromptCall(
+        "function", data["name"], data["arguments"], data.get("namespace")
+    ),
+    "custom_tool_call": lambda data: PromptCall(
+        "custom", data["name"], custom_arguments(data["input"]), data.get("namespace")
+    ),
+    "shell_call": _of_tool("shell", "action"),
+    "local_shell_call": _of_tool("local_shell", "action", "type"),
+    "apply_patch_call": _of_tool("apply_patch", "operation"),
+    "tool_search_call": _of_tool("tool_search", "arguments"),
+    "computer_call": _of_tool("computer", "action"),
+    "program": lambda data: PromptCall("program", "program", _json({"code": data.get("code")})),
+}
+"""Calls whose result is an item of its own, with the same ``call_id``."""
+
+WHOLE_CALLS: dict[str, Callable[[Data], PromptCall]] = {
+    "mcp_call": lambda data: PromptCall(
+        "function",
+        str(data.get("name")),
+        _json(data.get("arguments") or {}),
+        str(data.get("server_label")),
+        result=_json(data.get("output") or data.get("error") or ""),
+    ),
+    "web_search_call": lambda data: PromptCall(
+        "web_search",
+        "web_search",
+        _without(data.get("action"), "type"),
+        result="(The results were not kept.)",
+    ),
+    "file_search_call": lambda data: PromptCall(
+        "file_search",
+        "file_search",
+        _json({"queries": data.get("queries")}),
+        result=_searched(data),
+    ),
+    "code_interpreter_call": lambda data: PromptCall(
+        "code_interpreter",
+        "code_interpreter",
+        _json({"code": data.get("code")}),
+        result=_run_code(data),
+    ),
+    "image_generation_call": lambda data: PromptCall(
+        "image_generation",
+        "image_generation",
+        _json({"prompt": data.get("revised_prompt") or ""}),
+        result="(an image)",
+    ),
+}
+"""Calls of OpenAI's own tools, whose items hold their result."""
+
+
+def _shell_result(data: Data) -> str:
+    texts = list[str]()
+    for one in data["output"]:
+        outcome = one["outcome"]
+        end = f"exit code {outcome.get('exit_code')}" if outcome["type"] == "exit" else "timed out"
+        texts.append("\n".join(filter(None, (one["stdout"], one["stderr"], f"({end})"))))
+    return "\n".join(texts)
+
+
+def _loaded(data: Data) -> str:
+    names = list[str]()
+    for tool in data["tools"]:
+        inner = tool.get("tools") if tool["type"] == "namespace" else None
+        names += [str(one.get("name") or one["type"]) for one in inner or (tool,)]
+    return f"Loaded: {', '.join(names)}" if names else "No tool was found."
+
+
+def _patched(data: Data) -> str:
+    return f"{data['status']}: {data['output']}" if data.get("output") else str(data["status"])
+
+
+RESULTS: dict[str, Callable[[Data], str | list[Data]]] = {
+    "function_call_output": lambda data: data["output"],
+    "custom_tool_call_output": lambda data: data["output"],
+    "shell_call_output": _shell_result,
+    "local_shell_call_output": lambda data: data["output"],
+    "apply_patch_call_output": _patched,
+    "tool_search_output": _loaded,
+    "computer_call_output": lambda data: "(a screenshot)",
+    "program_output": lambda data: _json(data.get("result") or ""),
+}
+"""Results of ``CALLS``: a text, or parts of a message."""
+
+
+def _listed(data: Data) -> str:
+    names = ", ".join(str(tool.get("name")) for tool in _objects(data.get("tools")))
+    return f"The MCP server {data.get('server_label')} has the tools: {names}"
+
+
+def _asked(data: Data) -> str:
+    name = f"{data.get('name')} of {data.get('server_label')}"
+    return f"Approval was asked to call {name} with {data.get('arguments')}"
+
+
+def _approved(data: Data) -> str:
+    reason = f": {data['reason']}" if data.get("reason") else ""
+    return f"The user {'approved' if data.get('approve') else 'refused'} the call{reason}"
+
+
+WORDS: dict[str, Callable[[Data], str]] = {
+    "mcp_list_tools": _listed,
+    "mcp_approval_request": _asked,
+    "mcp_approval_response": _approved,
+}
+"""Items that become words of the system."""
+
+
+def texts_of(data: Data) -> Sequence[str]:
+    """Return the texts of an item that go into the prompt, but for parts of messages."""
+    kind = data.get("type", "")
+    if make := CALLS.get(kind) or WHOLE_CALLS.get(kind):
+        call = make(data)
+        return call.name, call.arguments, call.result or ""
+    if kind in WORDS:
+        return (WORDS[kind](data),)
+    result = RESULTS[kind](data) if kind in RESULTS else ""
+    return (result if isinstance(result, str) else "",)

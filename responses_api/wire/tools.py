@@ -1,0 +1,184 @@
+"""Tools of a request, and its choice of them. Source: API reference, "Responses", ``tools``."""
+
+from __future__ import annotations
+
+from functools import partial
+from operator import is_
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticKnownError
+
+from inference_site.gateway.api.payload import WireRequest
+from inference_site.gateway.request_fields.wire import CustomFormat, flat_tool
+
+_TYPES_ALONE = frozenset(
+    {
+        *("web_search", "web_search_2025_08_26", "web_search_preview"),
+        *("web_search_preview_2025_03_11", "file_search", "code_interpreter", "computer"),
+        *("computer_use_preview", "computer_use", "mcp", "image_generation"),
+        *("programmatic_tool_calling", "local_shell", "shell", "apply_patch"),
+    }
+)
+"""Types of tools whose type says what they do."""
+_TYPES = ("function", "custom", "namespace", "tool_search")
+
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+
+
+class CallableTool(WireRequest):
+    """Fields that functions and custom tools share.
+
+    A tool with ``defer_loading`` is hidden from the model until a tool search loads it.
+    """
+
+    name: ToolName
+    description: str | None = None
+    defer_loading: bool | None = None
+    allowed_callers: (
+        Annotated[list[Literal["direct", "programmatic"]], Field(min_length=1)] | None
+    ) = None
+
+
+class FunctionTool(CallableTool):
+    """``tools[]`` of type ``function``; flat, unlike those of chat completions."""
+
+    type: Literal["function"]
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    output_schema: dict[str, Any] | None = None
+
+
+class CustomTool(CallableTool):
+    """``tools[]`` of type ``custom``."""
+
+    type: Literal["custom"]
+    format: CustomFormat | None = None
+
+
+class NamespaceTool(WireRequest):
+    """``tools[]`` of type ``namespace``: functions and custom tools under one name."""
+
+    type: Literal["namespace"]
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    tools: Annotated[
+        list[
+            Annotated[
+                Annotated[FunctionTool | CustomTool, Field(discriminator="type")],
+                BeforeValidator(flat_tool),
+            ]
+        ],
+        Field(min_length=1),
+    ]
+
+
+class ToolSearchTool(WireRequest):
+    """``tools[]`` of type ``tool_search``. The client runs it if ``execution`` is ``client``."""
+
+    type: Literal["tool_search"]
+    execution: Literal["server", "client"] | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+def _known_type(kind: str) -> str:
+    if kind not in _TYPES_ALONE:
+        known = ", ".join(map(repr, (*_TYPES, *sorted(_TYPES_ALONE))))
+        raise PydanticKnownError("literal_error", {"expected": known})
+    return kind
+
+
+class TypedTool(WireRequest):
+    """A tool that its type defines; its other fields are echoed."""
+
+    type: Annotated[str, AfterValidator(_known_type)]
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Where a shell runs; empty if that was not given."""
+        given = (self.model_extra or {}).get("environment")
+        return given if isinstance(given, dict) else {}
+
+    @property
+    def runs_elsewhere(self) -> bool:
+        """Whether its environment is a container of OpenAI and not the client's machine."""
+        return self.environment.get("type") not in (None, "local")
+
+    def _ignored(self) -> Any:
+        return iter(())
+
+
+def _type_of(value: object) -> str | None:
+    """Return the ``type`` of a JSON object or of a parsed model."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return kind if isinstance(kind, str) else None
+
+
+def _tool_kind(value: object) -> str | None:
+    kind = _type_of(value)
+    return kind if kind in (*_TYPES, None) else "typed"
+
+
+Tool = Annotated[
+    Annotated[FunctionTool, Tag("function")]
+    | Annotated[CustomTool, Tag("custom")]
+    | Annotated[NamespaceTool, Tag("namespace")]
+    | Annotated[ToolSearchTool, Tag("tool_search")]
+    | Annotated[TypedTool, Tag("typed")],
+    Discriminator(_tool_kind),
+    BeforeValidator(flat_tool),
+]
+
+
+class NamedChoice(WireRequest):
+    """``tool_choice`` that names a tool; also an entry of ``allowed_tools``."""
+
+    type: Literal["function", "custom"]
+    name: str
+    namespace: Annotated[str | None, Field(exclude_if=partial(is_, None))] = None
+
+
+class TypedChoice(WireRequest):
+    """``tool_choice`` of a tool by its type; also an entry of ``allowed_tools``."""
+
+    type: str
+
+    def _ignored(self) -> Any:
+        return iter(())
+
+
+def _named_kind(value: object) -> str:
+    is_typed = _type_of(value) in (*_TYPES_ALONE, "namespace", "tool_search")
+    return "typed" if is_typed else "named"
+
+
+AllowedTool = Annotated[
+    Annotated[NamedChoice, Tag("named")] | Annotated[TypedChoice, Tag("typed")],
+    Discriminator(_named_kind),
+    BeforeValidator(flat_tool),
+]
+
+
+class AllowedTools(WireRequest):
+    """``tool_choice`` of type ``allowed_tools``: the model may call no other tool."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"] = "auto"
+    tools: Annotated[list[AllowedTool], Field(min_length=1)]
+
+
+def _choice_kind(value: object) -> str:
+    if not isinstance(value, (dict, WireRequest)):
+        return "mode"
+    return "allowed" if _type_of(value) == "allowed_tools" else _named_kind(value)
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("mode")]
+    | Annotated[NamedChoice, Tag("named")]
+    | Annotated[AllowedTools, Tag("allowed")]
+    | Annotated[TypedChoice, Tag("typed")],
+    Discriminator(_choice_kind),
+    BeforeValidator(flat_tool),
+]
