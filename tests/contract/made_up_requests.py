@@ -35,7 +35,8 @@ CHECKED: Any = CHECKS.get_by_names(
     ]
 )
 KNOWN_BODIES = [
-    *("/v1/chat/render", "/v1/completions", "/v1/tokenize"),
+    *("/v1/chat/render", "/v1/completions", "/v1/tokenize", "/infill"),
+    "/v1/messages/count_tokens",
     *("/v1/responses", "/v1/responses/compact", "/v1/responses/input_tokens"),
     *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings"),
     "/v1/conversations/{conversation_id}/items",
@@ -69,7 +70,7 @@ class MadeUpRequests:
     ) -> None:
         self._stored, self._is_short, self._sent = stored, is_short, sent
         self._told = Counter[tuple[str, ...]]()
-        examples = 5 if is_short else 20
+        examples = 2 if is_short else 20
         generation = {"max-examples": examples, "deterministic": True, "database": "none"}
         config = schemathesis.Config.from_dict({"generation": generation})
         self._described = schemathesis.openapi.from_dict(document, config=config)
