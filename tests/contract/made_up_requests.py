@@ -105,18 +105,24 @@ class MadeUpRequests:
 
 
 def _is_told(case: schemathesis.Case[Any], told: Counter[tuple[str, ...]]) -> bool:
-    """Whether the same field of the same operation had a value as right or as wrong as this one.
+    """Whether the same field of the same operation had a value like this one, or two right ones.
 
-    A field has many wrong values: of each type, and at each place inside it. What is wrong with
+    A field has many values: of each type, and at each place inside it. What is wrong with
     each is said by tests of the requests; here the answer is looked at, which is alike for all.
     """
     meta = case.meta
     if meta is None or meta.phase.name is not TestPhase.COVERAGE:
         return False
     mode, what = meta.generation.mode.value, str(getattr(meta.phase.data, "description", ""))
+    operation = case.operation.label
     if mode == GenerationMode.NEGATIVE.value:
         what = re.split(r": | -> ", what)[0]
-    kind = (case.operation.label, mode, what)
+    else:
+        field = (operation, mode, "field", *re.findall(r"'(\w+)'", what)[:1])
+        told[field] += 1
+        if len(field) > 3 and told[field] > 2:
+            return True
+    kind = (operation, mode, what)
     told[kind] += 1
     return told[kind] > 1
 
