@@ -14,18 +14,28 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 TOGETHER = {
-    "e2e": "e2e",
-    "faults": "faults",
-    "browser": "plain stack",
-    "contract": "plain stack",
-    "faults/on_demand": "faults on demand",
-    "faults/silent": "faults silent",
-    "deployment": "deployment",
-    "first_hour": "first_hour",
-    "real": "real",
+    "e2e/": "e2e",
+    "faults/": "faults",
+    "faults/test_one_truth.py": "faults, two",
+    "faults/test_responses_survive.py": "faults, two",
+    "faults/test_rolling_restarts.py": "faults, two",
+    "browser/": "plain stack",
+    "contract/": "plain stack",
+    "faults/on_demand/": "faults on demand",
+    "faults/silent/": "faults silent",
+    "deployment/": "deployment",
+    "first_hour/": "first_hour",
+    "real/": "real",
 }
-"""The folders whose tests share a running site, in the order of their length."""
-FIRST = (*TOGETHER, "worker")
+"""The tests that share a running site, in the order of their length; the longest prefix decides.
+
+Most tests of faults wait, so two processes have a site for them.
+"""
+OWN_SITE = (
+    *("faults/test_model_processes.py", "faults/test_replicas.py", "faults/test_room.py"),
+    "e2e/test_routes.py",
+)
+FIRST = (*TOGETHER, *OWN_SITE, "worker/")
 LAST = "tests/faults/test_serve.py"  # It stops the sites of its folder.
 
 
@@ -33,13 +43,13 @@ class ByFolderOrFile(LoadFileScheduling):  # type: ignore[misc]  # xdist ships n
     """Hands out whole folders and files (``--dist loadfile``)."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return TOGETHER.get(_folder(nodeid)) or str(super()._split_scope(nodeid))
+        return TOGETHER.get(_prefix(nodeid)) or str(super()._split_scope(nodeid))
 
 
-def _folder(nodeid: str) -> str:
-    """Return which of these folders a test is in, the innermost, or an empty text."""
+def _prefix(nodeid: str) -> str:
+    """Return the longest of these prefixes that a test has, or an empty text."""
     path = nodeid.partition("tests/")[2]
-    return max((folder for folder in FIRST if path.startswith(f"{folder}/")), key=len, default="")
+    return max(filter(path.startswith, FIRST), key=len, default="")
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
@@ -56,5 +66,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _rank(item: pytest.Item) -> int:
-    folder = _folder(item.nodeid)
-    return FIRST.index(folder) if folder else len(FIRST)
+    prefix = _prefix(item.nodeid)
+    return FIRST.index(prefix) if prefix else len(FIRST)

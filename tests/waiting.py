@@ -21,4 +21,4 @@ def pauses() -> Iterator[float]:
     pause_s = 0.005
     while True:
         yield pause_s
-        pause_s = min(1.3 * pause_s, 0.1)
+        pause_s = min(1.3 * pause_s, 0.3)

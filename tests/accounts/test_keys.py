@@ -62,12 +62,6 @@ def test_a_key_is_long_random_and_its_own(project: Project) -> None:
     assert all(secret.startswith("sk-") and len(secret) >= 50 for secret in secrets)
 
 
-@pytest.mark.usefixtures("api_key")
-@pytest.mark.parametrize("given", ["", "sk-", "wrong", "x" * 10_000, "Ż" * 20])
-def test_an_unknown_secret_has_no_caller(given: str) -> None:
-    assert find_caller(given) is None
-
-
 def test_neither_the_prefix_nor_the_hash_is_accepted_as_a_key(api_key: Key) -> None:
     record, secret = api_key
     digest = record.secrets.get().digest
@@ -79,18 +73,6 @@ def test_a_revoked_key_is_refused_here_at_once(api_key: Key) -> None:
     record, secret = api_key
     assert find_caller(secret) is not None
     revoke_key(record)
-    assert find_caller(secret) is None
-
-
-def test_a_key_revoked_elsewhere_is_refused_within_five_seconds(api_key: Key, clock: Clock) -> None:
-    record, secret = api_key
-    assert find_caller(secret) is not None
-    remembered = dict(keys._cache)
-    revoke_key(record)
-    keys._cache.update(remembered)  # What a process remembers that did not revoke it.
-    clock.now += 4.9
-    assert find_caller(secret) is not None
-    clock.now += 0.2
     assert find_caller(secret) is None
 
 
@@ -106,20 +88,6 @@ def test_revoking_one_key_leaves_the_others(api_key: Key, project: Project) -> N
     _, other = create_key(project, "other")
     revoke_key(api_key[0])
     assert find_caller(other) is not None
-
-
-def test_keys_of_an_inactive_project_are_refused(
-    api_key: Key, project: Project, clock: Clock
-) -> None:
-    _, secret = api_key
-    assert find_caller(secret) is not None
-    project.is_active = False
-    project.save()
-    clock.now += 5.1
-    assert find_caller(secret) is None
-    project.is_active = True
-    project.save()
-    assert find_caller(secret) is not None
 
 
 def test_finding_a_caller_is_one_statement_and_then_none_for_five_seconds(
@@ -156,14 +124,6 @@ def test_the_cache_is_bounded(project: Project, monkeypatch: pytest.MonkeyPatch)
     for _ in range(10):
         assert find_caller(create_key(project, "n")[1]) is not None
         assert len(keys._cache) <= 3
-
-
-def test_an_expired_key_is_refused(project: Project) -> None:
-    now = timezone.now()
-    _, good = create_key(project, "n", expires_at=now + dt.timedelta(minutes=1))
-    _, over = create_key(project, "n", expires_at=now - dt.timedelta(seconds=1))
-    assert find_caller(good) is not None
-    assert find_caller(over) is None
 
 
 def test_after_a_rotation_both_secrets_are_valid_for_the_overlap(api_key: Key) -> None:

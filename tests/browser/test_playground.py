@@ -9,7 +9,7 @@ import httpx
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import WIDTHS, assert_fits, faults, keep_screenshot
+from tests.browser.conftest import PICTURED, assert_fits, faults, keep_screenshot
 from tests.e2e.scripts import call, script, slow
 from tests.served_stack import ServedStack, wait_until
 
@@ -44,7 +44,7 @@ def usage(page: Page, number: int) -> Locator:
     return page.locator(".usage").nth(number)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", PICTURED)
 def test_a_conversation_with_tools_is_held_and_told_as_code(
     open_page: Callable[..., Page], stack: ServedStack, width: str
 ) -> None:

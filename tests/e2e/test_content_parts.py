@@ -101,6 +101,17 @@ def test_part_that_cannot_be_taken_is_400_and_named(
     assert caught.value.code == code
 
 
+@pytest.mark.parametrize(
+    "url", ["", "a.png", "file:///etc/passwd", "ftp://example.org/a.png", "http://[::1"]
+)
+def test_image_is_fetched_from_the_web_alone(client: openai.OpenAI, url: str) -> None:
+    messages: Any = [{"role": "user", "content": [image(url)]}]
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="seeing", messages=messages)
+    assert caught.value.param == "messages[0].content[0].image_url.url"
+    assert caught.value.code == "invalid_image_url"
+
+
 def test_image_in_the_result_of_a_tool_is_named_by_its_place(client: openai.OpenAI) -> None:
     """Results are put in the order of their calls; their places stay those of the request."""
     call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}

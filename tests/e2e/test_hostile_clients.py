@@ -148,7 +148,7 @@ def test_a_request_is_refused_by_its_head(
         assert status_of(connection) == 200
 
 
-@pytest.mark.parametrize("length", [16_300, 16_390, 17_000, 5 * MIB])
+@pytest.mark.parametrize("length", [16_300, 16_390, 5 * MIB])
 @pytest.mark.parametrize("is_url", [True, False])
 def test_a_head_that_is_too_long_is_told_so(
     stack: ServedStack, attacker: MadeKey, length: int, is_url: bool
@@ -192,9 +192,16 @@ def test_a_body_is_asked_for_only_when_it_is_wanted(stack: ServedStack, attacker
         assert status_of(connection) == 200
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/nowhere", "/health", "/admin/login/", "/metrics"])
 @pytest.mark.parametrize(
-    "kind", ["application/json", "application/x-www-form-urlencoded", "multipart/form-data"]
+    ("path", "kind"),
+    [
+        (CHAT, "application/json"),
+        (CHAT, "multipart/form-data"),
+        ("/v1/nowhere", "application/json"),
+        ("/admin/login/", "application/x-www-form-urlencoded"),
+        ("/admin/login/", "multipart/form-data"),
+        ("/metrics", "application/x-www-form-urlencoded"),
+    ],
 )
 def test_who_has_no_key_has_no_memory(stack: ServedStack, path: str, kind: str) -> None:
     half = b"a=b&" * (LIMIT // 8)
@@ -265,7 +272,7 @@ def test_memory_that_large_answers_took_is_given_back(
         return length
 
     with attacker.http(stack) as http, ThreadPoolExecutor(4) as threads:
-        assert max(threads.map(ask_and_read, range(16))) > 5 * MIB
+        assert max(threads.map(ask_and_read, range(8))) > 5 * MIB
     wait_until(lambda: all(process.grown < 60 * MIB for process in used), 60, "little is kept")
 
 

@@ -73,18 +73,18 @@ def test_weights_are_shares_and_a_conversation_stays(client: openai.OpenAI) -> N
         return answerer(client, "chat", prompt_cache_key=f"key {key}")
 
     with ThreadPoolExecutor(8) as threads:
-        first = list(threads.map(ask, range(300)))
-        assert list(threads.map(ask, range(60))) == first[:60]
-    assert Counter(first)["large"] == pytest.approx(60, abs=18)
+        first = list(threads.map(ask, range(120)))
+        assert list(threads.map(ask, range(30))) == first[:30]
+    assert Counter(first)["large"] == pytest.approx(24, abs=14)
     by_user = [answerer(client, "chat", user="u7") for _ in range(5)]
     assert len(set(by_user)) == 1
 
 
 def test_requests_without_a_key_are_shared_too(client: openai.OpenAI) -> None:
     with ThreadPoolExecutor(8) as threads:
-        found = Counter(threads.map(lambda _: answerer(client, "chat"), range(100)))
+        found = Counter(threads.map(lambda _: answerer(client, "chat"), range(50)))
     assert found.keys() == {"small", "large"}
-    assert found["large"] < 50
+    assert found["large"] < 25
 
 
 def test_responses_stay_with_who_answered_before(client: openai.OpenAI) -> None:
@@ -242,7 +242,7 @@ def test_a_flood_for_a_target_that_is_down_keeps_no_other_project_waiting(
             answer = http.post("/v1/chat/completions", json=asked)
             return answer.status_code, answer.headers.get("x-model", "")
 
-        flood = threads.map(ask, range(1000))
+        flood = threads.map(ask, range(300))
         mine = [answerer(client, "large") for _ in range(3)]
         assert mine == ["large"] * 3
-        assert Counter(flood) == {(200, "large"): 1000}
+        assert Counter(flood) == {(200, "large"): 300}

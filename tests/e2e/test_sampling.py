@@ -35,7 +35,7 @@ def test_explicit_values_make_the_answer_greedy(
 ) -> None:
     greedy = answer(client, temperature=0, seed=1)
     hot = {"temperature": 1.9, **field}
-    assert {answer(client, **hot, seed=seed) for seed in range(3)} == {greedy}
+    assert {answer(client, **hot, seed=seed) for seed in range(2)} == {greedy}
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_explicit_values_make_the_answer_greedy(
     ],
 )  # fmt: skip
 def test_each_sampler_changes_what_is_drawn(client: openai.OpenAI, field: dict[str, Any]) -> None:
-    seeds = range(5)
+    seeds = range(3)
     plain = [answer(client, temperature=1.3, seed=seed) for seed in seeds]
     changed = [answer(client, temperature=1.3, seed=seed, **field) for seed in seeds]
     assert changed != plain

@@ -150,7 +150,7 @@ def begin_long(client: openai.OpenAI, model: str) -> str:
         model=model,
         input="Tell me a story.",
         background=True,
-        max_output_tokens=1800,
+        max_output_tokens=700,
         extra_body={"ignore_eos": True},
     )
     return str(made.id)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE, REAL_MODEL
-from inference_site.ops.serve.real_model import link_file, packaged_file
+from inference_site.ops.serve.real_model import link_file
 from tests.hub_server import Hub
 from tests.served_stack import ServedStack, new_stack
 from tests.waiting import wait_until
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def hub() -> Iterator[Hub]:
     """The hub that the site was told of."""
     content = DEMO_FILE.read_bytes()
@@ -25,12 +25,12 @@ def hub() -> Iterator[Hub]:
 
 @contextmanager
 def _with_real_model(data_dir: Path) -> Iterator[Mapping[str, str]]:
-    """Put the small real model there, as ``serve`` does; without its package, another file."""
-    link_file(packaged_file() or DEMO_FILE, data_dir / "models" / f"{REAL_MODEL}.gguf")
+    """Put a file in the place of the small real model, which tests/real runs: that takes long."""
+    link_file(DEMO_FILE, data_dir / "models" / f"{REAL_MODEL}.gguf")
     yield {}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack(hub: Hub) -> Iterator[ServedStack]:
     """What ``make serve MODEL=org/repo:Q4_K_M`` starts, without a models file."""
     env = {

@@ -32,7 +32,7 @@ _MANAGE = ".venv/bin/python manage.py "
 Manage = Callable[[list[str]], tuple[int, str]]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def manage(stack: ServedStack) -> Iterator[Manage]:
     """Runs a command of ``manage.py`` as a newcomer does, without any settings."""
     env = {name: value for name, value in stack.env.items() if name not in _GIVEN}

@@ -34,7 +34,7 @@ MODELS = """
 """
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def weights() -> Path:
     """The GGUF file."""
     file = packaged_file()
@@ -46,7 +46,7 @@ def weights() -> Path:
     return file
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack(weights: Path) -> Iterator[ServedStack]:
     """The whole product with the model."""
     models = MODELS.format(file=weights, demo=DEMO_FILE, slots=SLOTS, context_length=CONTEXT_LENGTH)
@@ -54,13 +54,13 @@ def stack(weights: Path) -> Iterator[ServedStack]:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def client(stack: ServedStack) -> openai.OpenAI:
     """The official client."""
     return stack.client()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def reference(weights: Path) -> Iterator[httpx.Client]:
     """llama.cpp's own server with the same file and the same sizes."""
     with (

@@ -21,25 +21,10 @@ pytestmark = pytest.mark.timeout(300)  # The first test starts a whole site.
 MODEL, TOKENS = "smollm2", 24
 GREEDY: dict[str, Any] = {"temperature": 0, "seed": 1}
 PROMPTS = [
-    "What is the capital of Japan?",
-    "What is the capital of France? Answer with one word.",
-    "Name three primary colours.",
     "Explain in two sentences what a database index is.",
-    "Write a haiku about the sea.",
-    "Translate 'good morning' into Spanish.",
-    "What is 7 + 5?",
     "Write one line of Python that prints hello.",
-    "Who wrote Romeo and Juliet?",
-    "Give me a synonym for 'happy'.",
-    "Was ist die Hauptstadt von Österreich?",
     "日本の首都はどこですか。",
-    "Назови столицу России.",
     "Tell me about 🐙 in one sentence.",
-    "List the days of the week.",
-    "Why is the sky blue?",
-    "Continue: once upon a time",
-    "What does HTTP stand for?",
-    "Summarise: cats sleep most of the day, and hunt at dawn.",
     'Return the JSON object {"a": 1} and nothing else.',
 ]
 

@@ -18,7 +18,6 @@ from inference_site.catalogue.engines.llama_cpp import LlamaCppOptions, marks
 from inference_site.core.domain.deltas import (
     Finish,
     PromptDelta,
-    ReasoningDelta,
     TextDelta,
     TokensDelta,
 )
@@ -51,9 +50,9 @@ def engine() -> Iterator[Engine]:
     loaded.close()
 
 
-def ask(engine: Engine, text: str, sampling: Sampling | None = None) -> RecordingSink:
+def ask(engine: Engine, text: str) -> RecordingSink:
     request = GenerationRequest(
-        "demo", (Message("user", text),), sampling or Sampling(temperature=0), max_output_tokens=40
+        "demo", (Message("user", text),), Sampling(temperature=0), max_output_tokens=40
     )
     sink = RecordingSink()
     engine.chat(request, sink)
@@ -61,44 +60,6 @@ def ask(engine: Engine, text: str, sampling: Sampling | None = None) -> Recordin
 
 
 STORY = "Tell me a story."
-
-
-def test_temperature_zero_leaves_nothing_to_chance(engine: Engine) -> None:
-    texts = {ask(engine, STORY, Sampling(temperature=0, seed=seed)).text for seed in range(4)}
-    assert len(texts) == 1
-
-
-def test_a_seed_repeats_an_answer_and_another_gives_another(engine: Engine) -> None:
-    def told(seed: int) -> str:
-        return ask(engine, STORY, Sampling(temperature=1.5, seed=seed)).text
-
-    assert [told(seed) for seed in (1, 2, 1, 2)] == [told(1), told(2)] * 2
-    assert told(1) != told(2)
-
-
-def test_top_p_of_nearly_nothing_leaves_only_the_likeliest(engine: Engine) -> None:
-    texts = {ask(engine, STORY, Sampling(2.0, top_p=0.0, seed=seed)).text for seed in range(3)}
-    assert texts == {ask(engine, STORY).text}
-
-
-def test_a_repeated_prompt_comes_from_the_cache(engine: Engine) -> None:
-    fresh = "A prompt that no other test has sent: seven purple walnuts."
-    first, second = ask(engine, fresh).usage, ask(engine, fresh).usage
-    assert first.input_tokens == second.input_tokens
-    assert first.cached_tokens < second.cached_tokens < second.input_tokens
-
-
-def test_reasoning_is_kept_apart_from_the_answer() -> None:
-    thinking = load_engine(
-        replace(SPEC, slots=1, options={"chat_template_kwargs": {"enable_thinking": True}})
-    )
-    sink = RecordingSink()
-    question = (Message("user", "What is 2 + 3?"),)
-    thinking.chat(GenerationRequest("demo", question, Sampling(temperature=0)), sink)
-    thinking.close()
-    assert any(isinstance(delta, ReasoningDelta) for delta in sink.deltas)
-    assert "<think>" not in sink.text
-    assert sink.text
 
 
 @pytest.mark.parametrize(
@@ -474,7 +435,7 @@ def test_many_prompts_are_tokenized_one_by_one(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """llama.cpp would take all of them in one call."""
-    prompts = tuple(f"Once upon a time there was a fox, number {n}. " * 20 for n in range(60))
+    prompts = tuple(f"Once upon a time there was a fox, number {n}. " * 20 for n in range(20))
     request = GenerationRequest(
         "demo", operation="complete", prompts=prompts[:2], sampling=Sampling(temperature=0)
     )
@@ -492,7 +453,7 @@ def test_many_prompts_are_tokenized_one_by_one(
         for n in range(2)
     ]
     assert texts[:2] == texts[2:]
-    assert (len(few.finishes), len(many.finishes)) == (2, 60)
+    assert (len(few.finishes), len(many.finishes)) == (2, 20)
     with pytest.raises(ContextLengthExceeded) as caught:
         engine.complete(replace(short, prompts=(*prompts, "word " * 3_000)), RecordingSink())
     assert caught.value.param == "prompt"

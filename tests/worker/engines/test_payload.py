@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import gguf
 import pytest
@@ -12,98 +11,17 @@ import pytest
 from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.engines.llama_cpp import capabilities, marks
 from inference_site.core.domain.errors import InvalidRequest
-from inference_site.core.domain.messages import Message, ToolCall
+from inference_site.core.domain.messages import Message
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import (
     Constraint,
     ConstraintKind,
     GenerationRequest,
-    Sampling,
 )
-from tests.worker.engines.llama_payloads import chat_payload, payloads
+from tests.worker.engines.llama_payloads import payloads
 
 SPEC = ModelSpec("demo", "llama_cpp", context_length=2048)
 HELLO = (Message("user", "Hello"),)
-
-
-def chat(spec: ModelSpec = SPEC, **fields: Any) -> dict[str, Any]:
-    request = GenerationRequest("demo", **{"messages": HELLO, **fields})
-    return chat_payload(request, spec)
-
-
-def test_names_calls_and_their_ids_reach_the_template() -> None:
-    calls = (ToolCall("call_1", "look", '{"at": "x"}'), ToolCall("call_2", "look", "no json"))
-    messages = (
-        Message("user", "Hello", name="ann"),
-        Message("assistant", None, tool_calls=calls),
-        Message("tool", "seen", name="look", tool_call_id="call_1"),
-    )
-    assert chat(messages=messages)["messages"] == [
-        {"role": "user", "content": "Hello", "name": "ann"},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [
-                {
-                    "id": "call_1",
-                    "type": "function",
-                    "function": {"name": "look", "arguments": '{"at": "x"}'},
-                },
-                {
-                    "id": "call_2",
-                    "type": "function",
-                    "function": {"name": "look", "arguments": '"no json"'},
-                },
-            ],
-        },
-        {"role": "tool", "content": "seen", "name": "look", "tool_call_id": "call_1"},
-    ]
-
-
-def test_prefix_is_a_message_to_be_continued() -> None:
-    payload = chat(response_prefix="It is")
-    assert payload["messages"][-1] == {"role": "assistant", "content": "It is"}
-    assert payload["continue_final_message"]
-    assert not payload["add_generation_prompt"]
-    plain = chat(add_generation_prompt=False)
-    assert len(plain["messages"]) == 1
-    assert not plain["add_generation_prompt"]
-    assert "continue_final_message" not in plain
-
-
-@pytest.mark.parametrize(
-    ("lora", "scales"),
-    [((), [0.0, 0.0]), ((("two", 0.5),), [0.0, 0.5]), ((("two", 1.0), ("one", 2.0)), [2.0, 1.0])],
-)
-def test_every_adapter_is_named_whether_it_is_asked_for_or_not(
-    lora: tuple[tuple[str, float], ...], scales: list[float]
-) -> None:
-    spec = replace(SPEC, lora_adapters={"one": Path("one.gguf"), "two": Path("two.gguf")})
-    expected = [{"id": number, "scale": scale} for number, scale in enumerate(scales)]
-    assert chat(spec, lora=lora)["lora"] == expected
-    assert "lora" not in chat(SPEC)
-
-
-def test_explicit_zero_is_told_and_what_is_left_out_is_not() -> None:
-    payload = chat(sampling=Sampling(temperature=0.0, top_k=0, seed=0))
-    assert (payload["temperature"], payload["top_k"], payload["seed"]) == (0, 0, 0)
-    assert not {"top_p", "min_p", "repeat_penalty", "logit_bias"} & payload.keys()
-
-
-def test_stop_tokens_need_log_probabilities() -> None:
-    assert "logprobs" not in chat()
-    payload = chat(stop_token_ids=(5,))
-    assert (payload["logprobs"], payload["top_logprobs"]) == (True, 1)
-
-
-def test_suffix_is_put_between_the_models_marks() -> None:
-    spec = replace(SPEC, options={"fim_tokens": ["<a>", "<b>", "<c>"]})
-    request = GenerationRequest("demo", operation="complete", prompts=("x", "y"), suffix="z")
-    writer = payloads(spec)
-    assert writer.complete(writer.with_whole_prompts(request))["prompt"] == [
-        "<a>x<b>z<c>",
-        "<a>y<b>z<c>",
-    ]
 
 
 def coder(path: Path, tokens: list[str], **ids: int) -> ModelSpec:

@@ -62,7 +62,7 @@ def cut(text: str, places: list[int]) -> list[str]:
     in_reasoning=st.booleans(),
     has_tools=st.booleans(),
 )
-@settings(max_examples=5 * EXAMPLES // 2, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_any_cutting_gives_the_same_answer(
     name: str, text: str, places: list[int], in_reasoning: bool, has_tools: bool
 ) -> None:
@@ -73,7 +73,7 @@ def test_any_cutting_gives_the_same_answer(
 
 @pytest.mark.parametrize("name", ["hermes", "mistral", "llama3_json", "deepseek"])
 @given(pieces=st.lists(st.sampled_from((*TAGS, *WORDS, "\n", "<", "<|", "[T")), max_size=14))
-@settings(max_examples=3 * EXAMPLES // 2, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_nothing_is_lost_but_tags_and_white_space(name: str, pieces: list[str]) -> None:
     found = ALL[name].tool_format
     assert found is not None
@@ -97,6 +97,6 @@ def test_endless_texts_take_time_in_proportion(name: str) -> None:
         "  ",
     ):
         parser = OutputParser(ALL[name], TOOLS)
-        for _ in range(20_000):
+        for _ in range(8_000):
             parser.feed(unit)
         parser.finish()  # The test's time limit is the assertion.
