@@ -19,3 +19,4 @@ class CompletionsConfig(AppConfig):
         "ollama.embedding",
     )
     retention = "completions.storage"
+    stored_as = {"chatcmpl-": "storedcompletion"}
