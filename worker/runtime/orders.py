@@ -58,9 +58,10 @@ class Orders:
             self._thread.join(_STOP_S)
 
     def _main(self) -> None:
+        client: Any = site_client()
         while not self._ended.is_set():
             try:
-                with site_client().pubsub(ignore_subscribe_messages=True) as hints:
+                with client.pubsub(ignore_subscribe_messages=True) as hints:
                     hints.subscribe(orders.channel(self._worker))
                     while not self._ended.is_set():
                         self._read()
