@@ -21,3 +21,4 @@ class CompletionsConfig(AppConfig):
         "ollama.embedding",
     )
     retention = "completions.storage"
+    stored_as = {"chatcmpl-": "storedcompletion"}

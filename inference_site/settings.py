@@ -71,6 +71,7 @@ INSTALLED_APPS = [
     "inference_site.gateway.idempotency",
     "inference_site.runs.kept_content",
     "inference_site.catalogue.model_store",
+    "inference_site.core.admin_pages",
     "inference_site.core.site_settings",
     "inference_site.runs.request_log",
     "inference_site.runs.usage",

@@ -10,3 +10,5 @@ class ResponsesApiConfig(AppConfig):
     kinds = ("response", "response.compaction", "response.input_tokens")
     retention = "responses_api.deletion"
     mending = "responses_api.consistency"
+    stored_as = {"resp_": "storedresponse"}
+    content_permission = "responses_api.view_content"

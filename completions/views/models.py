@@ -35,7 +35,7 @@ from completions.wire.models import (
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.models import Scope
 from inference_site.catalogue.catalogue import DEFAULT_ALIAS, catalogue
-from inference_site.catalogue.fleet import fleet, placement
+from inference_site.catalogue.fleet import fleet, orders, placement
 from inference_site.catalogue.fleet.fleet import ModelStatus
 from inference_site.catalogue.fleet.leases import LiveWorker, ModelReport, ModelState, live_view
 from inference_site.catalogue.model_store import adapters
@@ -43,6 +43,7 @@ from inference_site.catalogue.model_store.adapters import adapter_file, added_vi
 from inference_site.catalogue.routes import Route
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.errors.api_errors import ConflictError, InvalidRequestError, NotFoundError
+from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.gateway.api.authentication import caller_of, require_scope
 from inference_site.gateway.api.payload import parse
 from inference_site.gateway.api.schema import documented
@@ -173,7 +174,7 @@ def unknown_model(model: str) -> NotFoundError:
 def wire_models(specs: Sequence[ModelSpec]) -> list[Model]:
     """Return the models as they are now."""
     live = live_view.workers()
-    statuses = fleet.statuses_among(live, [spec.id for spec in specs])
+    statuses = {spec.id: fleet.status_among(live, spec.id) for spec in specs}
     waiting = waiting_by_model([id_ for id_, s in statuses.items() if s == ModelStatus.LOADING])
     return [_wire_model(spec, statuses[spec.id], live, waiting.get(spec.id, 0)) for spec in specs]
 
@@ -250,7 +251,8 @@ async def model_events(model: str) -> AsyncIterator[bytes]:
 
 def _look(model: str) -> tuple[bytes, bool]:
     """Return the event with the model's state, and whether no change is pending."""
-    is_pending = fleet.has_pending_command(model)  # Read before the leases, which clear it.
+    with release_connection_after():
+        is_pending = orders.is_pending(model)  # Read before the leases: they show it once seen.
     pairs = [(worker, worker.model(model)) for worker in fleet.workers()]
     having = [(worker, served) for worker, served in pairs if served is not None]
     status = fleet.status_among([worker for worker, _ in having], model)

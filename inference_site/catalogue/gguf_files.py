@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
+GGUF_MAGIC = b"GGUF"
 _FORMATS = {
     0: "B",
     1: "b",
@@ -81,6 +82,12 @@ class Tensor:
     kind: int
     offset: int
     size_bytes: int
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether the file begins as GGUF. Raise OSError as ``open`` does."""
+    with path.open("rb") as file:
+        return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
 
 
 def metadata(path: Path) -> Iterator[tuple[str, Any]]:
@@ -207,7 +214,7 @@ def _read_header(file: BinaryIO) -> tuple[dict[str, Any], list[Tensor]]:
 
 def _read_counts(file: BinaryIO) -> tuple[int, int]:
     """Return the numbers of tensors and of key-value pairs."""
-    if file.read(4) != b"GGUF":
+    if file.read(len(GGUF_MAGIC)) != GGUF_MAGIC:
         raise ValueError("it is not a GGUF file")
     version, tensor_count, pair_count = _unpack(file, "IQQ")
     if version not in _VERSIONS:

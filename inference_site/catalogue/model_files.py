@@ -8,13 +8,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypedDict
 
 from inference_site.catalogue.engines.registry import LIBRARIES
-from inference_site.catalogue.gguf_files import check_complete, metadata, parts_of
+from inference_site.catalogue.gguf_files import GGUF_MAGIC, check_complete, metadata, parts_of
 from inference_site.catalogue.memory import ModelMemory
 from inference_site.catalogue.operator_settings import WEIGHTS
 from inference_site.core.domain.model_spec import ModelSpec
 
 MAGIC_BYTES = 4
-_GGUF_MAGIC = b"GGUF"
 _GGML_MAGICS = (b"lmgg", b"fmgg", b"tjgg", b"ccgg")
 """The magic numbers of GGML, GGMF, GGJT and GGCC files, in little-endian order."""
 _MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 4000
@@ -40,7 +39,7 @@ def is_weights(name: str, beginning: bytes) -> bool:
     ending = PurePosixPath(name).suffix.lower()
     if ending not in WEIGHTS:
         return False
-    magics = (_GGUF_MAGIC,) if ending == ".gguf" else (_GGUF_MAGIC, *_GGML_MAGICS)
+    magics = (GGUF_MAGIC,) if ending == ".gguf" else (GGUF_MAGIC, *_GGML_MAGICS)
     return beginning[:MAGIC_BYTES] in magics
 
 

@@ -109,7 +109,7 @@ def fleet_context(request: HttpRequest) -> dict[str, Any]:
 
 def _model_rows(live: list[LiveWorker]) -> list[ModelRow]:
     specs = catalogue().models
-    statuses = fleet.statuses_among(live, list(specs))
+    statuses = {model: fleet.status_among(live, model) for model in specs}
     queued = Generation.objects.filter(status=Status.QUEUED).values_list("model")
     waiting = dict(queued.annotate(Count("pk")).order_by())
     rows = []

@@ -17,8 +17,8 @@ from django.urls import reverse
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.catalogue.fleet import fleet
-from inference_site.catalogue.fleet.commands import server_log
 from inference_site.catalogue.fleet.leases import LiveWorker, ModelReport
+from inference_site.catalogue.fleet.orders import server_log
 from inference_site.catalogue.model_files import FileFacts, file_facts
 from inference_site.catalogue.model_labels import NO_PRICE, is_priced
 from inference_site.catalogue.model_store.models import StoredModel

@@ -41,7 +41,6 @@ from inference_site.gateway.delivery import EVENTS
 from inference_site.gateway.hub import hub
 from inference_site.runs.kinds import import_kinds
 from inference_site.runs.wake_ups import prepare_to_send
-from inference_site.runs.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -234,7 +233,6 @@ def run_server(host: str, port: int, descriptor: int | None, wait: Callable[[], 
     # Do once what each request does, as far as PostgreSQL and Redis are up.
     with suppress(Error), release_connection_after():
         find_caller("")
-    warm_up()
     with suppress(RedisError):
         broker_client().ping()
         live_view.workers()

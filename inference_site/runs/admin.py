@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.apps import apps
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
@@ -19,12 +18,9 @@ from inference_site.core.admin_pages.base_admin import KeyFilter, KeysetAdmin, S
 from inference_site.core.admin_pages.bubbles import Bubble, may_see_content, text_piece
 from inference_site.core.admin_pages.labels import duration, milliseconds, status_label, time_label
 from inference_site.runs.kept_content.models import KeptContent
+from inference_site.runs.kinds import stored_model_of
 from inference_site.runs.models import Generation, Status
 
-_STORED_AS = {
-    "resp_": ("responses_api", "storedresponse"),
-    "chatcmpl-": ("completions", "storedcompletion"),
-}
 _OWN_IDS = ("chatcmpl-", "cmpl-", "resp_", "embd-", "tok-")
 
 
@@ -156,13 +152,11 @@ class GenerationAdmin(KeysetAdmin):
     @admin.display(description="content")
     def stored(self, generation: Generation) -> SafeString | str:
         """Link to the stored response or chat completion, if there is one."""
-        for prefix, page in _STORED_AS.items():
-            if generation.public_id.startswith(prefix):
-                rows = apps.get_model(*page)._default_manager
-                found = rows.filter(public_id=generation.public_id).values_list("pk").first()
-                if found is None:
-                    break
-                address = reverse(f"admin:{'_'.join(page)}_change", args=found)
+        if (model := stored_model_of(generation.public_id)) is not None:
+            rows = model._default_manager.filter(public_id=generation.public_id)
+            if (found := rows.values_list("pk").first()) is not None:
+                page = f"admin:{model._meta.app_label}_{model._meta.model_name}_change"
+                address = reverse(page, args=found)
                 return format_html('<a class="link" href="{}">Prompt and answer</a>', address)
         kept = KeptContent.objects.shown().filter(public_id=generation.public_id)
         return "not stored; kept for debugging, below" if kept.exists() else "not stored"

@@ -18,6 +18,7 @@ from typing import Any, Generic, Protocol
 
 import orjson
 from django.apps import AppConfig, apps
+from django.db.models import Model
 
 from inference_site.core.domain.deltas import Delta, PromptDelta
 from inference_site.core.domain.errors import Cancelled
@@ -141,6 +142,19 @@ def import_kinds() -> list[GenerationKind[Any]]:
         kinds = [kind_of(name) for name in _names(config)]
         firsts += kinds[:1]
     return firsts
+
+
+def stored_model_of(public_id: str) -> type[Model] | None:
+    """Return the model whose rows are stored results of generations with such an id, if any.
+
+    An app names its model in ``stored_as`` of its ``AppConfig``, by the prefix of the ids.
+    """
+    for config in apps.get_app_configs():
+        prefixes: Mapping[str, str] = getattr(config, "stored_as", {})
+        for prefix, model in prefixes.items():
+            if public_id.startswith(prefix):
+                return config.get_model(model)
+    return None
 
 
 def _names(config: AppConfig) -> Sequence[str]:

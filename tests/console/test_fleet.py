@@ -1,15 +1,15 @@
-"""The page of models and workers: what they are, and what they are told."""
+"""The page of models and workers: what they are, and orders to them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import orjson
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import Client
 
 from inference_site.catalogue.fleet.leases import Lease, LiveWorker, ModelReport, ModelState
+from inference_site.catalogue.model_store.models import WorkerOrder
 from inference_site.core.domain.device import Device
 from inference_site.core.storage.redis import site_client
 
@@ -19,7 +19,7 @@ WORKER = "host:1:abcdef"
 
 @pytest.fixture
 def worker() -> Iterator[str]:
-    """A worker that holds a lease, and hears nothing."""
+    """A worker that holds a lease, and reads no orders."""
     ready = ModelReport("demo", slots=4, busy=1)
     failed = ModelReport("demo-embedding", 4, 0, ModelState.FAILED, reason="no such file")
     memory = Device("memory", 8 * 2**30, 6 * 2**30)
@@ -29,14 +29,13 @@ def worker() -> Iterator[str]:
     lease = Lease(WORKER, lambda: described)
     lease.renew()
     yield WORKER
-    site_client().delete(f"worker:{WORKER}", f"worker:{WORKER}:commands", "load:demo-embedding")
+    site_client().delete(f"worker:{WORKER}")
     site_client().srem("workers", WORKER)
 
 
-def sent_commands() -> list[str]:
-    """Return the commands sent to the worker, newest first."""
-    found = site_client().lrange(f"worker:{WORKER}:commands", 0, -1)
-    return [orjson.loads(command)["do"] for command in found]
+def ordered() -> list[str]:
+    """Return the orders to the worker."""
+    return list(WorkerOrder.objects.filter(worker=WORKER).values_list("state", flat=True))
 
 
 def request_action(browser: Client, action: str, target: str) -> str:
@@ -52,19 +51,19 @@ def test_models_and_workers_are_shown(admin: Client, worker: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "target", "shown"),
+    ("action", "target", "state", "shown"),
     [
-        ("drain", WORKER, f"Draining {WORKER}…"),
-        ("resume", WORKER, f"Resuming {WORKER}…"),
-        ("unload", "demo", "Unloading demo…"),
+        ("drain", WORKER, "drained", f"Draining {WORKER}…"),
+        ("resume", WORKER, "active", f"Resuming {WORKER}…"),
+        ("unload", "demo", "unloaded", "Unloading demo…"),
     ],
 )
 def test_an_action_is_sent_to_the_worker_and_written_to_the_audit_log(
-    admin: Client, worker: str, action: str, target: str, shown: str
+    admin: Client, worker: str, action: str, target: str, state: str, shown: str
 ) -> None:
     text = request_action(admin, action, target)
     assert shown in text
-    assert sent_commands() == [action]
+    assert ordered() == [state]
     entry = LogEntry.objects.get()
     assert (entry.object_repr, entry.change_message) == (
         target,
@@ -76,7 +75,7 @@ def test_an_impossible_action_shows_its_error(admin: Client, worker: str) -> Non
     assert "There is no live worker" in request_action(admin, "drain", "nobody")
     assert "There is no model" in request_action(admin, "load", "nothing")
     assert "There is no such action." in request_action(admin, "explode", WORKER)
-    assert sent_commands() == []
+    assert ordered() == []
     assert not LogEntry.objects.exists()
 
 
@@ -88,5 +87,5 @@ def test_a_user_with_view_permission_only_cannot_send_actions(
     assert worker in text
     assert 'value="drain"' not in text
     assert looker.post(f"{FLEET}action/", {"action": "drain", "target": worker}).status_code == 403
-    assert sent_commands() == []
+    assert ordered() == []
     assert staff().get(FLEET).status_code == 403

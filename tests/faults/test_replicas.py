@@ -195,16 +195,26 @@ def test_no_more_than_its_replicas_are_loaded_on_command(
         wait_until(lambda: holders(stack, "single", "ready") == {gpu.pid}, 60, "loaded again")
 
 
+def order(stack: ServedStack, state: str, worker: str) -> None:
+    """Give an order to a worker, which gets no hint of it."""
+    stack.sql(
+        "INSERT INTO model_store_workerorder (worker, model_id, state) VALUES (%s, '', %s)"
+        " ON CONFLICT (worker, model_id) DO UPDATE SET state = excluded.state, ordered_at = now(),"
+        " seen_at = NULL",
+        worker,
+        state,
+    )
+
+
 def test_a_drained_workers_places_go_to_another(stack: ServedStack, workers: Workers) -> None:
     holder, heir = workers.sorted_by("single")
-    commands = f"worker:{lease_of(stack, holder)}:commands"
-    with stack.redis() as redis:
-        redis.lpush(commands, json.dumps({"do": "drain"}))
-        try:
-            wait_until(lambda: holders(stack, "single", "ready") == {heir.pid}, 30, "taken over")
-            assert ask(stack, "single") == "hello"
-        finally:
-            redis.lpush(commands, json.dumps({"do": "resume"}))
+    drained = lease_of(stack, holder)
+    order(stack, "drained", drained)
+    try:
+        wait_until(lambda: holders(stack, "single", "ready") == {heir.pid}, 30, "taken over")
+        assert ask(stack, "single") == "hello"
+    finally:
+        order(stack, "active", drained)
 
 
 def test_a_frozen_worker_has_lost_its_place_when_it_thaws(

@@ -1,17 +1,17 @@
-"""What an operator sees of the workers, and what is told to which of them."""
+"""What an operator sees of the workers, and which worker gets which order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
+from django.utils import timezone
 
 from inference_site.catalogue.catalogue import Catalogue
-from inference_site.catalogue.fleet import fleet
-from inference_site.catalogue.fleet.commands import Command, CommandListener, send
+from inference_site.catalogue.fleet import fleet, orders
 from inference_site.catalogue.fleet.fleet import (
     AlreadyLoading,
     ModelStatus,
@@ -28,24 +28,24 @@ from inference_site.catalogue.fleet.leases import (
     ModelState,
     prune,
 )
+from inference_site.catalogue.model_store.models import OrderState, WorkerOrder
 from inference_site.core.domain.device import Device
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.storage.redis import site_client
 from inference_site.runs.queue import new_id
-from tests.waiting import wait_until
 
 Announce = Callable[..., str]
+pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def model(monkeypatch: pytest.MonkeyPatch) -> str:
     """A model of the catalogue, with an alias; nobody has it."""
     name = new_id("model-")
     catalogue = Catalogue([ModelSpec(name, "scripted", aliases=(f"{name}-too",))])
     monkeypatch.setattr(fleet, "catalogue", lambda: catalogue)
     monkeypatch.setattr(fleet, "live_view", LiveView(ttl_s=0))
-    yield name
-    site_client().delete(f"load:{name}", f"unload:{name}")
+    return name
 
 
 @pytest.fixture
@@ -61,14 +61,14 @@ def announce() -> Iterator[Announce]:
 
     yield lease
     for name in names:
-        site_client().delete(f"worker:{name}", f"worker:{name}:commands")
+        site_client().delete(f"worker:{name}")
     prune()
 
 
-def told(worker: str) -> list[tuple[str, str]]:
-    """Return what a worker was told, in order."""
-    messages: Any = site_client().lrange(f"worker:{worker}:commands", 0, -1)
-    return [(c["do"], c["model"]) for c in map(orjson.loads, reversed(messages))]
+def ordered(worker: str) -> list[tuple[str, str]]:
+    """Return the orders that a worker has not seen yet."""
+    unseen = WorkerOrder.objects.filter(worker=worker, seen_at=None)
+    return list(unseen.values_list("state", "model_id"))
 
 
 def memory(free: int) -> tuple[Device, ...]:
@@ -94,29 +94,6 @@ def test_a_model_is_as_the_best_of_its_workers(
     assert fleet.status_of(model) == status
 
 
-def test_the_state_of_many_models_is_one_reading(
-    model: str, announce: Announce, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    announce(ModelReport(model, 1, 0))
-    live, client = fleet.workers(), site_client()
-    client.set("load:asked-for", "w", ex=5)
-    asked: list[list[str]] = []
-
-    def mget(keys: list[str]) -> list[bytes | None]:
-        asked.append(keys)
-        return type(client).mget(client, keys)  # type: ignore[return-value]
-
-    monkeypatch.setattr(client, "mget", mget)
-    found = fleet.statuses_among(live, [model, "asked-for", "nowhere"])
-    client.delete("load:asked-for")
-    assert found == {
-        model: ModelStatus.LOADED,
-        "asked-for": ModelStatus.LOADING,
-        "nowhere": ModelStatus.UNLOADED,
-    }
-    assert asked == [["load:asked-for", "load:nowhere"]]
-
-
 def test_a_worker_that_takes_nothing_does_not_make_a_model_loaded(
     model: str, announce: Announce
 ) -> None:
@@ -130,15 +107,14 @@ def test_a_model_is_loaded_where_most_memory_is_free(model: str, announce: Annou
     announce(loadable=(), devices=memory(90))
     announce(loadable=(model,), devices=memory(90), is_draining=True)
     assert fleet.load(None, f"{model}-TOO") == roomy
-    assert told(roomy) == [("load", model)]
-    assert fleet.status_of(model) == ModelStatus.LOADING
+    assert ordered(roomy) == [("loaded", model)]
 
 
 def test_a_load_that_is_asked_for_twice_is_one_load(model: str, announce: Announce) -> None:
     workers = [announce(loadable=(model,)) for _ in range(2)]
     chosen = {fleet.load(None, model), fleet.load(None, f"{model}-too")}
     assert len(chosen) == 1
-    assert sum(len(told(worker)) for worker in workers) == 1
+    assert sum(len(ordered(worker)) for worker in workers) == 1
 
 
 def test_a_load_that_takes_long_is_not_begun_again(model: str, announce: Announce) -> None:
@@ -146,7 +122,7 @@ def test_a_load_that_takes_long_is_not_begun_again(model: str, announce: Announc
     other = announce(loadable=(model,))
     with pytest.raises(AlreadyLoading):
         fleet.load(None, model)
-    assert told(loading) == told(other) == []
+    assert ordered(loading) == ordered(other) == []
     assert fleet.load(other, model) == other
 
 
@@ -154,7 +130,7 @@ def test_a_load_may_name_its_worker_beside_one_that_goes_on(model: str, announce
     one, two = (announce(loadable=(model,)) for _ in range(2))
     assert fleet.load(one, model) == one
     assert fleet.load(two, model) == two
-    assert told(one) == told(two) == [("load", model)]
+    assert ordered(one) == ordered(two) == [("loaded", model)]
 
 
 def test_what_cannot_be_loaded_is_refused(model: str, announce: Announce) -> None:
@@ -178,23 +154,67 @@ def test_an_unload_goes_to_who_has_the_model(model: str, announce: Announce) -> 
     with pytest.raises(NotLoaded):
         fleet.unload(has_not, model)
     assert fleet.unload(has, model) == [has]
-    assert model not in fleet.unloaded_on_purpose()  # Another worker has it.
-    assert fleet.has_pending_command(model)
+    assert model not in orders.unloaded_everywhere()  # Another worker has it.
+    assert orders.is_pending(model)
+    assert ordered(has) == [("unloaded", model)]
     assert set(fleet.unload(None, model)) == {has, has_too}
-    assert told(has) == [("unload", model)] * 2
-    assert (told(has_too), told(has_not)) == ([("unload", model)], [])
-    assert model in fleet.unloaded_on_purpose()
-    fleet.clear_pending_load(model)  # As a worker does that has it again.
-    assert model not in fleet.unloaded_on_purpose()
+    assert ordered(has) == ordered(has_too) == [("unloaded", model)]
+    assert ordered(has_not) == []
+    assert model in orders.unloaded_everywhere()
+    orders.note_loaded(model)  # As a worker does that has it again.
+    assert model not in orders.unloaded_everywhere()
+
+
+def test_an_unload_takes_back_a_load_that_no_worker_has_seen(
+    model: str, announce: Announce
+) -> None:
+    has, loads = announce(ModelReport(model, 1, 0)), announce(loadable=(model,))
+    fleet.load(loads, model)
+    fleet.unload(None, model)
+    assert (ordered(has), ordered(loads)) == ([("unloaded", model)], [])
+
+
+def test_an_order_that_its_worker_does_not_see_keeps_no_other_worker_from_loading(
+    model: str, announce: Announce
+) -> None:
+    silent = announce(loadable=(model,))
+    assert fleet.load(None, model) == silent
+    site_client().delete(f"worker:{silent}")
+    other = announce(loadable=(model,))
+    assert fleet.load(None, model) == silent
+    long_ago = timezone.now() - timedelta(minutes=1)
+    WorkerOrder.objects.filter(worker=silent).update(ordered_at=long_ago)
+    assert fleet.load(None, model) == other
 
 
 def test_a_worker_is_drained_and_takes_work_again(model: str, announce: Announce) -> None:
     drained, other = announce(), announce()
     fleet.drain(drained)
+    assert ordered(drained) == [("drained", "")]
     fleet.resume(drained)
-    assert (told(drained), told(other)) == ([("drain", ""), ("resume", "")], [])
+    assert (ordered(drained), ordered(other)) == ([("active", "")], [])
     with pytest.raises(UnknownWorker):
         fleet.drain("ghost")
+
+
+def test_orders_of_a_worker_that_is_gone_for_a_day_are_deleted(announce: Announce) -> None:
+    live, frozen, gone = announce(), announce(), announce()
+    for worker in (live, frozen, gone):
+        fleet.drain(worker)
+    site_client().delete(f"worker:{frozen}", f"worker:{gone}")
+    two_days_ago = timezone.now() - timedelta(days=2)
+    WorkerOrder.objects.filter(worker__in=(live, gone)).update(ordered_at=two_days_ago)
+    fleet.resume(announce())
+    assert (ordered(live), ordered(frozen), ordered(gone)) == ([("drained", "")],) * 2 + ([],)
+
+
+def test_an_order_that_was_replaced_meanwhile_is_not_marked_as_seen(announce: Announce) -> None:
+    worker = announce()
+    orders.give(OrderState.DRAINED, [worker])
+    read = orders.orders_of(worker)
+    WorkerOrder.objects.filter(worker=worker).update(state="active", ordered_at=timezone.now())
+    orders.mark_seen(read)
+    assert ordered(worker) == [("active", "")]
 
 
 def test_capabilities_are_those_that_a_worker_announces(
@@ -205,18 +225,3 @@ def test_capabilities_are_those_that_a_worker_announces(
     assert "chat" not in fleet.capabilities_of(spec)
     announce(ModelReport(model, 1, 0, capabilities=("chat", "completions")))
     assert fleet.capabilities_of(spec) == {"chat", "completions"}
-
-
-def test_commands_are_obeyed_in_order_and_not_after_the_end() -> None:
-    worker, heard = new_id("host:"), list[Command]()
-    listener = CommandListener(worker, heard.append)
-    commands = [Command("load", "a"), Command("unload", "a"), Command("drain")]
-    for command in commands:
-        send(worker, command)
-    listener.start()
-    wait_until(lambda: heard == commands)
-    listener.stop()
-    send(worker, Command("resume"))
-    assert heard == commands
-    assert 0 < int(site_client().ttl(f"worker:{worker}:commands")) <= 3600
-    site_client().delete(f"worker:{worker}:commands")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -75,13 +75,12 @@ SPECS = {
 
 
 @pytest.fixture
-def three(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LiveWorker]]:
+def three(monkeypatch: pytest.MonkeyPatch) -> list[LiveWorker]:
     """A catalogue of a model here and two of other servers; the workers that are alive."""
     workers: list[LiveWorker] = []
     monkeypatch.setattr(health, "catalogue", lambda: Mock(models=dict(SPECS), optional=frozenset()))
     monkeypatch.setattr(health, "live_view", Mock(refresh=lambda: workers))
-    yield workers
-    site_client().delete("unloaded-on-purpose")
+    return workers
 
 
 READY, FAILED = ModelState.READY, ModelState.FAILED
@@ -126,8 +125,7 @@ def test_a_site_that_has_nothing_but_servers_that_are_down_is_not_ready(
 def test_a_model_that_was_unloaded_on_purpose_leaves_the_site_ready(
     client: Client, three: list[LiveWorker]
 ) -> None:
-    site_client().sadd("unloaded-on-purpose", "here")
-    three.append(fleet_of(far=READY, farther=READY))
+    three.append(replace(fleet_of(far=READY, farther=READY), unloaded=("here",)))
     told = client.get("/health/ready").json()
     assert (told["status"], told["models"]) == ("ready", {"here": "unloaded"})
 

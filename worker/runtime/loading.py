@@ -7,20 +7,21 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import django.db
 import redis.exceptions
 from django.conf import settings
-from django.db import connection
 
 from inference_site.catalogue.catalogue import CatalogueChanges, catalogue
-from inference_site.catalogue.fleet import fleet
+from inference_site.catalogue.fleet import fleet, orders
 from inference_site.catalogue.fleet.fleet import ModelStatus
 from inference_site.catalogue.fleet.leases import live_workers
 from inference_site.catalogue.model_store import adapters
 from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.runs.maintenance import try_and_log
 from inference_site.runs.models import Generation, Status
 from worker.runtime.host import read_ahead
@@ -191,10 +192,8 @@ class ModelLoader:
         spec = self._find_spec(model_id)
         if spec is None or spec.id not in self.loadable():
             logger.warning("cannot load %s: unknown, loaded already, or without file", model_id)
-            fleet.clear_pending_load(model_id)  # Of a request that saw an older lease.
             return
         if (watch := self._idle_watches.get(spec.id)) and watch.keep():
-            fleet.clear_pending_load(spec.id)
             return
         try:
             is_claimed = self.replicas.claim(spec)
@@ -203,12 +202,10 @@ class ModelLoader:
             is_claimed = False
         if not is_claimed:
             logger.info("model %s is not loaded: other workers have its places", spec.id)
-            fleet.clear_pending_load(spec.id)
             return
         self._loaded_on_demand.add(spec.id)
         model = self.models[spec.id] = self._new_model(spec)
         self.worker.lease.renew()
-        fleet.note_announced_load(spec.id)
         self._enqueue(model)
 
     def reload(self, model_id: str) -> None:
@@ -332,7 +329,8 @@ class ModelLoader:
             logger.error("%s", exc)  # Its message is complete.
         else:
             logger.info("loaded model %s on %s (%d slots)", spec.id, spec.engine, spec.slots)
-            fleet.clear_pending_load(spec.id)
+            with release_connection_after():
+                try_and_log("orders", partial(orders.note_loaded, spec.id))
         finally:
             self._queue.end(model, is_loaded=model.is_loaded)
         dropped = None
@@ -455,8 +453,8 @@ class ModelLoader:
             models.clear()
             models.update(waiting.values_list("model", flat=True).distinct())
 
-        try_and_log("waiting models", query)
-        connection.close()
+        with release_connection_after():
+            try_and_log("waiting models", query)
         return models
 
     def _watch_waiting(self) -> None:
@@ -468,8 +466,14 @@ class ModelLoader:
             specs = (catalogue().models.get(id_) for id_ in self.loadable())
             on_demand = {spec.id for spec in specs if spec and fleet.is_on_demand(spec)}
             if wanted := on_demand and self._waited_for() & on_demand:
-                statuses = fleet.statuses_among(live_workers(), sorted(wanted))
-                for id_, status in statuses.items():
-                    if status == ModelStatus.UNLOADED:
-                        with contextlib.suppress(fleet.FleetError):
-                            fleet.load(None, id_)
+                with release_connection_after():
+                    try_and_log("waiting models", partial(_load_unloaded, wanted))
+
+
+def _load_unloaded(models: Collection[str]) -> None:
+    """Have those of these models loaded that no worker has or loads."""
+    live = live_workers()
+    for id_ in sorted(models):
+        if fleet.status_among(live, id_) == ModelStatus.UNLOADED:
+            with contextlib.suppress(fleet.FleetError):
+                fleet.load(None, id_)

@@ -30,7 +30,6 @@ from inference_site.core.process_tuning import freeze_imported_objects, switch_t
 from inference_site.runs.kinds import import_kinds
 from inference_site.runs.streams.request_documents import reader_of
 from inference_site.runs.wake_ups import drop_wake_ups_of, own_queue, queue_named
-from inference_site.runs.warm_up import warm_up
 from worker.engines.own_server import server_settings
 from worker.model_servers.process import sweep
 from worker.runtime.metrics import serve_metrics
@@ -86,7 +85,6 @@ def run_worker(
     server_settings.models, server_settings.stall_s = settings.MODELS_DIR, settings.ENGINE_STALL_S
     server_settings.llama_server = settings.LLAMA_SERVER
     sweep(server_settings.files)
-    warm_up()
     runtime.start()
     runtime.notify_supervisor_when_loaded()
     watch_models(lambda changes: runtime.loader.apply(changes, takes_new=takes_new))

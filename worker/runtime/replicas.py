@@ -9,13 +9,15 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import django.db
 import redis.exceptions
 from django.conf import settings
 
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.catalogue.fleet import fleet, placement
+from inference_site.catalogue.fleet import orders, placement
 from inference_site.catalogue.fleet.leases import LiveWorker, live_workers
 from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.storage.postgresql import release_connection_after
 
 if TYPE_CHECKING:
     from worker.runtime.loading import ModelLoader
@@ -50,21 +52,11 @@ class Replicas:
         self._assigned.add(model)
 
     def unassign(self, model: str) -> None:
-        """Have this worker not load a model by itself: it was unloaded or evicted."""
-        self._assigned.discard(model)
+        """Have this worker not load a model by itself: it was unloaded or evicted here.
 
-    def note_unloaded(self, model: str) -> None:
-        """Record that a command unloaded a model here.
-
-        Another worker may then load it. If the command was for all workers, the model stays
-        assigned: its workers load it again after the next command.
+        A model that was unloaded everywhere stays assigned, for the time after its next load.
         """
-        try:
-            is_everywhere = model in fleet.unloaded_on_purpose()
-        except redis.exceptions.RedisError:
-            is_everywhere = False
-        if not is_everywhere:
-            self.unassign(model)
+        self._assigned.discard(model)
 
     def claim(self, spec: ModelSpec) -> bool:
         """Claim a place for a model; return whether there was one. Raise redis' errors."""
@@ -107,11 +99,12 @@ class Replicas:
         if not any(spec.replicas or spec.hosts for spec in catalogue().models.values()):
             return
         try:
-            self._unloaded_everywhere = fleet.unloaded_on_purpose()
+            with release_connection_after():
+                self._unloaded_everywhere = orders.unloaded_everywhere()
             self._renew_claims(live_workers())
             while not self._worker.is_ending and self._load_one():
                 pass
-        except redis.exceptions.RedisError as exc:
+        except (redis.exceptions.RedisError, django.db.Error) as exc:
             logger.warning("replicas: %s", exc)
         except Exception:  # The thread must survive.
             logger.exception("replicas: cannot look")

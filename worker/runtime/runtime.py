@@ -12,11 +12,9 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-import redis.exceptions
 from django.conf import settings
 
-from inference_site.catalogue.fleet import commands, fleet
-from inference_site.catalogue.fleet.commands import Command, CommandListener
+from inference_site.catalogue.fleet import fleet
 from inference_site.catalogue.fleet.leases import (
     Lease,
     LiveWorker,
@@ -24,6 +22,8 @@ from inference_site.catalogue.fleet.leases import (
     ModelState,
     live_workers,
 )
+from inference_site.catalogue.fleet.orders import store_server_log
+from inference_site.catalogue.model_store.models import OrderState, WorkerOrder
 from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.process_lifecycle import notify, notify_stopping, predecessor_runs
@@ -32,6 +32,7 @@ from worker.engines.openai_upstream.event_loop import event_loop
 from worker.runtime.hooks import check_hooks
 from worker.runtime.host import host_state, process_memory_bytes
 from worker.runtime.loading import STOP_S, ModelLoader, in_background
+from worker.runtime.orders import Orders
 from worker.runtime.publisher import Publisher
 from worker.runtime.runs import Runs
 from worker.runtime.served_model import ServedModel
@@ -62,7 +63,7 @@ class Runtime:
         self._publisher = Publisher()
         self.runs = Runs(self.id, self._publisher, lambda: self.accepts_work, self.changed)
         self.lease = Lease(self.id, self.described, lambda: self.runs.unsent_tokens)
-        self._listener = CommandListener(self.id, self.execute)
+        self.orders = Orders(self.id, self.execute, self.store_server_log)
         self._ending = threading.Thread(target=self._announce_end, name="end", daemon=True)
         self.on_change: Callable[[], None] = lambda: None
         """Called, from any thread, when the list of open models may have changed."""
@@ -87,7 +88,7 @@ class Runtime:
         self.lease.renew()
         self.is_announced = True
         self.note_restarted([id_ for id_, m in tuple(self.loader.models.items()) if m.is_loaded])
-        self._listener.start()
+        self.orders.start()
         threading.Thread(target=self._watch_orphans, name="orphans", daemon=True).start()
         self.loader.watch()
         if settings.ENGINE_STALL_S:
@@ -135,7 +136,7 @@ class Runtime:
     def stop(self) -> None:
         """End the runs, publish the remaining frames, give up the lease, and free all memory."""
         self.stopped.set()
-        self._listener.stop()
+        self.orders.stop()
         if self._is_ending:
             self._ending.join(_ANNOUNCE_END_S)
         self.runs.wait(settings.DRAIN_TIMEOUT_S + STOP_S)
@@ -243,6 +244,7 @@ class Runtime:
             memory_bytes=process_memory_bytes(),
             labels=self.loader.replicas.labels,
             offers=self.loader.replicas.offers(),
+            unloaded=self.orders.unloaded,
         )
 
     def _report(self, model: ServedModel) -> ModelReport:
@@ -294,27 +296,31 @@ class Runtime:
 
         threading.Thread(target=watch, name="loaded", daemon=True).start()
 
-    def execute(self, command: Command) -> None:
-        """Execute a command of an operator; the lease shows the result."""
-        match command.do:
-            case "load":
-                self.loader.load(command.model)
-            case "unload":
-                self.loader.replicas.note_unloaded(command.model)
-                in_background(self.loader.unload, command.model)
-            case "reload":
-                in_background(self.loader.reload, command.model)
-            case "log":
-                if model := self.loader.models.get(command.model):
-                    with contextlib.suppress(redis.exceptions.RedisError):
-                        commands.store_server_log(self.id, command.model, model.log_lines)
-                return
-            case "drain":
-                self.is_draining = True
-            case "resume":
-                self.is_draining = False
+    def execute(self, order: WorkerOrder) -> None:
+        """Carry out an order of an operator; the lease shows the result."""
+        model = self.loader.models.get(order.model_id)
+        match order.state:
+            case OrderState.LOADED:
+                self.loader.load(order.model_id)
+            case OrderState.UNLOADED:
+                if order.model_id not in self.orders.unloaded:  # Another worker may load it then.
+                    self.loader.replicas.unassign(order.model_id)
+                if model is not None:
+                    model.drain(0)  # At once, so that the lease below shows it.
+                in_background(self.loader.unload, order.model_id)
+            case OrderState.RELOADED:
+                if model is not None:
+                    model.drain(0, reloads=True)
+                in_background(self.loader.reload, order.model_id)
+            case OrderState.DRAINED | OrderState.ACTIVE:
+                self.is_draining = order.state == OrderState.DRAINED
         self.changed()
         self.lease.renew()
+
+    def store_server_log(self, model_id: str) -> None:
+        """Store the last lines of the log of a model's server for the console."""
+        if model := self.loader.models.get(model_id):
+            store_server_log(self.id, model_id, model.log_lines)
 
     def _watch_loop(self) -> None:
         """End this process when the event loop of the upstreams stalls, in a hook for example."""

@@ -1,1 +1,1 @@
-"""The live workers of the site: leases, commands to workers, and where models may be loaded."""
+"""The live workers of the site: leases, orders to workers, and where models may be loaded."""

@@ -1,6 +1,6 @@
 """The fleet: all live workers of the site, and the actions load, unload, drain and resume.
 
-An action sends a command to a worker through Redis. Its result is the state that the worker
+An action is an order to a worker (``fleet.orders``). Its result is the state that the worker
 announces in its lease a moment later. The callers check permissions: the API requires the scope
 ``models:write``, because models belong to the whole site.
 
@@ -22,8 +22,7 @@ from django.conf import settings
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
-from inference_site.catalogue.fleet import placement
-from inference_site.catalogue.fleet.commands import Command, send
+from inference_site.catalogue.fleet import orders, placement
 from inference_site.catalogue.fleet.leases import (
     LiveWorker,
     ModelReport,
@@ -31,16 +30,12 @@ from inference_site.catalogue.fleet.leases import (
     live_view,
     live_workers,
 )
+from inference_site.catalogue.model_store.models import OrderState
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.storage.redis import Deadlines, site_client
 
-_LOAD_REQUEST_S = 30
-"""A requested load counts as pending for this time, unless a worker announces it earlier."""
-_UNLOAD_REQUEST_S = 3
-"""A requested unload counts as pending for this time, until leases show it."""
 _LEASE_VISIBLE_S = 2
 """After this time all web processes have read a new lease."""
-_UNLOADED = "unloaded-on-purpose"
 _load_deadlines = Deadlines("load-deadlines")
 
 
@@ -87,27 +82,8 @@ def status_of(model: str) -> ModelStatus:
     return status_among(live_view.workers(), model)
 
 
-def status_among(live: Iterable[LiveWorker], model: str) -> ModelStatus:
+def status_among(live: Sequence[LiveWorker], model: str) -> ModelStatus:
     """Return the status of a model in these workers."""
-    return statuses_among(list(live), [model])[model]
-
-
-def statuses_among(live: Sequence[LiveWorker], models: Sequence[str]) -> dict[str, ModelStatus]:
-    """Return the status of each model in these workers, with one read of Redis."""
-    found = {model: _announced_status(live, model) for model in models}
-    not_served = (ModelStatus.FAILED, ModelStatus.UNLOADED)
-    idle = [model for model in models if found[model] in not_served]
-    if idle:
-        requested: Any = site_client().mget([_load_key(model) for model in idle])
-        found |= {
-            model: ModelStatus.LOADING
-            for model, worker in zip(idle, requested, strict=True)
-            if worker is not None
-        }
-    return found
-
-
-def _announced_status(live: Sequence[LiveWorker], model: str) -> ModelStatus:
     having = [worker for worker in live if worker.model(model) is not None]
     if any(worker.serves(model) for worker in having):
         return ModelStatus.LOADED
@@ -121,18 +97,18 @@ def _announced_status(live: Sequence[LiveWorker], model: str) -> ModelStatus:
 
 
 def load(worker: str | None, model: str) -> str:
-    """Make a worker load an additional model; return the id of the worker.
+    """Order a worker to load an additional model; return the id of the worker.
 
     ``model`` is a name of the catalogue. Without ``worker``, choose the worker with the most free
-    memory among those that can load the model. In that case send no second command while a load is
+    memory among those that can load the model. In that case give no second order while one is
     pending, and raise AlreadyLoading once a worker has announced the load.
     Raise UnknownModel, UnknownWorker or NotLoadable.
     """
     spec = _spec_of(model)
-    if worker is None and (pending := loading_worker(spec.id)) is not None:
+    if worker is None and (pending := orders.loading_worker(spec.id)) is not None:
         return pending
     live = live_workers()
-    if worker is None and _announced_status(live, spec.id) == ModelStatus.LOADING:
+    if worker is None and status_among(live, spec.id) == ModelStatus.LOADING:
         raise AlreadyLoading(f"The model '{spec.id}' is being loaded.")
     if spec.replicas is not None and placement.replicas_of(spec, live) >= spec.replicas:
         raise NotLoadable(f"The model '{spec.id}' has all of its replicas ({spec.replicas}).")
@@ -142,15 +118,16 @@ def load(worker: str | None, model: str) -> str:
         why = placement.why_no_host(spec, candidates)
         raise NotLoadable(f"No live worker can load the model '{spec.id}'. {why}".strip())
     chosen = max(able, key=lambda one: max((d.memory_free for d in one.devices), default=0))
-    key = _load_key(spec.id)
-    if site_client().set(key, chosen.id, ex=_LOAD_REQUEST_S, nx=worker is None) is None:
-        return loading_worker(spec.id) or chosen.id  # Another request won.
-    send(chosen.id, Command("load", spec.id))
-    return chosen.id
+    if worker is not None:
+        _give(OrderState.LOADED, [chosen.id], live, spec.id)
+        return chosen.id
+    loading = orders.give_load_once(chosen.id, spec.id)
+    live_view.forget()
+    return loading
 
 
 def unload(worker: str | None, model: str) -> list[str]:
-    """Make a worker unload a model, without ``worker`` all workers; return their ids.
+    """Order a worker to unload a model, without ``worker`` all workers; return their ids.
 
     A worker takes no new work for the model; its running generations have ``DRAIN_TIMEOUT_S`` to
     end. Raise UnknownModel, UnknownWorker or NotLoaded.
@@ -161,55 +138,49 @@ def unload(worker: str | None, model: str) -> list[str]:
     having = [one.id for one in asked if one.model(spec.id) is not None]
     if not having:
         raise NotLoaded(f"No worker has the model '{spec.id}'.")
-    clear_pending_load(spec.id)
-    site_client().set(_unload_key(spec.id), 1, ex=_UNLOAD_REQUEST_S)
-    if worker is None:
-        site_client().sadd(_UNLOADED, spec.id)
-    for id_ in having:
-        send(id_, Command("unload", spec.id))
+    orders.cancel_loads(spec.id)
+    everywhere = [orders.ALL] if worker is None else []
+    _give(OrderState.UNLOADED, [*having, *everywhere], live, spec.id)
     return having
 
 
 def reload(model: str) -> list[str]:
-    """Make all workers that have a model reload it; return their ids.
+    """Order all workers that have a model to reload it; return their ids.
 
     Each takes no new work for it until it is loaded; running generations have ``DRAIN_TIMEOUT_S``
     to end.
     """
-    having = sorted(worker.id for worker in live_workers() if worker.model(model) is not None)
-    for worker in having:
-        send(worker, Command("reload", model))
+    live = live_workers()
+    having = sorted(worker.id for worker in live if worker.model(model) is not None)
+    _give(OrderState.RELOADED, having, live, model)
     return having
 
 
 def drain(worker: str) -> None:
-    """Make a worker take no new work until ``resume``; running generations continue to their end.
+    """Order a worker to take no new work until ``resume``; running generations go on.
 
     After that the host can be stopped without losing an answer. Raise UnknownWorker.
     """
-    send(_worker_among(live_workers(), worker).id, Command("drain"))
+    live = live_workers()
+    _give(OrderState.DRAINED, [_worker_among(live, worker).id], live)
 
 
 def resume(worker: str) -> None:
-    """Make a drained worker take work again. Raise UnknownWorker."""
-    send(_worker_among(live_workers(), worker).id, Command("resume"))
+    """Order a drained worker to take work again. Raise UnknownWorker."""
+    live = live_workers()
+    _give(OrderState.ACTIVE, [_worker_among(live, worker).id], live)
 
 
-def loading_worker(model: str) -> str | None:
-    """Return the worker that was asked to load this model and has not announced the load yet."""
-    worker = site_client().get(_load_key(model))
-    return worker.decode() if isinstance(worker, bytes) else None
+def _give(
+    state: OrderState, workers: Collection[str], live: Iterable[LiveWorker], model: str = ""
+) -> None:
+    orders.give(state, workers, model, live=[worker.id for worker in live])
+    live_view.forget()  # The leases show what has come of it.
 
 
-def has_pending_command(model: str) -> bool:
-    """Whether a load or unload of this model was requested and is not announced yet."""
-    return bool(site_client().exists(_load_key(model), _unload_key(model)))
-
-
-def clear_pending_load(model: str) -> None:
-    """Forget the requested load: a worker has the model, or it was unloaded."""
-    site_client().delete(_load_key(model))
-    site_client().srem(_UNLOADED, model)
+def unloaded_on_purpose(live: Iterable[LiveWorker]) -> frozenset[str]:
+    """Return the models that were unloaded from all workers, as these workers announce them."""
+    return frozenset(model for worker in live for model in worker.unloaded)
 
 
 def note_restart(models: Iterable[str]) -> None:
@@ -237,17 +208,6 @@ def restarting(models: Sequence[str]) -> frozenset[str]:
         return frozenset()
     noted: Any = site_client().mget([_restart_key(model) for model in models])
     return frozenset(model for model, is_noted in zip(models, noted, strict=True) if is_noted)
-
-
-def unloaded_on_purpose() -> frozenset[str]:
-    """Return the models that were unloaded from all workers and not loaded since."""
-    names: Any = site_client().smembers(_UNLOADED)
-    return frozenset(name.decode() for name in names)
-
-
-def note_announced_load(model: str) -> None:
-    """Let the pending load expire once web processes see the lease that announces it."""
-    site_client().expire(_load_key(model), _LEASE_VISIBLE_S)
 
 
 def set_load_deadline(generation_id: str, wait_s: int) -> None:
@@ -319,14 +279,6 @@ def _worker_among(live: Iterable[LiveWorker], worker: str) -> LiveWorker:
     if found is None:
         raise UnknownWorker(f"There is no live worker '{worker}'.")
     return found
-
-
-def _load_key(model: str) -> str:
-    return f"load:{model}"
-
-
-def _unload_key(model: str) -> str:
-    return f"unload:{model}"
 
 
 def _restart_key(model: str) -> str:

@@ -139,7 +139,8 @@ class LiveWorker:
     it can load on command. ``release`` is the version of this program in the worker. ``state`` is
     that of its host. ``memory_bytes`` is the memory of its process. ``labels`` match the ``hosts``
     of entries. ``offers`` maps the models with ``replicas`` that it would load to whether it has
-    free memory for them (``fleet.placement``).
+    free memory for them (``fleet.placement``). ``unloaded`` has the models that were unloaded from
+    all workers and not loaded since.
     """
 
     id: str
@@ -154,6 +155,7 @@ class LiveWorker:
     memory_bytes: int = 0
     labels: tuple[str, ...] = ()
     offers: dict[str, bool] = field(default_factory=dict)
+    unloaded: tuple[str, ...] = ()
 
     def model(self, id_: str) -> ModelReport | None:
         """Return the worker's report of a model; None if it does not have the model."""

@@ -1,4 +1,4 @@
-"""Models, LoRA adapters and pulls in the database."""
+"""Models, LoRA adapters, orders to workers and pulls in the database."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from django.conf import settings
 from django.core.validators import RegexValidator
 from django.db import connection, models, transaction
 from django.db.models import Q
+from django.db.models.functions import Now
 from django.utils import timezone
 
 from inference_site.core.storage.fields import ContentField
@@ -60,6 +61,42 @@ class Adapter(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class OrderState(models.TextChoices):
+    """What a worker is ordered to do, with a model or with itself."""
+
+    LOADED = "loaded"  # Load the model.
+    RELOADED = "reloaded"  # Load the model again, with the adapters that it has now.
+    UNLOADED = "unloaded"  # Drop the model once its runs have ended.
+    DRAINED = "drained"  # Take no new work.
+    ACTIVE = "active"  # Take work again.
+
+
+class WorkerOrder(models.Model):
+    """The last order to a worker about a model, or about itself (see ``fleet.orders``).
+
+    ``model_id`` is empty for an order about the worker itself; ``worker`` is empty for one to all
+    workers. ``seen_at`` is the time at which the worker had begun to carry it out.
+    """
+
+    worker = models.CharField(max_length=128, blank=True)
+    model_id = models.CharField("model", max_length=200, blank=True)
+    state = models.CharField(max_length=16, choices=OrderState.choices)
+    ordered_at = models.DateTimeField(db_default=Now())
+    seen_at = models.DateTimeField(null=True)
+
+    class Meta:
+        default_permissions = ()  # No page shows it.
+        constraints = [
+            models.UniqueConstraint(fields=["worker", "model_id"], name="order_to_worker"),
+            models.CheckConstraint(
+                condition=models.Q(state__in=OrderState.values), name="order_state_known"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.state} {self.model_id}".strip()
 
 
 class PullState(models.TextChoices):

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
-from django.conf import settings
 from django.db import Error, connection, transaction
 from django.db.models import Count, F, FloatField, Min, Q, QuerySet
 from django.db.models.functions import Cast
@@ -28,8 +25,9 @@ from inference_site.accounts.models import Budget, BudgetSpend
 from inference_site.catalogue.fleet.leases import ModelState, live_workers
 from inference_site.console.alarms.models import Alarm, Notice, Recipient, Rule, RuleKind
 from inference_site.core.admin_pages.labels import duration, milliseconds
+from inference_site.core.storage.capacity import disks, memory_of
 from inference_site.core.storage.postgresql import cached_sql
-from inference_site.core.storage.redis import all_clients, memory_of
+from inference_site.core.storage.redis import all_clients
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.queue import new_id
 from inference_site.runs.usage.histograms import percentile
@@ -247,22 +245,19 @@ def _spends_above(
 
 
 def _disk_full(rule: Rule) -> Iterator[Finding]:
-    for name in ("DATA_DIR", "MODELS_DIR"):
-        path = Path(getattr(settings, name))
-        existing = next(folder for folder in (path, *path.parents) if folder.exists())
-        usage = shutil.disk_usage(existing)
-        percent = 100 * (1 - usage.free / usage.total)
+    for disk in disks():
+        percent = 100 * (1 - disk.free_bytes / disk.total_bytes)
         if percent >= rule.bound:
-            free = f"{usage.free / 2**30:,.1f} GiB are free"
-            yield Finding(name, f"The disk of {path} is {percent:.0f} % full; {free}.")
+            free = f"{disk.free_bytes / 2**30:,.1f} GiB are free"
+            text = f"The disk of {disk.folder} is {percent:.0f} % full; {free}."
+            yield Finding(disk.setting, text)
 
 
 def _redis_full(rule: Rule) -> Iterator[Finding]:
     for number, client in enumerate(all_clients()):
-        used, limit = memory_of(client)
-        percent = 100 * used / limit if limit else 0.0
-        if limit and percent >= rule.bound:
-            text = f"The memory of Redis {number} is {percent:.0f} % full."
+        memory = memory_of(client)
+        if memory.limit_bytes and memory.percent >= rule.bound:
+            text = f"The memory of Redis {number} is {memory.percent:.0f} % full."
             yield Finding(f"server {number}", text)
 
 

@@ -27,7 +27,7 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.fleet.fleet import (
     ModelStatus,
     capabilities_of,
-    statuses_among,
+    status_among,
     workers,
 )
 from inference_site.console.playground.models import LONGEST_CONTENT, LONGEST_NAME, Preset
@@ -141,7 +141,8 @@ def _chat_models(caller: Caller) -> list[dict[str, str]]:
     """Return the chat models of a caller: loaded ones first, demo models last, then routes."""
     usable = [spec for spec in catalogue().listed(caller.project_name) if may_use(caller, spec)]
     chats = [spec.id for spec in usable if "chat" in capabilities_of(spec)]
-    statuses = statuses_among(workers(), chats)
+    live = workers()
+    statuses = {id_: status_among(live, id_) for id_ in chats}
     shipped = catalogue().is_shipped
     chats.sort(key=lambda id_: (statuses[id_] != ModelStatus.LOADED, shipped(id_)))
     models = [{"id": id_, "status": statuses[id_].value} for id_ in chats]

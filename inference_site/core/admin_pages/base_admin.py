@@ -60,7 +60,7 @@ class SiteAdmin(ModelAdmin):
 class KeysetPaginator(Paginator[Any]):
     """Names the template of the page links; the change list finds the rows itself."""
 
-    template_name = "console/keyset_pages.html"
+    template_name = "admin_pages/keyset_pages.html"
 
 
 class KeysetChangeList(ChangeList):

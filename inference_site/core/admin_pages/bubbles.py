@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import orjson
+from django.apps import apps
 from django.http import HttpRequest
 
 from inference_site.core.site_settings.current import site_settings
@@ -20,8 +21,12 @@ _STRING_OR_LONG_NUMBER = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[-+.0-9eE]{16,}')
 
 def may_see_content(request: HttpRequest) -> bool:
     """Return whether the user has the permission to see prompts and answers, and the site shows
-    them at all."""
-    return request.user.has_perm("responses_api.view_content") and site_settings().show_content
+    them at all.
+
+    The app that declares the permission names it in ``content_permission`` of its ``AppConfig``.
+    """
+    named = [getattr(config, "content_permission", "") for config in apps.get_app_configs()]
+    return request.user.has_perms(filter(None, named)) and site_settings().show_content
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,12 +69,6 @@ def new_async_clients() -> list[redis.asyncio.Redis]:
     return [redis.asyncio.Redis.from_url(url, **options) for url in settings.EVENT_LOG_URLS]
 
 
-def memory_of(client: redis.Redis) -> tuple[int, int]:
-    """Return how many bytes a server uses, and its ``maxmemory``; 0 is no limit."""
-    memory: Any = client.info("memory")
-    return int(memory["used_memory"]), int(memory.get("maxmemory", 0))
-
-
 ALLOW_WHEN_FULL = 'redis.call("HDEL", "held", "")\n'
 """First line of a script whose writes Redis accepts although it is full. It changes nothing.
 

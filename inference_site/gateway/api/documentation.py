@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from django.apps import apps
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
@@ -26,7 +27,6 @@ from inference_site.gateway.api.schema import documented
 from inference_site.gateway.api.views import OpenView
 
 _CACHE_DIR = Path(__file__).parent / "__pycache__"
-_PACKAGES = ("inference_site", "completions", "responses_api")
 _LIBRARIES = ("pydantic", "drf-spectacular", "djangorestframework")
 _lock = threading.Lock()
 
@@ -83,7 +83,8 @@ def _source_digest() -> str:
     digest = hashlib.blake2b(sys.version.encode(), digest_size=8)
     for library in _LIBRARIES:
         digest.update(f"{library} {version(library)}".encode())
-    for package in _PACKAGES:
+    api_apps = [config.name for config in apps.get_app_configs() if hasattr(config, "kinds")]
+    for package in ("inference_site", *api_apps):
         for path in sorted((settings.BASE_DIR / package).rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import platform
 import secrets
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import redis
@@ -33,6 +31,7 @@ from inference_site.catalogue.model_store.entries import entry_error, private_ad
 from inference_site.catalogue.model_store.models import StoredModel
 from inference_site.catalogue.model_store.refresh import refresh_catalogue
 from inference_site.core import environment
+from inference_site.core.storage.capacity import disks, memory_of
 from inference_site.core.storage.postgresql import unpooled_connection
 from inference_site.ops.serve.services import missing_fixes, newest_redis
 from inference_site.runs.kinds import mendings
@@ -146,16 +145,14 @@ def check_settings() -> Iterator[Finding]:
 
 def check_disk() -> Iterator[Finding]:
     """Check the free space of the folders for data and models."""
-    for name in ("DATA_DIR", "MODELS_DIR"):
-        path = Path(getattr(settings, name))
-        existing = next(folder for folder in (path, *path.parents) if folder.exists())
-        usage = shutil.disk_usage(existing)
+    for disk in disks():
+        free, total = disk.free_bytes, disk.total_bytes
         yield graded(
-            name,
-            f"{path}: {usage.free / _GIB:,.1f} of {usage.total / _GIB:,.1f} GiB free",
-            f"Make room there, or move {name} to a larger disk.",
-            warn=usage.free < max(5 * _GIB, usage.total // 20),
-            fail=usage.free < _GIB,
+            disk.setting,
+            f"{disk.folder}: {free / _GIB:,.1f} of {total / _GIB:,.1f} GiB free",
+            f"Make room there, or move {disk.setting} to a larger disk.",
+            warn=free < max(5 * _GIB, total // 20),
+            fail=free < _GIB,
         )
 
 
@@ -221,21 +218,22 @@ def check_redis() -> Iterator[Finding]:
         name = f"Redis ({', '.join(roles)})"
         with redis.Redis.from_url(url, socket_timeout=2, socket_connect_timeout=2) as client:
             info: Any = client.info()
+            memory = memory_of(client)
         version = str(info["redis_version"])
         yield graded(
             name,
-            f"version {version}, {info['used_memory'] / 2**20:,.0f} MiB used",
+            f"version {version}, {memory.used_bytes / 2**20:,.0f} MiB used",
             "Upgrade it to version 6.2 or newer.",
             fail=tuple(int(part) for part in version.split(".")[:2]) < _OLDEST_REDIS,
         )
-        limit, policy = info.get("maxmemory", 0), str(info.get("maxmemory_policy", "noeviction"))
+        limit, policy = memory.limit_bytes, memory.policy
         yield graded(
             name,
             f"{policy}, limit {limit / 2**20:,.0f} MiB" if limit else f"{policy}, no limit",
             "Set `maxmemory-policy noeviction`: evicted keys are lost streams, requests and "
             "counts. Nearly full: raise maxmemory or lower EVENT_LOG_TTL_S or PROJECT_REDIS_BYTES.",
             fail=policy != "noeviction" and bool(limit),
-            warn=bool(limit) and info["used_memory"] > 0.8 * limit,
+            warn=memory.percent > 80,
         )
         persists = bool(info.get("aof_enabled"))
         yield graded(

@@ -129,8 +129,9 @@ def _check_redis() -> str:
 def _check_workers(absent: dict[str, str]) -> str:
     """Return "ok" or the missing models; put models that may be missing into ``absent``."""
     # The next request reads the same view, so a model that is reported as ready is used at once.
-    workers, unloaded = live_view.refresh(), fleet.unloaded_on_purpose()
-    statuses = fleet.statuses_among(workers, list(catalogue().models))
+    workers = live_view.refresh()
+    unloaded = fleet.unloaded_on_purpose(workers)
+    statuses = {model: fleet.status_among(workers, model) for model in catalogue().models}
     can_serve = ModelStatus.LOADED in statuses.values()
     missing = []
     not_loaded = [model for model, status in statuses.items() if status in _NOT_LOADED]

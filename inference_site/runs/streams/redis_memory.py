@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import redis
@@ -20,7 +21,8 @@ import redis.exceptions
 from django.conf import settings
 
 from inference_site.core.domain.errors import RedisFull
-from inference_site.core.storage.redis import client_for, memory_of, shard_of
+from inference_site.core.storage.capacity import memory_of
+from inference_site.core.storage.redis import client_for, shard_of
 
 HELD_LUA = """
 local function milliseconds()
@@ -115,12 +117,10 @@ def require_room(generation_id: str, size_bytes: int) -> None:
     read_at, left = _free.get(shard, (0.0, 0.0))
     if now - read_at > _CACHED_S:
         read_at, left = now, float("inf")
-        try:
-            used, limit = memory_of(client_for(generation_id))
-        except redis.exceptions.ResponseError:  # A server that does not allow the command.
-            limit = 0
-        if limit:
-            left = limit * _FOR_REQUESTS - used
+        with suppress(redis.exceptions.ResponseError):  # A server that does not allow the command.
+            memory = memory_of(client_for(generation_id))
+            if memory.limit_bytes:
+                left = memory.limit_bytes * _FOR_REQUESTS - memory.used_bytes
     _free[shard] = read_at, left - size_bytes  # An estimate until the memory is read again.
     if left < size_bytes:
         raise RedisFull

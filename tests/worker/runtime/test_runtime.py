@@ -15,6 +15,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis.exceptions
@@ -23,7 +24,7 @@ from django.utils import timezone
 from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
-from inference_site.catalogue.fleet.commands import Command, send
+from inference_site.catalogue.fleet import orders
 from inference_site.catalogue.fleet.leases import (
     LiveWorker,
     ModelReport,
@@ -31,9 +32,10 @@ from inference_site.catalogue.fleet.leases import (
     live_view,
     live_workers,
 )
+from inference_site.catalogue.model_store.models import OrderState, WorkerOrder
 from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.storage.redis import client_for, site_client
+from inference_site.core.storage.redis import client_for
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.streams.batches import Batch
 from inference_site.runs.streams.event_log import log_key
@@ -47,6 +49,7 @@ from worker.runtime import host, runs, served_model
 from worker.runtime.runtime import Runtime
 
 Key = tuple[ApiKey, str]
+pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
@@ -369,11 +372,6 @@ def test_a_worker_tells_its_host_its_memory_and_what_runs_its_models(runtime: Ru
     assert "chat" in model.capabilities
 
 
-def obey(runtime: Runtime, do: Any, model: str = "") -> None:
-    """Have the worker told, as an operator does."""
-    send(runtime.id, Command(do, model))
-
-
 @pytest.mark.django_db(transaction=True)
 def test_an_unloaded_model_ends_what_runs_and_is_gone(
     runtime: Runtime, api_key: Key, settings: Settings
@@ -383,21 +381,21 @@ def test_an_unloaded_model_ends_what_runs_and_is_gone(
     with ThreadPoolExecutor(1) as pool:
         pool.submit(runtime.serve, "m")
         wait_until(lambda: busy(runtime) == 1)
-        obey(runtime, "unload", "m")
+        orders.give(OrderState.UNLOADED, [runtime.id], "m")
         wait_until(lambda: (found := announced(runtime)) is not None and not found.models)
     row.refresh_from_db()
     assert (row.status, row.error_code) == (Status.FAILED, "worker_unavailable")
     assert "m" not in runtime.open_models()
 
 
-def test_a_worker_obeys_what_it_was_told_while_it_was_loading(
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_carries_out_an_order_that_was_given_while_it_was_loading(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     worker = Runtime([ModelSpec("m", "scripted")])
 
     def load(spec: ModelSpec) -> Engine:
-        obey(worker, "unload", "m")
-        assert int(site_client().ttl(f"worker:{worker.id}:commands")) > 600  # A load is long.
+        WorkerOrder.objects.create(worker=worker.id, model_id="m", state=OrderState.UNLOADED)
         return load_engine(spec)
 
     monkeypatch.setattr(served_model, "load_engine", load)
@@ -406,18 +404,37 @@ def test_a_worker_obeys_what_it_was_told_while_it_was_loading(
     worker.stop()
 
 
-def test_a_drained_worker_takes_work_again_when_it_is_told(runtime: Runtime) -> None:
-    obey(runtime, "drain")
+@pytest.mark.django_db(transaction=True)
+def test_a_drained_worker_says_so_once_the_order_is_seen_and_takes_work_again(
+    runtime: Runtime,
+) -> None:
+    orders.give(OrderState.DRAINED, [runtime.id])
+    found = announced(runtime)
+    assert found is not None
+    assert found.is_draining
+    assert "m" not in runtime.open_models()
+    orders.give(OrderState.ACTIVE, [runtime.id])
+    assert "m" in runtime.open_models()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_order_without_its_hint_is_carried_out_all_the_same(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "channel", lambda _: "another")
+    orders.give(OrderState.DRAINED, [runtime.id])
     wait_until(lambda: "m" not in runtime.open_models())
-    wait_until(lambda: (found := announced(runtime)) is not None and found.is_draining)
-    obey(runtime, "resume")
-    wait_until(lambda: "m" in runtime.open_models())
 
 
-def test_a_command_that_cannot_be_read_does_not_stop_the_next(runtime: Runtime) -> None:
-    site_client().lpush(f"worker:{runtime.id}:commands", b"{")
-    obey(runtime, "drain")
-    wait_until(lambda: runtime.described().is_draining)
+@pytest.mark.django_db(transaction=True)
+def test_an_order_that_fails_is_not_repeated_and_does_not_stop_the_next(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runtime.loader, "load", Mock(side_effect=ValueError("broken")))
+    orders.give(OrderState.LOADED, [runtime.id], "m")
+    orders.give(OrderState.DRAINED, [runtime.id])
+    assert runtime.described().is_draining
+    assert caplog.text.count("orders: loaded m failed") == 1
 
 
 def test_a_wake_up_for_another_model_is_logged(

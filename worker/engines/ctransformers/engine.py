@@ -10,6 +10,7 @@ from inference_site.catalogue.engines.ctransformers import (
     CtransformersOptions,
     normalized_model_type,
 )
+from inference_site.catalogue.gguf_files import is_gguf
 from inference_site.core.domain.deltas import Finish, TextDelta, TokensDelta
 from inference_site.core.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
 from inference_site.core.domain.model_spec import ModelSpec
@@ -20,7 +21,6 @@ from worker.engines.ctransformers.files import (
     GgmlFile,
     adds_space,
     check_gguf,
-    is_gguf,
     own_texts,
     read_ggml,
 )

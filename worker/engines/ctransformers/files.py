@@ -159,18 +159,11 @@ def _bytes(file: BinaryIO, length: int) -> bytes:
     return found
 
 
-_GGUF = b"GGUF"
 _KIND, _TYPES = "tokenizer.ggml.model", "tokenizer.ggml.token_type"
 _BOS, _EOS = "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"
 _ADDS_SPACE = "tokenizer.ggml.add_space_prefix"
 _USER_DEFINED = 4
 """Type of user-defined tokens, such as tags (GGUF specification)."""
-
-
-def is_gguf(path: Path) -> bool:
-    """Whether the file begins as GGUF. Raise OSError as ``open`` does."""
-    with path.open("rb") as file:
-        return file.read(len(_GGUF)) == _GGUF
 
 
 def check_gguf(path: Path) -> None:

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from inference_site.catalogue.engines.llama_cpp import PREFILL_BATCH, LlamaCppOptions
+from inference_site.catalogue.gguf_files import is_gguf
 from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
 from worker.engines.chat.configuration import check_prompt_templates, named_template
@@ -18,7 +19,6 @@ from worker.engines.own_server import HOST, server_settings
 from worker.model_servers import llama_server
 from worker.model_servers.process import Order
 
-_GGUF_MAGIC = b"GGUF"
 _SPINS = "500"
 """Spins of an OpenMP thread at a barrier before it sleeps: about 20 µs, twice the time to wake it.
 The default is some milliseconds; when another process uses a core, the model's threads would keep
@@ -62,11 +62,10 @@ def order(spec: ModelSpec, arguments: list[str], at: Endpoint) -> Order:
 
 def _check_gguf(spec: ModelSpec, path: Path) -> None:
     try:
-        with path.open("rb") as weights:
-            magic = weights.read(len(_GGUF_MAGIC))
+        is_model = is_gguf(path)
     except OSError as exc:
         raise EngineLoadError(f"Model '{spec.id}': cannot read {path}: {exc.strerror}.") from exc
-    if magic != _GGUF_MAGIC:
+    if not is_model:
         raise EngineLoadError(f"Model '{spec.id}': {path} is not a GGUF file.")
 
 

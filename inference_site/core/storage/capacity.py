@@ -1,0 +1,52 @@
+"""How much room there is: on the disks of the data and the models, and in the memory of Redis."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+from django.conf import settings
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """The disk of a folder, which need not exist yet; ``setting`` names the folder."""
+
+    setting: str
+    folder: Path
+    free_bytes: int
+    total_bytes: int
+
+
+def disks() -> Iterator[Disk]:
+    """Yield the disks of ``DATA_DIR`` and ``MODELS_DIR``. Raise OSError."""
+    for setting in ("DATA_DIR", "MODELS_DIR"):
+        folder = Path(getattr(settings, setting))
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        usage = shutil.disk_usage(existing)
+        yield Disk(setting, folder, usage.free, usage.total)
+
+
+@dataclass(frozen=True, slots=True)
+class RedisMemory:
+    """The memory of a Redis server; ``limit_bytes`` is its ``maxmemory``, 0 without a limit."""
+
+    used_bytes: int
+    limit_bytes: int
+    policy: str
+
+    @property
+    def percent(self) -> float:
+        """How much of the limit is used; 0 without a limit."""
+        return 100 * self.used_bytes / self.limit_bytes if self.limit_bytes else 0.0
+
+
+def memory_of(client: redis.Redis) -> RedisMemory:
+    """Return the memory of a server. Raise ResponseError if it does not allow the command."""
+    found: Any = client.info("memory")
+    limit, policy = int(found.get("maxmemory", 0)), str(found.get("maxmemory_policy", "noeviction"))
+    return RedisMemory(int(found["used_memory"]), limit, policy)
