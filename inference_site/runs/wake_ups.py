@@ -51,20 +51,22 @@ def queue_named(name: str) -> Queue:
 
 def route(
     name: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None, *_: Any, **__: Any
-) -> dict[str, Queue] | None:
+) -> dict[str, Any] | None:
     """Return the queue of the model that a wake-up names (Celery's setting ``task_routes``)."""
     model = args[0] if args else (kwargs or {}).get("model")
     if name != GENERATE_TASK or model is None:
         return None
-    return {"queue": queue_named(queue_name(model))}
+    return {"queue": queue_named(queue_name(model)), "declare": ()}
 
 
 def send_wake_up(model: str, worker: str = "") -> None:
     """Wake a worker of this model, or the given one. A broker that is down is no error."""
     own = own_queue(worker)
     options: Any = {"queue": Queue(own, routing_key=own, expires=_EXPIRES_S)} if worker else {}
+    # Celery's own way to describe arguments takes 0.05 ms.
+    options |= {"argsrepr": f"({model!r},)", "kwargsrepr": "{}", "ignore_result": True}
     try:
-        app.send_task(GENERATE_TASK, (model,), ignore_result=True, **options)
+        app.send_task(GENERATE_TASK, (model,), **options)
     except OperationalError as exc:
         logger.warning("could not send a wake-up for %s: %s", model, exc)
 

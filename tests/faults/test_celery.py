@@ -42,7 +42,7 @@ def _celery(stack: ServedStack, *arguments: str) -> Any:
 
 def _inspect(stack: ServedStack, what: str) -> Any:
     """Return the answer of the only worker."""
-    [answer] = _celery(stack, "inspect", what, "--timeout", "20").values()
+    [answer] = _celery(stack, "inspect", what, "--timeout", "5").values()
     return answer
 
 
@@ -117,8 +117,8 @@ def test_flower_shows_the_worker_and_a_generation_that_runs(stack: ServedStack) 
             reader.wait(60)
             tasks = http.get("/api/tasks").json()
     finally:
-        flower.terminate()
-        flower.wait(60)
+        flower.kill()
+        flower.wait()
     assert [task["id"] for task in answer.json()[name]["active"]] == [public_id]
     assert "worker.generate" in {task["name"] for task in tasks.values()}
 

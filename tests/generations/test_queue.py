@@ -57,9 +57,8 @@ def new_row(api_key: ApiKey, model: str) -> tuple[Generation, Document[ChatAssem
 
 def celery_at(broker_url: str) -> Celery:
     """The Celery application with another broker."""
-    celery = Celery("inference_site", set_as_current=False)
+    celery = Celery("inference_site", broker=broker_url, set_as_current=False)
     celery.config_from_object("django.conf:settings", namespace="CELERY")
-    celery.conf.broker_url = broker_url
     return celery
 
 
