@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.faults.test_processes_die import Reader, slow, works
@@ -135,5 +136,6 @@ def test_control_shutdown_drains_the_worker(stack: ServedStack) -> None:
     )
     reader.wait(60)
     assert (reader.error, reader.text) == (None, "x " * 100)
+    wait_until(lambda: not psutil.pid_exists(worker), 120, "the end of the worker")
     wait_until(lambda: works(stack), 120, "the next worker")
-    assert stack.pid_of("worker") != worker
+    assert "draining for 60 s" in (stack.data_dir / "log" / "worker.log").read_text()
