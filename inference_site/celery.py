@@ -3,9 +3,11 @@
 import os
 from typing import Any
 
+import django
 import kombu
-from celery import Celery
+from celery import Celery, signals
 from celery.app.amqp import AMQP
+from django.apps import apps
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "inference_site.settings")
 
@@ -27,4 +29,13 @@ class _Amqp(AMQP):
 app = Celery("inference_site", amqp=_Amqp, fixups=[])
 app.set_default()
 app.config_from_object("django.conf:settings", namespace="CELERY")
+
+
+@signals.import_modules.connect(weak=False)
+def _set_up_django(**_: Any) -> None:
+    """Load Django's apps before the tasks, in Celery's own commands and Flower."""
+    if not apps.ready:
+        django.setup()
+
+
 app.autodiscover_tasks(["worker"])

@@ -261,9 +261,14 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {
     "ack_emulation": False,
     "priority_steps": [0],
 }
+CELERY_TASK_ROUTES = "inference_site.runs.wake_ups.route"
 CELERY_TASK_IGNORE_RESULT = True
+CELERY_TASK_PUBLISH_RETRY = False  # Maintenance sends a wake-up that could not be sent.
+CELERY_BROKER_POOL_LIMIT = _threads + 8  # As many as connections of PostgreSQL.
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
-CELERY_WORKER_ENABLE_REMOTE_CONTROL = False
+CELERY_WORKER_DISABLE_RATE_LIMITS = True
+# Events of tasks and heartbeats of workers, for Flower and `celery events`.
+CELERY_WORKER_SEND_TASK_EVENTS = environment.boolean("TASK_EVENTS", False)
 CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = False
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 
@@ -448,6 +453,7 @@ LOGGING = {
         "axes": {"level": "WARNING"},  # It has three lines for every login.
         "celery.app.trace": {"level": "WARNING"},
         "celery.worker.strategy": {"level": "WARNING"},
+        "celery.worker.consumer.consumer": {"level": "WARNING"},  # Each queue added or left.
     },
 }
 

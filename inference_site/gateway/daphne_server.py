@@ -23,6 +23,7 @@ from daphne.ws_protocol import WebSocketFactory
 from django.conf import settings
 from django.db import Error
 from django.urls import resolve
+from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
@@ -40,7 +41,7 @@ from inference_site.gateway.daphne_protocols import BoundedFactory, FlowControl,
 from inference_site.gateway.delivery import EVENTS
 from inference_site.gateway.hub import hub
 from inference_site.runs.kinds import import_kinds
-from inference_site.runs.wake_ups import prepare_to_send
+from inference_site.runs.wake_ups import connect_to_broker
 
 logger = logging.getLogger(__name__)
 
@@ -229,13 +230,14 @@ def run_server(host: str, port: int, descriptor: int | None, wait: Callable[[], 
     import_kinds()
     wait()
     start_tracing("web")
-    prepare_to_send()
     # Do once what each request does, as far as PostgreSQL and Redis are up.
     with suppress(Error), release_connection_after():
         find_caller("")
     with suppress(RedisError):
         broker_client().ping()
         live_view.workers()
+    with suppress(OperationalError):
+        connect_to_broker()
     freeze_imported_objects()
     switch_threads_often()
     command = CommandLineInterface()

@@ -8,7 +8,7 @@ waiting     longer than the queue timeout: failed
 no readers  for longer than its disconnect grace: cancelled
 cancelled   a while ago and still running: cancelled again
 waiting     without a wake-up: a new one is sent
-dead        workers without a lease: dropped from the index, with their wake-ups
+dead        workers without a lease: dropped from the index
 leftover    requests in Redis whose generation has ended or never was: dropped
 
 ``repair_inconsistent`` runs apart from the rest, because it reads tables that the others do not
@@ -66,8 +66,6 @@ from inference_site.runs.streams.request_documents import drop_document
 from inference_site.runs.wake_ups import (
     ENOUGH_WAKE_UPS,
     count_wake_ups,
-    drop_late_wake_ups,
-    drop_wake_ups_of,
     send_wake_up,
 )
 
@@ -101,7 +99,7 @@ def maintain() -> None:
         repeat_cancels,
         expire_removed_models,
         resend_wake_ups,
-        drop_dead_workers,
+        prune,
         drop_leftover_requests,
     )
     try:
@@ -361,13 +359,6 @@ def _late_by_model() -> QuerySet[Any, Any]:
     oldest = waiting.annotate(count=Count("id"), oldest=Min("created_at"))
     late = oldest.filter(oldest__lt=Now() - timedelta(seconds=_RECEIVED_S))
     return late.values_list("model", "count")
-
-
-def drop_dead_workers() -> None:
-    """Drop workers without a lease from the index, and the wake-ups that were sent to them."""
-    for worker in prune():
-        drop_wake_ups_of(worker)
-    drop_late_wake_ups()
 
 
 def drop_leftover_requests() -> None:

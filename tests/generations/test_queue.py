@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any, cast
 
-import orjson
 import pytest
 import redis
 import redis.exceptions
+from celery import Celery
 from django.conf import settings as django_settings
 from django.db import IntegrityError, OperationalError
 from pytest_django.fixtures import Settings
@@ -20,7 +18,6 @@ from redis.retry import Retry
 from completions.assemblers.chat import ChatAssembly
 from inference_site.accounts.models import ApiKey
 from inference_site.catalogue.fleet.leases import live_view
-from inference_site.celery import app
 from inference_site.core.domain.errors import ProjectQueueFull
 from inference_site.core.errors.api_errors import UnavailableError
 from inference_site.core.storage.redis import broker_client, client_for
@@ -56,6 +53,13 @@ def new_row(api_key: ApiKey, model: str) -> tuple[Generation, Document[ChatAssem
         ignored_params=["logit_bias"],
     )
     return row, chat_document(row.public_id, "hi")
+
+
+def celery_at(broker_url: str) -> Celery:
+    """The Celery application with another broker."""
+    celery = Celery("inference_site", broker=broker_url, set_as_current=False)
+    celery.config_from_object("django.conf:settings", namespace="CELERY")
+    return celery
 
 
 def test_enqueueing_writes_the_document_the_row_and_a_wake_up(api_key: Key, model: str) -> None:
@@ -138,9 +142,7 @@ def test_documents_and_followers_do_not_stay_for_ever(api_key: Key, model: str) 
 def test_a_broker_that_is_down_is_no_error_once_the_row_is_committed(
     api_key: Key, model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    unreachable = redis.Redis(port=1, retry=Retry(NoBackoff(), 0))
-    down_since_then = SimpleNamespace(llen=broker_client().llen, lpush=unreachable.lpush)
-    monkeypatch.setattr(wake_ups, "broker_client", lambda: down_since_then)
+    monkeypatch.setattr(wake_ups, "app", celery_at("redis://127.0.0.1:1"))
     new, document = new_row(api_key[0], model)
     started = time.monotonic()
     enqueue(new, document, "web.one")
@@ -148,27 +150,6 @@ def test_a_broker_that_is_down_is_no_error_once_the_row_is_committed(
     assert Generation.objects.get(public_id=new.public_id).status == Status.QUEUED
     assert count_wake_ups(model) == 0
     assert f"could not send a wake-up for {model}" in caplog.text
-
-
-def test_a_wake_up_is_the_message_that_celery_would_send(model: str) -> None:
-    queue = queue_name(model)
-    send_wake_up(model)
-    send_wake_up(model)
-    app.send_task(wake_ups.GENERATE_TASK, args=(model,), queue=wake_ups.queue_named(queue))  # type: ignore[arg-type]  # The stubs know only names.
-    first, second, celerys = (_wake_up(queue) for _ in range(3))
-    assert first.pop("ids").isdisjoint(second.pop("ids"))
-    celerys.pop("ids")
-    celerys["headers"]["ignore_result"] = True
-    assert first == second == celerys
-
-
-def _wake_up(queue: str) -> dict[str, Any]:
-    """Take a message; what is its own, in ``ids``, is apart from what all have."""
-    message: dict[str, Any] = orjson.loads(cast(bytes, broker_client().rpop(queue)))
-    headers, properties = message["headers"], message["properties"]
-    id_ = headers.pop("id")
-    assert headers.pop("root_id") == properties.pop("correlation_id") == id_
-    return {**message, "ids": {id_, properties.pop("delivery_tag")}}
 
 
 def test_nothing_is_accepted_while_the_redis_of_documents_is_down(
@@ -241,6 +222,8 @@ def test_a_wake_up_that_nobody_has_read_tells_who_comes_that_others_wait(
 ) -> None:
     """Also where the broker is a server of its own."""
     settings.BROKER_URL = f"{settings.REDIS_URL}{database}"
+    url = settings.CELERY_BROKER_URL + database.replace("db", "virtual_host")
+    monkeypatch.setattr(wake_ups, "app", celery_at(url))
     monkeypatch.setattr(queue, "has_free_slot", lambda _: True)  # As of three seconds ago.
     assert enqueue(*new_row(api_key[0], model), "web.one").position == 0
     with redis.Redis.from_url(settings.BROKER_URL) as broker:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
@@ -12,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import django.db
-import redis.exceptions
 from celery import Celery, bootsteps, signals
 from django.conf import settings
 
@@ -29,7 +27,7 @@ from inference_site.core.process_lifecycle import (
 from inference_site.core.process_tuning import freeze_imported_objects, switch_threads_often
 from inference_site.runs.kinds import import_kinds
 from inference_site.runs.streams.request_documents import reader_of
-from inference_site.runs.wake_ups import drop_wake_ups_of, own_queue, queue_named
+from inference_site.runs.wake_ups import own_queue, queue_named
 from worker.engines.own_server import server_settings
 from worker.model_servers.process import sweep
 from worker.runtime.metrics import serve_metrics
@@ -91,8 +89,6 @@ def run_worker(
     Pulls(runtime.id).start()
     exit_status = _run_celery(app, runtime, loglevel)
     runtime.stop()
-    with contextlib.suppress(redis.exceptions.RedisError):  # Maintenance does it later.
-        drop_wake_ups_of(runtime.id)
     return exit_status
 
 
@@ -110,44 +106,52 @@ def _with_adapters(specs: list[ModelSpec]) -> list[ModelSpec]:
 
 def _run_celery(app: Celery, runtime: Runtime, loglevel: str) -> int:
     """Run the Celery worker that receives the wake-ups of a runtime; return its exit status."""
-
-    @signals.worker_shutting_down.connect(weak=False)
-    def on_shutting_down(**_: Any) -> None:
-        runtime.drain()
-        exit_within(settings.DRAIN_TIMEOUT_S + _EXIT_S, status=1)
-
     signals.worker_init.connect(default_stop_signals, weak=False)
     signals.worker_ready.connect(freeze_imported_objects, weak=False)
     app.steps["consumer"].add(WakeUpConsumer)  # Both steps get the ``runtime`` below.
-    app.steps["worker"].add(_StopSignals)
-    app.amqp.queues.add(queue_named(own_queue(runtime.id)))
+    app.steps["worker"].add(_Drain)
+    own = own_queue(runtime.id)
+    app.amqp.queues.add(queue_named(own))
     worker = app.Worker(
         runtime=runtime,
         hostname=f"models-{os.getpid()}@{socket.gethostname()}",
         pool_cls="threads",
         concurrency=runtime.threads + _SPARE_THREADS,
-        queues=[own_queue(runtime.id)],
+        queues=[own],
         loglevel=loglevel,
         without_gossip=True,
         without_mingle=True,
-        without_heartbeat=True,
+        without_heartbeat=not settings.CELERY_WORKER_SEND_TASK_EVENTS,
         quiet=True,  # No banner among the lines of the log.
     )
     worker.start()
     return int(worker.exitcode or 0)
 
 
-class _StopSignals(bootsteps.StartStopStep):
-    """Replaces the signal handlers that Celery has just installed.
+class _Drain(bootsteps.StartStopStep):
+    """Drains the runtime when the worker stops, at a signal or at ``celery control shutdown``."""
 
-    At SIGHUP, Celery would replace the program of this process while its threads run.
-    """
+    requires = ("celery.worker.components:Pool",)
 
     def __init__(self, parent: Any, runtime: Runtime, **options: Any) -> None:
         super().__init__(parent, **options)
         self._runtime = runtime
+        signals.worker_shutting_down.connect(self._drain)
 
     def start(self, parent: Any) -> None:
-        """Handle SIGTERM, SIGINT and SIGHUP as Celery handles SIGTERM."""
+        """Handle SIGTERM, SIGINT and SIGHUP as Celery handles SIGTERM.
+
+        Celery has just installed its own handlers. At SIGHUP, it would replace the program of this
+        process while its threads run.
+        """
         stop: Any = signal.getsignal(signal.SIGTERM)
         handle_stop_signals(lambda: stop(signal.SIGTERM, None), self._runtime.stop_runs)
+
+    def stop(self, parent: Any) -> None:
+        """Drain before the pool waits for its threads; a remote shutdown sends no signal."""
+        self._drain()
+
+    def _drain(self, **_: Any) -> None:
+        if not self._runtime.is_ending:
+            self._runtime.drain()
+            exit_within(settings.DRAIN_TIMEOUT_S + _EXIT_S, status=1)

@@ -94,6 +94,8 @@ class Run:
 
     def __init__(self, claim: Claim, stream: Stream, later: Later = lambda finish: False) -> None:
         self._claim, self._stream = claim, stream
+        self.started_at = time.time()
+        """Unix time."""
         self._later, self._is_late = later, False
         self._assembler: Assembler | None = None
         self._store: ToStore | None = None

@@ -63,6 +63,11 @@ class Runs:
         return {(claim.public_id, claim.attempt) for claim in claims}
 
     @property
+    def running(self) -> list[tuple[Claim, float]]:
+        """The claims of all runs, each with the Unix time at which its run started."""
+        return [(claim, run.started_at) for claim, (*_, run) in tuple(self._running.items())]
+
+    @property
     def unsent_tokens(self) -> dict[str, int]:
         """The output tokens so far of the runs that have sent no frame, by id."""
         running = tuple(self._running.items())
