@@ -11,11 +11,11 @@ from django.core.asgi import get_asgi_application
 
 _django: Any = get_asgi_application()
 
-from inference_site.gateway.access import with_access_log  # noqa: E402  # As above.
-from inference_site.gateway.api.head import check_head  # noqa: E402  # Needs Django set up.
+from inference_site.gateway.access import with_access_log  # noqa: E402  # Needs Django set up.
 from inference_site.gateway.bodies import bounded_forms  # noqa: E402  # As above.
 from inference_site.gateway.cors import with_cors  # noqa: E402  # As above.
 from inference_site.gateway.delivery import Receive, Send  # noqa: E402  # As above.
+from inference_site.gateway.head import read_head  # noqa: E402  # As above.
 from inference_site.gateway.relay import Relay  # noqa: E402  # As above.
 from inference_site.routing import websockets  # noqa: E402  # As above.
 
@@ -24,7 +24,7 @@ _RELAYED = (
     *("/tokenizer_info", "/v2/rerank"),
     *("/health", "/version", "/metrics", "/console/"),
 )
-_relay, _pages = Relay(check_head), bounded_forms(_django)
+_relay, _pages = Relay(read_head), bounded_forms(_django)
 
 
 async def _route(scope: dict[str, Any], receive: Receive, send: Send) -> None:

@@ -359,8 +359,6 @@ CONVERSATION_LOCK_WAIT_S = environment.number("CONVERSATION_LOCK_WAIT_S", 10)
 # For how long a stored response goes on when its client has left, unless somebody reads it again.
 DISCONNECT_GRACE_S = environment.number("DISCONNECT_GRACE_S", 0)
 WEB_THREADS = _threads
-# A request is answered 503 when no view has come back for this long.
-WEB_STALL_S = environment.number("WEB_STALL_S", 3, minimum=1)
 
 DATA_UPLOAD_MAX_MEMORY_SIZE = MAX_BODY_BYTES
 

@@ -50,7 +50,7 @@ def seeing() -> Iterator[UpstreamServer]:
 @pytest.fixture(scope="session")
 def plain_stack(seeing: UpstreamServer) -> Iterator[ServedStack]:
     """The whole product, running, for tests/browser and tests/contract, which share a process."""
-    env = {"KEEP_ALIVE_INTERVAL": "400", "WEB_STALL_S": "60"}
+    env = {"KEEP_ALIVE_INTERVAL": "400"}
     env |= {"EMAIL_HOST": "127.0.0.1", "EMAIL_PORT": str(free_port())}
     models = SEEING.format(url=seeing.url)
     with served_stack(models, WEBHOOKS_ALLOW_PRIVATE="true", **env) as running:

@@ -84,8 +84,7 @@ class _Limit:
         """Change the count of the current window; the limit does not apply."""
         item, identifiers = self.item
         key = item.key_for(*identifiers)
-        storage = _limiter().storage
-        assert isinstance(storage, RedisStorage)
+        storage = limit_storage()
         if change < 0:  # Not below zero: the previous window gives no credit.
             _previous, _previous_s, current, _current_s = storage.get_sliding_window(key, _WINDOW_S)
             change = max(change, -current)
@@ -94,9 +93,13 @@ class _Limit:
 
 
 @cache
+def limit_storage() -> RedisStorage:
+    """Return the counts of all limits, in the Redis of ``RATE_LIMIT_URL``."""
+    return RedisStorage(settings.RATE_LIMIT_URL, key_prefix="limit", **client_options())
+
+
 def _limiter() -> SlidingWindowCounterRateLimiter:
-    storage = RedisStorage(settings.RATE_LIMIT_URL, key_prefix="limit", **client_options())
-    return SlidingWindowCounterRateLimiter(storage)
+    return SlidingWindowCounterRateLimiter(limit_storage())
 
 
 def _limits_of(caller: Caller) -> Iterator[_Limit]:

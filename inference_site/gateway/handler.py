@@ -2,7 +2,7 @@
 
 Django's handler switches between the event loop and threads several times a request, starts a
 thread for each, and runs middleware for sessions, cookies and pages. The API needs none of that:
-here one call on a pooled thread goes from URL resolution to the response.
+here one call on a pooled thread goes from the resolved URL to the response.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from django.core import signals
 from django.core.handlers.asgi import ASGIRequest
 from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
-from django.urls import resolve, set_script_prefix, set_urlconf
+from django.urls import set_script_prefix, set_urlconf
 from rest_framework.response import Response
 
 from inference_site.accounts.keys import Caller
@@ -31,7 +31,8 @@ from inference_site.core.observability.logs import add_log_fields, log_fields
 from inference_site.core.observability.tracing import current_traceparent
 from inference_site.gateway.access import SCOPE_KEY as access_key
 from inference_site.gateway.access import Access
-from inference_site.gateway.head import require_no_nul
+from inference_site.gateway.head import SCOPE_KEY as head_key
+from inference_site.gateway.head import Head
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +52,8 @@ class ApiHandler:
         view_scope = {**scope, "path": scope["path"].rstrip("/"), "headers": headers}
         try:
             request = ASGIRequest(view_scope, io.BytesIO(body))
-            require_no_nul(scope)
         except UnicodeDecodeError:
             error = InvalidRequestError("The query of the URL is not UTF-8.")
-            return self.refuse(scope, error, started)
-        except InvalidRequestError as error:
             return self.refuse(scope, error, started)
         request_id = _request_id(request.META.get("HTTP_X_REQUEST_ID", ""))
         request.request_id = request_id  # type: ignore[attr-defined]  # Read by views and logs.
@@ -89,7 +87,10 @@ class ApiHandler:
         set_script_prefix("/")
         set_urlconf(None)
         try:
-            match = request.resolver_match = resolve(request.path_info)
+            head: Head = request.scope[head_key]  # type: ignore[attr-defined]  # Of an ASGIRequest.
+            match = request.resolver_match = head.route
+            if match is None:
+                raise Http404
             response: HttpResponseBase = match.func(request, *match.args, **match.kwargs)
             if isinstance(response, Response):  # DRF leaves the rendering to its caller.
                 response.render()
@@ -125,6 +126,7 @@ def _with_facts(scope: dict[str, Any], request: HttpRequest, request_id: str) ->
     caller = getattr(request, "user", None)
     if isinstance(caller, Caller):
         facts |= {"project": caller.project_id, "api_key": caller.api_key_id}
+        scope[head_key].note_user(caller)
 
 
 def error_response(error: ApiError, path: str = "") -> HttpResponse:

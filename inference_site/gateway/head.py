@@ -1,37 +1,101 @@
-"""What the gateway decides by the head of a request: who sends it, and whether to read its body."""
+"""The head of an API request, read once: its route, its sender, and whether its body is read.
+
+The relay decides by it before it reads the body. It travels in the ASGI scope, so that the view
+does not resolve the URL again, nor authenticate a sender who is known.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from django.conf import settings
+from django.core.handlers.asgi import ASGIRequest
 from django.urls import Resolver404, ResolverMatch, resolve
+from rest_framework.utils.mediatypes import media_type_matches
 
-from inference_site.core.errors.api_errors import InvalidRequestError, PayloadTooLargeError
+from inference_site.accounts.keys import Caller, cached_caller, read_secret
+from inference_site.core.errors.api_errors import (
+    ApiError,
+    InvalidRequestError,
+    PayloadTooLargeError,
+    UnsupportedMediaError,
+)
+from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.gateway.api.authentication import KeyAuthentication
 
+SCOPE_KEY = "inference_site.head"
 _LONGEST_CACHED = 100
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Head:
     """What the head says, without asking the database.
 
-    The body is read only if ``takes_body``, and after ``check`` has not raised; ``check`` blocks,
-    so it runs on a thread. The view is called in any case and authenticates again. ``is_queued``:
-    a worker will answer, so the request may be refused early when the queue is full.
+    ``project_id`` is known before the sender when a key was valid a moment ago. The body is read
+    only if ``takes_body``, and only of an authenticated ``user``: see ``authenticate``.
     """
 
     project_id: int | None = None
     takes_body: bool = False
-    check: Callable[[], object] | None = None
-    is_queued: bool = False
+    route: ResolverMatch | None = None
+    user: Any = None
+
+    def note_user(self, user: Any) -> None:
+        """Keep the sender that a view has authenticated: a ``Caller``, or a user of the console."""
+        self.user = user
+        if isinstance(user, Caller):
+            self.project_id = user.project_id
+
+    def authenticate(self, scope: dict[str, Any]) -> None:
+        """Authenticate as the view would, which may query the database. Raise its errors."""
+        bodiless = [(key, value) for key, value in scope["headers"] if key != b"content-length"]
+        request = ASGIRequest({**scope, "headers": bodiless}, io.BytesIO())
+        assert self.route is not None
+        with release_connection_after():
+            self.note_user(self.route.func.cls().initialize_request(request).user)  # type: ignore[attr-defined]  # Set by Django.
 
 
-ReadHead = Callable[[dict[str, Any]], Head]
-"""Returns the head of an ASGI scope without blocking. Raises ApiError to refuse the request."""
+def read_head(scope: dict[str, Any]) -> Head:
+    """Return the head of a request to the API, without a query.
+
+    Raise InvalidRequestError for a malformed URL or length, AuthenticationError without a key,
+    PayloadTooLargeError, and UnsupportedMediaError.
+    """
+    require_no_nul(scope)
+    headers = {key: value.decode("latin-1") for key, value in scope["headers"]}
+    key_headers = headers.get(b"authorization", ""), headers.get(b"x-api-key", "")
+    try:
+        caller, is_fresh = cached_caller(read_secret(*key_headers))
+    except ApiError:
+        caller, is_fresh = None, False
+    head = Head(None if caller is None else caller.project_id)
+    head.route = resolve_cached(scope["path"].rstrip("/"))
+    view = None if head.route is None else getattr(head.route.func, "cls", None)
+    if view is None or not view.authentication_classes:
+        return head
+    needs_key = KeyAuthentication in view.authentication_classes
+    if needs_key and is_fresh:
+        head.note_user(caller)
+    method = scope["method"]
+    if method not in ("POST", "PUT", "PATCH") or not hasattr(view, method.lower()):
+        return head
+    if needs_key:
+        read_secret(*key_headers)
+    head.takes_body = length_of_body(scope) > 0
+    content_type = headers.get(b"content-type", "").partition(";")[0]
+    if head.takes_body and not _has_parser(view, content_type):
+        raise UnsupportedMediaError
+    return head
+
+
+@lru_cache(256)
+def _has_parser(view: Any, content_type: str) -> bool:
+    """Return whether a view has a parser for bodies of this type."""
+    accepted = (parser.media_type for parser in view.parser_classes)
+    return any(media_type_matches(accepts, content_type) for accepts in accepted)
 
 
 def require_no_nul(scope: dict[str, Any]) -> None:

@@ -16,12 +16,10 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-import orjson
 from django.conf import settings
 from django.http.response import HttpResponseBase
 
 from inference_site.core.errors.api_errors import ApiError, UnavailableError
-from inference_site.core.errors.exceptions import api_error
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.gateway.bodies import body_memory, read_body
 from inference_site.gateway.connections import OpenRequest
@@ -48,10 +46,10 @@ from inference_site.gateway.handoff import (
     Outcome,
     call_until_done,
 )
-from inference_site.gateway.head import ReadHead, length_of_body
+from inference_site.gateway.head import SCOPE_KEY as head_key
+from inference_site.gateway.head import Head, length_of_body
 from inference_site.gateway.hub import hub
 from inference_site.gateway.view_pool import QueueKey, ViewPool
-from inference_site.runs.queue_position import queue_counts
 from inference_site.runs.streams.batches import Batch, Ending
 
 logger = logging.getLogger(__name__)
@@ -60,8 +58,6 @@ Answer = tuple[HttpResponseBase, Outcome]
 
 _LARGE = 256 * 1024
 """Bytes from which on a body is decoded on its project's one thread for large bodies."""
-_MOST_PEEKED = 64 * 1024
-"""Bytes of a body that is decoded on the event loop to see whether its queue is full."""
 _HEALTH_THREADS = 2
 _HEALTH_PATHS = ("/health", "/health/ready", "/metrics")
 _FEED_PAUSE_S = 0.1
@@ -72,7 +68,8 @@ _FEED_FAILED = Ending((), 500, b"", error_code="server_error", is_early=True)
 class Relay:
     """ASGI application for http scopes."""
 
-    def __init__(self, read_head: ReadHead) -> None:
+    def __init__(self, read_head: Callable[[dict[str, Any]], Head]) -> None:
+        """``read_head`` does not block, and raises ApiError to refuse a request."""
         self._read_head = read_head
         self._handler = ApiHandler()
         self._views = ViewPool(settings.WEB_THREADS)
@@ -100,7 +97,7 @@ class Relay:
                 handoff = outcome.handoff
                 if not opened.is_counted and (handoff or outcome.feed is not None):
                     try:  # The caller was not known before the view ran.
-                        opened.count_for(self._read_head(scope).project_id)
+                        opened.count_for(scope[head_key].project_id)
                     except ApiError:
                         _abandon(outcome)
                         raise
@@ -127,7 +124,7 @@ class Relay:
         """
         stored = follower.stored
         assert stored is not None
-        project_id, size = self._read_head(scope).project_id, stored.size_bytes
+        project_id, size = scope[head_key].project_id, stored.size_bytes
         if size > _LARGE:
             if not body_memory.try_reserve(project_id, size):
                 raise UnavailableError("Too many long streams are being read.")
@@ -145,39 +142,31 @@ class Relay:
         self, scope: dict[str, Any], receive: Receive, started_at: float, opened: OpenRequest
     ) -> Answer:
         """Return the view's answer, or the refusal of the head or of the body."""
-        head = self._read_head(scope)
+        head = scope[head_key] = self._read_head(scope)
         opened.count_for(head.project_id)
-        if head.check is not None:
-            check = partial(self._handler.check, scope, head.check)
+        if not head.takes_body:
+            call = partial(self._call_view, scope, b"", QueueKey(head.project_id))
+            return await call_until_done(call, started_at)
+        if head.user is None:
+            check = partial(self._handler.check, scope, partial(head.authenticate, scope))
             checked = await self._run(scope, check, QueueKey(head.project_id))
             if checked.status_code != HTTPStatus.NO_CONTENT:
                 return checked, Outcome()
-            head = self._read_head(scope)  # Now the caller is known.
             opened.count_for(head.project_id)
-        if not head.takes_body:
-            call = partial(self._call_view, scope, b"", QueueKey(head.project_id), is_queued=False)
-            return await call_until_done(call, started_at)
         size = length_of_body(scope)
         key = QueueKey(head.project_id, is_large=size > _LARGE)
         self._views.require_room(key)  # Do not read a body that would be refused.
         async with body_memory.reserved(head.project_id, size):
             body = await read_body(receive)
-            if head.is_queued:
-                refuse_if_full(scope, body, head.project_id)
-            call = partial(self._call_view, scope, body, key, is_queued=head.is_queued)
+            call = partial(self._call_view, scope, body, key)
             return await call_until_done(call, started_at)
 
     async def _call_view(
-        self, scope: dict[str, Any], body: bytes, key: QueueKey, *, is_queued: bool
+        self, scope: dict[str, Any], body: bytes, key: QueueKey
     ) -> CallResult[Answer]:
         loop, outcome = asyncio.get_running_loop(), Outcome()
 
         def respond() -> HttpResponseBase:
-            try:
-                if is_queued:  # Its queue may have filled while it waited for this thread.
-                    refuse_if_full(scope, body, key.project_id)
-            except ApiError as exc:
-                return self._handler.refuse(scope, exc, time.monotonic())
             return self._handler.respond({**scope, SCOPE_KEY: outcome}, body)
 
         def on_abandoned() -> None:
@@ -185,7 +174,7 @@ class Relay:
 
         try:
             response = await self._run(scope, respond, key, on_abandoned)
-        except (asyncio.CancelledError, UnavailableError):
+        except asyncio.CancelledError:
             outcome.is_given_up = True
             raise
         started_id = outcome.handoff.generation_id if outcome.handoff else ""
@@ -200,29 +189,6 @@ class Relay:
     ) -> HttpResponseBase:
         pool = self._health_views.get(scope["path"].rstrip("/"), self._views)
         return await pool.run(respond, on_abandoned, key)
-
-
-def refuse_if_full(scope: dict[str, Any], body: bytes, project_id: int | None) -> None:
-    """Raise the error that the view would raise, if the queue was full a moment ago.
-
-    So a thousand requests to a full queue need no threads. Large bodies and requests with an
-    idempotency key, whose answer may be known, are left to the view.
-    """
-    if not queue_counts.any_refused() or len(body) > _MOST_PEEKED:
-        return
-    if any(name == b"idempotency-key" for name, _ in scope["headers"]):
-        return
-    try:
-        given = orjson.loads(body)
-    except ValueError:
-        return
-    model = given.get("model", settings.DEFAULT_MODEL) if isinstance(given, dict) else None
-    if not isinstance(model, str):
-        return
-    is_background = given.get("background") is True or given.get("service_tier") == "flex"
-    refusal = queue_counts.refusal(model, project_id, is_background=is_background)
-    if refusal is not None:
-        raise api_error(refusal)
 
 
 def _sending(

@@ -54,9 +54,6 @@ class ServiceClass(models.IntegerChoices):
     BACKGROUND = 10, "background"  # No client waits.
 
 
-ONE_RUN_A_KEY = "generation_one_run_a_key"
-"""Name of the constraint that an idempotency key has at most one generation that has not failed."""
-
 _MAY_BEGIN = """
     waiting.status = 'queued' AND waiting.model = %(model)s::text
     AND waiting.service_class = line.service_class AND waiting.project_id = line.project_id
@@ -322,8 +319,6 @@ class Generation(models.Model):
     # It continues without its client, and after the death of its worker.
     background = models.BooleanField(default=False)
     end_user = models.CharField(max_length=512, blank=True, default="")
-    # The idempotency key of its request, of those of its API key; empty for most.
-    idempotency_key = models.CharField(max_length=64, blank=True, default="", db_default="")
     ignored_params = ArrayField(models.CharField(max_length=64), default=list, blank=True)
 
     status = models.CharField(max_length=16, choices=Status.choices, default=Status.QUEUED)
@@ -398,12 +393,6 @@ class Generation(models.Model):
             BrinIndex(fields=["created_at"], autosummarize=True, name="generation_by_time"),
         ]
         constraints = [
-            models.UniqueConstraint(
-                fields=["api_key", "idempotency_key"],
-                condition=~models.Q(idempotency_key="")
-                & models.Q(status__in=[Status.QUEUED, Status.RUNNING, Status.COMPLETED]),
-                name=ONE_RUN_A_KEY,
-            ),
             models.CheckConstraint(
                 condition=models.Q(status__in=Status.values), name="generation_status_known"
             ),

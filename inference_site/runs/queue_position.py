@@ -190,19 +190,15 @@ class CachedQueueCounts:
         self, model: str, project_id: int | None, *, is_background: bool
     ) -> EngineUnavailable | None:
         """Return the error of a request that would have been refused a moment ago."""
-        if not self.any_refused():
-            return None
         refusals, now = self._refusals, time.monotonic()
+        if self._refuses_until <= now:  # For almost all requests.
+            return None
         for owner in (_ALL_PROJECTS, project_id):
             for part in (False, True) if is_background else (False,):
                 until, error = refusals.get((model, owner or _ALL_PROJECTS, part), (0.0, QueueFull))
                 if until > now:
                     return error()
         return None
-
-    def any_refused(self) -> bool:
-        """Whether any request was refused a moment ago. Cheap enough to ask for every request."""
-        return self._refuses_until > time.monotonic()
 
 
 queue_counts = CachedQueueCounts()

@@ -152,9 +152,9 @@ def test_durations_are_written_as_the_api_does(seconds: float, text: str) -> Non
 @pytest.fixture
 def no_redis(settings: Any) -> Iterator[None]:
     settings.RATE_LIMIT_URL = "redis://127.0.0.1:1/0"
-    rate_limits._limiter.cache_clear()
+    rate_limits.limit_storage.cache_clear()
     yield
-    rate_limits._limiter.cache_clear()
+    rate_limits.limit_storage.cache_clear()
 
 
 @pytest.mark.usefixtures("no_redis")

@@ -41,7 +41,6 @@ def site() -> Iterator[Site]:
         DEMO_MODEL="false",
         OTEL_EXPORTER_OTLP_ENDPOINT=collector.url,
         OTEL_BSP_SCHEDULE_DELAY="200",
-        WEB_STALL_S="60",
     )
     try:
         local.start_services()

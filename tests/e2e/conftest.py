@@ -135,7 +135,7 @@ def models(
 def stack(models: str, hook_notes: Path) -> Iterator[ServedStack]:
     """The whole product, running, with hooks that act on two models alone."""
     hooks = {name: f"tests.hook_functions.{name.lower()}" for name in ("ON_CHUNK", "ON_DONE")}
-    short = {"KEEP_ALIVE_INTERVAL": "400", "CONVERSATION_LOCK_WAIT_S": "1", "WEB_STALL_S": "60"}
+    short = {"KEEP_ALIVE_INTERVAL": "400", "CONVERSATION_LOCK_WAIT_S": "1"}
     env = {
         **hooks,
         **short,

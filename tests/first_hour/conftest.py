@@ -40,7 +40,6 @@ def stack(hub: Hub) -> Iterator[ServedStack]:
         "HF_ENDPOINT": hub.url,
         "HF_TOKEN": "hf-secret",
         "UPSTREAM_ALLOWED_HOSTS": "127.0.0.1",
-        "WEB_STALL_S": "60",
     }
     with new_stack(_with_real_model, **env, SECRET_KEY="") as running:
         # The site is ready without it.

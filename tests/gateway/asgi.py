@@ -8,6 +8,8 @@ from typing import Any
 import orjson
 from django.http.response import HttpResponseBase
 
+from inference_site.gateway.head import SCOPE_KEY, Head, resolve_cached
+
 Message = dict[str, Any]
 
 
@@ -28,6 +30,11 @@ def scope(
         "client": ("127.0.0.1", 50_000),
         "server": ("127.0.0.1", 8000),
     }
+
+
+def with_head(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return a scope as the relay passes it to the view of a sender that it does not know."""
+    return {**asked, SCOPE_KEY: Head(route=resolve_cached(asked["path"].rstrip("/")))}
 
 
 class FakeClient:

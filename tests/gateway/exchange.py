@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.http import HttpResponse
 
+from inference_site.accounts.keys import Caller
 from inference_site.gateway import delivery, handoff, relay
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.handler import ApiHandler
@@ -67,7 +68,7 @@ class Exchange:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, stream: bool | None) -> None:
         self.hub = QuietHub()
         self.handler = FakeHandler(self.hub, stream)
-        self.relay = Relay(lambda _: Head(1, takes_body=True))
+        self.relay = Relay(lambda _: Head(1, takes_body=True, user=Caller(1, 1)))
         self.relay._handler = self.handler
         self.client = FakeClient(b"{}")
         for module in (delivery, relay, handoff):

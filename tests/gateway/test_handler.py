@@ -33,7 +33,7 @@ from inference_site.runs.models import Generation
 from inference_site.runs.queue import new_id
 from inference_site.runs.streams.request_documents import load_document
 from inference_site.runs.wake_ups import queue_name
-from tests.gateway.asgi import error_of, scope
+from tests.gateway.asgi import error_of, scope, with_head
 
 Key = tuple[ApiKey, str]
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
@@ -68,7 +68,7 @@ class Api:
         sent = {name: value for name, value in given.items() if value is not None}
         content = body if isinstance(body, bytes) else b"" if body is None else orjson.dumps(body)
         return self._handler.respond(
-            {**scope(method, path, sent), SCOPE_KEY: self.outcome}, content
+            with_head({**scope(method, path, sent), SCOPE_KEY: self.outcome}), content
         )
 
 
@@ -223,7 +223,8 @@ def test_a_fault_outside_the_view_is_an_envelope_as_well(
 
 
 def test_a_url_that_is_no_text_is_the_clients_fault(handler: ApiHandler) -> None:
-    response = handler.respond(scope("GET", "/v1/models", query=b"a=\xff\xfe"), b"")
+    asked = with_head(scope("GET", "/v1/models", query=b"a=\xff\xfe"))
+    response = handler.respond(asked, b"")
     assert response.status_code == 400
     assert error_of(response)["type"] == "invalid_request_error"
 

@@ -1,20 +1,17 @@
-"""The pool of views: what it runs, what it refuses, and what it gives up."""
+"""The pool of views: what it runs, and what it refuses."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
 from django.http import HttpResponse
-from pytest_django.fixtures import Settings
 
 from inference_site.core.errors.api_errors import UnavailableError
 from inference_site.gateway import view_pool
-from inference_site.gateway.handler import error_response
-from inference_site.gateway.view_pool import QueueKey, ThreadQueues, ViewPool
+from inference_site.gateway.view_pool import QueueKey, ViewPool
 
 
 def answer(status: int = 200) -> Callable[[], HttpResponse]:
@@ -50,38 +47,6 @@ def test_a_view_answers() -> None:
     assert response.status_code == 201
 
 
-def test_a_hanging_view_is_given_up_and_its_end_is_told(settings: Settings) -> None:
-    settings.WEB_STALL_S = 0.3
-    stuck, told = Stuck(), threading.Event()
-
-    async def main() -> None:
-        with pytest.raises(UnavailableError):
-            await ViewPool(1).run(stuck, told.set)
-        assert not told.is_set()
-        stuck.let_go.set()
-
-    asyncio.run(main())
-    assert told.wait(60)
-
-
-def test_what_was_refused_before_it_began_never_runs(settings: Settings) -> None:
-    settings.WEB_STALL_S = 0.3
-    first, second = Stuck(), Stuck()
-
-    async def main() -> None:
-        pool = ViewPool(1)
-        outcomes = await asyncio.gather(
-            pool.run(first, ignore), pool.run(second, ignore), return_exceptions=True
-        )
-        assert [type(outcome) for outcome in outcomes] == [UnavailableError] * 2
-        first.let_go.set()
-        second.let_go.set()
-        await asyncio.sleep(0.1)
-
-    asyncio.run(main())
-    assert (first.ran, second.ran) == (1, 0)
-
-
 def test_a_client_that_leaves_while_its_view_runs_is_told_of_its_end() -> None:
     stuck, told = Stuck(), threading.Event()
 
@@ -95,93 +60,6 @@ def test_a_client_that_leaves_while_its_view_runs_is_told_of_its_end() -> None:
 
     asyncio.run(main())
     assert told.wait(60)
-
-
-def test_threads_of_views_that_hang_are_replaced_but_not_without_end(settings: Settings) -> None:
-    settings.WEB_STALL_S = 60
-    stuck = Stuck()
-
-    async def main() -> None:
-        pool = ViewPool(2)
-        hanging = [asyncio.create_task(pool.run(stuck, ignore, QueueKey(n))) for n in (1, 2)]
-        await asyncio.sleep(0.1)
-        response = await pool.run(answer(), ignore, QueueKey(3))
-        assert (response.status_code, stuck.ran) == (200, 2)
-        hanging += [asyncio.create_task(pool.run(stuck, ignore, QueueKey(n))) for n in (4, 5, 6)]
-        await asyncio.sleep(3)
-        assert stuck.ran == 4
-        stuck.let_go.set()
-        await asyncio.gather(*hanging)
-        assert stuck.ran == 5
-
-    asyncio.run(main())
-
-
-def test_a_slow_failure_of_storage_refuses_nobody_where_others_get_on() -> None:
-    def slow_failure() -> HttpResponse:
-        time.sleep(1.05)
-        return error_response(UnavailableError(code="database_unavailable"))
-
-    async def main() -> None:
-        pool = ViewPool(2)
-        failing = asyncio.create_task(pool.run(slow_failure, ignore, QueueKey(1)))
-        await asyncio.sleep(0.1)
-        assert (await pool.run(answer(), ignore, QueueKey(2))).status_code == 200
-        assert (await failing).status_code == 503
-        assert (await pool.run(answer(), ignore)).status_code == 200
-
-    asyncio.run(main())
-
-
-def test_after_a_slow_failure_of_storage_requests_are_refused_for_a_while() -> None:
-    def slow_failure() -> HttpResponse:
-        time.sleep(1.05)
-        return error_response(UnavailableError(code="database_unavailable"))
-
-    async def main() -> None:
-        pool = ViewPool(1)
-        assert (await pool.run(slow_failure, ignore)).status_code == 503
-        with pytest.raises(UnavailableError):
-            await pool.run(answer(), ignore)
-        await asyncio.sleep(1.05)
-        assert (await pool.run(answer(), ignore)).status_code == 200
-
-    asyncio.run(main())
-
-
-def test_another_slow_503_closes_the_door_to_nobody() -> None:
-    def slow_refusal() -> HttpResponse:
-        time.sleep(1.05)
-        return error_response(UnavailableError(code="queue_full"))
-
-    async def main() -> None:
-        pool = ViewPool(1)
-        assert (await pool.run(slow_refusal, ignore)).status_code == 503
-        assert (await pool.run(answer(), ignore)).status_code == 200
-
-    asyncio.run(main())
-
-
-def test_views_that_compute_are_no_stall(settings: Settings) -> None:
-    settings.WEB_STALL_S = 0.3
-    done = threading.Event()
-
-    def compute() -> HttpResponse:
-        until = time.thread_time() + 2
-        while time.thread_time() < until and not done.is_set():
-            sum(range(1000))
-        return HttpResponse(status=201)
-
-    async def main() -> None:
-        pool = ViewPool(2)
-        computing = asyncio.create_task(pool.run(compute, ignore, QueueKey(1)))
-        waiting = asyncio.create_task(pool.run(answer(), ignore, QueueKey(1)))
-        await asyncio.sleep(1.2)
-        assert not computing.done()
-        done.set()
-        assert [(await task).status_code for task in (computing, waiting)] == [201, 200]
-
-    asyncio.run(main())
 
 
 def test_a_project_has_at_most_half_of_the_threads() -> None:
@@ -250,28 +128,6 @@ def test_a_project_that_is_alone_need_not_rest(monkeypatch: pytest.MonkeyPatch) 
     asyncio.run(main())
 
 
-def test_the_pace_of_large_bodies_is_not_that_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view_pool, "_NEWEST_WEIGHT", 1.0)
-
-    async def main() -> None:
-        queues, large = ThreadQueues(2, 1), QueueKey(1, is_large=True)
-        assert queues.take(large) is None
-        waiting = [queues.take(large) for _ in range(5)]
-        for _ in range(2):
-            await asyncio.sleep(0.05)
-            queues.give_back(large)
-        monkeypatch.setattr(view_pool, "_LONGEST_WAIT_S", 0.0)
-        monkeypatch.setattr(view_pool, "_LONGEST_LARGE_WAIT_S", 0.0)
-        with pytest.raises(UnavailableError):
-            queues.require_room(large)
-        assert queues.take(QueueKey(2)) is None
-        assert queues.take(QueueKey(2)) is not None
-        queues.require_room(QueueKey(2))
-        assert len(waiting) == 5
-
-    asyncio.run(main())
-
-
 def test_a_thread_goes_to_the_project_that_has_the_fewest() -> None:
     order: list[int] = []
 
@@ -315,52 +171,16 @@ def test_nobody_waits_longer_for_a_thread_than_may_be(monkeypatch: pytest.Monkey
     monkeypatch.setattr(view_pool, "_LONGEST_WAIT_S", 0.1)
 
     async def main() -> None:
-        pool, stuck = ViewPool(1), Stuck()
+        pool, stuck, never = ViewPool(1), Stuck(), Stuck()
         first = asyncio.create_task(pool.run(stuck, ignore))
         await asyncio.sleep(0.05)
-        late = [asyncio.create_task(pool.run(answer(), ignore, QueueKey(n % 3))) for n in range(9)]
+        late = [asyncio.create_task(pool.run(never, ignore, QueueKey(n % 3))) for n in range(9)]
         outcomes = await asyncio.gather(*late, return_exceptions=True)
         assert {type(outcome) for outcome in outcomes} == {UnavailableError}
         stuck.let_go.set()
         assert (await first).status_code == 200
         assert (await pool.run(answer(), ignore)).status_code == 200
-
-    asyncio.run(main())
-
-
-def test_who_would_wait_too_long_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view_pool, "_NEWEST_WEIGHT", 1.0)
-
-    async def main() -> None:
-        queues, own, other = ThreadQueues(1, 1), QueueKey(1), QueueKey(2)
-        assert queues.take(own) is None
-        waiting = [queues.take(own) for _ in range(20)]
-        for _ in range(2):  # Between two threads lies a time.
-            await asyncio.sleep(0.05)
-            queues.give_back(own)
-        monkeypatch.setattr(view_pool, "_LONGEST_WAIT_S", 0.5)
-        with pytest.raises(UnavailableError):
-            queues.take(own)
-        assert queues.take(other) is not None
-        assert sum(turn is not None and turn.done() for turn in waiting) == 2
-
-    asyncio.run(main())
-
-
-def test_until_the_pace_is_known_few_of_a_project_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view_pool, "_MOST_AT_FIRST", 5)
-
-    async def main() -> None:
-        pool, stuck, own = ViewPool(1), Stuck(), QueueKey(1)
-        flood = [asyncio.create_task(pool.run(stuck, ignore, own)) for _ in range(20)]
-        await asyncio.sleep(0.05)
-        assert sum(task.done() for task in flood) == 14
-        with pytest.raises(UnavailableError):
-            pool.require_room(own)
-        pool.require_room(QueueKey(2))
-        stuck.let_go.set()
-        await asyncio.gather(*flood, return_exceptions=True)
-        pool.require_room(own)
+        assert never.ran == 0
 
     asyncio.run(main())
 
@@ -379,20 +199,5 @@ def test_who_leaves_the_line_keeps_no_thread() -> None:
             task.cancel()
         await asyncio.gather(*leaving, return_exceptions=True)
         assert (await pool.run(answer(), ignore)).status_code == 200
-
-    asyncio.run(main())
-
-
-def test_a_long_line_that_moves_is_no_stall(settings: Settings) -> None:
-    settings.WEB_STALL_S = 1.0
-
-    def brisk() -> HttpResponse:
-        time.sleep(0.1)
-        return HttpResponse()
-
-    async def main() -> None:
-        pool = ViewPool(1)
-        responses = await asyncio.gather(*(pool.run(brisk, ignore) for _ in range(15)))
-        assert [response.status_code for response in responses] == [200] * 15
 
     asyncio.run(main())

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from django.http import HttpResponse
 
+from inference_site.accounts.keys import Caller
 from inference_site.gateway import delivery, handoff, relay
 from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, HandOff, Wait
@@ -83,7 +84,7 @@ class Crowd:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, at_most_s: float) -> None:
         self.hub = EndingsHub()
         self.view = OneConversation(self.hub, at_most_s)
-        self._relay = Relay(lambda _: Head(1, takes_body=True))
+        self._relay = Relay(lambda _: Head(1, takes_body=True, user=Caller(1, 1)))
         self._relay._handler = self.view
         for module in (delivery, relay, handoff):
             monkeypatch.setattr(module, "hub", self.hub)

@@ -66,7 +66,6 @@ def test_a_row_that_is_inserted_has_what_it_was_made_with(api_key: Key) -> None:
         streamed=True,
         background=True,
         end_user="somebody",
-        idempotency_key="k",
         ignored_params=["a", "b"],
         preferred_worker="w",
         reserved_tokens=7,

@@ -20,11 +20,11 @@ from inference_site.gateway.idempotency.models import (
     KeyedRequest,
     KeyLocked,
     KeyTaken,
-    find_uses,
+    find_use,
     forget_answer,
+    prune,
     trim_answers,
 )
-from inference_site.gateway.idempotency.retention import prune
 
 pytestmark = pytest.mark.django_db(transaction=True)
 Key = tuple[ApiKey, str]
@@ -64,12 +64,14 @@ def test_of_claims_at_one_moment_one_is_written(claim: KeyClaim) -> None:
 
 def test_of_those_who_take_a_key_over_one_does(claim: KeyClaim) -> None:
     claim.write()
-    (known,) = find_uses(claim.api_key_id, claim.key, 10)
+    known = find_use(claim.api_key_id, claim.key)
+    assert known is not None
     mine = replace(claim, replaces=known.id, request="other")
     mine.write()
     with pytest.raises(KeyTaken):
         mine.write()
-    (taken,) = find_uses(claim.api_key_id, claim.key, 10)
+    taken = find_use(claim.api_key_id, claim.key)
+    assert taken is not None
     assert (taken.request, taken.id != known.id) == ("other", True)
 
 
@@ -120,8 +122,7 @@ def test_the_oldest_answers_go_and_what_has_generated_stays_without(
 def test_answers_are_bounded_by_their_bytes_too(
     claim: KeyClaim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models, "MOST_BYTES", 25)
-    monkeypatch.setattr("inference_site.gateway.idempotency.retention.MOST_BYTES", 25)
+    monkeypatch.setattr(models, "_MOST_BYTES", 25)
     for number in range(4):
         replace(claim, key=str(number), body="x" * 10).write()
     assert prune(math.inf) == 2
@@ -133,8 +134,11 @@ def test_all_goes_after_a_day(claim: KeyClaim) -> None:
         replace(claim, key=key).write()
     day_ago = timezone.now() - dt.timedelta(days=1, seconds=1)
     KeyedRequest.objects.filter(key="old").update(created_at=day_ago)
-    (known,) = find_uses(claim.api_key_id, "old", 10)
-    assert known.is_old
+    assert find_use(claim.api_key_id, "old") is None
+    replace(claim, key="old").write()  # It takes the row over.
+    with pytest.raises(KeyTaken):
+        replace(claim, key="old").write()
+    KeyedRequest.objects.filter(key="old").update(created_at=day_ago)
     assert prune(math.inf) == 1
     assert KeyedRequest.objects.get().key == "new"
 

@@ -30,7 +30,7 @@ from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, Feed, Outcome
 from inference_site.runs.streams.batches import Ending
-from tests.gateway.asgi import scope
+from tests.gateway.asgi import scope, with_head
 from tests.hub_server import Hub
 from worker.runtime.pulls import Pulls
 
@@ -47,7 +47,7 @@ class Asked:
         outcome = Outcome()
         headers = {"authorization": f"Bearer {secret}", "content-type": "application/json"}
         asked = {**scope("POST", "/api/pull", headers), SCOPE_KEY: outcome}
-        response: Any = ApiHandler().respond(asked, json.dumps(body).encode())
+        response: Any = ApiHandler().respond(with_head(asked), json.dumps(body).encode())
         self.status, self.headers = response.status_code, response.headers
         self.body = json.loads(response.content) if response.content else None
         self.feed: Feed | None = outcome.feed

@@ -50,7 +50,7 @@ def weights() -> Path:
 def stack(weights: Path) -> Iterator[ServedStack]:
     """The whole product with the model."""
     models = MODELS.format(file=weights, demo=DEMO_FILE, slots=SLOTS, context_length=CONTEXT_LENGTH)
-    with served_stack(models, WEB_STALL_S="60") as running:
+    with served_stack(models) as running:
         yield running
 
 

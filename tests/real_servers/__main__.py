@@ -63,7 +63,7 @@ def main() -> int:
 
 def _rows(prepared: Prepared, wanted: str) -> dict[str, str]:
     """Return what is seen of each row."""
-    env = {"WEB_STALL_S": "60", "LLAMA_SERVER": "", **prepared.env}
+    env = {"LLAMA_SERVER": "", **prepared.env}
     with served_stack(prepared.models, **env) as stack:
         site = Site(stack, MODEL, prepared.embedding)
         _await_answer(stack, site)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,20 +26,17 @@ from django.db import connection, transaction
 from django.db.models import Max
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
+from limits import RateLimitItemPerSecond
+from limits.strategies import FixedWindowRateLimiter
 from redis.exceptions import RedisError
 from unfold.forms import AuthenticationForm
 
+from inference_site.accounts.rate_limits import limit_storage
 from inference_site.console.people.login_log import client_address
 from inference_site.core.admin_pages.labels import duration
-from inference_site.core.storage.redis import site_client
 
 logger = logging.getLogger(__name__)
 
-_COUNT = """
-local tries = redis.call('INCR', KEYS[1])
-if tries == 1 then redis.call('EXPIRE', KEYS[1], ARGV[1]) end
-return {tries, redis.call('TTL', KEYS[1])}
-"""
 _COOKIE, _SALT, _YEAR_S = "known_browser", "known browser", 365 * 86_400
 
 
@@ -55,20 +53,26 @@ class AttemptLimit:
 
         While Redis is unavailable, every attempt is allowed.
         """
+        limiter, item = FixedWindowRateLimiter(limit_storage()), self._item
         try:
-            counted: Any = site_client().eval(_COUNT, 1, f"{self.name}:{subject}", self.window_s)
+            if limiter.hit(item, self.name, str(subject)):
+                return 0
+            reset_time = limiter.get_window_stats(item, self.name, str(subject)).reset_time
         except RedisError as exc:
-            logger.warning("a try is not counted: %s", exc)
+            logger.warning("an attempt is not counted: %s", exc)
             return 0
-        attempts, left_s = map(int, counted)
-        return max(1, left_s) if attempts > self.max_attempts else 0
+        return max(1, round(reset_time - time.time()))
 
     def reset(self, subject: str) -> None:
         """Delete the count of this subject."""
         try:
-            site_client().delete(f"{self.name}:{subject}")
+            limit_storage().clear(self._item.key_for(self.name, subject))
         except RedisError as exc:
-            logger.warning("tries are not forgotten: %s", exc)
+            logger.warning("a count of attempts is not deleted: %s", exc)
+
+    @property
+    def _item(self) -> RateLimitItemPerSecond:
+        return RateLimitItemPerSecond(self.max_attempts, self.window_s)
 
 
 LOGINS_PER_ADDRESS = AttemptLimit("logins", 30, 60)

@@ -17,6 +17,7 @@ from inference_site.core.errors.api_errors import MethodNotAllowedError
 from inference_site.core.errors.exceptions import api_error, log_error
 from inference_site.core.observability.logs import add_log_fields
 from inference_site.gateway.api.authentication import caller_of
+from inference_site.gateway.head import SCOPE_KEY, Head
 from inference_site.gateway.idempotency.requests import HEADER, answer_once
 
 _SELF_REFERENCES = ("head", "post", "response")
@@ -48,6 +49,14 @@ class ApiView(APIView):
             getattr(self.request, "parser_context", {}).clear()  # DRF puts the request into it.
             for name in _SELF_REFERENCES:
                 vars(self).pop(name, None)
+
+    def initialize_request(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Request:
+        """Return DRF's request; its sender need not be authenticated if the relay has done so."""
+        made: Request = super().initialize_request(request, *args, **kwargs)
+        head: Head | None = getattr(request, "scope", {}).get(SCOPE_KEY)  # None for pages.
+        if head is not None and head.user is not None:
+            made.user = head.user
+        return made
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         """Authenticate, count the request, and make a POST with an idempotency key run once."""

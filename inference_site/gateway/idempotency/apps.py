@@ -7,4 +7,4 @@ class IdempotencyConfig(AppConfig):
     name = "inference_site.gateway.idempotency"
     label = "idempotency"
     default_auto_field = "django.db.models.BigAutoField"
-    retention = "inference_site.gateway.idempotency.retention"
+    retention = "inference_site.gateway.idempotency.models"

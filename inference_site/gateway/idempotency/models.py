@@ -8,6 +8,8 @@ PostgreSQL lets one commit; the others wait for it on the unique index, at most 
 
 from __future__ import annotations
 
+import datetime as dt
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +17,20 @@ from django.conf import settings
 from django.db import OperationalError, models
 from django.utils import timezone
 
-from inference_site.core.storage.postgresql import execute_pipelined, execute_prepared, is_timeout
+from inference_site.core.storage.postgresql import (
+    delete_older,
+    execute_pipelined,
+    execute_prepared,
+    is_timeout,
+)
 
-KEPT_S = 86_400
-MOST_BYTES = 8 * 1024 * 1024
+_KEPT_S = 86_400
+_MOST_BYTES = 8 * 1024 * 1024
 """Bytes of answers that are kept for one project."""
 _WAIT_MS = 2_000
 _IDLE_MS = 10_000
 _TRIMMED_AT_ONCE = 500
+_DELETED_AT_ONCE = 500
 
 
 class KeyedRequest(models.Model):
@@ -72,26 +80,14 @@ class KeyedRequest(models.Model):
         return f"{self.api_key_id}:{self.key[:12]}"
 
 
-# The second half finds generations that the previous release accepted: it writes only the column of
-# the generation. Both can be removed one release later.
 _FIND = """
 SELECT known.id, known.request, known.generation_id, known.grace_s, known.status, known.body,
-       known.created_at < now() - %(kept_s)s * interval '1 s', run.status, run.kind, run.streamed
+       run.status, run.kind, run.streamed
 FROM idempotency_keyedrequest known
 LEFT JOIN generations_generation run
        ON run.public_id = known.generation_id AND known.generation_id <> ''
 WHERE known.api_key_id = %(api_key)s AND known.key = %(key)s::text
-UNION ALL
-SELECT NULL, '', run.public_id, CASE WHEN run.background THEN 0 ELSE %(grace_s)s END, 0, '',
-       run.created_at < now() - %(kept_s)s * interval '1 s', run.status, run.kind, run.streamed
-FROM generations_generation run
-WHERE run.api_key_id = %(api_key)s AND run.idempotency_key = %(key)s::text
-      AND run.idempotency_key <> '' AND run.status IN ('queued', 'running', 'completed')
-      AND NOT EXISTS (
-          SELECT FROM idempotency_keyedrequest known
-          WHERE known.api_key_id = %(api_key)s AND known.key = %(key)s::text
-                AND known.generation_id = run.public_id
-      )
+      AND known.created_at >= now() - %(kept_s)s * interval '1 s'
 """
 _BOUND = (
     "SELECT set_config('idempotency.lock_timeout', current_setting('lock_timeout'), true), "
@@ -112,6 +108,7 @@ ON CONFLICT (api_key_id, key) DO UPDATE SET
     generation_id = excluded.generation_id, grace_s = excluded.grace_s, status = excluded.status,
     body = excluded.body, kept_bytes = excluded.kept_bytes, created_at = excluded.created_at
 WHERE known.id = %(replaces)s::bigint
+      OR known.created_at < now() - %(kept_s)s * interval '1 s'
 RETURNING id
 """
 _TRIM = """
@@ -138,18 +135,17 @@ SELECT (SELECT count(*) FROM emptied) + (SELECT count(*) FROM deleted)
 
 @dataclass(frozen=True, slots=True)
 class KeyUse:
-    """A request that used a key. ``request`` is empty if its digest is unknown.
+    """A request of the last day that used a key.
 
     ``run_status``, ``kind`` and ``streamed`` are those of the generation; None without one.
     """
 
-    id: int | None
+    id: int
     request: str
     generation_id: str
     grace_s: int
     status: int
     body: str
-    is_old: bool
     run_status: str | None
     kind: str | None
     streamed: bool | None
@@ -167,7 +163,8 @@ class KeyLocked(Exception):
 class KeyClaim:
     """The row of a request, to be written in the transaction of what the request does.
 
-    ``replaces`` is the id of the earlier row of this key, if its request failed or has expired.
+    It replaces a row of this key that is older than a day; and that with the id ``replaces``, whose
+    request has failed.
     """
 
     api_key_id: int
@@ -190,6 +187,7 @@ class KeyClaim:
             "generation_id": self.generation_id,
             "grace_s": self.grace_s,
             "replaces": self.replaces,
+            "kept_s": _KEPT_S,
             **_answer(self.status, self.body),
         }
         try:
@@ -216,10 +214,11 @@ def _answer(status: int, body: str) -> dict[str, Any]:
     return {"status": status, "body": body, "kept_bytes": kept_bytes}
 
 
-def find_uses(api_key_id: int, key: str, grace_s: int) -> list[KeyUse]:
-    """Return the requests with this key; ``grace_s`` is that of runs of the previous release."""
-    given = {"api_key": api_key_id, "key": key, "kept_s": KEPT_S, "grace_s": grace_s}
-    return [KeyUse(*row) for row in execute_prepared(_FIND, given)]
+def find_use(api_key_id: int, key: str) -> KeyUse | None:
+    """Return the request of the last day that used this key."""
+    given = {"api_key": api_key_id, "key": key, "kept_s": _KEPT_S}
+    row = execute_prepared(_FIND, given).fetchone()
+    return None if row is None else KeyUse(*row)
 
 
 def trim_answers(project_id: int) -> int:
@@ -227,7 +226,7 @@ def trim_answers(project_id: int) -> int:
 
     Return how many. The row of a generation stays, without its answer: it still runs once.
     """
-    limits = {"keys": settings.IDEMPOTENCY_KEYS, "bytes": MOST_BYTES, "limit": _TRIMMED_AT_ONCE}
+    limits = {"keys": settings.IDEMPOTENCY_KEYS, "bytes": _MOST_BYTES, "limit": _TRIMMED_AT_ONCE}
     row = execute_prepared(_TRIM, {"project": project_id, **limits}).fetchone()
     return 0 if row is None else int(row[0])
 
@@ -236,3 +235,19 @@ def forget_answer(generation_id: str) -> None:
     """Delete the kept answer of a generation whose result was deleted."""
     kept = KeyedRequest.objects.filter(generation_id=generation_id, kept_bytes__gt=0)
     kept.exclude(generation_id="").update(body="", kept_bytes=0)
+
+
+def prune(until: float) -> int:
+    """Delete rows of more than a day ago, and answers beyond the limits of their projects.
+
+    Stop when the monotonic clock passes ``until``; return how many were deleted.
+    """
+    day_ago = timezone.now() - dt.timedelta(seconds=_KEPT_S)
+    deleted = delete_older(KeyedRequest.objects.all(), day_ago, until, _DELETED_AT_ONCE)
+    kept = KeyedRequest.objects.filter(kept_bytes__gt=0).values("project_id").order_by()
+    sums = kept.annotate(keys=models.Count("id"), bytes=models.Sum("kept_bytes"))
+    most = models.Q(keys__gt=settings.IDEMPOTENCY_KEYS) | models.Q(bytes__gt=_MOST_BYTES)
+    for project_id in list(sums.filter(most).values_list("project_id", flat=True)):
+        while time.monotonic() < until and (trimmed := trim_answers(project_id)):
+            deleted += trimmed
+    return deleted

@@ -14,7 +14,6 @@ transaction. Others, such as a cancel, do no harm when they are done twice: afte
 
 from __future__ import annotations
 
-import datetime as dt
 import hashlib
 import re
 from collections import Counter
@@ -26,7 +25,6 @@ from typing import Any
 import orjson
 from django.db import DatabaseError, transaction
 from django.http import HttpResponse
-from django.utils import timezone
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -35,16 +33,15 @@ from inference_site.core.errors.api_errors import ConflictError, InvalidRequestE
 from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
 from inference_site.gateway.hub import hub
 from inference_site.gateway.idempotency.models import (
-    KEPT_S,
     KeyClaim,
     KeyLocked,
     KeyTaken,
     KeyUse,
-    find_uses,
+    find_use,
     trim_answers,
 )
 from inference_site.runs.kinds import kind_of
-from inference_site.runs.models import Generation, Status
+from inference_site.runs.models import Status
 
 HEADER = "Idempotency-Key"
 GRACE_S = 10
@@ -109,24 +106,17 @@ def answered_with(claim: KeyClaim, answer: HttpResponse) -> KeyClaim:
 
 def _repeated(request: Request, claim: KeyClaim) -> tuple[HttpResponse | None, int | None]:
     """Return the first answer to this request; else None, and the id of the row to replace."""
-    replaces = None
-    for use in find_uses(claim.api_key_id, claim.key, GRACE_S):
-        replaces = replaces or use.id
-        if use.is_old:
-            # Generations older than a day give up the key: it is unique among them.
-            old = timezone.now() - dt.timedelta(seconds=KEPT_S)
-            mine = Generation.objects.filter(api_key_id=claim.api_key_id, idempotency_key=claim.key)
-            mine.filter(created_at__lt=old).update(idempotency_key="")
-            continue
-        if use.request and use.request != claim.request:
-            raise InvalidRequestError(
-                f"This '{HEADER}' was sent with another request.",
-                param=HEADER,
-                code="idempotency_key_reused",
-            )
-        if (answer := _first_answer(request, use)) is not None:
-            return answer, None
-    return None, replaces
+    use = find_use(claim.api_key_id, claim.key)
+    if use is None:
+        return None, None
+    if use.request != claim.request:
+        raise InvalidRequestError(
+            f"This '{HEADER}' was sent with another request.",
+            param=HEADER,
+            code="idempotency_key_reused",
+        )
+    answer = _first_answer(request, use)
+    return answer, use.id if answer is None else None
 
 
 def _first_answer(request: Request, use: KeyUse) -> HttpResponse | None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from django.db import IntegrityError
 from django.http import HttpResponse
 from rest_framework.request import Request
 
@@ -17,14 +16,14 @@ from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
 from inference_site.gateway.hub import hub
-from inference_site.gateway.idempotency.models import KeyClaim, KeyTaken
+from inference_site.gateway.idempotency.models import KeyClaim
 from inference_site.gateway.idempotency.requests import GRACE_S, answered_with, claim_of
 from inference_site.gateway.submission.admission import Admission, admit
 from inference_site.gateway.submission.context_bound import fit_to_context
 from inference_site.gateway.submission.model_access import loading_comment
 from inference_site.runs.cancellation import set_reader_deadline
 from inference_site.runs.kinds import kind_of
-from inference_site.runs.models import ONE_RUN_A_KEY, Generation, ServiceClass
+from inference_site.runs.models import Generation, ServiceClass
 from inference_site.runs.queue import IsWanted, WithRow, enqueue
 from inference_site.runs.queue_position import QueuePosition
 from inference_site.runs.streams.request_documents import Document, Opening
@@ -121,8 +120,6 @@ def _enqueue(
         streamed=submission.stream,
         background=submission.background,
         end_user=submission.end_user,
-        # The release before this one finds a key only in the generation's row.
-        idempotency_key="" if submission.key_claim is None else submission.key_claim.key,
         ignored_params=submission.ignored_params,
         reserved_tokens=admission.estimate.tokens,
         reserved_cost=admission.estimate.cost,
@@ -132,21 +129,16 @@ def _enqueue(
     continues = submission.continues
     needs_log = submission.is_resumable and not submission.is_replayable
     opening = Opening(submission.frames, submission.texts, needs_log)
-    try:
-        return enqueue(
-            row,
-            submission.document,
-            channel,
-            opening,
-            continues,
-            with_row,
-            before_row=submission.key_claim,
-            is_wanted=is_wanted,
-        )
-    except IntegrityError as exc:
-        if ONE_RUN_A_KEY in str(exc):
-            raise KeyTaken from exc
-        raise
+    return enqueue(
+        row,
+        submission.document,
+        channel,
+        opening,
+        continues,
+        with_row,
+        before_row=submission.key_claim,
+        is_wanted=is_wanted,
+    )
 
 
 def respond(

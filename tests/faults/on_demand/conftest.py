@@ -34,7 +34,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStack]:
         LOAD_ON_DEMAND="true",
         DRAIN_TIMEOUT_S="1",
         DISCONNECT_GRACE_S=str(GRACE_S),
-        WEB_STALL_S="60",
         AFFINITY_WAIT_MS="2000",  # A worker that is only slow is not passed over.
     ) as running:
         running.sql("UPDATE accounts_apikey SET scopes = '{inference,models:write}'")
