@@ -61,8 +61,11 @@ def route(
 
 def send_wake_up(model: str, worker: str = "") -> None:
     """Wake a worker of this model, or the given one. A broker that is down is no error."""
-    own = own_queue(worker)
-    options: Any = {"queue": Queue(own, routing_key=own, expires=_EXPIRES_S)} if worker else {}
+    options: dict[str, Any] = {}
+    if worker:
+        own = own_queue(worker)
+        queue = Queue(own, routing_key=own, expires=_EXPIRES_S)
+        options = {"queue": queue, "declare": [queue]}
     # Celery's own way to describe arguments takes 0.05 ms.
     options |= {"argsrepr": f"({model!r},)", "kwargsrepr": "{}", "ignore_result": True}
     try:
