@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 from django.contrib import admin
 from django.core.paginator import Paginator
 from django.db.models import Model, QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import reverse
 from django.utils import timezone
 from unfold.admin import ModelAdmin
 from unfold.views import ChangeList
@@ -55,6 +57,20 @@ class SiteAdmin(ModelAdmin):
         for formset in formsets or ():
             changes += formset_changes(formset)
         return "; ".join(changes) or "No changes."
+
+    def secrets_page(self, request: HttpRequest, secrets: list[tuple[str, str]]) -> HttpResponse:
+        """Return a page that shows secrets by name, as the answer of the POST that made them.
+
+        A message would carry them in a cookie, or in the session, to the page after a redirect.
+        """
+        options = self.opts
+        context = {
+            **self.admin_site.each_context(request),
+            "title": "Shown once",
+            "secrets": secrets,
+            "back": reverse(f"admin:{options.app_label}_{options.model_name}_changelist"),
+        }
+        return TemplateResponse(request, "console/secrets.html", context)
 
 
 class KeysetPaginator(Paginator[Any]):
