@@ -15,7 +15,8 @@ from typing import Any
 import httpcore
 import httpx
 
-from inference_site.core.domain.addresses import is_public, resolve_within
+from inference_site.core.domain.addresses import is_public
+from inference_site.core.resolver import resolve_within
 
 SecondsLeft = Callable[[], float]
 """Returns the seconds until a deadline; raises an exception of the caller once it has passed."""

@@ -17,7 +17,7 @@ from unfold.views import ChangeList
 
 from inference_site.core.admin_pages.audit import form_changes, formset_changes
 from inference_site.core.admin_pages.bubbles import may_see_content
-from inference_site.core.admin_pages.keyset import first_id_since, rows_after, rows_before
+from inference_site.core.admin_pages.keyset import first_id_since, keyset_page
 from inference_site.core.admin_pages.labels import preview
 
 _BEFORE, _AFTER = "before", "after"
@@ -96,12 +96,12 @@ class KeysetChangeList(ChangeList):
         rows = self.queryset.order_by()
         before, after = _cursor(request, _BEFORE), _cursor(request, _AFTER)
         if after is not None:
-            found = rows_after(rows, after, self.list_per_page)
+            found = keyset_page(rows, self.list_per_page, after=after)
             self.newer = self._link(_AFTER, found.reached)
             self.older = self._link(_BEFORE, after + 1)
             found.rows.reverse()
         else:
-            found = rows_before(rows, before, self.list_per_page)
+            found = keyset_page(rows, self.list_per_page, before=before)
             self.older = self._link(_BEFORE, found.reached)
             self.newer = self._link(_AFTER, None if before is None else before - 1)
         self.is_cut_short = found.reached is not None and len(found.rows) < self.list_per_page
