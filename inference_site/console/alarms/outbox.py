@@ -124,12 +124,13 @@ def post_webhook(notice: Notice) -> None:
             },
         }
     )
+    url, deadline = httpx.URL(recipient.address), time.monotonic() + _WEBHOOK_TIMEOUT_S
     headers = {
+        "host": url.netloc.decode(),
         "content-type": "application/json",
         "user-agent": "inference-site",
         **webhook_signature(recipient.secret, notice.public_id, int(time.time()), body),
     }
-    url, deadline = httpx.URL(recipient.address), time.monotonic() + _WEBHOOK_TIMEOUT_S
 
     def seconds_left() -> float:
         seconds = deadline - time.monotonic()
@@ -141,9 +142,7 @@ def post_webhook(notice: Notice) -> None:
     try:
         with (
             checked_pool(seconds_left, allow_private=allow_private) as pool,
-            pool.stream(
-                "POST", target_of(url), headers={"host": url.netloc, **headers}, content=body
-            ) as answer,
+            pool.stream("POST", target_of(url), headers=headers, content=body) as answer,
         ):
             status = answer.status
     except NoPublicAddress:
