@@ -39,7 +39,6 @@ SECURE_HSTS_INCLUDE_SUBDOMAINS = HTTPS
 SECURE_HSTS_PRELOAD = HTTPS
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
 X_FRAME_OPTIONS = "DENY"
-MESSAGE_STORAGE = "inference_site.core.admin_pages.sealed_messages.SealedStorage"
 # Proxies whose X-Forwarded-For is believed; without them the peer of the connection is the client.
 TRUSTED_PROXIES = environment.networks("TRUSTED_PROXIES", "127.0.0.0/8,::1/128" if HTTPS else "")
 SILENCED_SYSTEM_CHECKS = [

@@ -16,7 +16,13 @@ from rest_framework.response import Response
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.core.storage.postgresql import execute_prepared
 from inference_site.gateway.api.authentication import caller_of
-from inference_site.gateway.api.paging import Page, list_object, parse_metadata, parse_page
+from inference_site.gateway.api.paging import (
+    Page,
+    list_object,
+    parse_metadata,
+    parse_page,
+    position_of,
+)
 from responses_api.context import decode_item, newest_input_of
 from responses_api.models import Item, ResponseStatus, StoredResponse
 from responses_api.search import SearchTooBroad, contains_words_sql, search_timeout
@@ -62,7 +68,7 @@ def list_responses(request: Request) -> Response:
     rows = {row.public_id: row for row in rows_of(project_id, ids)}
     responses = current_responses([rows[id_] for id_ in ids if id_ in rows])
     entries = [response.model_dump() for response in responses]
-    return Response(list_object(entries, page, lambda entry: str(entry["id"])))
+    return Response(list_object(entries, page))
 
 
 def ids_on(page: Page, project_id: int, query: QueryDict) -> list[str]:
@@ -145,31 +151,21 @@ def page_of_input(request: Request, stored: StoredResponse) -> Response:
         items.reverse()
     ids = [id_ for id_, _ in items]
     if page.after is not None:
-        items = items[_index(ids, page.after, "after") + 1 :]
+        items = items[position_of(page.after, ids, "item") + 1 :]
     elif before:
-        end = _index(ids, before, "before")
+        end = position_of(before, ids, "item", "before")
         items = items[max(0, end - page.limit) : end]
     entries = [decode_item(item).wire() for item in items[: page.limit + 1]]
-    return Response(list_object(entries, page, lambda entry: str(entry["id"])))
-
-
-def _index(ids: list[str], wanted: str, param: str) -> int:
-    if wanted not in ids:
-        raise InvalidRequestError(f"Invalid '{param}': there is no such item.", param=param)
-    return ids.index(wanted)
+    return Response(list_object(entries, page))
 
 
 def page_of_conversation(request: Request, rows: QuerySet[Item]) -> Response:
     """Answer ``GET /v1/conversations/{id}/items``."""
-    page = parse_page(request._request.GET, "desc")
-    is_ascending = page.order == "asc"
+    page, last = parse_page(request._request.GET, "desc"), None
     if page.after is not None:
-        last = rows.filter(public_id=page.after).first()
+        last = rows.filter(public_id=page.after).values_list("conversation_position").first()
         if last is None:
             raise InvalidRequestError("Invalid 'after': there is no such item.", param="after")
-        position = last.conversation_position
-        lookup = "conversation_position__gt" if is_ascending else "conversation_position__lt"
-        rows = rows.filter(**{lookup: position})
-    ordered = rows.order_by("conversation_position" if is_ascending else "-conversation_position")
-    entries = [{"id": row.public_id, **row.data} for row in ordered[: page.limit + 1]]
-    return Response(list_object(entries, page, lambda entry: str(entry["id"])))
+    shown = page.rows_of(rows, "conversation_position", last and last[0])
+    entries = [{"id": row.public_id, **row.data} for row in shown]
+    return Response(list_object(entries, page))

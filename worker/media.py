@@ -1,10 +1,7 @@
 """The images of a request, fetched and decoded: engines get bytes, never addresses.
 
-Images are fetched by HTTP from public hosts only. The check is made where the connection is made:
-the name is resolved once, every address is checked, and the connection goes to one of the checked
-addresses. A name that resolves differently a moment later gains nothing. Redirects are followed by
-hand, so each URL on the way is checked like the first. Neither proxies nor passwords are taken from
-the environment.
+Images are fetched by HTTP from public hosts only (``checked_connections``). Redirects are followed
+by hand, so each URL on the way is checked like the first.
 """
 
 from __future__ import annotations
@@ -12,22 +9,21 @@ from __future__ import annotations
 import base64
 import binascii
 import io
-import queue
-import socket
-import ssl
-import threading
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any
 
 import httpcore
 import httpx
 from django.conf import settings
 from PIL import Image
 
-from inference_site.core.domain.addresses import is_listed, is_public
+from inference_site.core.checked_connections import (
+    NoAnswer,
+    NoPublicAddress,
+    checked_pool,
+    target_of,
+)
+from inference_site.core.domain.addresses import is_listed
 from inference_site.core.domain.errors import InvalidRequest
 from inference_site.core.domain.messages import ImagePart, Part
 from inference_site.core.domain.request import GenerationRequest
@@ -185,24 +181,17 @@ def _fetch(url: str, allowance: Allowance) -> bytes:
 
     Raise MediaError if it cannot or must not be fetched.
     """
-    address, backend = _checked_url(url), CheckedBackend(allowance)
+    address, allow_private = _checked_url(url), settings.MEDIA_ALLOW_PRIVATE
     try:
-        with httpcore.ConnectionPool(_ssl_context(), network_backend=backend) as pool:
+        with checked_pool(allowance.seconds_left, allow_private=allow_private) as pool:
             for _ in range(MAX_REDIRECTS + 1):
-                # By its parts: httpcore would parse a text differently from httpx.
-                target = httpcore.URL(
-                    scheme=address.raw_scheme,
-                    host=address.raw_host,
-                    port=address.port,
-                    target=address.raw_path,
-                )
                 headers_sent = [
                     (b"Host", address.netloc),
                     (b"User-Agent", b"inference-site"),
                     (b"Accept", b"image/*"),
                     (b"Accept-Encoding", b"identity"),  # The size limit counts received bytes.
                 ]
-                with pool.stream("GET", target, headers=headers_sent) as response:
+                with pool.stream("GET", target_of(address), headers=headers_sent) as response:
                     headers = {name.lower(): value for name, value in response.headers}
                     if response.status not in _REDIRECTS or b"location" not in headers:
                         return _read_body(response, headers, allowance)
@@ -211,6 +200,10 @@ def _fetch(url: str, allowance: Allowance) -> bytes:
                         address = _checked_url(str(address.join(location)))
                     except httpx.InvalidURL as exc:
                         raise MediaError("The image's host redirects to no valid URL.") from exc
+    except NoPublicAddress as exc:
+        raise MediaError("The host of the image has no public address.") from exc
+    except NoAnswer as exc:
+        raise MediaError("The image could not be fetched: its host does not answer.") from exc
     except httpcore.TimeoutException as exc:
         raise _timed_out() from exc
     except _FAILURES as exc:
@@ -247,95 +240,3 @@ def _read_body(
         allowance.take_bytes(len(chunk))
         content += chunk
     return bytes(content)
-
-
-@cache
-def _ssl_context() -> ssl.SSLContext:
-    return httpcore.default_ssl_context()
-
-
-class CheckedBackend(httpcore.NetworkBackend):
-    """Connects to public addresses only, within the allowance of one request."""
-
-    def __init__(self, allowance: Allowance, inner: httpcore.NetworkBackend | None = None) -> None:
-        self._allowance = allowance
-        self._inner = inner or httpcore.SyncBackend()
-
-    def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.NetworkStream:
-        """Connect to the first address that answers. Raise MediaError unless all are public."""
-        addresses = _resolve_within(host, self._allowance)
-        if not addresses or not (settings.MEDIA_ALLOW_PRIVATE or all(map(is_public, addresses))):
-            # One message for both cases: clients must not learn which internal names exist.
-            raise MediaError("The host of the image has no public address.")
-        for untried, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
-            share_s = self._allowance.seconds_left() / untried
-            try:
-                stream = self._inner.connect_tcp(
-                    address, port, share_s, local_address, socket_options
-                )
-            except (httpcore.ConnectError, httpcore.ConnectTimeout):
-                continue
-            return _TimedStream(stream, self._allowance)
-        raise MediaError("The image could not be fetched: its host does not answer.")
-
-
-class _TimedStream(httpcore.NetworkStream):
-    """A stream whose reads and writes together take no longer than the allowance.
-
-    A host that sends one byte at a time cannot exceed it.
-    """
-
-    def __init__(self, inner: httpcore.NetworkStream, allowance: Allowance) -> None:
-        self._inner, self._allowance = inner, allowance
-
-    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self._inner.read(max_bytes, self._allowance.seconds_left())
-
-    def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._inner.write(buffer, self._allowance.seconds_left())
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def start_tls(
-        self,
-        ssl_context: ssl.SSLContext,
-        server_hostname: str | None = None,
-        timeout: float | None = None,
-    ) -> httpcore.NetworkStream:
-        """Encrypt the stream; the certificate is checked for the name, not for the address."""
-        seconds = self._allowance.seconds_left()
-        encrypted = self._inner.start_tls(ssl_context, server_hostname, seconds)
-        return _TimedStream(encrypted, self._allowance)
-
-    def get_extra_info(self, info: str) -> Any:
-        return self._inner.get_extra_info(info)
-
-
-def _resolve_within(host: str, allowance: Allowance) -> list[str]:
-    """Return the addresses of a host, within the allowance; none for an unknown host.
-
-    The system's resolver has no time limit, so it runs on a thread that is abandoned if it is slow.
-    """
-    found: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
-    threading.Thread(target=lambda: found.put(resolve_host(host)), daemon=True).start()
-    try:
-        return found.get(timeout=allowance.seconds_left())
-    except queue.Empty:
-        raise _timed_out() from None
-
-
-def resolve_host(host: str) -> list[str]:
-    """Return the addresses that the system knows of a host, in the order to try them."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return []
-    return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))

@@ -31,9 +31,15 @@ from completions.wire.chat import (
     StoredQuery,
 )
 from completions.wire.completion import Completion, CompletionRequest, Infill, InfillRequest
-from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundError
+from inference_site.core.errors.api_errors import NotFoundError
 from inference_site.gateway.api.authentication import caller_of
-from inference_site.gateway.api.paging import PageQuery, list_object, parse_metadata, parse_page
+from inference_site.gateway.api.paging import (
+    PageQuery,
+    list_object,
+    parse_metadata,
+    parse_page,
+    position_of,
+)
 from inference_site.gateway.api.payload import parse
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
@@ -148,12 +154,9 @@ def list_stored(request: Request) -> Response:
         rows = rows.filter(model=model)
     if metadata := parse_metadata(request._request.GET):
         rows = rows.filter(metadata__contains=metadata)
-    if page.after is not None:
-        after = find(project_id, page.after).pk
-        rows = rows.filter(pk__gt=after) if page.order == "asc" else rows.filter(pk__lt=after)
-    ordered = rows.order_by("pk" if page.order == "asc" else "-pk")[: page.limit + 1]
-    entries = [wire_completion(stored) for stored in ordered]
-    return Response(list_object(entries, page, lambda entry: str(entry["id"])))
+    last = None if page.after is None else find(project_id, page.after).pk
+    entries = [wire_completion(stored) for stored in page.rows_of(rows, "pk", last)]
+    return Response(list_object(entries, page))
 
 
 class StoredCompletionView(ApiView):
@@ -194,13 +197,8 @@ class StoredMessagesView(ApiView):
             messages.reverse()
         if page.after is not None:
             ids = [message["id"] for message in messages]
-            if page.after not in ids:
-                raise InvalidRequestError(
-                    "Invalid 'after': there is no such message.", param="after"
-                )
-            messages = messages[ids.index(page.after) + 1 :]
-        entries = messages[: page.limit + 1]
-        return Response(list_object(entries, page, lambda entry: str(entry["id"])))
+            messages = messages[position_of(page.after, ids, "message") + 1 :]
+        return Response(list_object(messages[: page.limit + 1], page))
 
 
 class InfillView(ApiView):

@@ -9,7 +9,7 @@ from typing import Any
 from django import forms
 from django.contrib import admin, messages
 from django.db.models import Prefetch, Q, QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils import timezone
 from django.utils.text import capfirst
@@ -164,26 +164,29 @@ class ApiKeyAdmin(UndeletedAdmin):
         return (*self.readonly_fields, "project") if obj else self.readonly_fields
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Create the key on the first save, and show its secret once."""
+        """Create the key on the first save; ``response_add`` shows its secret."""
         if change:
             super().save_model(request, obj, form, change)
-            return
-        secret = issue_key(obj)
-        messages.warning(request, f"Copy the key now; it is not shown again: {secret}")
+        else:
+            obj.secret = issue_key(obj)
+
+    def response_add(self, request: HttpRequest, obj: Any, post_url_continue: Any = None) -> Any:
+        """Show the secret of the new key."""
+        return self.secrets_page(request, [(f"Key {obj.name}", obj.secret)])
 
     @admin.action(
         description="Rotate: issue a new secret; the old one expires in 24 hours",
         permissions=["change"],
     )
-    def rotate(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> None:
-        """Issue new secrets and show each once."""
+    def rotate(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> HttpResponse | None:
+        """Issue new secrets and show them."""
         if queryset.exclude(user=None).exists():
             messages.error(request, "Playground keys have no secret and were not rotated.")
+        secrets = []
         for record in queryset.filter(revoked_at=None, user=None):
-            secret = rotate_key(record, _ROTATION_OVERLAP)
+            secrets.append((f"Key {record.name}", rotate_key(record, _ROTATION_OVERLAP)))
             self.log_change(request, record, "Rotated.")
-            text = f"{record.name}: copy the key now; it is not shown again: {secret}"
-            messages.warning(request, text)
+        return self.secrets_page(request, secrets) if secrets else None
 
     @admin.action(description="Revoke the selected keys", permissions=["change"])
     def revoke(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> TemplateResponse | None:

@@ -325,7 +325,8 @@ def demo_specs() -> list[ModelSpec]:
         # It answers best without reasoning first.
         options={"chat_template_kwargs": {"enable_thinking": False}},
     )
-    embedding = replace(chat, id="demo-embedding", slots=4, options={"embedding": "mean"})
+    # An input takes milliseconds; each slot more takes 9 MiB for its context.
+    embedding = replace(chat, id="demo-embedding", slots=1, options={"embedding": "mean"})
     recall = {"script": [{"recall": "You said: "}]}
     memory = ModelSpec("demo-memory", "scripted", context_length=8192, options=recall)
     return [chat, embedding, memory]

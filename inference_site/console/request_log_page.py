@@ -33,7 +33,7 @@ from completions.storage import with_previews as with_completion_previews
 from inference_site.accounts.models import ApiKey, Project
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.core.admin_pages.bubbles import may_see_content
-from inference_site.core.admin_pages.keyset import KeysetPage, first_id_since, rows_before
+from inference_site.core.admin_pages.keyset import KeysetPage, first_id_since, keyset_page
 from inference_site.core.admin_pages.labels import PREVIEW_LENGTH, preview
 from inference_site.runs.kept_content.models import KeptContent
 from inference_site.runs.models import Generation, Status
@@ -183,7 +183,9 @@ class _TablePage:
     def __init__(self, model: type[Model], rows: QuerySet[Any] | None, before: int | None) -> None:
         if before is None:
             before = (model._default_manager.aggregate(top=Max("pk"))["top"] or 0) + 1
-        found = KeysetPage([], None) if rows is None else rows_before(rows, before, MAX_ROWS_READ)
+        found = KeysetPage([], None)
+        if rows is not None:
+            found = keyset_page(rows, MAX_ROWS_READ, before=before)
         self._model, self._before, self._reached = model, before, found.reached
         self.rows: list[Any] = found.rows
         self.has_more = found.reached is not None
@@ -242,7 +244,7 @@ def page_with_words(filters: LogFilters) -> tuple[LogPage, dict[str, SafeString]
         rows = rows.filter(project=filters.project)
     if filters.key or filters.model or filters.status or filters.error or filters.since:
         rows = rows.filter(public_id__in=generations.values("public_id"))
-    found = rows_before(rows, filters.before[0] if filters.before else None, PAGE_SIZE)
+    found = keyset_page(rows, PAGE_SIZE, before=filters.before[0] if filters.before else None)
     ids = {row.public_id: row.pk for row in found.rows}
     shown = list(Generation.objects.filter(public_id__in=ids).order_by("-pk"))
     hits = headlines(list(ids.values()), filters.words)

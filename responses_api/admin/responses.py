@@ -35,7 +35,7 @@ from inference_site.accounts.keys import caller_of_key
 from inference_site.catalogue.model_labels import cost_label, model_link
 from inference_site.core.admin_pages.base_admin import KeyFilter, PreviewAdmin, SinceFilter
 from inference_site.core.admin_pages.bubbles import may_see_content, pretty
-from inference_site.core.admin_pages.keyset import rows_before
+from inference_site.core.admin_pages.keyset import keyset_page
 from inference_site.core.admin_pages.labels import status_label, time_label
 from inference_site.core.errors.api_errors import ConflictError
 from inference_site.core.errors.exceptions import api_error
@@ -367,7 +367,7 @@ def _read_batch(rows: QuerySet[StoredResponse], before: int | None) -> tuple[byt
     rows = rows.select_related("previous", "conversation").prefetch_related(inputs)
     with release_connection_after():
         with search_timeout():
-            found = rows_before(rows, before, _EXPORT_BATCH)
+            found = keyset_page(rows, _EXPORT_BATCH, before=before)
         responses = current_responses(found.rows)
     lines = b""
     for row, response in zip(found.rows, responses, strict=True):

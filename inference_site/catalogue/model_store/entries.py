@@ -13,11 +13,8 @@ derived from ``SECRET_KEY``, which web processes and workers share. A secret wit
 from __future__ import annotations
 
 import logging
-import socket
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from cryptography.fernet import InvalidToken
@@ -30,6 +27,7 @@ from inference_site.catalogue.models_file import ModelEntry, read_entry
 from inference_site.catalogue.operator_settings import InvalidSetting
 from inference_site.core.domain.addresses import AllowedAddresses
 from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.resolver import resolve_within
 from inference_site.core.storage.cipher import cipher_for
 
 logger = logging.getLogger(__name__)
@@ -155,7 +153,11 @@ def check_resolved_addresses(spec: ModelSpec) -> None:
     """
     allowed = allowed_addresses()
     for key, host in _server_hosts(spec):
-        if not all(allowed.has(host, address) for address in _resolve(host)):
+        try:
+            addresses = resolve_within(host, _RESOLVE_TIMEOUT_S)
+        except TimeoutError:
+            continue
+        if not all(allowed.has(host, address) for address in addresses):
             raise InvalidSetting((key,), _PRIVATE_ADDRESS.format(host))
 
 
@@ -214,24 +216,6 @@ def _server_hosts(spec: ModelSpec) -> Iterator[tuple[str, str]]:
         given = spec.options.get(key) or []
         for url in given if isinstance(given, list) else [given]:
             yield key, str(url.host or "").strip("[]")
-
-
-def _resolve(host: str) -> list[str]:
-    """Return the addresses of a host; none if the resolver fails or takes too long."""
-    results: SimpleQueue[list[str]] = SimpleQueue()
-
-    def resolve() -> None:
-        try:
-            infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError):
-            infos = []
-        results.put([str(info[4][0]) for info in infos])
-
-    threading.Thread(target=resolve, daemon=True).start()  # The resolver takes no timeout.
-    try:
-        return results.get(timeout=_RESOLVE_TIMEOUT_S)
-    except Empty:
-        return []
 
 
 def _message(exc: Exception) -> str:

@@ -1,8 +1,7 @@
 """Delivers the notices of the outbox, by e-mail or webhook, with repeated attempts for a day.
 
-Webhooks are signed as Standard Webhooks says (https://www.standardwebhooks.com/). The receiver's
-name is resolved once, all its addresses are checked, and the connection is made to one of these
-addresses, so a second answer of the name server cannot lead elsewhere. Redirects are not followed.
+Webhooks are signed as Standard Webhooks says (https://www.standardwebhooks.com/). The receiver
+must have a public address (``checked_connections``). Redirects are not followed.
 """
 
 from __future__ import annotations
@@ -12,12 +11,8 @@ import datetime as dt
 import hashlib
 import hmac
 import logging
-import socket
-import ssl
 import time
-from http.client import HTTPConnection, HTTPSConnection
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 from django.conf import settings
@@ -28,7 +23,6 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from inference_site.console.alarms.models import Notice, Recipient
-from inference_site.core.domain.addresses import is_public
 from inference_site.core.storage.postgresql import cached_sql
 
 logger = logging.getLogger(__name__)
@@ -109,7 +103,12 @@ def send_mail(notice: Notice) -> None:
 
 
 def post_webhook(notice: Notice) -> None:
-    """Send one notice as a webhook. Raise OSError, http.client's errors, and NotDelivered."""
+    """Send one notice as a webhook. Raise httpcore's errors, NoAnswer, and NotDelivered."""
+    # Here, because beat would keep 5 MiB for it, also on sites without webhooks.
+    import httpx
+
+    from inference_site.core.checked_connections import NoPublicAddress, checked_pool, target_of
+
     alarm, recipient = notice.alarm, notice.recipient
     body = orjson.dumps(
         {
@@ -125,19 +124,29 @@ def post_webhook(notice: Notice) -> None:
             },
         }
     )
+    url, deadline = httpx.URL(recipient.address), time.monotonic() + _WEBHOOK_TIMEOUT_S
     headers = {
+        "host": url.netloc.decode(),
         "content-type": "application/json",
         "user-agent": "inference-site",
         **webhook_signature(recipient.secret, notice.public_id, int(time.time()), body),
     }
-    parts = urlsplit(recipient.address)
-    connection = _connect(parts.scheme, parts.hostname or "", parts.port)
+
+    def seconds_left() -> float:
+        seconds = deadline - time.monotonic()
+        if seconds <= 0:
+            raise NotDelivered(f"It did not answer within {_WEBHOOK_TIMEOUT_S:g} s.")
+        return seconds
+
+    allow_private = settings.WEBHOOKS_ALLOW_PRIVATE
     try:
-        target = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
-        connection.request("POST", target, body, headers)
-        status = connection.getresponse().status
-    finally:
-        connection.close()
+        with (
+            checked_pool(seconds_left, allow_private=allow_private) as pool,
+            pool.stream("POST", target_of(url), headers=headers, content=body) as answer,
+        ):
+            status = answer.status
+    except NoPublicAddress:
+        raise NotDelivered("The host has no public address; see WEBHOOKS_ALLOW_PRIVATE.") from None
     if not 200 <= status < 300:
         raise NotDelivered(f"HTTP status {status}")
 
@@ -152,22 +161,3 @@ def webhook_signature(secret: str, message_id: str, timestamp: int, body: bytes)
         "webhook-timestamp": str(timestamp),
         "webhook-signature": f"v1,{signature}",
     }
-
-
-def _connect(scheme: str, host: str, port: int | None) -> HTTPConnection:
-    """Return an open connection. Raise NotDelivered if an address of the host is not public."""
-    is_tls = scheme == "https"
-    found = socket.getaddrinfo(host, port or (443 if is_tls else 80), type=socket.SOCK_STREAM)
-    addresses = [str(address[4][0]) for address in found]
-    if not (settings.WEBHOOKS_ALLOW_PRIVATE or all(map(is_public, addresses))):
-        raise NotDelivered("The host has no public address; see WEBHOOKS_ALLOW_PRIVATE.")
-    connection_class = HTTPSConnection if is_tls else HTTPConnection
-    connection = connection_class(host, port, timeout=_WEBHOOK_TIMEOUT_S)
-    plain = socket.create_connection((addresses[0], found[0][4][1]), _WEBHOOK_TIMEOUT_S)
-    try:
-        context = ssl.create_default_context() if is_tls else None
-        connection.sock = context.wrap_socket(plain, server_hostname=host) if context else plain
-    except BaseException:
-        plain.close()
-        raise
-    return connection

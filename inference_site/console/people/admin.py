@@ -154,34 +154,34 @@ class StaffAdmin(UserAdmin[User], SiteAdmin):  # type: ignore[misc]  # The theme
         return field
 
     def response_add(self, request: HttpRequest, obj: Any, post_url_continue: Any = None) -> Any:
-        """Show the invitation link, once."""
-        response: HttpResponse = super().response_add(request, obj, post_url_continue)
-        _show_link(request, obj)
-        return response
+        """Show the invitation link."""
+        text, link, _ = _new_link(request, obj)
+        return self.secrets_page(request, [(text, link)])
 
     @admin.action(description="Make a link to set a password", permissions=["change"])
-    def make_links(self, request: HttpRequest, queryset: QuerySet[User]) -> None:
+    def make_links(self, request: HttpRequest, queryset: QuerySet[User]) -> HttpResponse | None:
         """Make each user an invitation link or, after the first login, a reset link."""
+        links = []
         for user in queryset:
             if user.is_active and may_manage(request.user, user):
-                kind = _show_link(request, user)
+                text, link, kind = _new_link(request, user)
+                links.append((text, link))
                 self.log_change(request, user, f"Made a link to set a password ({kind}).")
             else:
                 why = "has more permissions than you" if user.is_active else "is deactivated"
                 messages.error(request, f"No link for {user.username}: the user {why}.")
+        return self.secrets_page(request, links) if links else None
 
 
-def _show_link(request: HttpRequest, user: User) -> str:
-    """Make a link for this user, show it and mail it; return its kind."""
+def _new_link(request: HttpRequest, user: User) -> tuple[str, str, str]:
+    """Make a link for this user and mail it; return what it is, the link, and its kind."""
     link, kind = make_link(request, user)
     name = "The invitation of" if kind is INVITATION else "The reset of the password of"
     days = f"{kind.lifetime.days} day{'s' if kind.lifetime.days > 1 else ''}"
-    text = f"{name} {user.username} works once, for {days}; it is not shown again: {link}"
-    messages.warning(request, text)
     if user.email and sends_mail():
         mail_link(user, link, kind)
         messages.info(request, f"It is mailed to {user.email} too.")
-    return kind.kind
+    return f"{name} {user.username} works once, for {days}", link, kind.kind
 
 
 @admin.register(Group)

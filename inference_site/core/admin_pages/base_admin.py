@@ -8,14 +8,16 @@ from typing import Any, ClassVar
 from django.contrib import admin
 from django.core.paginator import Paginator
 from django.db.models import Model, QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import reverse
 from django.utils import timezone
 from unfold.admin import ModelAdmin
 from unfold.views import ChangeList
 
 from inference_site.core.admin_pages.audit import form_changes, formset_changes
 from inference_site.core.admin_pages.bubbles import may_see_content
-from inference_site.core.admin_pages.keyset import first_id_since, rows_after, rows_before
+from inference_site.core.admin_pages.keyset import first_id_since, keyset_page
 from inference_site.core.admin_pages.labels import preview
 
 _BEFORE, _AFTER = "before", "after"
@@ -56,6 +58,20 @@ class SiteAdmin(ModelAdmin):
             changes += formset_changes(formset)
         return "; ".join(changes) or "No changes."
 
+    def secrets_page(self, request: HttpRequest, secrets: list[tuple[str, str]]) -> HttpResponse:
+        """Return a page that shows secrets by name, as the answer of the POST that made them.
+
+        A message would carry them in a cookie, or in the session, to the page after a redirect.
+        """
+        options = self.opts
+        context = {
+            **self.admin_site.each_context(request),
+            "title": "Shown once",
+            "secrets": secrets,
+            "back": reverse(f"admin:{options.app_label}_{options.model_name}_changelist"),
+        }
+        return TemplateResponse(request, "console/secrets.html", context)
+
 
 class KeysetPaginator(Paginator[Any]):
     """Names the template of the page links; the change list finds the rows itself."""
@@ -80,12 +96,12 @@ class KeysetChangeList(ChangeList):
         rows = self.queryset.order_by()
         before, after = _cursor(request, _BEFORE), _cursor(request, _AFTER)
         if after is not None:
-            found = rows_after(rows, after, self.list_per_page)
+            found = keyset_page(rows, self.list_per_page, after=after)
             self.newer = self._link(_AFTER, found.reached)
             self.older = self._link(_BEFORE, after + 1)
             found.rows.reverse()
         else:
-            found = rows_before(rows, before, self.list_per_page)
+            found = keyset_page(rows, self.list_per_page, before=before)
             self.older = self._link(_BEFORE, found.reached)
             self.newer = self._link(_AFTER, None if before is None else before - 1)
         self.is_cut_short = found.reached is not None and len(found.rows) < self.list_per_page

@@ -33,39 +33,32 @@ class KeysetPage:
     reached: int | None
 
 
-def rows_before(rows: QuerySet[Any], before: int | None, limit: int) -> KeysetPage:
-    """Return the newest rows with ids below ``before`` (None: of all), newest first."""
+def keyset_page(
+    rows: QuerySet[Any], limit: int, *, before: int | None = None, after: int | None = None
+) -> KeysetPage:
+    """Return at most ``limit`` rows: the newest below ``before``, or the oldest above ``after``.
+
+    The rows above ``after`` are oldest first, all others newest first. Without a cursor the page
+    begins at the newest row.
+    """
     lowest, highest = _id_bounds(rows.model)
-    top = highest + 1 if before is None else min(before, highest + 1)
+    is_upward = after is not None
+    # The ids that are not searched yet are those from ``low`` to ``high``, both inclusive.
+    low = lowest if after is None else max(after + 1, lowest)
+    high = highest if before is None else min(before - 1, highest)
     found: list[Any] = []
     windows = _Windows()
-    while top > lowest and len(found) <= limit:
-        bottom = max(lowest, top - windows.size)
-        window = rows.filter(pk__lt=top, pk__gte=bottom).order_by("-pk")
+    while low <= high and len(found) <= limit:
+        first, last = (
+            (low, min(high, low + windows.size - 1))
+            if is_upward
+            else (max(low, high - windows.size + 1), high)
+        )
+        window = rows.filter(pk__gte=first, pk__lte=last).order_by("pk" if is_upward else "-pk")
         found += window[: limit + 1 - len(found)]
-        top = bottom
-        if not windows.has_next() and len(found) <= limit and top > lowest:
-            return KeysetPage(found, top)
-    return _page(found, limit)
-
-
-def rows_after(rows: QuerySet[Any], after: int, limit: int) -> KeysetPage:
-    """Return the oldest rows with ids above ``after``, oldest first."""
-    lowest, highest = _id_bounds(rows.model)
-    bottom = max(after, lowest - 1)
-    found: list[Any] = []
-    windows = _Windows()
-    while bottom < highest and len(found) <= limit:
-        top = bottom + windows.size
-        window = rows.filter(pk__gt=bottom, pk__lte=top).order_by("pk")
-        found += window[: limit + 1 - len(found)]
-        bottom = top
-        if not windows.has_next() and len(found) <= limit and bottom < highest:
-            return KeysetPage(found, bottom)
-    return _page(found, limit)
-
-
-def _page(found: list[Any], limit: int) -> KeysetPage:
+        low, high = (last + 1, high) if is_upward else (low, first - 1)
+        if not windows.has_next() and len(found) <= limit and low <= high:
+            return KeysetPage(found, last if is_upward else first)
     return KeysetPage(found[:limit], found[limit - 1].pk if len(found) > limit else None)
 
 

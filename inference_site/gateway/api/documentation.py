@@ -1,8 +1,8 @@
 """``/v1/openapi.json``, and ``/docs``, which shows it with Swagger UI.
 
-The document is built once per release and cached beside the bytecode. Building it takes as much
-processor time as importing all views and would stall every stream of the process, so the builder
-is imported only if there is no cached document.
+``manage.py openapi`` builds the document and stores it beside the bytecode, once per release:
+images have it. Where it is missing, the first request runs that command: building it here would
+stall every stream of the process for seconds, and keep 10 MiB of libraries that nothing else uses.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import subprocess
 import sys
 import threading
 from functools import cache
@@ -26,7 +27,7 @@ from rest_framework.request import Request
 from inference_site.gateway.api.schema import documented
 from inference_site.gateway.api.views import OpenView
 
-_CACHE_DIR = Path(__file__).parent / "__pycache__"
+_FOLDER = Path(__file__).parent / "__pycache__"
 _LIBRARIES = ("pydantic", "drf-spectacular", "djangorestframework")
 _lock = threading.Lock()
 
@@ -47,35 +48,32 @@ def documentation(request: HttpRequest) -> HttpResponseBase:
     return SpectacularSwaggerSplitView.as_view(url_name="openapi")(request)
 
 
-def document(cache_dir: Path = _CACHE_DIR) -> bytes:
-    """Return the encoded document: the cached one of this source, or a new one, which is cached."""
-    with _lock:
-        return _document(cache_dir)
-
-
 @cache
-def _document(cache_dir: Path) -> bytes:
-    cached = cache_dir / f"openapi-{_source_digest()}.json"
-    with contextlib.suppress(OSError):
-        return cached.read_bytes()
-    from inference_site.gateway.api.openapi import document as build
+def document() -> bytes:
+    """Return the encoded document: the stored one of this source, or what the command prints."""
+    with _lock:
+        try:
+            return stored_file().read_bytes()
+        except FileNotFoundError:
+            command = [sys.executable, str(settings.BASE_DIR / "manage.py"), "openapi"]
+            return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
 
-    built = build()
-    with contextlib.suppress(
-        OSError
-    ):  # Images are read-only; theirs is cached when they are built.
-        cache_dir.mkdir(exist_ok=True)
-        part = cached.with_suffix(f".{os.getpid()}")
+
+def stored_file() -> Path:
+    """Return where the document of this source is stored."""
+    return _FOLDER / f"openapi-{_source_digest()}.json"
+
+
+def store(built: bytes) -> None:
+    """Store a built document instead of those of older sources."""
+    file = stored_file()
+    with contextlib.suppress(OSError):  # A folder that is read-only.
+        _FOLDER.mkdir(exist_ok=True)
+        part = file.with_suffix(f".{os.getpid()}")
         part.write_bytes(built)
-        for old in cache_dir.glob("openapi-*.json"):
+        for old in _FOLDER.glob("openapi-*.json"):
             old.unlink(missing_ok=True)
-        part.rename(cached)
-    return built
-
-
-def prepare_document() -> None:
-    """Load or build the document on a thread, so that the first request does not wait for it."""
-    threading.Thread(target=document, name="openapi", daemon=True).start()
+        part.rename(file)
 
 
 def _source_digest() -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from django.db.models import QuerySet
 from django.http import QueryDict
 from pydantic import BaseModel, Field
 from pydantic.json_schema import SkipJsonSchema
@@ -32,6 +33,24 @@ class Page:
     after: str | None
     limit: int
     order: Literal["asc", "desc"]
+
+    def rows_of(self, rows: QuerySet[Any], key: str, last: Any) -> QuerySet[Any]:
+        """Return the rows after the key ``last``, and one more for ``list_object``.
+
+        ``key`` is a unique column, which orders the list; ``last`` is its value in the row
+        ``after``, None for the first page.
+        """
+        is_ascending = self.order == "asc"
+        if last is not None:
+            rows = rows.filter(**{f"{key}__{'gt' if is_ascending else 'lt'}": last})
+        return rows.order_by(key if is_ascending else f"-{key}")[: self.limit + 1]
+
+
+def position_of(id_: str, ids: Sequence[str], kind: str, param: str = "after") -> int:
+    """Return the index of the cursor's entry in a list. Raise InvalidRequestError."""
+    if id_ not in ids:
+        raise InvalidRequestError(f"Invalid '{param}': there is no such {kind}.", param=param)
+    return ids.index(id_)
 
 
 def parse_page(query: QueryDict, default_order: Literal["asc", "desc"]) -> Page:
@@ -60,15 +79,13 @@ def parse_metadata(query: QueryDict) -> dict[str, str]:
     }
 
 
-def list_object(
-    entries: Sequence[dict[str, Any]], page: Page, id_of: Callable[[dict[str, Any]], str]
-) -> dict[str, Any]:
+def list_object(entries: Sequence[dict[str, Any]], page: Page) -> dict[str, Any]:
     """Return the list object. Pass one entry more than the limit if there is another page."""
     shown = list(entries[: page.limit])
     return {
         "object": "list",
         "data": shown,
-        "first_id": id_of(shown[0]) if shown else None,
-        "last_id": id_of(shown[-1]) if shown else None,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
         "has_more": len(entries) > page.limit,
     }

@@ -1,4 +1,7 @@
-"""``manage.py openapi``: print the OpenAPI document; the build of images calls it."""
+"""``manage.py openapi``: build, store and print the OpenAPI document.
+
+The build of images runs it, and a web process that finds no stored document.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,17 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from inference_site.gateway.api.documentation import document
+from inference_site.gateway.api.documentation import store
+from inference_site.gateway.api.openapi import document
 
 
 class Command(BaseCommand):
-    """Prints the answer of ``GET /v1/openapi.json``."""
+    """Builds the answer of ``GET /v1/openapi.json``."""
 
-    help = "Print the OpenAPI document of the API."
+    help = "Build the OpenAPI document of the API, store it for web processes, and print it."
     requires_system_checks: list[str] = []  # They would import the pages of the console.
 
     def handle(self, *_: Any, **__: Any) -> None:
-        self.stdout.write(document().decode())
+        built = document()
+        store(built)
+        self.stdout.write(built.decode())

@@ -15,7 +15,6 @@ from inference_site.core.process_lifecycle import exit_within
 from inference_site.core.process_tuning import raise_open_file_limit
 from inference_site.core.storage.migrations import add_wait_option, wait_for_migrations
 from inference_site.core.storage.postgresql import set_statement_timeout
-from inference_site.gateway.api.documentation import prepare_document
 from inference_site.gateway.daphne_server import run_server
 from inference_site.ops.status import metrics
 from inference_site.runs.request_log.refusals import refusal_writer
@@ -55,7 +54,6 @@ class Command(BaseCommand):
         metrics.register()
 
         def wait() -> None:
-            prepare_document()  # In a thread, so that no request waits for it.
             wait_for_migrations(options)
             if (pipe := options["wait_for_fd"]) is not None:
                 os.read(pipe, 1)

@@ -11,12 +11,12 @@ import httpcore
 import pytest
 from pytest_django.fixtures import Settings
 
+from inference_site.core import checked_connections, resolver
+from inference_site.core.checked_connections import CheckedBackend, NoPublicAddress
 from inference_site.core.domain.addresses import is_listed, is_public
 from tests.certificates import write_certificate
 from tests.image_server import ImageServer
 from tests.images import PNG, data_url, refusal, resolved
-from worker import media
-from worker.media import Allowance, MediaError
 
 NO_PUBLIC_ADDRESS = "The host of the image has no public address."
 PUBLIC = "93.184.215.14"
@@ -26,7 +26,7 @@ PUBLIC = "93.184.215.14"
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[list[str]]]:
     """Host names and what they resolve to: one list of addresses for each time they are asked."""
     table: dict[str, list[list[str]]] = {}
-    monkeypatch.setattr(media, "resolve_host", lambda host: table[host].pop(0))
+    monkeypatch.setattr(resolver, "resolve_host", lambda host: table[host].pop(0))
     return table
 
 
@@ -42,6 +42,11 @@ class NotedBackend(httpcore.NetworkBackend):
         if len(self.connected) <= self._failing:
             raise httpcore.ConnectError
         return httpcore.NetworkStream()
+
+
+def checked(inner: NotedBackend) -> CheckedBackend:
+    """A backend with 5 s for each step, to public addresses."""
+    return CheckedBackend(lambda: 5.0, allow_private=False, inner=inner)
 
 
 @pytest.mark.parametrize(
@@ -151,14 +156,14 @@ def test_a_name_for_a_private_address_is_not_fetched(
     assert server.asked == []
 
 
-@pytest.mark.parametrize("addresses", [[PUBLIC, "127.0.0.1"], ["::1", PUBLIC]])
+@pytest.mark.parametrize("found", [[PUBLIC, "127.0.0.1"], ["::1", PUBLIC]])
 def test_one_private_address_among_public_ones_is_too_many(
-    names: dict[str, list[list[str]]], addresses: list[str]
+    names: dict[str, list[list[str]]], found: list[str]
 ) -> None:
-    names["images.test"] = [addresses]
+    names["images.test"] = [found]
     inner = NotedBackend()
-    with pytest.raises(MediaError, match=NO_PUBLIC_ADDRESS):
-        media.CheckedBackend(Allowance.full(), inner).connect_tcp("images.test", 80)
+    with pytest.raises(NoPublicAddress):
+        checked(inner).connect_tcp("images.test", 80)
     assert inner.connected == []
 
 
@@ -167,10 +172,10 @@ def test_the_address_that_was_checked_is_the_one_connected_to(
 ) -> None:
     names["images.test"] = [[PUBLIC], ["127.0.0.1"]]
     inner = NotedBackend()
-    backend = media.CheckedBackend(Allowance.full(), inner)
+    backend = checked(inner)
     backend.connect_tcp("images.test", 80)
     assert inner.connected == [PUBLIC]
-    with pytest.raises(MediaError, match=NO_PUBLIC_ADDRESS):
+    with pytest.raises(NoPublicAddress):
         backend.connect_tcp("images.test", 80)
     assert inner.connected == [PUBLIC]
 
@@ -180,7 +185,7 @@ def test_the_next_address_is_tried_when_one_does_not_answer(
 ) -> None:
     names["images.test"] = [["8.8.8.8", PUBLIC]]
     inner = NotedBackend(failing=1)
-    media.CheckedBackend(Allowance.full(), inner).connect_tcp("images.test", 80)
+    checked(inner).connect_tcp("images.test", 80)
     assert inner.connected == ["8.8.8.8", PUBLIC]
 
 
@@ -200,7 +205,9 @@ def test_a_public_host_cannot_redirect_inside(
     location: str,
 ) -> None:
     """The test's server passes for public; everything else is judged as it is."""
-    monkeypatch.setattr(media, "is_public", lambda ip: ip == "127.0.0.1" or is_public(ip))
+    monkeypatch.setattr(
+        checked_connections, "is_public", lambda ip: ip == "127.0.0.1" or is_public(ip)
+    )
     names["images.test"] = [["127.0.0.1"]]
     names["internal.test"] = [["10.0.0.1"]]
     names["169.254.169.254"] = [["169.254.169.254"]]
@@ -217,7 +224,7 @@ def test_a_slow_resolver_is_given_up(settings: Settings, monkeypatch: pytest.Mon
         time.sleep(6)
         return [PUBLIC]
 
-    monkeypatch.setattr(media, "resolve_host", slow)
+    monkeypatch.setattr(resolver, "resolve_host", slow)
     began = time.monotonic()
     assert "within 0.2 s" in refusal("http://images.test/")
     assert time.monotonic() - began < 5
@@ -258,6 +265,6 @@ def test_a_certificate_is_checked_for_the_name(
         good, bad = (f"https://{name}.test:{server.port}/a" for name in ("images", "other"))
         assert "could not be fetched" in refusal(good)  # Nobody trusts it yet.
         trusting = ssl.create_default_context(cafile=certificate)
-        monkeypatch.setattr(media, "_ssl_context", lambda: trusting)
+        monkeypatch.setattr(checked_connections, "ssl_context", lambda: trusting)
         assert resolved(good) == [data_url(PNG)]
         assert "could not be fetched" in refusal(bad)
