@@ -125,7 +125,7 @@ def post_webhook(notice: Notice) -> None:
         }
     )
     url, deadline = httpx.URL(recipient.address), time.monotonic() + _WEBHOOK_TIMEOUT_S
-    headers = {
+    headers: dict[str | bytes, str | bytes] = {
         "host": url.netloc.decode(),
         "content-type": "application/json",
         "user-agent": "inference-site",
