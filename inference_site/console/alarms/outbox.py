@@ -125,7 +125,7 @@ def post_webhook(notice: Notice) -> None:
         }
     )
     url, deadline = httpx.URL(recipient.address), time.monotonic() + _WEBHOOK_TIMEOUT_S
-    headers: dict[str | bytes, str | bytes] = {
+    headers = {
         "host": url.netloc.decode(),
         "content-type": "application/json",
         "user-agent": "inference-site",
@@ -142,7 +142,7 @@ def post_webhook(notice: Notice) -> None:
     try:
         with (
             checked_pool(seconds_left, allow_private=allow_private) as pool,
-            pool.stream("POST", target_of(url), headers=headers, content=body) as answer,
+            pool.stream("POST", target_of(url), headers=[*headers.items()], content=body) as answer,
         ):
             status = answer.status
     except NoPublicAddress:
