@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import hashlib
 import secrets
@@ -15,7 +16,7 @@ from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey, KeySecret, Project
 from inference_site.core.errors.api_errors import AuthenticationError
-from inference_site.core.storage.postgresql import execute_prepared
+from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE, execute_prepared
 
 _PREFIX_LENGTH = 10
 _CACHE_S = 5.0
@@ -25,21 +26,19 @@ _LAST_USED_INTERVAL = dt.timedelta(seconds=60)
 """``last_used_at`` of a key is written at most this often."""
 
 _CALLER = """
-WITH found AS (
-    SELECT key.id, key.project_id, project.name, key.scopes, key.allowed_models,
-           key.requests_per_minute, key.tokens_per_minute, key.concurrent_runs,
-           project.requests_per_minute, project.tokens_per_minute, project.concurrent_runs,
-           project.disconnect_grace_s,
-           EXISTS (SELECT FROM accounts_budget budget WHERE budget.project_id = key.project_id)
-    FROM accounts_apikey key JOIN accounts_project project ON project.id = key.project_id
-    WHERE {which} AND key.revoked_at IS NULL AND project.is_active
-          AND (key.expires_at IS NULL OR key.expires_at > %(now)s)
-), used AS (
-    UPDATE accounts_apikey key SET last_used_at = %(now)s
-    WHERE key.id = (SELECT id FROM found)
-          AND (key.last_used_at IS NULL OR key.last_used_at < %(used_before)s)
-)
-SELECT * FROM found
+SELECT key.id, key.project_id, project.name, key.scopes, key.allowed_models,
+       key.last_used_at IS NULL OR key.last_used_at < %(used_before)s,
+       key.requests_per_minute, key.tokens_per_minute, key.concurrent_runs,
+       project.requests_per_minute, project.tokens_per_minute, project.concurrent_runs,
+       project.disconnect_grace_s,
+       EXISTS (SELECT FROM accounts_budget budget WHERE budget.project_id = key.project_id)
+FROM accounts_apikey key JOIN accounts_project project ON project.id = key.project_id
+WHERE {which} AND key.revoked_at IS NULL AND project.is_active
+      AND (key.expires_at IS NULL OR key.expires_at > %(now)s)
+"""
+_USED = """
+UPDATE accounts_apikey SET last_used_at = %(now)s
+WHERE id = %(key)s AND (last_used_at IS NULL OR last_used_at < %(used_before)s)
 """
 _BY_SECRET = _CALLER.format(
     which="""key.id = (
@@ -180,7 +179,10 @@ def _query_caller(statement: str, **params: object) -> Caller | None:
     row = execute_prepared(statement, {**params, **times}).fetchone()
     if row is None:
         return None
-    key, project, name, scopes, models, *rest, grace_s, has_budget = row
+    key, project, name, scopes, models, must_note_use, *rest, grace_s, has_budget = row
+    if must_note_use:
+        with contextlib.suppress(*DATABASE_UNAVAILABLE):  # A read-only server serves what is read.
+            execute_prepared(_USED, {"key": key, **times})
     return Caller(
         api_key_id=key,
         project_id=project,

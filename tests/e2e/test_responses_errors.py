@@ -60,7 +60,7 @@ def test_failure_before_the_first_word_is_a_status(client: openai.OpenAI, stream
         ({"input": None}, 400, "input", "missing_required_parameter"),
         ({"input": []}, 400, "input", None),
         ({"input": 1}, 400, "input", "invalid_type"),
-        ({"input": [{"type": "x"}]}, 400, "input[0]", "invalid_value"),
+        ({"input": [{"type": 1}]}, 400, "input[0]", "invalid_type"),
         ({"input": [{"role": "x", "content": ""}]}, 400, "input[0].role", "invalid_value"),
         ({"input": [{"role": "user"}]}, 400, "input[0].content", "missing_required_parameter"),
         ({"temperature": 3}, 400, "temperature", "decimal_above_max_value"),

@@ -62,7 +62,10 @@ def test_a_read_only_postgres_refuses_what_is_new_and_what_runs_waits(stack: Ser
         reader = Reader(stack, slow(10))
         stored = background(http, {"repeat": 10, "steps": [{"text": "x "}, {"sleep_ms": 100}]})
         wait_until(lambda: statuses(stack, [stored]) == {"running"}, 30, "the run")
+        never_used = make_key(stack)
         with read_only(stack):
+            with never_used.http(stack) as other:
+                assert other.get("/v1/models").status_code == 200
             ready = "/health/ready"
             wait_until(lambda: http.get(ready).status_code == 503, 30, "the health check")
             assert http.get(ready).json()["checks"]["postgres"] == "it takes no writes"
