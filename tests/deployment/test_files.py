@@ -92,6 +92,15 @@ def test_images_are_without_what_they_do_not_run() -> None:
     assert engines | embedded <= set(images()["web"].absent)
 
 
+@pytest.mark.parametrize("part", ["", "-worker", "-web", "-redis"])
+def test_what_the_package_depends_on_is_installed_with_it(part: str) -> None:
+    """The tests run with everything of the dev lock, and would not see that one is missing."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {re.split(r"[^\w-]", needed)[0].lower() for needed in project["dependencies"]}
+    assert len(names) > 20
+    assert names <= set(locked(f"requirements{part}.lock"))
+
+
 @pytest.mark.parametrize("lock", sorted(path.name for path in ROOT.glob("requirements*.lock")))
 def test_what_is_installed_anywhere_is_what_is_tested(lock: str) -> None:
     # One holds another program, one a file of weights.
