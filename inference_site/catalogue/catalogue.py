@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 DEMO_FILE = Path(__file__).resolve().parents[2] / "worker" / "demo" / "demo-q8_0.gguf"
 REAL_MODEL = "smollm2"
-"""The id of the small real model that ``serve`` fetches (``supervisor.real_model``)."""
+"""The id of the small real model that ``serve`` fetches (``ops.serve.real_model``)."""
 DEFAULT_ALIAS = "default"
 """The name that stands for the site's default model."""
 

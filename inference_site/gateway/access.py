@@ -2,7 +2,7 @@
 
 It wraps the whole application, so it times streams to their last byte and also logs admin pages.
 While a request runs, its facts (id, project, model …) are collected in
-``observability.log_context`` and added to every line that is logged meanwhile.
+``core.observability.logs`` and added to every line that is logged meanwhile.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ ALLOW_WHEN_FULL = 'redis.call("HDEL", "held", "")\n'
 
 At ``maxmemory`` Redis refuses each command that may use memory, unless the same script has written
 before: Redis does not stop a script half-way. Running generations depend on such writes; they are
-small, and new requests are refused while there is still room (``streams.redis_memory``)."""
+small, and new requests are refused while there is still room (``runs.streams.redis_memory``)."""
 
 SET_WHEN_FULL = ALLOW_WHEN_FULL + 'redis.call("SET", KEYS[1], ARGV[1], "EX", ARGV[2])'
 """Script: set a key to a value for a number of seconds."""

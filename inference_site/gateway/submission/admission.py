@@ -63,7 +63,7 @@ class Admission:
     def write(self) -> None:
         """Write what belongs to the row, check the concurrent runs and reserve in budgets.
 
-        Raise RateLimitError or BudgetExhausted (see ``generations.queue.WithRow``).
+        Raise RateLimitError or BudgetExhausted (see ``runs.queue.WithRow``).
         """
         if self.with_row is not None:
             self.with_row.write()
