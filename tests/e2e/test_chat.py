@@ -186,7 +186,7 @@ def test_two_streams_interleave(client: openai.OpenAI) -> None:
             model="demo",
             messages=ask("Tell me a story."),
             stream=True,
-            max_tokens=400,  # Neither has ended before the other has begun.
+            max_tokens=1500,  # Neither has ended before the other has begun.
             extra_body={"ignore_eos": True},
         )
         times[which] = [time.monotonic() for _ in stream]
