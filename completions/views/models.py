@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from django.http import HttpResponse
 from rest_framework.request import Request
@@ -37,7 +36,7 @@ from inference_site.accounts.models import Scope
 from inference_site.catalogue.catalogue import DEFAULT_ALIAS, catalogue
 from inference_site.catalogue.fleet import fleet, orders, placement
 from inference_site.catalogue.fleet.fleet import ModelStatus
-from inference_site.catalogue.fleet.leases import LiveWorker, ModelReport, ModelState, live_view
+from inference_site.catalogue.fleet.leases import LiveWorker, ModelState, live_view
 from inference_site.catalogue.model_store import adapters
 from inference_site.catalogue.model_store.adapters import adapter_file, added_view
 from inference_site.catalogue.routes import Route
@@ -133,7 +132,7 @@ class ModelUnloadView(ApiView):
 class ModelEventsView(ApiView):
     """``GET /v1/models/{id}/events``: a stream of the model's states on each worker.
 
-    It ends, with ``[DONE]``, when nothing is under way.
+    It ends with ``[DONE]`` once no load and no unload is in progress.
     """
 
     scope = Scope.MODELS
@@ -172,7 +171,7 @@ def unknown_model(model: str) -> NotFoundError:
 
 
 def wire_models(specs: Sequence[ModelSpec]) -> list[Model]:
-    """Return the models as they are now."""
+    """Return the models with their current status."""
     live = live_view.workers()
     statuses = {spec.id: fleet.status_among(live, spec.id) for spec in specs}
     waiting = waiting_by_model([id_ for id_, s in statuses.items() if s == ModelStatus.LOADING])
@@ -180,7 +179,7 @@ def wire_models(specs: Sequence[ModelSpec]) -> list[Model]:
 
 
 def wire_route(route: Route, caller: Caller) -> Model:
-    """Return a route as it is now, with those of its models that the caller's project may use."""
+    """Return a route with the current status of the models that the caller's project may use."""
     models = wire_models([spec for spec in route.specs if spec.is_for(caller.project_name)])
     by_id = {model.id: model for model in models}
     shares = {o.spec.id: o.weight for o in route.targets if o.weight and o.spec.id in by_id}
@@ -206,6 +205,10 @@ def _wire_model(
     spec: ModelSpec, status: ModelStatus, live: Sequence[LiveWorker], waiting: int
 ) -> Model:
     created = int(spec.file.stat().st_mtime) if spec.file and spec.file.exists() else 0
+    loading = None
+    if status == ModelStatus.LOADING:
+        load = load_progress(spec.id, live)
+        loading = ModelLoading(expected_s=load.expected_s, progress=load.progress, waiting=waiting)
     return Model(
         id=spec.id,
         created=created,
@@ -216,66 +219,60 @@ def _wire_model(
         capabilities=sorted(fleet.capabilities_of(spec)),
         tools=fleet.tools_of(spec.id),
         lora_adapters=sorted(added_view.now().to(spec).lora_adapters),
-        loading=_loading(spec, live, waiting) if status == ModelStatus.LOADING else None,
+        loading=loading,
         reason=placement.why_no_host(spec, live) or None,
     )
 
 
-def _loading(spec: ModelSpec, live: Sequence[LiveWorker], waiting: int) -> ModelLoading:
-    found = load_progress(spec.id, live)
-    return ModelLoading(
-        expected_s=found.expected_s,
-        progress=found.progress,
-        waiting=waiting,
-    )
-
-
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _DONE = b"data: [DONE]\n\n"
-_UNDER_WAY = (ModelState.LOADING, ModelState.DRAINING)
+_TRANSIENT = (ModelState.LOADING, ModelState.DRAINING)
 
 
 async def model_events(model: str) -> AsyncIterator[bytes]:
-    """Yield the model's states as SSE: now, and at each change, until no change is pending."""
+    """Yield the state of a model as SSE, now and at each change, until no change is pending."""
     sent = b""
     while True:
-        event, is_last = await asyncio.to_thread(_look, model)
+        event, is_last = await asyncio.to_thread(_model_event, model)
         if event != sent:
             yield event
             sent = event
         if is_last:
             yield _DONE
             return
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)
 
 
-def _look(model: str) -> tuple[bytes, bool]:
+def _model_event(model: str) -> tuple[bytes, bool]:
     """Return the event with the model's state, and whether no change is pending."""
     with release_connection_after():
         is_pending = orders.is_pending(model)  # Read before the leases: they show it once seen.
-    pairs = [(worker, worker.model(model)) for worker in fleet.workers()]
-    having = [(worker, served) for worker, served in pairs if served is not None]
-    status = fleet.status_among([worker for worker, _ in having], model)
-    event = ModelEvent(model=model, status=status.value, workers=[_wire(*one) for one in having])
-    is_under_way = is_pending or any(served.state in _UNDER_WAY for _, served in having)
-    return b"data: " + event.model_dump_json().encode() + b"\n\n", not is_under_way
-
-
-def _wire(worker: LiveWorker, served: ModelReport) -> ModelWorker:
-    return ModelWorker(
-        id=worker.id,
-        host=worker.host,
-        state=served.state.value,
-        progress=served.progress,
-        reason=served.reason or None,
-        slots=served.slots,
-        busy=served.busy,
+    workers = fleet.workers()
+    reports = [(worker, report) for worker in workers if (report := worker.model(model))]
+    status = fleet.status_among([worker for worker, _ in reports], model)
+    event = ModelEvent(
+        model=model,
+        status=status.value,
+        workers=[
+            ModelWorker(
+                id=worker.id,
+                host=worker.host,
+                state=report.state.value,
+                progress=report.progress,
+                reason=report.reason or None,
+                slots=report.slots,
+                busy=report.busy,
+            )
+            for worker, report in reports
+        ],
     )
+    is_changing = is_pending or any(report.state in _TRANSIENT for _, report in reports)
+    return b"data: " + event.model_dump_json().encode() + b"\n\n", not is_changing
 
 
-_ENGINE = "llama_cpp"
-_MOST = 32
-"""Adapters of one model: each takes memory, and each request goes through all of them."""
+_ADAPTER_ENGINE = "llama_cpp"
+_MAX_ADAPTERS = 32
+"""Adapters of one model. Each takes memory, and slows down each request."""
 
 
 class LoadAdapterView(ApiView):
@@ -287,7 +284,7 @@ class LoadAdapterView(ApiView):
     def post(self, request: Request) -> Response:
         """Add a LoRA adapter to a model; its workers reload the model."""
         body = parse(AdapterAdded, request.data)
-        spec = _meant(body.model)
+        spec = _adapter_model(body.model)
         name = body.lora_name
         try:
             file = adapter_file(body.lora_path, spec)
@@ -295,9 +292,9 @@ class LoadAdapterView(ApiView):
             raise InvalidRequestError(f"Invalid 'lora_path': {exc}", param="lora_path") from exc
         if catalogue().named(name) is not None:
             raise ConflictError(f"There is a model '{name}'.", param="lora_name")
-        if len(adapters.read().to(spec).lora_adapters) >= _MOST:
+        if len(adapters.read().to(spec).lora_adapters) >= _MAX_ADAPTERS:
             raise ConflictError(
-                f"The model '{spec.id}' has {_MOST} adapters, and may not have more."
+                f"The model '{spec.id}' has {_MAX_ADAPTERS} adapters, and may not have more."
             )
         if name in spec.lora_adapters or not adapters.add(spec.id, name, file):
             raise ConflictError(
@@ -316,7 +313,7 @@ class UnloadAdapterView(ApiView):
         """Remove an added LoRA adapter; the workers of its model reload the model."""
         body = parse(AdapterRemoved, request.data)
         having = adapters.read().models_with(body.lora_name)
-        spec = _meant(body.model or (having[0] if len(having) == 1 else None))
+        spec = _adapter_model(body.model or (having[0] if len(having) == 1 else None))
         if not adapters.remove(spec.id, body.lora_name):
             raise NotFoundError(
                 f"No adapter '{body.lora_name}' was added to the model '{spec.id}'.",
@@ -331,7 +328,14 @@ class AdaptersView(ApiView):
     @documented(answer=list[ListedAdapter], query=ModelQuery, errors=(NotFoundError,))
     def get(self, request: Request) -> Response:
         """List the adapters of a model, with what of each applies where a request names none."""
-        return Response(_listed(_own(request, caller_of(request))))
+        adapted = added_view.now().to(_usable_model(request, caller_of(request)))
+        scales = dict(adapted.lora)
+        return Response(
+            [
+                {"id": number, "name": name, "path": file.name, "scale": scales.get(name, 0.0)}
+                for number, (name, file) in enumerate(adapted.lora_adapters.items())
+            ]
+        )
 
     @documented(
         body=list[ScaledAdapter],
@@ -343,7 +347,7 @@ class AdaptersView(ApiView):
         """Say what of which adapters applies where a request names none."""
         caller = caller_of(request)
         require_scope(caller, Scope.MODELS)
-        spec = _own(request, caller)
+        spec = _usable_model(request, caller)
         body = parse(ScaledAdapters, {"adapters": request.data})
         names = list(added_view.now().to(spec).lora_adapters)
         if unknown := [entry.id for entry in body.adapters if entry.id >= len(names)]:
@@ -355,15 +359,19 @@ class AdaptersView(ApiView):
         return Response(AdaptersScaled().model_dump())
 
 
-def _own(request: Request, caller: Caller) -> ModelSpec:
-    spec = _meant(request.query_params.get("model"), caller)
+def _usable_model(request: Request, caller: Caller) -> ModelSpec:
+    """Return the model of the query. Raise NotFoundError if the caller may not use it."""
+    spec = _adapter_model(request.query_params.get("model"), caller)
     if not may_use(caller, spec):
         raise unknown_model(spec.id)
     return spec
 
 
-def _meant(name: str | None, caller: Caller | None = None) -> ModelSpec:
-    """Return the model of this name; without one the default, or the only one with adapters."""
+def _adapter_model(name: str | None, caller: Caller | None = None) -> ModelSpec:
+    """Return the model of this name, else the default, else the only one that takes adapters.
+
+    Raise NotFoundError for an unknown name, InvalidRequestError if there is no such model.
+    """
     project = caller.project_name if caller else None
     if name is not None:
         spec = catalogue().find(name, project)
@@ -373,28 +381,19 @@ def _meant(name: str | None, caller: Caller | None = None) -> ModelSpec:
             raise InvalidRequestError(f"The model '{spec.id}' takes no adapters.", param="model")
         return spec
     default = catalogue().find(DEFAULT_ALIAS, project)
-    mine = (spec for spec in catalogue().models.values() if not project or spec.is_for(project))
-    able = [spec for spec in mine if _takes_adapters(spec)]
+    specs = (spec for spec in catalogue().models.values() if not project or spec.is_for(project))
+    candidates = [spec for spec in specs if _takes_adapters(spec)]
     if default is not None and _takes_adapters(default):
         return default
-    if len(able) != 1:
+    if len(candidates) != 1:
         raise InvalidRequestError(
             "Missing required parameter: 'model'.", param="model", code="missing_required_parameter"
         )
-    return able[0]
+    return candidates[0]
 
 
 def _takes_adapters(spec: ModelSpec) -> bool:
-    return spec.engine == _ENGINE and "embedding" not in spec.options
-
-
-def _listed(spec: ModelSpec) -> list[dict[str, Any]]:
-    adapted = added_view.now().to(spec)
-    scales = dict(adapted.lora)
-    return [
-        {"id": number, "name": name, "path": file.name, "scale": scales.get(name, 0.0)}
-        for number, (name, file) in enumerate(adapted.lora_adapters.items())
-    ]
+    return spec.engine == _ADAPTER_ENGINE and "embedding" not in spec.options
 
 
 def _reloaded(spec: ModelSpec, body: AdapterAdded | AdapterRemoved) -> Response:

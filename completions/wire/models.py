@@ -13,11 +13,11 @@ Status = Literal["loaded", "loading", "unloaded", "failed"]
 
 
 class ModelLoading(WireObject):
-    """How far the load of a model is.
+    """The progress of a model's load.
 
-    ``expected_s`` is in how many seconds it should be ready, by its earlier loads and what is
-    loaded before it; null before the first. ``progress`` is from 0 to 1, null when it is not known.
-    ``waiting`` is how many requests wait for it.
+    ``expected_s`` is the expected time until it is ready, from its earlier loads and the loads
+    before it; null before the first load. ``progress`` is from 0 to 1, null if unknown. ``waiting``
+    is the number of requests that wait for it.
     """
 
     expected_s: int | None
@@ -26,14 +26,14 @@ class ModelLoading(WireObject):
 
 
 class ModelTarget(WireObject):
-    """A model that a route leads to, and the part of its requests that go there, from 0 to 1."""
+    """A model of a route, and its share of the route's requests, from 0 to 1."""
 
     model: str
     share: float
 
 
 class ModelRoute(WireObject):
-    """Where a route leads: its targets, and its fallbacks in the order in which they are tried."""
+    """The targets of a route, and its fallbacks in the order in which they are tried."""
 
     targets: list[ModelTarget]
     fallback: list[str]
