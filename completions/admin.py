@@ -8,7 +8,6 @@ from typing import Any
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.utils.safestring import SafeString
 
 from completions.models import StoredCompletion
 from completions.storage import with_previews
@@ -20,7 +19,6 @@ from inference_site.core.admin_pages.bubbles import (
     may_see_content,
     text_piece,
 )
-from inference_site.core.admin_pages.labels import time_label
 from inference_site.runs.admin import ModelFilter
 
 Message = Mapping[str, Any]
@@ -44,10 +42,6 @@ class StoredCompletionAdmin(PreviewAdmin):
     @admin.display(description="ID")
     def short_id(self, stored: StoredCompletion) -> str:
         return f"{stored.public_id[:17]}…"
-
-    @admin.display(description="time (UTC)")
-    def time(self, stored: StoredCompletion) -> SafeString:
-        return time_label(stored.created_at)
 
     def change_view(
         self,

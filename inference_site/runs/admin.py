@@ -16,7 +16,7 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.model_labels import cost_label, model_link
 from inference_site.core.admin_pages.base_admin import KeyFilter, KeysetAdmin, SinceFilter
 from inference_site.core.admin_pages.bubbles import Bubble, may_see_content, text_piece
-from inference_site.core.admin_pages.labels import duration, milliseconds, status_label, time_label
+from inference_site.core.admin_pages.labels import duration, milliseconds, status_label
 from inference_site.runs.kept_content.models import KeptContent
 from inference_site.runs.kinds import stored_model_of
 from inference_site.runs.models import Generation, Status
@@ -124,10 +124,6 @@ class GenerationAdmin(KeysetAdmin):
     @admin.display(description="ID")
     def short_id(self, generation: Generation) -> str:
         return f"{generation.public_id.replace('_', '-').rpartition('-')[2][:8]}…"
-
-    @admin.display(description="time (UTC)")
-    def time(self, generation: Generation) -> SafeString:
-        return time_label(generation.created_at)
 
     @admin.display(description="status")
     def shown_status(self, generation: Generation) -> SafeString:

@@ -7,11 +7,10 @@ from typing import Any
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.utils.safestring import SafeString
 
 from inference_site.core.admin_pages.base_admin import PreviewAdmin, SinceFilter
 from inference_site.core.admin_pages.bubbles import may_see_content
-from inference_site.core.admin_pages.labels import preview, time_label
+from inference_site.core.admin_pages.labels import preview
 from responses_api.admin.thread import MAX_ITEMS, BubbleMaker
 from responses_api.annotations import with_last_message
 from responses_api.models import Conversation, Item
@@ -36,10 +35,6 @@ class ConversationAdmin(PreviewAdmin):
     @admin.display(description="ID")
     def short_id(self, conversation: Conversation) -> str:
         return f"{conversation.public_id[:13]}…"
-
-    @admin.display(description="time (UTC)")
-    def time(self, conversation: Conversation) -> SafeString:
-        return time_label(conversation.created_at)
 
     @admin.display(description="items")
     def items(self, conversation: Conversation) -> str:

@@ -36,7 +36,7 @@ from inference_site.catalogue.model_labels import cost_label, model_link
 from inference_site.core.admin_pages.base_admin import KeyFilter, PreviewAdmin, SinceFilter
 from inference_site.core.admin_pages.bubbles import may_see_content, pretty
 from inference_site.core.admin_pages.keyset import keyset_page
-from inference_site.core.admin_pages.labels import status_label, time_label
+from inference_site.core.admin_pages.labels import status_label
 from inference_site.core.errors.api_errors import ConflictError
 from inference_site.core.errors.exceptions import api_error
 from inference_site.core.storage.postgresql import release_connection_after
@@ -281,10 +281,6 @@ class StoredResponseAdmin(PreviewAdmin):
     @admin.display(description="ID")
     def short_id(self, stored: StoredResponse) -> str:
         return f"{stored.public_id[:13]}…"
-
-    @admin.display(description="time (UTC)")
-    def time(self, stored: StoredResponse) -> SafeString:
-        return time_label(stored.created_at)
 
     @admin.display(description="status")
     def shown_status(self, stored: StoredResponse) -> SafeString:

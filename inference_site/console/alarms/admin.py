@@ -88,10 +88,6 @@ class NoticeAdmin(KeysetAdmin):
     def state(self, notice: Notice) -> str:
         return status_label("resolved" if notice.is_resolved else "firing")
 
-    @admin.display(description="time (UTC)")
-    def time(self, notice: Notice) -> str:
-        return time_label(notice.created_at)
-
     @admin.display(description="delivered (UTC)")
     def delivered(self, notice: Notice) -> str:
         return time_label(notice.delivered_at)

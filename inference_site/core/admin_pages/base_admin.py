@@ -18,7 +18,7 @@ from unfold.views import ChangeList
 from inference_site.core.admin_pages.audit import form_changes, formset_changes
 from inference_site.core.admin_pages.bubbles import may_see_content
 from inference_site.core.admin_pages.keyset import first_id_since, keyset_page
-from inference_site.core.admin_pages.labels import preview
+from inference_site.core.admin_pages.labels import preview, time_label
 
 _BEFORE, _AFTER = "before", "after"
 _LOOKUPS = ("", "__exact", "__isnull", "__isempty", "__id__exact")
@@ -145,6 +145,10 @@ class KeysetAdmin(SiteAdmin):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+    @admin.display(description="time (UTC)")
+    def time(self, row: Any) -> str:
+        return time_label(row.created_at)
 
 
 class PreviewAdmin(KeysetAdmin):
