@@ -1,7 +1,7 @@
 """The head of an API request, read once: its route, its sender, and whether its body is read.
 
-The relay decides by it before it reads the body. It travels in the ASGI scope, so that the view
-does not resolve the URL again, nor authenticate a sender who is known.
+The relay decides by it before it reads the body, and puts it into the ASGI scope. The view takes
+the route and the caller from there instead of finding them again.
 """
 
 from __future__ import annotations

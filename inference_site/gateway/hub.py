@@ -213,7 +213,7 @@ class Hub:
             try:
                 await refresh_reader_deadlines(client, read, left)
             except redis.exceptions.RedisError as exc:
-                logger.warning("hub: cannot store who is read: %s", exc)
+                logger.warning("hub: cannot record which generations have readers: %s", exc)
             else:
                 known = read
 

@@ -30,8 +30,8 @@ LEASE_S = 5
 HOST_MEMORY = "memory"
 """The name of the device that is the host's memory."""
 _RUNS_PER_EXTRA_SECOND = 100
-"""The lease lives a second longer for each 100 runs: with so many threads, the one that renews the
-lease gets the processor late."""
+"""For each 100 runs the lease lives a second longer, because the thread that renews it waits longer
+for the processor."""
 _INDEX = "workers"
 _MIN_READ_INTERVAL_S = 0.1
 """Bounds how often ``LiveView.serving_now`` reads Redis, for any number of requests."""

@@ -19,7 +19,7 @@ class PresetKind(models.TextChoices):
 class Preset(models.Model):
     """A system prompt, a list of tools or a JSON schema.
 
-    It belongs to the user who has saved it; a shared preset is offered to all staff.
+    Only the user who saved it can use it, unless it is shared: then all staff can.
     """
 
     user = models.ForeignKey(

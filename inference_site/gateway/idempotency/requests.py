@@ -49,7 +49,7 @@ _LARGEST_BODY = 64 * 1024
 """Bytes of an answer whose body is kept."""
 _TRIES = 3
 _ANSWERS_A_TRIM = 32
-"""This process trims the answers of a project once in so many."""
+"""The process trims the answers of a project after it has stored this many of them."""
 _WELL_FORMED = re.compile(r"[\x21-\x7e]{1,255}")
 _NOT_ANSWERED = (None, Status.CANCELLED, Status.FAILED)
 
