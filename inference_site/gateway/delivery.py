@@ -6,15 +6,15 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import redis.exceptions
 from django import db
 from django.conf import settings
-from django.http.response import HttpResponseBase
+from django.http.response import HttpResponseBase, StreamingHttpResponse
 
 from inference_site.core.errors.api_errors import InternalError
 from inference_site.gateway.follower import Follower
@@ -242,8 +242,11 @@ class LinesSink(SseSink):
 
 
 async def send_response(response: HttpResponseBase, send: Send) -> None:
-    """Send a complete Django response."""
-    body = b"" if response.streaming else response.content  # type: ignore[attr-defined]  # Set on HttpResponse only.
+    """Send a Django response. A streaming one has its length in a header."""
+    if isinstance(response, StreamingHttpResponse):
+        await _send_stream(response, send)
+        return
+    body = response.content  # type: ignore[attr-defined]  # It is an HttpResponse.
     await send(
         {
             "type": "http.response.start",
@@ -255,6 +258,29 @@ async def send_response(response: HttpResponseBase, send: Send) -> None:
         }
     )
     await send({"type": "http.response.body", "body": body})
+
+
+async def _send_stream(response: StreamingHttpResponse, send: Send) -> None:
+    """Send a response whose chunks are read from a file, each on a thread.
+
+    The headers follow the first chunk: if that cannot be read, ApiError is raised before them.
+    """
+    chunks = cast(Iterator[bytes], response.streaming_content)
+    try:
+        chunk = await asyncio.to_thread(next, chunks, b"")
+        await send(
+            {
+                "type": "http.response.start",
+                "status": response.status_code,
+                "headers": _encoded(response.items()),
+            }
+        )
+        while chunk:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            chunk = await asyncio.to_thread(next, chunks, b"")
+        await send({"type": "http.response.body", "body": b""})
+    finally:
+        await asyncio.to_thread(response.close)
 
 
 def own_headers(response: HttpResponseBase) -> Headers:

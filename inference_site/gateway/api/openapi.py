@@ -25,6 +25,7 @@ from inference_site.gateway.api.schema import ErrorEnvelope, declared, documente
 
 Schema = dict[str, Any]
 
+_FORM = "multipart/form-data"
 _JSON, _SSE, _LINES = "application/json", "text/event-stream", "application/x-ndjson"
 _STREAMABLE = (
     "The answer; with `stream`, events: the schema is that of each `data`; the last is `[DONE]`."
@@ -120,7 +121,8 @@ class ViewSchema(AutoSchema):
 
     def get_request_serializer(self) -> Any:
         body = self._endpoint.body
-        return None if body is None else {_JSON: _schema(body, "validation")}
+        form = _FORM if getattr(self.view, "spools_body", False) else _JSON
+        return None if body is None else {form: _schema(body, "validation")}
 
     def get_response_serializers(self) -> Any:
         endpoint = self._endpoint

@@ -12,7 +12,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from inference_site.core.domain.errors import InvalidRequest
-from inference_site.core.domain.messages import AudioPart, ImagePart, Message, Part, TextPart
+from inference_site.core.domain.messages import (
+    AudioPart,
+    FilePart,
+    ImagePart,
+    Message,
+    Part,
+    TextPart,
+)
 from inference_site.core.domain.request import GenerationRequest, Tool
 from worker.engines.limited_process import LOAD_PATIENCE_S, PATIENCE_S, LimitedProcess
 
@@ -174,6 +181,8 @@ def wire_part(part: Part) -> dict[str, Any]:
             return {"type": "image_url", "image_url": {"url": url}}
         case AudioPart(audio, format_):
             return {"type": "input_audio", "input_audio": {"data": audio, "format": format_}}
+        case FilePart(param):
+            raise InvalidRequest("The file was not read.", param)
 
 
 def wire_tool(tool: Tool) -> dict[str, Any]:
