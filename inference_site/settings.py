@@ -370,20 +370,21 @@ FILES_PER_PROJECT = environment.number("FILES_PER_PROJECT", 100_000, minimum=1)
 FILE_BYTES_PER_PROJECT = environment.number("FILE_BYTES_PER_PROJECT", 100 * 2**30, minimum=1)
 FILES_DIR = environment.text("FILES_DIR", str(DATA_DIR / "files"))
 FILES_S3_BUCKET = environment.text("FILES_S3_BUCKET")
-FILES_S3_ENDPOINT = environment.text("FILES_S3_ENDPOINT")
 _folder_of_files = {
     "BACKEND": "django.core.files.storage.FileSystemStorage",
     "OPTIONS": {"location": FILES_DIR, "file_permissions_mode": 0o640},
 }
-_bucket_of_files = {
-    "BACKEND": "storages.backends.s3.S3Storage",
-    "OPTIONS": {
-        "bucket_name": FILES_S3_BUCKET,
-        "endpoint_url": FILES_S3_ENDPOINT or None,
-        "file_overwrite": False,
-        "default_acl": None,
-    },
+BUCKET_OPTIONS = {
+    "bucket_name": FILES_S3_BUCKET,
+    "endpoint_url": environment.text("FILES_S3_ENDPOINT") or None,
+    "region_name": environment.text("FILES_S3_REGION") or None,
+    # Without them those of the host: AWS_ACCESS_KEY_ID, an instance's role …
+    "access_key": environment.text("FILES_S3_ACCESS_KEY") or None,
+    "secret_key": environment.text("FILES_S3_SECRET_KEY") or None,
+    "file_overwrite": True,  # Names are never used again: it need not look.
+    "max_memory_size": 2 * 1024 * 1024,  # Beyond it, what is read goes to a temporary file.
 }
+_bucket_of_files = {"BACKEND": "storages.backends.s3.S3Storage", "OPTIONS": BUCKET_OPTIONS}
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},

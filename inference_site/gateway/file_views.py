@@ -19,6 +19,7 @@ from django.http.response import HttpResponseBase
 from django.utils import timezone
 from django.utils.http import content_disposition_header
 from pydantic import AfterValidator, Field
+from pydantic.json_schema import SkipJsonSchema
 from rest_framework.exceptions import ParseError
 from rest_framework.parsers import MultiPartParser
 from rest_framework.request import Request
@@ -150,7 +151,7 @@ class FilesQuery(PageQuery):
 
     limit: Annotated[int, Field(ge=1, le=_MAX_PAGE)] = _MAX_PAGE
     order: Literal["asc", "desc"] = "desc"
-    purpose: str | None = Field(None, description="Only files with this purpose.")
+    purpose: str | SkipJsonSchema[None] = Field(None, description="Only files with this purpose.")
 
 
 class FormParser(MultiPartParser):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from django.core.files.storage import storages
 from django.utils import timezone
@@ -16,6 +20,9 @@ from inference_site.accounts.models import Project
 from inference_site.core.errors.api_errors import UnavailableError
 from inference_site.files import storage
 from inference_site.files.models import FileState, StoredFile, Upload, UploadStatus
+from inference_site.settings import BUCKET_OPTIONS
+from tests.ports import free_port
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db
 
@@ -29,6 +36,49 @@ def folder(settings: Any, tmp_path: Path) -> Path:
     }
     settings.STORAGES = {**settings.STORAGES, "files": files}
     return tmp_path / "files"
+
+
+def made_bucket(url: str) -> bool:
+    try:
+        return httpx.put(f"{url}/bucket").is_success
+    except httpx.TransportError:
+        return False
+
+
+@pytest.fixture
+def bucket(settings: Any) -> Iterator[str]:
+    """Files in a bucket of a real S3 server instead; returns its URL."""
+    port = free_port()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_until(lambda: made_bucket(url))
+        options = {"bucket_name": "bucket", "endpoint_url": url, "region_name": "us-east-1"}
+        keys = {"access_key": "a", "secret_key": "b"}
+        backend = "storages.backends.s3.S3Storage"
+        files = {"BACKEND": backend, "OPTIONS": {**BUCKET_OPTIONS, **options, **keys}}
+        settings.STORAGES = {**settings.STORAGES, "files": files}
+        yield url
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_bucket(project: Project, bucket: str) -> None:
+    content = bytes(range(256)) * 40_000
+    file = made(project, "big", expires_at=timezone.now() - dt.timedelta(seconds=1))
+    file.size_bytes = len(content)
+    storage.store(file, io.BytesIO(content))
+    assert b"".join(storage.read(file)) == content
+    assert b"".join(storage.read(file, 300_000, 900_000)) == content[300_000:900_000]
+    assert prune() == 1
+    listed = httpx.get(f"{bucket}/bucket?list-type=2").text
+    assert "file-big" not in listed
+    assert not StoredFile.objects.exists()
 
 
 def made(project: Project, name: str, **fields: Any) -> StoredFile:
