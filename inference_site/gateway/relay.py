@@ -25,6 +25,7 @@ from inference_site.gateway.bodies import body_memory, read_body
 from inference_site.gateway.connections import OpenRequest
 from inference_site.gateway.delivery import (
     EVENTS,
+    BytesSink,
     ClientGone,
     Delivery,
     JsonSink,
@@ -204,7 +205,9 @@ def _sending(
         return send_response(response, send)
     if not handoff.stream:
         return _send_generation(handoff, JsonSink(*http), receive)
-    streamed = LinesSink if handoff.lines else SseSink
+    if handoff.form == "bytes":
+        return _send_generation(handoff, BytesSink(*http), receive)
+    streamed = LinesSink if handoff.form == "lines" else SseSink
     sink = streamed(
         *http,
         handoff.opening,
