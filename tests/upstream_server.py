@@ -70,10 +70,10 @@ class Talk:
         self._handler.end_headers()
         self._handler.wfile.write(encoded)
 
-    def begin(self) -> None:
+    def begin(self, content_type: str = "text/event-stream") -> None:
         """Begin a stream."""
         self._handler.send_response(200)
-        self._handler.send_header("Content-Type", "text/event-stream")
+        self._handler.send_header("Content-Type", content_type)
         self._handler.send_header("Transfer-Encoding", "chunked")
         self._handler.end_headers()
 

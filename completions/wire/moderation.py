@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from inference_site.gateway.api.payload import WireObject, WireRequest
 from inference_site.gateway.request_fields.wire import EndUser, ImagePart, TextPart
@@ -14,6 +14,18 @@ Texts = Annotated[list[str], Field(min_length=1, max_length=2048)]
 Parts = Annotated[list[ModerationPart], Field(min_length=1, max_length=64)]
 
 
+def _input_kind(value: object) -> str:
+    if not isinstance(value, list):
+        return "text"
+    return "parts" if value and isinstance(value[0], dict) else "texts"
+
+
+Input = Annotated[
+    Annotated[str, Tag("text")] | Annotated[Texts, Tag("texts")] | Annotated[Parts, Tag("parts")],
+    Discriminator(_input_kind),
+]
+
+
 class ModerationRequest(WireRequest):
     """The body of ``POST /v1/moderations``. The parts of a list are judged together.
 
@@ -21,7 +33,7 @@ class ModerationRequest(WireRequest):
     that alias, to a model.
     """
 
-    input: str | Texts | Parts
+    input: Input
     model: str = "omni-moderation-latest"
     user: EndUser | None = None
 
