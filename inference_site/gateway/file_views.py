@@ -56,7 +56,8 @@ _MAX_PAGE = 10_000
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _NOT_IN_NAMES = re.compile(r"[\x00-\x1f\x7f]")
 
-UploadPurpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
+Content = Annotated[bytes, Field(json_schema_extra={"format": "binary"})]
+Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
 
 
 def _file_name(given: str) -> str:
@@ -80,8 +81,20 @@ class ExpiresAfter(WireRequest):
 class FileRequest(WireRequest):
     """The fields of ``POST /v1/files`` beside the file itself."""
 
-    purpose: UploadPurpose
+    purpose: Purpose
     expires_after: ExpiresAfter | None = None
+
+
+class FileForm(FileRequest):
+    """The form of ``POST /v1/files``."""
+
+    file: Content
+
+
+class PartForm(WireRequest):
+    """The form of ``POST /v1/uploads/{upload_id}/parts``."""
+
+    data: Content
 
 
 class UploadRequest(WireRequest):
@@ -90,7 +103,7 @@ class UploadRequest(WireRequest):
     bytes: Annotated[int, Field(ge=0)]
     filename: Annotated[str, AfterValidator(_file_name)]
     mime_type: Annotated[str, Field(min_length=1, max_length=255)]
-    purpose: UploadPurpose
+    purpose: Purpose
     expires_after: ExpiresAfter | None = None
 
 
@@ -98,7 +111,9 @@ class CompleteRequest(WireRequest):
     """Body of ``POST /v1/uploads/{upload_id}/complete``."""
 
     part_ids: Annotated[list[str], Field(max_length=_MAX_PARTS)]
-    md5: str | None = None
+    md5: Annotated[str | None, Field(description="The MD5 digest of the whole file, to check.")] = (
+        None
+    )
 
 
 class FileObject(WireObject):
@@ -154,7 +169,7 @@ class FilesQuery(PageQuery):
     purpose: str | SkipJsonSchema[None] = Field(None, description="Only files with this purpose.")
 
 
-class FormParser(MultiPartParser):
+class FileFormParser(MultiPartParser):
     """Parses ``multipart/form-data`` with Django's parser; files go to temporary files."""
 
     def parse(self, stream: IO[bytes], media_type: Any = None, parser_context: Any = None) -> Any:
@@ -165,11 +180,11 @@ class FormParser(MultiPartParser):
             raise InvalidRequestError(f"We could not parse the form: {exc}") from exc
 
 
-class FormView(ApiView):
+class FileFormView(ApiView):
     """A view whose POST takes a form with a file, which is never held in memory as a whole."""
 
     spools_body = True
-    parser_classes = (FormParser,)
+    parser_classes = (FileFormParser,)
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         """Count a POST. ``counts_writes`` would make one transaction of it, file included."""
@@ -178,10 +193,10 @@ class FormView(ApiView):
             self.headers = count_request(caller_of(request))
 
 
-class FilesView(FormView):
+class FilesView(FileFormView):
     """``/v1/files``."""
 
-    @documented(answer=FileObject, body=FileRequest)
+    @documented(answer=FileObject, form=FileForm)
     def post(self, request: Request) -> Response:
         """Upload a file.
 
@@ -247,7 +262,7 @@ class FileView(ApiView):
 class FileContentView(ApiView):
     """``/v1/files/{file_id}/content``."""
 
-    @documented(answer=bytes)
+    @documented(answer=None, binaries=("application/octet-stream",))
     def get(self, request: Request, file_id: str) -> HttpResponseBase:
         """Get a file's content.
 
@@ -299,10 +314,10 @@ class UploadsView(ApiView):
         return Response(_wire_upload(upload).model_dump())
 
 
-class UploadPartsView(FormView):
+class UploadPartsView(FileFormView):
     """``/v1/uploads/{upload_id}/parts``."""
 
-    @documented(answer=UploadPartObject, body=dict[Literal["data"], str])
+    @documented(answer=UploadPartObject, form=PartForm)
     def post(self, request: Request, upload_id: str) -> Response:
         """Add a part to an upload.
 

@@ -31,6 +31,7 @@ from inference_site.gateway.bodies import (
 from inference_site.gateway.connections import OpenRequest
 from inference_site.gateway.delivery import (
     EVENTS,
+    BytesSink,
     ClientGone,
     Delivery,
     JsonSink,
@@ -216,7 +217,9 @@ def _sending(
         return send_response(response, send)
     if not handoff.stream:
         return _send_generation(handoff, JsonSink(*http), receive)
-    streamed = LinesSink if handoff.lines else SseSink
+    if handoff.form == "bytes":
+        return _send_generation(handoff, BytesSink(*http), receive)
+    streamed = LinesSink if handoff.form == "lines" else SseSink
     sink = streamed(
         *http,
         handoff.opening,

@@ -68,6 +68,31 @@ OTHER_MODELS = """
     model: odd
     capabilities: [chat, vision]
     slots: 4
+  judge:
+    engine: openai_upstream
+    base_url: {odd}
+    model: odd
+    capabilities: [moderation, vision]
+    aliases: [omni-moderation-latest]
+    slots: 4
+  guard:
+    engine: openai_upstream
+    base_url: {odd}
+    model: odd
+    guard: llama_guard
+    slots: 4
+  told-guard:
+    engine: scripted
+    guard: qwen3_guard
+    slots: 2
+    context_length: 5000
+  sounds:
+    engine: openai_upstream
+    base_url: {odd}
+    model: odd
+    capabilities: [speech, transcription, translation]
+    price: {{input: 2, cached: 1, output: 10}}
+    slots: 4
   away:
     engine: openai_upstream
     base_urls: [{away}, "http://127.0.0.1:9/v1"]

@@ -141,8 +141,8 @@ def _first_answer(request: Request, use: KeyUse) -> HttpResponse | None:
     follower = hub.resume(use.generation_id, use.kind, grace_s=use.grace_s, has_ended=has_ended)
     if follower is None:
         raise _expired()
-    lines = kind_of(use.kind).lines
-    return hand_off(request, HandOff(follower, bool(use.streamed), cancels=False, lines=lines))
+    form = kind_of(use.kind).form
+    return hand_off(request, HandOff(follower, bool(use.streamed), cancels=False, form=form))
 
 
 def _write_objects(

@@ -204,7 +204,7 @@ def respond(
             submission.stream,
             submission.frames,
             cancels=not submission.background,
-            lines=kind_of(submission.kind).lines,
+            form=kind_of(submission.kind).form,
             comment=comment if submission.stream else None,
         )
         answer = hand_off(request._request, handoff)
