@@ -369,18 +369,18 @@ MAX_SPOOLED_BYTES = environment.number("MAX_SPOOLED_BYTES", 8 * MAX_FILE_BYTES, 
 FILES_PER_PROJECT = environment.number("FILES_PER_PROJECT", 100_000, minimum=1)
 FILE_BYTES_PER_PROJECT = environment.number("FILE_BYTES_PER_PROJECT", 100 * 2**30, minimum=1)
 FILES_DIR = environment.text("FILES_DIR", str(DATA_DIR / "files"))
-FILES_S3_BUCKET = environment.text("FILES_S3_BUCKET")
+FILES_BUCKET = environment.text("FILES_BUCKET")
 _folder_of_files = {
     "BACKEND": "django.core.files.storage.FileSystemStorage",
     "OPTIONS": {"location": FILES_DIR, "file_permissions_mode": 0o640},
 }
 BUCKET_OPTIONS = {
-    "bucket_name": FILES_S3_BUCKET,
-    "endpoint_url": environment.text("FILES_S3_ENDPOINT") or None,
-    "region_name": environment.text("FILES_S3_REGION") or None,
+    "bucket_name": FILES_BUCKET,
+    "endpoint_url": environment.text("FILES_BUCKET_ENDPOINT") or None,
+    "region_name": environment.text("FILES_BUCKET_REGION") or None,
     # Without them those of the host: AWS_ACCESS_KEY_ID, an instance's role …
-    "access_key": environment.text("FILES_S3_ACCESS_KEY") or None,
-    "secret_key": environment.text("FILES_S3_SECRET_KEY") or None,
+    "access_key": environment.text("FILES_BUCKET_ACCESS_KEY") or None,
+    "secret_key": environment.text("FILES_BUCKET_SECRET_KEY") or None,
     "file_overwrite": True,  # Names are never used again: it need not look.
     "max_memory_size": 2 * 1024 * 1024,  # Beyond it, what is read goes to a temporary file.
 }
@@ -388,7 +388,7 @@ _bucket_of_files = {"BACKEND": "storages.backends.s3.S3Storage", "OPTIONS": BUCK
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
-    "files": _bucket_of_files if FILES_S3_BUCKET else _folder_of_files,
+    "files": _bucket_of_files if FILES_BUCKET else _folder_of_files,
 }
 
 REST_FRAMEWORK = {

@@ -18,8 +18,10 @@ class StoredFileAdmin(KeysetAdmin):
     list_display = ("public_id", "time", "project", "filename", "purpose", "shown_size", "expires")
     list_filter = (SinceFilter, "purpose", "project")
     list_select_related = ("project",)
-    fields = ("public_id", "project", "filename", "purpose", "content_type", "size_bytes")
-    fields += ("created_at", "expires_at")
+    fields = (
+        *("public_id", "project", "filename", "purpose", "content_type", "size_bytes"),
+        *("created_at", "expires_at"),
+    )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[StoredFile]:
         rows: QuerySet[StoredFile] = super().get_queryset(request)

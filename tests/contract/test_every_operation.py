@@ -55,7 +55,8 @@ def ask(who: httpx.Client, path: str, method: str, ids: Ids | None = None, **sen
     address = PARAMETER.sub(lambda found: (ids or {}).get(found[1], "x"), path)
     if method == "POST" and path in FORMS:
         return who.request(method, address, files={"file": b"x", "data": b"x"}, **sent)
-    body = {"metadata": {}, "items": [HELLO]} if method in ("POST", "PUT", "PATCH") else None
+    reaching = {"metadata": {}, "items": [HELLO], "part_ids": []}
+    body = reaching if method in ("POST", "PUT", "PATCH") else None
     return who.request(method, address, json=body, **sent)
 
 
