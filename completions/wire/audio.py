@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from inference_site.gateway.api.payload import WireObject, WireRequest
 from inference_site.gateway.request_fields.wire import EndUser
@@ -74,13 +74,19 @@ class TranscriptionRequest(WireRequest):
     user: EndUser | None = None
 
 
-class Transcript(WireObject):
-    """The answer, as the model's server wrote it; it may have more fields."""
+class _OfTheServer(WireObject):
+    """An object that the model's server wrote, and that may have more fields."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+class Transcript(_OfTheServer):
+    """The answer."""
 
     text: str
 
 
-class TranscriptEvent(WireObject):
+class TranscriptEvent(_OfTheServer):
     """An event of a transcript: ``transcript.text.delta``, ``….segment`` and ``….done``."""
 
     type: str
@@ -107,7 +113,7 @@ class SpeechRequest(WireRequest):
     user: EndUser | None = None
 
 
-class SpeechEvent(WireObject):
+class SpeechEvent(_OfTheServer):
     """An event of a speech: ``speech.audio.delta`` with a piece in base64, then ``….done``."""
 
     type: str

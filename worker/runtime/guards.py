@@ -232,9 +232,12 @@ class _Moderation:
             used.prefill_ms + more.prefill_ms,
             used.decode_ms + more.decode_ms,
         )
+        if answer.is_complete:  # Else the run was cancelled.
+            self._judge(index, hazard, answer)
         self._sink.feed(self._usage)
-        if not answer.is_complete:  # The run was cancelled.
-            return
+
+    def _judge(self, index: int, hazard: str, answer: _Answer) -> None:
+        """Read an answer; after the last one about an input, feed its result."""
         judged = read_judgement(self._guard, answer.text, answer.logprobs)
         self._judged.append(replace(judged, hazards=(hazard,)) if hazard else judged)
         if len(self._judged) == len(self._guard.questions):
