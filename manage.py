@@ -4,7 +4,7 @@
 import os
 import sys
 
-from inference_site.core.process_tuning import collect_rarely, give_large_blocks_back
+from inference_site.core.process_lifecycle import collect_rarely, give_large_blocks_back
 
 collect_rarely()
 give_large_blocks_back()

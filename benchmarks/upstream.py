@@ -24,9 +24,8 @@ from benchmarks.processes import ROOT, end_on_sigterm
 from benchmarks.targets import ServedFile, llama_cpp
 from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.core.domain.deltas import Delta, Usage
-from inference_site.core.domain.messages import Message
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import GenerationRequest, Sampling
+from inference_site.core.domain.request import GenerationRequest, Message, Sampling
 from worker.engines.base import Engine
 from worker.engines.registry import load_engine
 

@@ -22,7 +22,7 @@ from inference_site.catalogue.fleet import fleet
 from inference_site.catalogue.fleet.leases import HostState, LiveWorker
 from inference_site.catalogue.model_store.entries import entry_error
 from inference_site.catalogue.model_store.models import UNFINISHED, Pull, StoredModel
-from inference_site.core.admin_pages.audit import log_action
+from inference_site.core.admin_pages.base_admin import log_action
 from inference_site.core.admin_pages.labels import free_memory
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.gateway.submission.model_access import load_progress

@@ -24,7 +24,7 @@ from twisted.internet.error import ConnectionAborted
 from twisted.python.failure import Failure
 
 from inference_site.core.errors.api_errors import RateLimitError
-from inference_site.core.process_tuning import max_client_connections
+from inference_site.core.process_lifecycle import max_client_connections
 
 logger = logging.getLogger(__name__)
 

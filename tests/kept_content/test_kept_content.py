@@ -12,10 +12,8 @@ from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
 from inference_site.core.domain.deltas import TextDelta, ToolCallDelta
-from inference_site.core.domain.messages import Message
-from inference_site.core.domain.request import GenerationRequest
-from inference_site.core.site_settings.current import forget
-from inference_site.core.site_settings.models import SiteSettings
+from inference_site.core.domain.request import GenerationRequest, Message
+from inference_site.core.site_settings.models import SiteSettings, forget
 from inference_site.runs.kept_content import keeping
 from inference_site.runs.kept_content.keeping import Keeper, keeper_for, prune
 from inference_site.runs.kept_content.models import KeptContent

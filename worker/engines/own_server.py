@@ -31,9 +31,8 @@ from inference_site.core.domain.errors import (
     InvalidRequest,
     ModelServerLost,
 )
-from inference_site.core.domain.messages import Message
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import GenerationRequest, Operation
+from inference_site.core.domain.request import GenerationRequest, Message, Operation
 from inference_site.core.host import free_port, is_taken
 from inference_site.core.process_lifecycle import RestartDelay
 from worker.engines.base import Engine, ForwardingEngine, ServerFacts, Sink, run_to_end

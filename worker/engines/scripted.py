@@ -40,9 +40,8 @@ from inference_site.core.domain.errors import (
     GenerationFailed,
     InvalidRequest,
 )
-from inference_site.core.domain.messages import Message
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import GenerationRequest, Message
 from worker.engines.base import Engine, Sink
 from worker.engines.stop_texts import StopTexts
 

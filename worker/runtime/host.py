@@ -9,8 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from inference_site.catalogue.fleet.leases import HOST_MEMORY, HostState
-from inference_site.core.domain.device import Device
-from inference_site.core.host import memory_bytes
+from inference_site.core.host import Device, memory_bytes
 from worker.model_servers.nvml import gpus
 
 _CHUNK_BYTES = 16 * 2**20

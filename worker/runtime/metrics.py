@@ -10,9 +10,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from inference_site.catalogue.fleet.leases import LiveWorker
-from inference_site.core.observability import metrics_server
-from inference_site.core.observability.metrics import BUILD, LEASE_RENEWED
-from inference_site.core.observability.metrics_server import timestamp_check
+from inference_site.core.observability import metrics
+from inference_site.core.observability.metrics import BUILD, LEASE_RENEWED, timestamp_check
 from worker.model_servers.telemetry import MEASURES
 from worker.runtime.runtime import Runtime
 
@@ -26,7 +25,7 @@ def serve_metrics(runtime: Runtime) -> None:
 
     BUILD.labels(settings.VERSION, "worker", runtime.id).set(1)
     REGISTRY.register(_RuntimeCollector(runtime))
-    metrics_server.serve_metrics(
+    metrics.serve_metrics(
         timestamp_check(LEASE_RENEWED, "the lease was not renewed"), why_not_ready
     )
 

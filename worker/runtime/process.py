@@ -22,9 +22,10 @@ from inference_site.core.observability.tracing import start_tracing
 from inference_site.core.process_lifecycle import (
     default_stop_signals,
     exit_within,
+    freeze_imported_objects,
     handle_stop_signals,
+    switch_threads_often,
 )
-from inference_site.core.process_tuning import freeze_imported_objects, switch_threads_often
 from inference_site.runs.kinds import import_kinds
 from inference_site.runs.streams.request_documents import reader_of
 from inference_site.runs.wake_ups import own_queue, queue_named

@@ -21,10 +21,9 @@ import redis.exceptions
 from django.db import connection
 
 from inference_site.catalogue.model_files import file_facts
-from inference_site.core.domain.device import Device
 from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.host import memory_bytes
+from inference_site.core.host import Device, memory_bytes
 from inference_site.core.storage.redis import site_client
 from inference_site.runs.maintenance import try_and_log
 from inference_site.runs.models import Generation, Status

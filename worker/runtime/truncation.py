@@ -11,8 +11,12 @@ from dataclasses import replace
 from functools import partial
 
 from inference_site.core.domain.errors import ContextLengthExceeded
-from inference_site.core.domain.messages import Message, TextPart, drop_oldest_turns
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import (
+    GenerationRequest,
+    Message,
+    TextPart,
+    drop_oldest_turns,
+)
 from worker.engines.base import Engine, Sink
 
 _MEDIA_CHARACTERS = 2_000

@@ -18,7 +18,7 @@ import redis.exceptions
 from django.conf import settings
 from pydantic import TypeAdapter
 
-from inference_site.core.domain.device import Device
+from inference_site.core.host import Device
 from inference_site.core.observability.metrics import LEASE_RENEWED
 from inference_site.core.storage.cached_value import CachedValue
 from inference_site.core.storage.redis import ALLOW_WHEN_FULL, site_client

@@ -11,9 +11,8 @@ from itertools import chain, islice
 import django.db
 
 from inference_site.core.domain.deltas import Delta, TextDelta, ToolCallDelta
-from inference_site.core.domain.messages import Message, TextPart
-from inference_site.core.domain.request import GenerationRequest
-from inference_site.core.site_settings.current import site_settings
+from inference_site.core.domain.request import GenerationRequest, Message, TextPart
+from inference_site.core.site_settings.models import site_settings
 from inference_site.core.storage.fields import replace_nul
 from inference_site.core.storage.postgresql import (
     delete_older,

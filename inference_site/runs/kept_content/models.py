@@ -7,7 +7,7 @@ import datetime as dt
 from django.db import models
 from django.utils import timezone
 
-from inference_site.core.site_settings.current import site_settings
+from inference_site.core.site_settings.models import site_settings
 from inference_site.core.storage.fields import ContentField
 
 

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import Budget
-from inference_site.core.site_settings.current import usage_log_days
+from inference_site.core.site_settings.models import usage_log_days
 from inference_site.runs.models import Generation
 from inference_site.runs.usage.accounting import (
     AFFECTS,

@@ -18,9 +18,14 @@ from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.core.domain.deltas import Finish, ReasoningDelta, TextDelta, ToolCallDelta
 from inference_site.core.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
-from inference_site.core.domain.messages import Message
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import Constraint, GenerationRequest, Sampling, Tool
+from inference_site.core.domain.request import (
+    Constraint,
+    GenerationRequest,
+    Message,
+    Sampling,
+    Tool,
+)
 from tests.sinks import RecordingSink
 from tests.tiny_ggml import CONTEXT, write_ggml
 from worker.engines.base import Engine

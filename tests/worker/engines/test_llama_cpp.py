@@ -22,9 +22,14 @@ from inference_site.core.domain.deltas import (
     TokensDelta,
 )
 from inference_site.core.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
-from inference_site.core.domain.messages import Message
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import Constraint, GenerationRequest, Sampling, Tool
+from inference_site.core.domain.request import (
+    Constraint,
+    GenerationRequest,
+    Message,
+    Sampling,
+    Tool,
+)
 from inference_site.core.host import free_port
 from tests.sinks import RecordingSink
 from tests.tiny_weights import write_model

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from inference_site.core.domain.deltas import ToolCallDelta
-from inference_site.core.domain.messages import Message
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import (
     Constraint,
     ConstraintKind,
     GenerationRequest,
+    Message,
     Sampling,
     Tool,
     custom_tool,

@@ -12,9 +12,16 @@ from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.models_file import read_models_file
 from inference_site.core.domain.deltas import TextDelta
 from inference_site.core.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
-from inference_site.core.domain.messages import AudioPart, ImagePart, Message, Part, TextPart
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import GenerationRequest, Sampling
+from inference_site.core.domain.request import (
+    AudioPart,
+    GenerationRequest,
+    ImagePart,
+    Message,
+    Part,
+    Sampling,
+    TextPart,
+)
 from tests.images import PARAM, data_url, encoded
 from tests.sinks import RecordingSink
 from tests.tiny_vision import IMAGE_TOKENS, write_projector

@@ -10,8 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 from inference_site.core.domain.deltas import ToolCallDelta
-from inference_site.core.domain.messages import Message, TextPart, ToolCall
-from inference_site.core.domain.request import Constraint, GenerationRequest, Tool
+from inference_site.core.domain.request import (
+    Constraint,
+    GenerationRequest,
+    Message,
+    TextPart,
+    Tool,
+    ToolCall,
+)
 
 Schema = dict[str, Any]
 _LISTS = {"allOf", "anyOf", "oneOf", "prefixItems"}

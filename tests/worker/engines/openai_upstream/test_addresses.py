@@ -23,9 +23,8 @@ from inference_site.core.domain.errors import (
     InvalidRequest,
     RateLimited,
 )
-from inference_site.core.domain.messages import Message
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import GenerationRequest, Message
 from tests.ports import free_port
 from tests.sinks import RecordingSink
 from tests.upstream_server import Answer, Talk, UpstreamServer, streamed, text
