@@ -44,7 +44,7 @@ def measure_here(file: Path, slots: int, context_length: int) -> None:
     from inference_site.catalogue.memory import ModelMemory
     from inference_site.core.domain.model_spec import ModelSpec
     from inference_site.core.domain.request import GenerationRequest
-    from worker.engines.registry import load_engine
+    from worker.engines.base import load_engine
 
     spec = ModelSpec(file.stem, "llama_cpp", file, slots=slots, context_length=context_length)
     engine = load_engine(spec)

@@ -26,8 +26,7 @@ from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.core.domain.deltas import Delta, Usage
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest, Message, Sampling
-from worker.engines.base import Engine
-from worker.engines.registry import load_engine
+from worker.engines.base import Engine, load_engine
 
 
 @dataclass(frozen=True, slots=True)

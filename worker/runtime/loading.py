@@ -25,11 +25,11 @@ from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.runs.maintenance import try_and_log
 from inference_site.runs.models import Generation, Status
 from worker.runtime.host import read_ahead
-from worker.runtime.replicas import Replicas
 from worker.runtime.residency import (
     Capacity,
     IdleWatch,
     LoadQueue,
+    Replicas,
     longest_residency_s,
     next_to_evict,
     uses_host,

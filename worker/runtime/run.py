@@ -51,11 +51,11 @@ from inference_site.runs.streams.event_log import read_log
 from inference_site.runs.streams.request_documents import Document, Loaded, ToStore, load_document
 from inference_site.runs.wake_ups import send_wake_up
 from worker.engines.base import Engine
+from worker.engines.context_length import start_truncating
 from worker.media import has_images, resolve_media
 from worker.runtime.hooks import HookContext, Hooks, hooks_for
 from worker.runtime.publisher import StopReason, Stream
 from worker.runtime.tool_calls import CustomCalls, TextCallParser, may_have_text_calls
-from worker.runtime.truncation import start_truncating
 
 logger = logging.getLogger(__name__)
 

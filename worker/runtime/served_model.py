@@ -17,8 +17,7 @@ from inference_site.catalogue.fleet.leases import ModelReport, ModelState
 from inference_site.catalogue.model_files import FileFacts, file_facts
 from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
-from worker.engines.base import Engine, ServerFacts
-from worker.engines.registry import load_engine
+from worker.engines.base import Engine, ServerFacts, load_engine
 
 _BETWEEN_ISOLATED_S = 5.0
 """After an isolated run, a busy worker drains for the next one only after this time. An idle worker

@@ -15,8 +15,7 @@ from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest, Message, Sampling
 from tests.sinks import RecordingSink
 from tests.tiny_weights import write_adapter
-from worker.engines.base import Engine
-from worker.engines.registry import load_engine
+from worker.engines.base import Engine, load_engine
 
 SPEC = ModelSpec(
     "demo",

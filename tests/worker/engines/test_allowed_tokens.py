@@ -22,8 +22,7 @@ from inference_site.core.domain.request import (
 )
 from tests.sinks import RecordingSink
 from tests.worker.engines.llama_payloads import payloads
-from worker.engines.base import Engine
-from worker.engines.registry import load_engine
+from worker.engines.base import Engine, load_engine
 
 SPEC = ModelSpec("demo", "llama_cpp", DEMO_FILE, slots=2, context_length=512)
 STORY = (Message("user", "Tell me a story."),)

@@ -28,13 +28,10 @@ from inference_site.core.domain.request import (
 )
 from tests.sinks import RecordingSink
 from tests.tiny_ggml import CONTEXT, write_ggml
-from worker.engines.base import Engine
-from worker.engines.ctransformers.contexts import common_prefix
-from worker.engines.ctransformers.engine import open_model
-from worker.engines.ctransformers.run import AnswerText
+from worker.engines.base import Engine, load_engine
+from worker.engines.ctransformers.engine import AnswerText, common_prefix, open_model
 from worker.engines.ctransformers.sampler import Sampler, dry_penalties, log_probabilities
 from worker.engines.ctransformers.vocabulary import Vocabulary
-from worker.engines.registry import load_engine
 
 pytestmark = pytest.mark.slow  # It generates with weights.
 

@@ -25,8 +25,7 @@ from inference_site.core.domain.request import GenerationRequest, Message, Sampl
 from tests.sinks import RecordingSink
 from tests.upstream_server import llama_server
 from tests.waiting import wait_until
-from worker.engines.base import Engine
-from worker.engines.registry import load_engine
+from worker.engines.base import Engine, load_engine
 
 pytestmark = pytest.mark.slow  # It generates with weights.
 

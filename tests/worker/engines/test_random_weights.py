@@ -22,8 +22,7 @@ from inference_site.core.domain.request import (
 )
 from tests.sinks import RecordingSink
 from tests.tiny_weights import write_model
-from worker.engines.base import Engine
-from worker.engines.registry import load_engine
+from worker.engines.base import Engine, load_engine
 from worker.runtime.tool_calls import CustomCalls
 
 pytestmark = pytest.mark.slow  # It generates with weights.

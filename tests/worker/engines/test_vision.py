@@ -26,8 +26,7 @@ from tests.images import PARAM, data_url, encoded
 from tests.sinks import RecordingSink
 from tests.tiny_vision import IMAGE_TOKENS, write_projector
 from tests.worker.engines.llama_payloads import chat_payload
-from worker.engines.base import Engine
-from worker.engines.registry import load_engine
+from worker.engines.base import Engine, load_engine
 from worker.media import resolve_media
 
 EMBEDDING_LENGTH = 192  # Of the demo model.

@@ -43,8 +43,7 @@ from inference_site.runs.streams.request_documents import save_document
 from tests.generations.rows import chat_document, create_generation
 from tests.waiting import wait_until
 from worker import tasks
-from worker.engines.base import Engine
-from worker.engines.registry import load_engine
+from worker.engines.base import Engine, load_engine
 from worker.runtime import host, runs, served_model
 from worker.runtime.runtime import Runtime
 

@@ -29,8 +29,7 @@ from inference_site.core.domain.request import (
 )
 from tests.sinks import RecordingSink
 from tests.upstream_server import llama_server
-from worker.engines.base import Engine
-from worker.engines.registry import load_engine
+from worker.engines.base import Engine, load_engine
 
 SPEC = ModelSpec("demo", "openai_upstream", slots=2, context_length=1024)
 OSLO = (Message("user", "What is the weather in Oslo?"),)

@@ -15,8 +15,8 @@ from inference_site.core.domain.request import GenerationRequest, Message
 from tests.sinks import RecordingSink
 from tests.upstream_server import Talk, UpstreamServer
 from tests.worker.engines.openai_upstream.conftest import Load
+from worker.engines.base import load_engine
 from worker.engines.openai_upstream.server import server_of
-from worker.engines.registry import load_engine
 
 HELLO = GenerationRequest("m", (Message("user", "Hello"),))
 
