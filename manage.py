@@ -10,7 +10,7 @@ collect_rarely()
 give_large_blocks_back()
 
 if os.environ.get("SERVE_STATE_FD"):  # `serve` goes on, without Django.
-    from inference_site.ops.serve.supervision import resume
+    from inference_site.ops.serve.processes import resume
 
     sys.exit(resume())
 

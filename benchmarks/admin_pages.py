@@ -23,7 +23,7 @@ from benchmarks.figures import add_write_option, keep
 from benchmarks.generation_rows import insert_ended
 from benchmarks.processes import end_on_sigterm
 from benchmarks.stored_responses import Timing, filled, timed
-from inference_site.runs.usage.histograms import add_sql, sums_sql
+from inference_site.runs.usage.models import add_sql, sums_sql
 
 BOUND_MS = 300
 _BATCH = 250_000

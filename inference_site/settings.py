@@ -13,7 +13,6 @@ from pathlib import Path
 import django_stubs_ext
 from django.core.exceptions import ImproperlyConfigured
 
-from inference_site.console import theme
 from inference_site.core import environment
 from inference_site.core.storage.postgresql import PREPARE_ONLY_ON_REQUEST, PooledConnection
 
@@ -129,7 +128,39 @@ CONTENT_SECURITY_POLICY = {
         "frame-ancestors": ["'none'"],
     }
 }
-UNFOLD = theme.UNFOLD  # The admin's theme.
+_TEAL = {
+    "50": "oklch(98.4% .014 180.72)",
+    "100": "oklch(95.3% .051 180.801)",
+    "200": "oklch(91% .096 180.426)",
+    "300": "oklch(85.5% .138 181.071)",
+    "400": "oklch(77.7% .152 181.912)",
+    "500": "oklch(70.4% .14 182.503)",
+    "600": "oklch(51.1% .096 186.391)",
+    "700": "oklch(43.7% .078 188.216)",
+    "800": "oklch(38.6% .063 188.416)",
+    "900": "oklch(32.8% .052 189.1)",
+    "950": "oklch(27.7% .046 192.524)",
+}
+"""Colours of links and buttons; white text on shade 600 has enough contrast."""
+
+UNFOLD = {
+    "SITE_TITLE": "Inference site",
+    "SITE_HEADER": "Inference site",
+    "SITE_URL": None,  # No link: the site is an API.
+    "SITE_SYMBOL": "hub",
+    "SITE_FAVICONS": [
+        {
+            "rel": "icon",
+            "type": "image/svg+xml",
+            "href": "inference_site.console.navigation.favicon",
+        },
+    ],
+    "LOGIN": {"form": "inference_site.console.people.login.LoginForm"},
+    "STYLES": ["inference_site.console.navigation.stylesheet"],
+    "SCRIPTS": ["inference_site.console.navigation.landmarks"],
+    "SIDEBAR": {"navigation": "inference_site.console.navigation.navigation"},
+    "COLORS": {"primary": _TEAL},
+}
 
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
@@ -147,8 +178,8 @@ AXES_FAILURE_LIMIT = 10
 AXES_COOLOFF_TIME = dt.timedelta(minutes=15)
 AXES_RESET_ON_SUCCESS = True
 AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
-AXES_CLIENT_IP_CALLABLE = "inference_site.console.people.login_log.client_address"
-AXES_CLIENT_STR_CALLABLE = "inference_site.console.people.login_log.describe_attempt"
+AXES_CLIENT_IP_CALLABLE = "inference_site.console.people.login.client_address"
+AXES_CLIENT_STR_CALLABLE = "inference_site.console.people.login.describe_attempt"
 AXES_ENABLE_ACCESS_FAILURE_LOG = True
 AXES_DISABLE_ACCESS_LOG = True  # Nobody deletes its rows.
 AXES_ENABLE_ADMIN = False  # console/admin.py shows the failures.

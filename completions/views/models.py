@@ -39,7 +39,7 @@ from inference_site.catalogue.fleet.fleet import ModelStatus
 from inference_site.catalogue.fleet.leases import LiveWorker, ModelState, live_view
 from inference_site.catalogue.model_store import adapters
 from inference_site.catalogue.model_store.adapters import adapter_file, added_view
-from inference_site.catalogue.routes import Route
+from inference_site.catalogue.models_file import Route
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.errors.api_errors import ConflictError, InvalidRequestError, NotFoundError
 from inference_site.core.storage.postgresql import release_connection_after

@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.fleet.leases import LiveWorker
 from inference_site.catalogue.model_store import adapters
-from inference_site.catalogue.model_store.refresh import wait_for_specs, watch_models
+from inference_site.catalogue.model_store.entries import wait_for_specs, watch_models
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.observability import metrics
 from inference_site.core.observability.metrics import BUILD, LEASE_RENEWED, timestamp_check

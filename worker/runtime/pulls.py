@@ -18,7 +18,7 @@ from inference_site.catalogue.fleet.leases import live_workers
 from inference_site.catalogue.hub import HubError, Reference, fetch
 from inference_site.catalogue.model_files import files_of
 from inference_site.catalogue.model_store.models import Pull, PullState, StoredModel
-from inference_site.catalogue.routes import Route
+from inference_site.catalogue.models_file import Route
 from inference_site.core.storage.postgresql import release_connection_after
 
 logger = logging.getLogger(__name__)

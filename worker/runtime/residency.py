@@ -1,4 +1,4 @@
-"""Which models are in the memory of this host: the load queue, the capacity, eviction, idle unload.
+"""Which models are in the memory of this host: load queue, capacity, eviction, replicas.
 
 A model that does not fit waits in the load queue; the model that has waited longest is loaded next.
 To make room, models that are not pinned are evicted. An idle model, on which nothing runs and for
@@ -6,7 +6,7 @@ which nothing waits, is evicted at once, the least recently used first. If none 
 that has been loaded for the ``min_resident_s`` of its entry accepts no new work, and is evicted
 when its runs have ended.
 
-The replicas of models that this worker has or claims (see ``fleet.placement``).
+``Replicas`` claims the replicas of models whose entries restrict their number or hosts.
 """
 
 from __future__ import annotations

@@ -10,6 +10,6 @@ class PeopleConfig(AppConfig):
 
     def ready(self) -> None:
         """Connect the receivers that write login events to the audit log."""
-        from inference_site.console.people import login_log
+        from inference_site.console.people import login
 
-        login_log.connect()
+        login.connect()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference_site.catalogue.engines.registry import supported_fields
-from inference_site.catalogue.sampler_fields import MAX_BIAS, SamplerFields
+from inference_site.catalogue.operator_settings import MAX_BIAS, SamplerFields
 from inference_site.core.domain.request import (
     AudioPart,
     GenerationRequest,

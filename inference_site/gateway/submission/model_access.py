@@ -23,7 +23,7 @@ from inference_site.catalogue.fleet import fleet, placement
 from inference_site.catalogue.fleet.fleet import AlreadyLoading, ModelStatus, NotLoadable
 from inference_site.catalogue.fleet.leases import LiveWorker, ModelState, live_view
 from inference_site.catalogue.model_store.adapters import added_view
-from inference_site.catalogue.routes import Route, Target
+from inference_site.catalogue.models_file import Route, Target
 from inference_site.core.domain.errors import ModelServerUnreachable
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.errors.api_errors import (

@@ -10,7 +10,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandParser
 
-from inference_site.catalogue.model_store.refresh import watch_models
+from inference_site.catalogue.model_store.entries import watch_models
 from inference_site.console.alarms.evaluation import evaluate
 from inference_site.console.alarms.outbox import deliver
 from inference_site.core.observability.metrics import MAINTENANCE_DONE, serve_beat_metrics

@@ -27,9 +27,12 @@ from inference_site.catalogue.fleet.leases import live_workers
 from inference_site.catalogue.fleet.placement import why_no_host
 from inference_site.catalogue.gguf_files import parts_of
 from inference_site.catalogue.model_files import model_file_error
-from inference_site.catalogue.model_store.entries import entry_error, private_address_error
+from inference_site.catalogue.model_store.entries import (
+    entry_error,
+    private_address_error,
+    refresh_catalogue,
+)
 from inference_site.catalogue.model_store.models import StoredModel
-from inference_site.catalogue.model_store.refresh import refresh_catalogue
 from inference_site.core import environment
 from inference_site.core.storage.capacity import disks, memory_of
 from inference_site.core.storage.postgresql import unpooled_connection

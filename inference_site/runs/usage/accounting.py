@@ -18,7 +18,7 @@ from psycopg.errors import LockNotAvailable
 from redis.exceptions import RedisError
 
 from inference_site.accounts.rate_limits import AccountedGeneration, correct
-from inference_site.runs.usage.histograms import MOVE_LATE, add_sql, counts_sql
+from inference_site.runs.usage.models import MOVE_LATE, add_sql, counts_sql
 
 logger = logging.getLogger(__name__)
 

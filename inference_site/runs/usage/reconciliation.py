@@ -29,9 +29,14 @@ from inference_site.runs.usage.accounting import (
     USED,
     hold_lock,
 )
-from inference_site.runs.usage.histograms import KEY as LATENCY_KEY
-from inference_site.runs.usage.histograms import MOVE_LATE, counts_sql
-from inference_site.runs.usage.models import LatencyHistogram, Period, UsageRollup
+from inference_site.runs.usage.models import KEY as LATENCY_KEY
+from inference_site.runs.usage.models import (
+    MOVE_LATE,
+    LatencyHistogram,
+    Period,
+    UsageRollup,
+    counts_sql,
+)
 from inference_site.runs.usage.pruning import KEPT_DAYS
 
 _BEGINNING = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
