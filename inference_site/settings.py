@@ -178,8 +178,8 @@ AXES_FAILURE_LIMIT = 10
 AXES_COOLOFF_TIME = dt.timedelta(minutes=15)
 AXES_RESET_ON_SUCCESS = True
 AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
-AXES_CLIENT_IP_CALLABLE = "inference_site.console.people.login.client_address"
-AXES_CLIENT_STR_CALLABLE = "inference_site.console.people.login.describe_attempt"
+AXES_CLIENT_IP_CALLABLE = "inference_site.console.people.login_log.client_address"
+AXES_CLIENT_STR_CALLABLE = "inference_site.console.people.login_log.describe_attempt"
 AXES_ENABLE_ACCESS_FAILURE_LOG = True
 AXES_DISABLE_ACCESS_LOG = True  # Nobody deletes its rows.
 AXES_ENABLE_ADMIN = False  # console/admin.py shows the failures.

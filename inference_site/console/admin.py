@@ -44,7 +44,7 @@ from inference_site.catalogue.model_store.entries import (
 from inference_site.catalogue.model_store.models import Pull, StoredModel
 from inference_site.catalogue.models_file import Route
 from inference_site.catalogue.operator_settings import InvalidSetting
-from inference_site.console.people import login
+from inference_site.console.people import login_log
 from inference_site.core.admin_pages.base_admin import KeysetAdmin, SiteAdmin
 from inference_site.core.admin_pages.labels import status_label, time_label
 
@@ -465,7 +465,7 @@ class ActionFilter(admin.SimpleListFilter):
     title, parameter_name = "action", "done"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        labels = {ADDITION: "Addition", CHANGE: "Change", DELETION: "Deletion", **login.LABELS}
+        labels = {ADDITION: "Addition", CHANGE: "Change", DELETION: "Deletion", **login_log.LABELS}
         return [(str(flag), label) for flag, label in labels.items()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
@@ -491,7 +491,7 @@ class AuditAdmin(KeysetAdmin):
 
     @admin.display(description="action")
     def action(self, entry: LogEntry) -> str:
-        return login.LABELS.get(entry.action_flag) or entry.get_action_flag_display()
+        return login_log.LABELS.get(entry.action_flag) or entry.get_action_flag_display()
 
     @admin.display(description="kind")
     def kind(self, entry: LogEntry) -> str:

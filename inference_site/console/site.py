@@ -17,7 +17,8 @@ from unfold.sites import UnfoldAdminSite
 
 from inference_site.console.fleet_page import fleet_context, request_action, stop_pull
 from inference_site.console.model_page import model_context
-from inference_site.console.people.login import log_own_action, remember_browser, set_locked_status
+from inference_site.console.people.login import remember_browser, set_locked_status
+from inference_site.console.people.login_log import log_own_action
 from inference_site.console.people.urls import urls as people_urls
 from inference_site.console.playground.views import playground_context
 from inference_site.console.queue_page import queue_context, run_action

@@ -1,16 +1,13 @@
 """HTTP connections to hosts that clients or users choose, to public addresses only.
 
-The check is made where the connection is made: the name is resolved once, within a time limit,
-every address is checked, and the connection goes to one of the checked addresses. A name that
-resolves differently a moment later gains nothing.
+The check is made where the connection is made: the name is resolved once, every address is checked,
+and the connection goes to one of the checked addresses. A name that resolves differently a moment
+later gains nothing.
 """
 
 from __future__ import annotations
 
-import queue
-import socket
 import ssl
-import threading
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
@@ -19,29 +16,7 @@ import httpcore
 import httpx
 
 from inference_site.core.domain.addresses import is_public
-
-
-def resolve_within(host: str, seconds: float) -> list[str]:
-    """Return the addresses of a host; none for an unknown host. Raise TimeoutError.
-
-    The system's resolver has no time limit, so it runs on a thread that is abandoned if it is slow.
-    """
-    found: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
-    threading.Thread(target=lambda: found.put(resolve_host(host)), daemon=True).start()
-    try:
-        return found.get(timeout=seconds)
-    except queue.Empty:
-        raise TimeoutError from None
-
-
-def resolve_host(host: str) -> list[str]:
-    """Return the addresses that the system knows of a host, in the order to try them."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return []
-    return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
-
+from inference_site.core.resolver import resolve_within
 
 SecondsLeft = Callable[[], float]
 """Returns the seconds until a deadline; raises an exception of the caller once it has passed."""

@@ -11,7 +11,8 @@ from axes.models import AccessFailureLog
 from django.contrib.admin.models import LogEntry
 from django.test import Client, RequestFactory
 
-from inference_site.console.people.login import LOGINS_PER_ADDRESS, client_address
+from inference_site.console.people.login import LOGINS_PER_ADDRESS
+from inference_site.console.people.login_log import client_address
 from inference_site.core.storage.redis import site_client
 
 PROXIES = [ipaddress.ip_network(one) for one in ("10.0.0.0/8", "::1/128")]

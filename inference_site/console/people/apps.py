@@ -10,6 +10,6 @@ class PeopleConfig(AppConfig):
 
     def ready(self) -> None:
         """Connect the receivers that write login events to the audit log."""
-        from inference_site.console.people import login
+        from inference_site.console.people import login_log
 
-        login.connect()
+        login_log.connect()

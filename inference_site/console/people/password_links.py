@@ -40,10 +40,10 @@ from inference_site.console.people.login import (
     RESETS_PER_USER,
     count_address,
     lock_login,
-    log_own_action,
     remember_browser,
     set_locked_status,
 )
+from inference_site.console.people.login_log import log_own_action
 from inference_site.core.admin_pages.labels import duration
 
 logger = logging.getLogger(__name__)

@@ -39,7 +39,8 @@ from mozilla_django_oidc.views import (
     OIDCAuthenticationRequestView,
 )
 
-from inference_site.console.people.login import count_address, log_own_action, remember_browser
+from inference_site.console.people.login import count_address, remember_browser
+from inference_site.console.people.login_log import log_own_action
 from inference_site.console.people.models import Identity
 from inference_site.core.admin_pages.labels import duration
 
