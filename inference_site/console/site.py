@@ -15,8 +15,12 @@ from django.urls import URLPattern, path
 from django.views.decorators.http import require_POST
 from unfold.sites import UnfoldAdminSite
 
-from inference_site.console.fleet_page import fleet_context, request_action, stop_pull
-from inference_site.console.model_page import model_context
+from inference_site.console.fleet_page import (
+    fleet_context,
+    model_context,
+    request_action,
+    stop_pull,
+)
 from inference_site.console.people.login import remember_browser, set_locked_status
 from inference_site.console.people.login_log import log_own_action
 from inference_site.console.people.urls import urls as people_urls

@@ -26,7 +26,7 @@ from django.conf import settings
 from django.db import connection
 
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.catalogue.fleet import orders, placement
+from inference_site.catalogue.fleet import fleet, orders
 from inference_site.catalogue.fleet.leases import LiveWorker, live_workers
 from inference_site.catalogue.model_files import file_facts
 from inference_site.core.domain.errors import EngineLoadError
@@ -365,7 +365,7 @@ class Replicas:
 
     def may_host(self, spec: ModelSpec) -> bool:
         """Whether the entry of the model allows a worker with these labels."""
-        return placement.may_host(spec, self.labels)
+        return fleet.may_host(spec, self.labels)
 
     def is_assigned(self, model: str) -> bool:
         """Whether this worker is to load the model without a command."""
@@ -384,14 +384,14 @@ class Replicas:
 
     def claim(self, spec: ModelSpec) -> bool:
         """Claim a place for a model; return whether there was one. Raise redis' errors."""
-        return placement.claim(spec, self._worker.id)
+        return fleet.claim_replica(spec, self._worker.id)
 
     def release(self, model: str) -> None:
         """Give up the place of a model that was dropped."""
         spec = catalogue().models.get(model)
         if spec is not None and spec.replicas:
             with contextlib.suppress(redis.exceptions.RedisError):
-                placement.give_back(model, self._worker.id)
+                fleet.give_back_replica(model, self._worker.id)
 
     def offers(self) -> dict[str, bool]:
         """Return the models that this worker would load, and whether it has room for each."""
@@ -461,7 +461,7 @@ class Replicas:
         if not offers or self._worker.id not in [worker.id for worker in live]:
             return False
         specs = [spec for spec in catalogue().models.values() if spec.replicas]
-        for id_, workers in placement.planned(specs, live).items():
+        for id_, workers in fleet.planned(specs, live).items():
             if self._worker.id in workers and id_ in offers:
                 spec = catalogue().models[id_]
                 if self.claim(spec):

@@ -9,12 +9,15 @@ import contextlib
 import datetime as dt
 import logging
 import os
+import platform
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import django.db
@@ -23,6 +26,8 @@ from django.conf import settings
 
 from inference_site.catalogue.fleet import fleet, orders
 from inference_site.catalogue.fleet.leases import (
+    HOST_MEMORY,
+    HostState,
     Lease,
     LiveWorker,
     ModelReport,
@@ -33,13 +38,14 @@ from inference_site.catalogue.fleet.orders import store_server_log
 from inference_site.catalogue.model_store.models import OrderState, WorkerOrder
 from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.host import Device, memory_bytes
 from inference_site.core.process_lifecycle import notify, notify_stopping, predecessor_runs
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.core.storage.redis import site_client
 from inference_site.runs.maintenance import end_orphans, try_and_log
 from worker.engines.openai_upstream.event_loop import event_loop
+from worker.model_servers.nvml import gpus
 from worker.runtime.hooks import check_hooks
-from worker.runtime.host import host_state, process_memory_bytes
 from worker.runtime.loading import STOP_S, ModelLoader, in_background
 from worker.runtime.publisher import Publisher
 from worker.runtime.runs import Runs
@@ -427,3 +433,34 @@ class Runtime:
         """End rows that claim to run here and do not: the reply to their claim was lost."""
         while not self.stopped.wait(_ORPHANS_S):
             try_and_log("orphans", lambda: end_orphans(self.id, lambda: self.runs.attempts))
+
+
+def host_state() -> HostState:
+    """Return the host's processors, memory, GPUs and load."""
+    return HostState(
+        cpu=_cpu_name(),
+        cores=os.cpu_count() or 0,
+        load=round(os.getloadavg()[0], 2),
+        memory=Device(HOST_MEMORY, *memory_bytes()),
+        gpus=gpus(),
+        python=platform.python_version(),
+    )
+
+
+@cache
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+def process_memory_bytes() -> int:
+    """Return the resident memory of this process, mapped files included; 0 if unknown."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

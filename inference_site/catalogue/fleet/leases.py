@@ -139,7 +139,7 @@ class LiveWorker:
     it can load on command. ``release`` is the version of this program in the worker. ``state`` is
     that of its host. ``memory_bytes`` is the memory of its process. ``labels`` match the ``hosts``
     of entries. ``offers`` maps the models with ``replicas`` that it would load to whether it has
-    free memory for them (``fleet.placement``). ``unloaded`` has the models that were unloaded from
+    free memory for them (``fleet.fleet``). ``unloaded`` has the models that were unloaded from
     all workers and not loaded since.
     """
 

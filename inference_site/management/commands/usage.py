@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
-from inference_site.runs.usage import reconciliation
+from inference_site.runs.usage import accounting
 from inference_site.runs.usage.accounting import settle
 from inference_site.runs.usage.models import Period
 from inference_site.runs.usage.queries import Span, usage_by, usage_rows
@@ -42,7 +42,7 @@ class Command(BaseCommand):
         while settle():
             pass
         if rebuild:
-            reconciliation.rebuild()
+            accounting.rebuild()
             self.stderr.write("Roll-ups and budget counters were rebuilt.")
         if check:
             self._check()
@@ -53,7 +53,7 @@ class Command(BaseCommand):
             csv.writer(self.stdout).writerows(rows)
 
     def _check(self) -> None:
-        found = reconciliation.differences()
+        found = accounting.differences()
         for difference in found:
             self.stdout.write(str(difference))
         if found:

@@ -23,8 +23,8 @@ from django.db.models.functions import Now
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import LIBRARIES
+from inference_site.catalogue.fleet.fleet import why_no_host
 from inference_site.catalogue.fleet.leases import live_workers
-from inference_site.catalogue.fleet.placement import why_no_host
 from inference_site.catalogue.gguf_files import parts_of
 from inference_site.catalogue.model_files import model_file_error
 from inference_site.catalogue.model_store.entries import (
