@@ -243,7 +243,9 @@ class Analysis:
             case Text(value):
                 return not value
             case Reference(name):
-                return _get(self._is_empty, name)
+                if name not in self._is_empty:
+                    raise ValueError(f"there is no rule {name!r}")
+                return self._is_empty[name]
             case Repeat(inner, sign):
                 return sign[0] in "*?" or sign.startswith("{0") or self.can_be_empty(inner)
             case Sequence(nodes):
@@ -343,12 +345,6 @@ class Analysis:
             pairs.append((node, follow))
             follow = self.first_of((node,), follow)
         return pairs[::-1]
-
-
-def _get(known: dict[str, bool], name: str) -> bool:
-    if name not in known:
-        raise ValueError(f"there is no rule {name!r}")
-    return known[name]
 
 
 def _union(sets: Iterable[int]) -> int:

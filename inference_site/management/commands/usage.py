@@ -45,19 +45,16 @@ class Command(BaseCommand):
             accounting.rebuild()
             self.stderr.write("Roll-ups and budget counters were rebuilt.")
         if check:
-            self._check()
+            found = accounting.differences()
+            for difference in found:
+                self.stdout.write(str(difference))
+            if found:
+                raise CommandError(
+                    f"{len(found)} counters differ from the usage log; correct them with --rebuild."
+                )
+            self.stdout.write("Roll-ups and budgets add up to the usage log.")
         if not check and not rebuild:
             now = timezone.now()
             span = Span(Period.DAY, now - dt.timedelta(days=days - 1), now)
             rows = usage_rows(usage_by(span, "project_id", "api_key_id", "model"))
             csv.writer(self.stdout).writerows(rows)
-
-    def _check(self) -> None:
-        found = accounting.differences()
-        for difference in found:
-            self.stdout.write(str(difference))
-        if found:
-            raise CommandError(
-                f"{len(found)} counters differ from the usage log; correct them with --rebuild."
-            )
-        self.stdout.write("Roll-ups and budgets add up to the usage log.")

@@ -442,7 +442,11 @@ class CtransformersEngine(Engine):
         for text in request.prompts:
             if not self._fits(request, text, self._context_length, sink):
                 return
-            prompts.append(prompt := self._tokens(text))
+            if isinstance(text, tuple):
+                prompt = self._vocabulary.checked(text, "prompt")
+            else:
+                prompt = self._vocabulary.tokens(text) or [self._vocabulary.bos]
+            prompts.append(prompt)
             if len(prompt) >= self._context_length:
                 raise ContextLengthExceeded(self._context_length, len(prompt), "prompt")
         usage = RunUsage()
@@ -484,12 +488,6 @@ class CtransformersEngine(Engine):
             return len(self._vocabulary.tokens(text))
 
         return is_short_enough(prompt, limit, self._context_length, count, sink, request.subject)
-
-    def _tokens(self, prompt: str | tuple[int, ...]) -> list[int]:
-        if isinstance(prompt, tuple):
-            return self._vocabulary.checked(prompt, "prompt")
-        tokens = self._vocabulary.tokens(prompt)
-        return tokens or [self._vocabulary.bos]
 
     def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn texts into tokens (see ``Engine.tokenize``)."""
