@@ -1,6 +1,6 @@
 """The figures of every benchmark, in one committed file, and the pages rendered from it.
 
-``python -m benchmarks.figures`` writes ``benchmarks/RESULTS.md`` and ``docs/performance.md`` anew
+``python -m benchmarks.figures`` rewrites ``benchmarks/RESULTS.md`` and ``docs/performance.md``
 from ``figures.json``; a benchmark with ``--write`` first replaces its own part of that file.
 A part is the newest runs of one benchmark, the last first, each with its machine and date.
 """
@@ -32,7 +32,7 @@ Parts = dict[str, list[dict[str, Any]]]
 
 def add_write_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--write", action="store_true", help="keep the figures and write the pages anew"
+        "--write", action="store_true", help="keep the figures and rewrite the pages"
     )
 
 

@@ -108,22 +108,22 @@ def fill(database: Database, total: int) -> None:
         database.execute(f"TRUNCATE {TABLE}".encode())
         for first in range(1, total + 1, _BATCH):
             last = min(total, first + _BATCH - 1)
-            with told(f"{last:,} rows"):
+            with timing_printed(f"{last:,} rows"):
                 database.execute(_ROWS, {"first": first, "last": last, "total": total})
     for name, definition in constraints:
-        with told(name):
+        with timing_printed(name):
             database.execute(f"ALTER TABLE {TABLE} ADD CONSTRAINT {name} {definition}".encode())
     for name, definition in indexes:
-        with told(name):
+        with timing_printed(name):
             database.execute(definition.encode())
     database.execute(f"SELECT setval(pg_get_serial_sequence('{TABLE}', 'id'), {total})".encode())
-    with told("vacuum"):
+    with timing_printed("vacuum"):
         database.execute(b"VACUUM ANALYZE")
 
 
 @contextmanager
-def told(what: str) -> Iterator[None]:
-    """Say how long the block took."""
+def timing_printed(what: str) -> Iterator[None]:
+    """Print how long the block took."""
     began = time.monotonic()
     yield
     print(f"{what} ({time.monotonic() - began:.1f} s)", file=sys.stderr, flush=True)

@@ -51,9 +51,9 @@ LATERAL (SELECT now() - interval '30 days' * (1 - n::float / %(rows)s)) times (t
 class Row:
     """Figures while the streams were open; ``busiest`` is a process and its part of a core.
 
-    Operations of Redis and PostgreSQL are those for a thousand tokens; requests, which end and come
-    anew, are part of them. ``cores`` are all processes' shares of a core, clients and the paced
-    server included.
+    Operations of Redis and PostgreSQL are those for a thousand tokens; requests, which end and are
+    sent again, are part of them. ``cores`` are all processes' shares of a core, clients and the
+    paced server included.
     """
 
     processes: str

@@ -1,7 +1,7 @@
 """Simultaneous requests, sent by a separate cheap process.
 
-It has one epoll and a request that is made once. Its processor time is told apart from that of the
-server: some 60 µs for a connection, of which most is the kernel's.
+It has one epoll and a request that is made once. Its processor time is measured apart from
+that of the server: some 60 µs for a connection, of which most is the kernel's.
 """
 
 import multiprocessing

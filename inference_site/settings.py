@@ -349,7 +349,7 @@ AFFINITY_WAIT_MS = environment.number("AFFINITY_WAIT_MS", 200)
 START_MODELS = environment.items("START_MODELS")
 # Names of a worker, by which entries of models choose their hosts; empty: its host's name.
 WORKER_LABELS = environment.items("WORKER_LABELS")
-# What models may take of a worker's host: so many of them, so many MiB; 0: any number, most of it.
+# Limits of the models on a worker's host: their number (0: any) and their MiB (0: most of it).
 MAX_LOADED_MODELS = environment.number("MAX_LOADED_MODELS", 0)
 MODEL_MEMORY_MIB = environment.number("MODEL_MEMORY_MIB", 0)
 GPU_MEMORY_MIB = environment.number("GPU_MEMORY_MIB", 0)
@@ -386,7 +386,7 @@ UPSTREAM_ALLOWED_NETWORKS = environment.networks("UPSTREAM_ALLOWED_NETWORKS")
 # Whether streams of responses end with "data: [DONE]", as all other streams do.
 RESPONSES_SEND_DONE = environment.boolean("RESPONSES_SEND_DONE", True)
 CONVERSATION_LOCK_WAIT_S = environment.number("CONVERSATION_LOCK_WAIT_S", 10)
-# For how long a stored response goes on when its client has left, unless somebody reads it again.
+# For how long a stored response runs after its client has disconnected, unless one reads it again.
 DISCONNECT_GRACE_S = environment.number("DISCONNECT_GRACE_S", 0)
 WEB_THREADS = _threads
 

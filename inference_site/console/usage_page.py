@@ -92,7 +92,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What the template draws, in a view box of ``WIDTH`` by ``HEIGHT``.
+    """The shapes that the template draws, in a view box of ``WIDTH`` by ``HEIGHT``.
 
     Each entry of ``rows`` is the label of a bucket and its values as text.
     """

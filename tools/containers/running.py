@@ -89,13 +89,13 @@ def pull_writes(stack: Stack) -> str:
 
 
 def health_checks_are_cheap(stack: Stack) -> str:
-    """What the health check of each of the site's containers costs."""
+    """The processor time of the health check of each of the site's containers."""
     costs = {}
     for service in ("web", "worker", "beat"):
         check = stack.inspect(stack.containers(service)[0], "{{json .Config.Healthcheck.Test}}")
         arguments = ("python", "-IS", "-", json.dumps(json.loads(check)[1:]))
         spent = stack.compose("exec", "-T", service, *arguments, given=_COST)
         costs[service] = float(spent)
-    told = ", ".join(f"{service} {cost:.3f} s" for service, cost in costs.items())
-    need(max(costs.values()) < _HEALTH_CPU_S, f"CPU of one check: {told}")
-    return f"CPU of one check: {told}"
+    costs_text = ", ".join(f"{service} {cost:.3f} s" for service, cost in costs.items())
+    need(max(costs.values()) < _HEALTH_CPU_S, f"CPU of one check: {costs_text}")
+    return f"CPU of one check: {costs_text}"

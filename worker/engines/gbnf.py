@@ -82,7 +82,7 @@ Node = Text | Chars | Token | Reference | Repeat | Sequence | Alternatives
 
 
 class _Body:
-    """What comes after the ``::=`` of a rule. ``levels`` are the groups that are open."""
+    """The right-hand side of a rule, after ``::=``. ``levels`` are the groups that are open."""
 
     def __init__(self, line: int) -> None:
         self.line = line
@@ -219,7 +219,7 @@ class Analysis:
         self._first, self._further = dict.fromkeys(rules, 0), dict.fromkeys(rules, 0)
         self._is_lexical = dict.fromkeys(rules, False)
         self.follow = dict.fromkeys(rules, 0)
-        """What may come after the rule, wherever it is used."""
+        """The characters that may follow a match of the rule, at any place that uses it."""
         self._settle(self._is_empty, self.can_be_empty)
         self._settle(self._first, self.first)
         self._settle(self._further, self.further)

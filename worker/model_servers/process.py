@@ -186,7 +186,7 @@ def sweep(folder: Path) -> None:
         if _runs(worker):
             continue
         killed = _kill_marked(mark)
-        logger.warning("%s: %d processes of a worker that is gone were ended", path.stem, killed)
+        logger.warning("%s: %d processes of a dead worker were ended", path.stem, killed)
         if stop:
             with contextlib.suppress(OSError, subprocess.SubprocessError):
                 subprocess.run(stop, check=False, timeout=_KILL_AFTER_S, stdin=subprocess.DEVNULL)

@@ -220,7 +220,7 @@ def _server_metrics(worker: LiveWorker) -> Iterator[Metric]:
     reported = {
         name: GaugeMetricFamily(
             f"inference_model_server_{name}",
-            f"What a model's server tells as {' or '.join(theirs)}.",
+            f"What a model's server reports as {' or '.join(theirs)}.",
             labels=["model"],
         )
         for name, theirs in MEASURES.items()

@@ -133,8 +133,8 @@ class ServedModel:
     """A model of the catalogue in this worker, from the start of its load until it is dropped.
 
     ``on_change`` is called when the model opens or closes for generations. ``on_fault`` is called
-    before that if the cause is a fault of its engine, or the end of one. ``reason`` tells operators
-    why the model has to be loaded again.
+    before that if the cause is a fault of its engine, or the end of one. ``reason`` is shown to
+    operators: why the model has to be loaded again.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 A worker renews a key with a short time to live. A worker without a key is dead or cut off, and
 ``runs.maintenance`` fails or requeues its generations. A worker announces itself before it
-loads its models, so that other processes can tell a loading model from one that no worker serves.
+loads its models, so that other processes see a loading model, which otherwise no worker serves.
 """
 
 from __future__ import annotations

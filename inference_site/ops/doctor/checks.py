@@ -416,7 +416,7 @@ def check_logs() -> Iterator[Finding]:
         f"{', '.join(incomplete[:3])}"
         if incomplete
         else f"{len(ids)} running streams are whole",
-        "Their readers are told so, stored responses are not affected. Redis was flushed, evicted "
+        "Their readers get an error, stored responses are not affected. Redis was flushed, evicted "
         "keys or lost its last writes: set `appendonly yes` and `maxmemory-policy noeviction`.",
         warn=bool(incomplete),
     )

@@ -444,7 +444,7 @@ def resume() -> None:
 
 
 def stop(supervisor: Supervisor) -> None:
-    """Stop everything and tell the operator."""
+    """Stop all processes; print when it begins and ends."""
     say("stopping")
     supervisor.stop()
     say("stopped")

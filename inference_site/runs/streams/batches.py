@@ -112,7 +112,7 @@ class StoredStream:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a stream has sent: all of its frames, and the number of the next.
+    """The frames that a stream has sent, all of them, and the number of the next.
 
     ``frames`` is empty when Redis has lost some of them.
     """

@@ -289,7 +289,7 @@ def may_have_more(batches: Sequence[Batch]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """What a log has for a reader.
+    """The entries that a log has for a reader.
 
     ``first`` is the number of the first frame of the entry that the reader gets next, and ``next``
     that of the frame after the entry; both are None when there is no such entry yet.

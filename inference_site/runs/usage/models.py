@@ -166,7 +166,7 @@ class UsageRollup(Rollup):
 
 
 class Measure(models.TextChoices):
-    """What a histogram measures."""
+    """The quantity of a histogram."""
 
     QUEUE = "queue", "queue wait (ms)"
     TTFT = "ttft", "time to first token (ms)"

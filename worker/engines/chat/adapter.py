@@ -125,7 +125,7 @@ class ChatAdapter(Engine):
 
     @property
     def fault(self) -> str:
-        """That of the engine (see ``Engine.fault``)."""
+        """The engine's fault (see ``Engine.fault``)."""
         return self._engine.fault
 
     def watch(self, on_change: Callable[[], None]) -> None:

@@ -16,7 +16,7 @@ from worker.engines.chat.template import ChatTemplate
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a model file contains for chats.
+    """The template and the tokens of a model file that chats need.
 
     ``chat_template`` is its template, if any. ``bos`` and ``eos`` are the texts of these tokens;
     ``adds_bos``: the tokenizer begins every prompt with the first. ``special_tokens`` are others by

@@ -123,7 +123,7 @@ def server_at(spec: ModelSpec, at: Endpoint) -> Server:
 
 @dataclass(frozen=True, slots=True)
 class BuildFacts:
-    """What a server reported once it was ready.
+    """The facts that a server reports once it is ready.
 
     ``props`` is its answer to ``/props``. ``vocabulary`` is the number of tokens of its model.
     ``adds_bos``: the tokenizer begins every prompt with the BOS token. ``has_llguidance``: the
