@@ -13,7 +13,9 @@ from time import perf_counter
 from benchmarks.figures import add_write_option, keep
 from inference_site.core.domain.deltas import TextDelta
 from inference_site.core.domain.request import Tool
-from worker.engines.chat.parser import HARMONY, TOOL_FORMATS, OutputParser, Reasoning, Syntax
+from worker.engines.chat.parser.formats import HARMONY, TOOL_FORMATS
+from worker.engines.chat.parser.output import Reasoning, Syntax
+from worker.engines.chat.parser.parser import OutputParser
 
 BUDGET_US = 10.0
 PIECE = 4

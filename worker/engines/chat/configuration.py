@@ -10,7 +10,8 @@ from inference_site.catalogue.engines.options import ChatOptions, TemplateOption
 from inference_site.core.domain.errors import EngineLoadError, InvalidRequest
 from inference_site.core.domain.model_spec import ModelSpec
 from worker.engines.chat.families import FAMILIES, Family
-from worker.engines.chat.parser import HARMONY, TOOL_FORMATS, Reasoning, Syntax, syntax_of
+from worker.engines.chat.parser.formats import HARMONY, TOOL_FORMATS, syntax_of
+from worker.engines.chat.parser.output import Reasoning, Syntax
 from worker.engines.chat.template import ChatTemplate
 
 

@@ -13,7 +13,8 @@ from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest, Message
 from worker.engines.chat.configuration import ChatConfiguration, Vocabulary, configure_chat
-from worker.engines.chat.parser import TOOL_FORMATS, Reasoning
+from worker.engines.chat.parser.formats import TOOL_FORMATS
+from worker.engines.chat.parser.output import Reasoning
 
 ASK = GenerationRequest("m", (Message("user", "Hi"),))
 
