@@ -43,6 +43,9 @@ from inference_site.core.host import physical_cores, usable_cores
 
 _UNKNOWN_CONTEXT = 2**20
 """Assumed for a model on another server whose entry gives no context length."""
+_LOADER: type[yaml.SafeLoader | yaml.CSafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The C loader is ten times as fast; not every build of PyYAML has it."""
+_DEFAULT = ModelSpec(id="", engine="llama_cpp")
 
 
 class TargetEntry(OperatorSettings):
@@ -151,9 +154,6 @@ def read_route(
 
 _Key = tuple[str, ...]
 
-_LOADER: type[yaml.SafeLoader | yaml.CSafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The C loader is ten times as fast; not every build of PyYAML has it."""
-_DEFAULT = ModelSpec(id="", engine="llama_cpp")
 _Amount = Annotated[float, Field(ge=0, le=HIGHEST_PRICE)]
 
 

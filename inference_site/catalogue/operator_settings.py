@@ -37,6 +37,11 @@ _MAX_INPUT_LENGTH = 100
 
 ResolvePath = Callable[[str, Sequence[str]], str]
 """Turns a file name into a path; the name must have one of these endings. Raises ValueError."""
+WEIGHTS = (".gguf", ".ggml", ".bin")
+"""The endings of files of weights; GGML files of 2023 have the ending ``.bin``."""
+MAX_BIAS = 100
+"""Minus this bias forbids a token; this bias forbids all tokens without it."""
+_UNCHANGED = {field.name for field in fields(Sampling)} - {"logit_bias", "dry_sequence_breakers"}
 
 
 class InvalidSetting(ValueError):
@@ -105,8 +110,6 @@ Text = Annotated[str, StringConstraints(min_length=1)]
 TextOrNumber = Annotated[str, Field(strict=False, coerce_numbers_to_str=True)]
 """A text that YAML may have parsed as a number."""
 Names = Annotated[tuple[Annotated[str, Field(pattern=r"\S")], ...], Field(strict=False)]
-WEIGHTS = (".gguf", ".ggml", ".bin")
-"""The endings of files of weights; GGML files of 2023 have the ending ``.bin``."""
 WeightsFile = Annotated[TextOrNumber, path_validator(*WEIGHTS)]
 GgufFile = Annotated[TextOrNumber, path_validator(".gguf")]
 
@@ -114,8 +117,6 @@ GgufFile = Annotated[TextOrNumber, path_validator(".gguf")]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 NotNegative = Annotated[float, Field(ge=0)]
-MAX_BIAS = 100
-"""Minus this bias forbids a token; this bias forbids all tokens without it."""
 Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
 _TokenId = Annotated[int, Field(ge=0, lt=2**31, strict=False)]  # JSON keys are strings.
 
@@ -155,9 +156,6 @@ class SamplerFields(BaseModel):
             dry_sequence_breakers=None if breakers is None else tuple(breakers),
             logit_bias=tuple(biases.items()),
         )
-
-
-_UNCHANGED = {field.name for field in fields(Sampling)} - {"logit_bias", "dry_sequence_breakers"}
 
 
 class SamplerDefaults(SamplerFields, OperatorSettings):

@@ -42,6 +42,14 @@ from inference_site.runs.usage.models import Period
 
 VIEW, CHANGE = "generations.view_generation", "generations.change_generation"
 _PULLS_SHOWN_FOR, _MAX_PULLS = dt.timedelta(days=1), 10
+_ACTIONS: dict[str, tuple[Callable[[str], object], str]] = {
+    "load": (lambda model: fleet.load(None, model), "Loading {}…"),
+    "unload": (lambda model: fleet.unload(None, model), "Unloading {}…"),
+    "drain": (fleet.drain, "Draining {}…"),
+    "resume": (fleet.resume, "Resuming {}…"),
+}
+VIEW, USAGE = "generations.view_generation", "usage.view_usagerollup"
+CHANGE = "generations.change_generation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +194,6 @@ def request_action(request: HttpRequest) -> HttpResponse:
     return HttpResponseRedirect(reverse("admin:fleet"))
 
 
-_ACTIONS: dict[str, tuple[Callable[[str], object], str]] = {
-    "load": (lambda model: fleet.load(None, model), "Loading {}…"),
-    "unload": (lambda model: fleet.unload(None, model), "Unloading {}…"),
-    "drain": (fleet.drain, "Draining {}…"),
-    "resume": (fleet.resume, "Resuming {}…"),
-}
-
-
 @permission_required("model_store.add_pull", raise_exception=True)
 def stop_pull(request: HttpRequest, pk: int) -> HttpResponse:
     """Stop a pull, log it, and redirect to the page."""
@@ -204,10 +204,6 @@ def stop_pull(request: HttpRequest, pk: int) -> HttpResponse:
     else:
         messages.error(request, f"The pull of {pull} has ended.")
     return HttpResponseRedirect(reverse("admin:fleet"))
-
-
-VIEW, USAGE = "generations.view_generation", "usage.view_usagerollup"
-CHANGE = "generations.change_generation"
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,25 @@ _PLOT_WIDTH, _PLOT_HEIGHT = WIDTH - LEFT, HEIGHT - BOTTOM - TOP
 _MAX_LABELS = 6
 
 Format = Callable[[float], str]
+PERMISSION = "usage.view_usagerollup"
+CUSTOM = "custom"
+GROUPS = {"model": "Model", "project_id": "Project", "api_key_id": "API key"}
+_MAX_ALARMS = 10
+_MAX_KEYS = 200
+_MAX_GROUPS = 50
+_FIELD_FORMAT = "%Y-%m-%dT%H:%M"
+"""Format of an input of the type ``datetime-local``."""
+_A_DAY = dt.timedelta(days=1)
+_MAX_RANGE = dt.timedelta(days=730)
+_MAX_RANGE_OF = {Period.MINUTE: dt.timedelta(hours=6), Period.HOUR: dt.timedelta(days=7)}
+"""The longest ranges with a bucket for each minute and for each hour."""
+_KEPT_FOR = {Period.MINUTE: dt.timedelta(days=2), Period.HOUR: dt.timedelta(days=35)}
+_TICK_FORMAT = {Period.MINUTE: "%H:%M", Period.HOUR: "%m-%d %H:%M", Period.DAY: "%Y-%m-%d"}
+_TIME_FORMAT = {
+    Period.MINUTE: "%Y-%m-%d %H:%M",
+    Period.HOUR: "%Y-%m-%d %H:%M",
+    Period.DAY: "%Y-%m-%d",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,27 +252,6 @@ def _description(series: Sequence[Series], labels: Sequence[str], text: Format) 
             highest, label = max(found)
             sentences.append(f"{one.name}: at most {text(highest)}, at {label}")
     return "; ".join(sentences) or "No data in this time range."
-
-
-PERMISSION = "usage.view_usagerollup"
-CUSTOM = "custom"
-GROUPS = {"model": "Model", "project_id": "Project", "api_key_id": "API key"}
-_MAX_ALARMS = 10
-_MAX_KEYS = 200
-_MAX_GROUPS = 50
-_FIELD_FORMAT = "%Y-%m-%dT%H:%M"
-"""Format of an input of the type ``datetime-local``."""
-_A_DAY = dt.timedelta(days=1)
-_MAX_RANGE = dt.timedelta(days=730)
-_MAX_RANGE_OF = {Period.MINUTE: dt.timedelta(hours=6), Period.HOUR: dt.timedelta(days=7)}
-"""The longest ranges with a bucket for each minute and for each hour."""
-_KEPT_FOR = {Period.MINUTE: dt.timedelta(days=2), Period.HOUR: dt.timedelta(days=35)}
-_TICK_FORMAT = {Period.MINUTE: "%H:%M", Period.HOUR: "%m-%d %H:%M", Period.DAY: "%Y-%m-%d"}
-_TIME_FORMAT = {
-    Period.MINUTE: "%Y-%m-%d %H:%M",
-    Period.HOUR: "%Y-%m-%d %H:%M",
-    Period.DAY: "%Y-%m-%d",
-}
 
 
 @dataclass(frozen=True, slots=True)

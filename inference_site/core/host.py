@@ -10,6 +10,11 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+_CGROUP = Path("/sys/fs/cgroup")
+_CPUS = Path("/sys/devices/system/cpu")
+_MEMINFO = Path("/proc/meminfo")
+_HAS_AFFINITY = hasattr(os, "sched_getaffinity")
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -23,12 +28,6 @@ class Device:
     memory_free: int
     temperature_c: int | None = None
     busy_percent: int | None = None
-
-
-_CGROUP = Path("/sys/fs/cgroup")
-_CPUS = Path("/sys/devices/system/cpu")
-_MEMINFO = Path("/proc/meminfo")
-_HAS_AFFINITY = hasattr(os, "sched_getaffinity")
 
 
 def usable_cores() -> float:

@@ -37,6 +37,15 @@ _pid = os.getpid()
 """A process that is forked from this one has the same environment, but no supervisor."""
 _is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 _has_hung_up = False
+_GC_THRESHOLDS = gc.get_threshold()
+_GC_DURING_IMPORTS, _GC_WHILE_SERVING = 500_000, 10_000
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_TRIM_BYTES, _LARGE_BLOCK_BYTES = 1024 * 1024, 128 * 1024
+_SWITCH_INTERVAL_S = 0.0005
+_UNLIMITED_FILES = 65_536
+"""The limit to set where the hard limit is infinite: macOS refuses an infinite soft limit."""
+_RESERVED_FILES = 256
+"""File descriptors that are not for clients; a quarter of them where the limit is low."""
 
 
 def notify(state: State) -> bool:
@@ -150,17 +159,6 @@ class RestartDelay:
         delay_s = 0.0 if ran_s > _STABLE_S else self._next_s
         self._next_s = min(max(delay_s * 2, _FIRST_DELAY_S), _MAX_DELAY_S)
         return delay_s
-
-
-_GC_THRESHOLDS = gc.get_threshold()
-_GC_DURING_IMPORTS, _GC_WHILE_SERVING = 500_000, 10_000
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_TRIM_BYTES, _LARGE_BLOCK_BYTES = 1024 * 1024, 128 * 1024
-_SWITCH_INTERVAL_S = 0.0005
-_UNLIMITED_FILES = 65_536
-"""The limit to set where the hard limit is infinite: macOS refuses an infinite soft limit."""
-_RESERVED_FILES = 256
-"""File descriptors that are not for clients; a quarter of them where the limit is low."""
 
 
 def give_large_blocks_back() -> None:

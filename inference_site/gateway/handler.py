@@ -52,6 +52,8 @@ from inference_site.gateway.access import Access
 from inference_site.gateway.head import SCOPE_KEY as head_key
 from inference_site.gateway.head import Head
 
+logger = logging.getLogger(__name__)
+
 _MOST_WAITING = 1_000
 """Requests of one project that may wait for a thread. Another one is refused at once."""
 _LONGEST_WAIT_S = 10.0
@@ -60,6 +62,7 @@ _REST = 3.0
 """After a large body its project rests for this many times the processor time that it took."""
 _ALONE_S = 10.0
 """A project need not rest if no other project has sent a request for this long."""
+_WELL_FORMED_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +181,6 @@ class ViewPool:
             raise UnavailableError from None
         finally:
             queue.waiting -= 1
-
-
-logger = logging.getLogger(__name__)
-
-_WELL_FORMED_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class ApiHandler:

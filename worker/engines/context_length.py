@@ -31,6 +31,8 @@ _SPLIT_TOKENS = 64
 TOKENIZE_LIMIT = 65_536
 """Tokens of a text that is only tokenized, even where the context is shorter. The web process
 accepts texts of this length for every model."""
+_MEDIA_CHARACTERS = 2_000
+"""Counted for an image or a sound: it has about as many tokens as a text of this length."""
 
 
 def is_short_enough(
@@ -60,10 +62,6 @@ def is_short_enough(
             estimate = tokens * len(text) // end
             raise ContextLengthExceeded(context_length, estimate, param, is_estimated=True)
     return not sink.cancelled
-
-
-_MEDIA_CHARACTERS = 2_000
-"""Counted for an image or a sound: it has about as many tokens as a text of this length."""
 
 
 def start_truncating(

@@ -34,6 +34,27 @@ _INHERITED = (
     *("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "GOMP_SPINCOUNT"),
 )
 """The variables that a server gets of the worker's environment, which has secrets."""
+MEASURES = {
+    "requests_running": ("llamacpp:requests_processing", "vllm:num_requests_running"),
+    "requests_waiting": ("llamacpp:requests_deferred", "vllm:num_requests_waiting"),
+    "kv_cache_used_ratio": (
+        *("llamacpp:kv_cache_usage_ratio", "vllm:kv_cache_usage_perc"),
+        "vllm:gpu_cache_usage_perc",
+    ),
+    "prompt_tokens_total": ("llamacpp:prompt_tokens_total", "vllm:prompt_tokens_total"),
+    "prompt_tokens_cached_total": (
+        *("llamacpp:prompt_tokens_cached_total", "vllm:prefix_cache_hits_total"),
+    ),
+    "tokens_total": ("llamacpp:tokens_predicted_total", "vllm:generation_tokens_total"),
+    "draft_tokens_total": (
+        *("llamacpp:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_draft_tokens_total"),
+    ),
+    "draft_tokens_accepted_total": (
+        "llamacpp:spec_decode_num_accepted_tokens_total",
+        "vllm:spec_decode_num_accepted_tokens_total",
+    ),
+}
+"""Our names, and the servers' names for the same; the first that a page has is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,29 +233,6 @@ def _kill_marked(mark: str) -> int:
         with contextlib.suppress(psutil.Error):
             process.kill()
     return len(found)
-
-
-MEASURES = {
-    "requests_running": ("llamacpp:requests_processing", "vllm:num_requests_running"),
-    "requests_waiting": ("llamacpp:requests_deferred", "vllm:num_requests_waiting"),
-    "kv_cache_used_ratio": (
-        *("llamacpp:kv_cache_usage_ratio", "vllm:kv_cache_usage_perc"),
-        "vllm:gpu_cache_usage_perc",
-    ),
-    "prompt_tokens_total": ("llamacpp:prompt_tokens_total", "vllm:prompt_tokens_total"),
-    "prompt_tokens_cached_total": (
-        *("llamacpp:prompt_tokens_cached_total", "vllm:prefix_cache_hits_total"),
-    ),
-    "tokens_total": ("llamacpp:tokens_predicted_total", "vllm:generation_tokens_total"),
-    "draft_tokens_total": (
-        *("llamacpp:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_draft_tokens_total"),
-    ),
-    "draft_tokens_accepted_total": (
-        "llamacpp:spec_decode_num_accepted_tokens_total",
-        "vllm:spec_decode_num_accepted_tokens_total",
-    ),
-}
-"""Our names, and the servers' names for the same; the first that a page has is used."""
 
 
 def read_metrics(page: str) -> dict[str, float]:

@@ -43,6 +43,7 @@ from worker.runtime.served_model import ServedModel
 if TYPE_CHECKING:
     from worker.runtime.loading import ModelLoader
 
+logger = logging.getLogger(__name__)
 
 _MEMORY_SHARE = 0.85
 """Share of the host's memory for models; the rest is for the platform and the page cache."""
@@ -51,6 +52,7 @@ _HISTORY_KEPT_S = 30 * 86_400
 _CHECK_IDLE_S = 1.0
 _ANNOUNCED_S = 3.0
 """After this time all web processes have read that the model accepts no new work."""
+_CHECK_REPLICAS_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,11 +346,6 @@ class IdleWatch:
         try_and_log("idle model", query)
         connection.close()
         return waits or self._model.idle_s == 0
-
-
-logger = logging.getLogger(__name__)
-
-_CHECK_REPLICAS_S = 1.0
 
 
 class Replicas:

@@ -57,6 +57,12 @@ _READ_ORDERS_S = 2.0
 """How late an order is read whose hint was lost."""
 _RETRY_HINTS_S = 0.5
 _STOP_ORDERS_S = 1.0
+_ORPHANS_S = 10.0
+_CHECK_LOOP_S = 1.0
+_ANNOUNCE_END_S = 5.0
+_PREDECESSOR_ENDS_S = 30.0
+_POLL_S = 0.2
+_UNREAD = "The worker reads no wake-ups; it is connecting to the broker again."
 
 
 class Orders:
@@ -135,14 +141,6 @@ class Orders:
                 logger.exception("orders: %s failed", order)
             self._carried_out[order.pk] = order.ordered_at
         orders.mark_seen(new)
-
-
-_ORPHANS_S = 10.0
-_CHECK_LOOP_S = 1.0
-_ANNOUNCE_END_S = 5.0
-_PREDECESSOR_ENDS_S = 30.0
-_POLL_S = 0.2
-_UNREAD = "The worker reads no wake-ups; it is connecting to the broker again."
 
 
 class Runtime:

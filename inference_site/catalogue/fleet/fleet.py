@@ -68,6 +68,8 @@ if rank then redis.call("ZREM", KEYS[1], ARGV[1]) end
 return 0
 """
 )
+_LEASE_VISIBLE_S = 2
+"""After this time all web processes have read a new lease."""
 
 
 def may_host(spec: ModelSpec, labels: Collection[str]) -> bool:
@@ -138,8 +140,6 @@ def _key(model: str) -> str:
     return f"replicas:{model}"
 
 
-_LEASE_VISIBLE_S = 2
-"""After this time all web processes have read a new lease."""
 _load_deadlines = Deadlines("load-deadlines")
 
 

@@ -84,6 +84,7 @@ _PRIVATE_ADDRESS = (
 )
 _RESOLVE_TIMEOUT_S = 2.0
 _SEALED_PREFIX, _CIPHER_PURPOSE = "sealed:", "model entries"
+REFRESH_PERIOD_S = 2.0
 
 
 def encrypt_secrets(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,7 +258,6 @@ class StoredSpecs:
         return list(specs.values())
 
 
-REFRESH_PERIOD_S = 2.0
 _stored = StoredSpecs()
 _lock = threading.Lock()
 

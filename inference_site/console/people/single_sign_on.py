@@ -44,6 +44,8 @@ from inference_site.console.people.login_log import log_own_action
 from inference_site.console.people.models import Identity
 from inference_site.core.admin_pages.labels import duration
 
+logger = logging.getLogger(__name__)
+
 TIMEOUT_S = 5
 _METADATA_TTL_S, _RETRY_AFTER_S = 600, 5
 _REQUIRED_ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
@@ -53,6 +55,18 @@ _ALGORITHMS = (
 )
 """Asymmetric signatures only: ``none`` and keys that the client shares prove no origin."""
 _CLOCK_SKEW_S = 60
+EVERYBODY = "*"
+"""The key in ``OIDC_ROLES`` that matches everybody who signs in with the provider."""
+_NO_ROLE = "None of your groups has a role here. Ask an administrator for one."
+_SESSION = dt.timedelta(hours=12)
+"""After it, the user signs in again, which fails if the provider has removed the account."""
+_FIXED_SETTINGS = {
+    "OIDC_RP_SIGN_ALGO": "RS256",  # Unused: verify_id_token has the accepted algorithms.
+    "OIDC_USE_PKCE": True,
+    "OIDC_AUTHENTICATION_CALLBACK_URL": "admin:single_sign_on_callback",
+    "LOGIN_REDIRECT_URL": "/admin/",
+    "LOGIN_REDIRECT_URL_FAILURE": "/admin/login/",
+}
 
 
 class BadProvider(Exception):
@@ -180,15 +194,6 @@ def merge_claims(token: dict[str, Any], user_info: dict[str, Any]) -> dict[str, 
     return {**token, **user_info, "email_verified": email_source.get("email_verified")}
 
 
-logger = logging.getLogger(__name__)
-
-EVERYBODY = "*"
-"""The key in ``OIDC_ROLES`` that matches everybody who signs in with the provider."""
-_NO_ROLE = "None of your groups has a role here. Ask an administrator for one."
-_SESSION = dt.timedelta(hours=12)
-"""After it, the user signs in again, which fails if the provider has removed the account."""
-
-
 class Refused(Exception):
     """The provider knows the person, but the site refuses the login; the message says why."""
 
@@ -296,15 +301,6 @@ def _roles(claims: dict[str, Any]) -> set[str]:
     groups = [value] if isinstance(value, str) else value if isinstance(value, list) else []
     names = [group for group in (*groups, EVERYBODY) if isinstance(group, str)]
     return {settings.OIDC_ROLES[name] for name in names if name in settings.OIDC_ROLES}
-
-
-_FIXED_SETTINGS = {
-    "OIDC_RP_SIGN_ALGO": "RS256",  # Unused: verify_id_token has the accepted algorithms.
-    "OIDC_USE_PKCE": True,
-    "OIDC_AUTHENTICATION_CALLBACK_URL": "admin:single_sign_on_callback",
-    "LOGIN_REDIRECT_URL": "/admin/",
-    "LOGIN_REDIRECT_URL_FAILURE": "/admin/login/",
-}
 
 
 def get_settings(name: str, *default: Any) -> Any:

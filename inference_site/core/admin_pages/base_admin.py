@@ -38,6 +38,13 @@ from inference_site.core.admin_pages.labels import may_see_content, preview, tim
 _SECRET = re.compile(r"secret|password|token(?!s)|api_key$|headers", re.IGNORECASE)
 _MAX_LENGTH = 200
 """Characters of a value."""
+_SMALLEST_WINDOW, _FIRST_WINDOW, _LARGEST_WINDOW = 100, 250, 100_000
+_TIME_LIMIT_S = 0.08
+_MAX_DISORDER = dt.timedelta(minutes=1)
+"""Longest transaction that is allowed for: a row with a lower id may have a later time."""
+_BEFORE, _AFTER = "before", "after"
+_LOOKUPS = ("", "__exact", "__isnull", "__isempty", "__id__exact")
+"""Suffixes that Django's list filters add to the name of their field."""
 
 
 def log_action(request: HttpRequest, target: Model | str, message: str) -> None:
@@ -112,12 +119,6 @@ def _value_text(value: Any, field: forms.Field) -> str:
         if isinstance(label, str) and choice and choice == value:
             return label
     return str(value)
-
-
-_SMALLEST_WINDOW, _FIRST_WINDOW, _LARGEST_WINDOW = 100, 250, 100_000
-_TIME_LIMIT_S = 0.08
-_MAX_DISORDER = dt.timedelta(minutes=1)
-"""Longest transaction that is allowed for: a row with a lower id may have a later time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,11 +202,6 @@ def first_id_since(model: type[Model], field: str, moment: dt.datetime) -> int:
         else:
             low = row[0] + 1
     return low
-
-
-_BEFORE, _AFTER = "before", "after"
-_LOOKUPS = ("", "__exact", "__isnull", "__isempty", "__id__exact")
-"""Suffixes that Django's list filters add to the name of their field."""
 
 
 class SiteAdmin(ModelAdmin):

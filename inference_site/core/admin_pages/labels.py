@@ -28,6 +28,10 @@ register = template.Library()
 PREVIEW_LENGTH = 90
 """Characters of a prompt or answer in a list."""
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+_MAX_CHARACTERS = 20_000
+"""Characters of one piece on a page; exports have the full text."""
+_MAX_IMAGE_CHARACTERS = 2_000_000
+_STRING_OR_LONG_NUMBER = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[-+.0-9eE]{16,}')
 
 
 def status_label(status: str) -> SafeString:
@@ -101,12 +105,6 @@ def duration(seconds: float) -> str:
 def time_since(moment: dt.datetime | None) -> str:
     """Return how long ago a time was, in the form of ``duration``; a dash for None."""
     return "—" if moment is None else duration((timezone.now() - moment).total_seconds())
-
-
-_MAX_CHARACTERS = 20_000
-"""Characters of one piece on a page; exports have the full text."""
-_MAX_IMAGE_CHARACTERS = 2_000_000
-_STRING_OR_LONG_NUMBER = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[-+.0-9eE]{16,}')
 
 
 def may_see_content(request: HttpRequest) -> bool:

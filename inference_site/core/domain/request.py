@@ -12,6 +12,12 @@ from itertools import groupby
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
+_CUSTOM_TOOL_SCHEMA = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,14 +310,6 @@ class GenerationRequest:
         if self.operation in ("embed", "rank"):
             return "input" if self.operation == "embed" else "documents"
         return "prompt" if self.prompts else "messages"
-
-
-_CUSTOM_TOOL_SCHEMA = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
 
 
 def custom_tool(name: str, description: str | None, grammar: Constraint | None = None) -> Tool:

@@ -30,6 +30,8 @@ from prometheus_client.registry import Collector
 from inference_site.core.domain.deltas import Usage
 from inference_site.core.process_lifecycle import is_replacement
 
+logger = logging.getLogger(__name__)
+
 _WAITS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 600)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 
@@ -73,6 +75,13 @@ LEASE_RENEWED = Gauge(
 MAINTENANCE_DONE = Gauge(
     "inference_maintenance_done_timestamp_seconds",
     "When this process last finished a maintenance pass, in Unix time; 0 before the first.",
+)
+_RETRY_S = 0.5
+_STALE_S = 15.0
+"""A process whose timestamp is older is unhealthy; it is set every second or two."""
+_PROXY_HEADERS = re.compile(
+    r"via|forwarded|x-(?!prometheus-).+|proxy-.+|cf-.+|cdn-.+|fastly-.+|max-forwards|(.*-)?ip",
+    re.IGNORECASE,
 )
 
 
@@ -151,18 +160,8 @@ class Meter:
             _TOKENS.labels(model, sort).inc(getattr(usage, f"{sort}_tokens"))
 
 
-logger = logging.getLogger(__name__)
-
 HealthCheck = Callable[[], str]
 """Returns a description of the fault, or an empty text while the process is healthy."""
-
-_RETRY_S = 0.5
-_STALE_S = 15.0
-"""A process whose timestamp is older is unhealthy; it is set every second or two."""
-_PROXY_HEADERS = re.compile(
-    r"via|forwarded|x-(?!prometheus-).+|proxy-.+|cf-.+|cdn-.+|fastly-.+|max-forwards|(.*-)?ip",
-    re.IGNORECASE,
-)
 
 
 def is_forwarded(header_names: Iterable[str]) -> bool:

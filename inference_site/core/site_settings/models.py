@@ -15,10 +15,13 @@ from django.db import connection, models
 
 from inference_site.core.storage.cached_value import CachedValue
 
+logger = logging.getLogger(__name__)
+
 LONGEST_DAYS = 36_500
 """The longest retention: 100 years ago is still a valid date."""
 LONGEST_DEBUG_HOURS = 24
 _DAYS = [MinValueValidator(1), MaxValueValidator(LONGEST_DAYS)]
+_TTL_S = 2.0
 
 
 def retention_field(label: str, help_text: str) -> Any:
@@ -79,9 +82,6 @@ class SiteSettings(models.Model):
         return "Settings"
 
 
-logger = logging.getLogger(__name__)
-
-_TTL_S = 2.0
 _last = SiteSettings()
 
 

@@ -38,6 +38,12 @@ _ROLL_S = 600.0
 """A new process that is not ready after this time is stopped, and the current one is kept."""
 _POLL_S = 0.02
 _PR_SET_PDEATHSIG = 1
+STATE_FD = "SERVE_STATE_FD"
+"""The environment variable with the descriptor of the pickled state, for the second run."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP_S, _DRAIN_S = 7.0, 3.0
+"""How long processes may take to end when ``serve`` stops, and how much of it they may drain."""
+_WATCH_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -304,14 +310,6 @@ def _before_exec() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-STATE_FD = "SERVE_STATE_FD"
-"""The environment variable with the descriptor of the pickled state, for the second run."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_STOP_S, _DRAIN_S = 7.0, 3.0
-"""How long processes may take to end when ``serve`` stops, and how much of it they may drain."""
-_WATCH_S = 0.2
 
 
 def say(line: str) -> None:

@@ -23,6 +23,14 @@ from inference_site.core.storage.postgresql import (
     transaction_with_timeouts,
 )
 
+logger = logging.getLogger(__name__)
+
+MAX_CHARACTERS = 20_000
+"""Characters of a prompt, and of an answer."""
+MAX_TURNS = 200
+"""Turns of a prompt; turns without text do not count as characters."""
+_DELETE_BATCH = 500
+
 
 def kept_since() -> dt.datetime:
     """Return the time before which kept content has expired; now, if the setting is off."""
@@ -53,15 +61,6 @@ class KeptContent(models.Model):
 
     def __str__(self) -> str:
         return self.public_id
-
-
-logger = logging.getLogger(__name__)
-
-MAX_CHARACTERS = 20_000
-"""Characters of a prompt, and of an answer."""
-MAX_TURNS = 200
-"""Turns of a prompt; turns without text do not count as characters."""
-_DELETE_BATCH = 500
 
 
 class Keeper:

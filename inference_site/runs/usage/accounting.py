@@ -132,6 +132,24 @@ UPDATE accounts_budgetspend spend
 SET spent = spend.spent + used.amount, reserved = greatest(spend.reserved - used.held, 0)
 FROM {_USED_ROWS} WHERE spend.budget_id = used.budget_id AND spend.start = used.start
 """  # noqa: S608
+_BEGINNING = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
+_PERIOD = "(SELECT %(period)s::text AS period) AS periods"
+_ACCOUNTED = "is_accounted AND finished_at >= %(since)s"
+_USAGE = f"""
+SELECT period, {START} AS start, project_id, api_key_id, model,
+    {", ".join(f"{value} AS {name}" for name, value in SUMS.items())}
+FROM generations_generation, {_PERIOD} WHERE {_ACCOUNTED}
+GROUP BY period, {START}, project_id, api_key_id, model
+"""  # noqa: S608  # All statements here are built from constants.
+_LATENCY = counts_sql(START, _PERIOD, _ACCOUNTED)
+_SPENDS = f"""
+SELECT budget.id AS budget_id, {SPEND_START} AS start,
+    coalesce(sum({USED}) FILTER (WHERE is_accounted), 0) AS spent,
+    coalesce(sum({RESERVED}) FILTER (WHERE NOT is_accounted AND {HAS_RESERVATION}), 0) AS reserved
+FROM generations_generation generation JOIN accounts_budget budget ON {AFFECTS}
+WHERE generation.created_at >= %(since)s AND budget.id = ANY(%(budgets)s)
+GROUP BY 1, 2
+"""  # noqa: S608
 
 
 def hold_lock(cursor: Any) -> None:
@@ -204,27 +222,6 @@ def account_ended() -> None:
     until = time.monotonic() + _MAX_RUN_S
     while settle() and time.monotonic() < until:
         pass
-
-
-_BEGINNING = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
-_PERIOD = "(SELECT %(period)s::text AS period) AS periods"
-_ACCOUNTED = "is_accounted AND finished_at >= %(since)s"
-
-_USAGE = f"""
-SELECT period, {START} AS start, project_id, api_key_id, model,
-    {", ".join(f"{value} AS {name}" for name, value in SUMS.items())}
-FROM generations_generation, {_PERIOD} WHERE {_ACCOUNTED}
-GROUP BY period, {START}, project_id, api_key_id, model
-"""  # noqa: S608  # All statements here are built from constants.
-_LATENCY = counts_sql(START, _PERIOD, _ACCOUNTED)
-_SPENDS = f"""
-SELECT budget.id AS budget_id, {SPEND_START} AS start,
-    coalesce(sum({USED}) FILTER (WHERE is_accounted), 0) AS spent,
-    coalesce(sum({RESERVED}) FILTER (WHERE NOT is_accounted AND {HAS_RESERVATION}), 0) AS reserved
-FROM generations_generation generation JOIN accounts_budget budget ON {AFFECTS}
-WHERE generation.created_at >= %(since)s AND budget.id = ANY(%(budgets)s)
-GROUP BY 1, 2
-"""  # noqa: S608
 
 
 @dataclass(frozen=True, slots=True)

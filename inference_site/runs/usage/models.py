@@ -17,17 +17,14 @@ from inference_site.accounts.models import ApiKey, Project
 
 MIN_VALUE = 0.01
 """Smaller values count as this one (milliseconds, or tokens per second)."""
+_KEYS = "coalesce(project_id, 0) AS project_id, coalesce(api_key_id, 0) AS api_key_id"
+_EACH_SUM = "GROUPING SETS ((project_id, api_key_id), (project_id), ())"
+KEY = "period, start, project_id, api_key_id, model, measure, bucket"
 
 
 def bucket_sql(value: str) -> str:
     """Return the SQL expression for the bucket of ``value``, an SQL expression."""
     return f"floor(2 * ln(greatest({value}, {MIN_VALUE})::float) / ln(2::float))::smallint"
-
-
-_KEYS = "coalesce(project_id, 0) AS project_id, coalesce(api_key_id, 0) AS api_key_id"
-_EACH_SUM = "GROUPING SETS ((project_id, api_key_id), (project_id), ())"
-
-KEY = "period, start, project_id, api_key_id, model, measure, bucket"
 
 
 def _milliseconds(start: str, end: str) -> str:

@@ -67,6 +67,8 @@ _ONE_BUFFER = {
 divisor of the context length at which ``Context._reserve`` measures the buffer: 1, at the end; 8,
 at an eighth, because the library copies the values of all tokens."""
 _evaluates = threading.Lock()
+_BREAKERS = ("\n", ":", '"', "*")
+"""Default texts that end a repetition for the DRY penalty."""
 
 
 class Context:
@@ -339,10 +341,6 @@ class AnswerText:
             return None
         logprobs, self._logprobs = tuple(self._logprobs), []
         return TextDelta(text, self._index, logprobs)
-
-
-_BREAKERS = ("\n", ":", '"', "*")
-"""Default texts that end a repetition for the DRY penalty."""
 
 
 def open_model(spec: ModelSpec) -> CtransformersEngine:

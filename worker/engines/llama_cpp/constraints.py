@@ -58,6 +58,13 @@ _MAX_OPERATORS = 50
 each token takes 20 s."""
 _OPERATOR = re.compile(r"[?*+|{]")
 _GROUP_COUNT = re.compile(r"\)\{(?:\d*,)?(\d{0,9})")
+_ONCE_S, _EACH_BYTE_S = 0.05, 0.0002
+"""Budget of processor time for an answer and for each of its bytes. Ordinary grammars take 2 µs a
+byte, ambiguous ones soon milliseconds."""
+_CACHED_MATCHERS = 64
+_TOKEN = re.compile(r"<[^>\s]+>")
+"""A token in a grammar; it may have no text."""
+_HALF_CHARACTER = "\ufffd"
 
 
 def fields_without_llguidance(constraint: Constraint | None) -> dict[str, Any]:
@@ -152,16 +159,6 @@ def check_schemas(schemas: Any, param: str) -> None:
                 )
     if cost > _MAX_OPTIONAL**2:
         raise InvalidRequest("The schema has too many optional properties for this model.", param)
-
-
-_ONCE_S, _EACH_BYTE_S = 0.05, 0.0002
-"""Budget of processor time for an answer and for each of its bytes. Ordinary grammars take 2 µs a
-byte, ambiguous ones soon milliseconds."""
-
-_CACHED_MATCHERS = 64
-_TOKEN = re.compile(r"<[^>\s]+>")
-"""A token in a grammar; it may have no text."""
-_HALF_CHARACTER = "\ufffd"
 
 
 def measured(constraint: Constraint | None, sink: Sink, *, is_plain: bool = True) -> Sink:

@@ -73,6 +73,13 @@ _SCHEMA_FAULT = re.compile(
     r"Unable to generate parser.*?generation failed:\s*(?=JSON schema)", re.DOTALL
 )
 """A prefix of llama.cpp's errors about schemas that blames the chat template."""
+_SPINS = "500"
+"""Spins of an OpenMP thread at a barrier before it sleeps: about 20 µs, twice the time to wake it.
+The default is some milliseconds; when another process uses a core, the model's threads would keep
+each other from running. See docs/performance.md."""
+_SPARE_THREADS = 4
+"""HTTP threads of the server beside one for each slot: for health checks and tokenization."""
+_PROGRAM = Path(str(llama_server.__file__))
 
 
 def load(spec: ModelSpec) -> Engine:
@@ -382,15 +389,6 @@ class LlamaCppErrors(ErrorReader):
         if request.tools and "JSON schema" in message:
             return "tools"
         return request.constraint.param if request.constraint else request.subject
-
-
-_SPINS = "500"
-"""Spins of an OpenMP thread at a barrier before it sleeps: about 20 µs, twice the time to wake it.
-The default is some milliseconds; when another process uses a core, the model's threads would keep
-each other from running. See docs/performance.md."""
-_SPARE_THREADS = 4
-"""HTTP threads of the server beside one for each slot: for health checks and tokenization."""
-_PROGRAM = Path(str(llama_server.__file__))
 
 
 def checked(spec: ModelSpec) -> list[str]:

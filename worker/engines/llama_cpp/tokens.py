@@ -50,6 +50,8 @@ _BATCH, _BATCH_SIZE = 32, 16_384
 
 Cancellation is checked between two requests."""
 _TOO_LARGE = re.compile(r"input \((\d+) tokens\) is too large")
+_TOP_COUNTS = (500, 10**7)
+"""Numbers of likeliest tokens to request; the second is the whole vocabulary."""
 
 
 def embed(ask: Ask, spec: ModelSpec, request: GenerationRequest, sink: Sink) -> None:
@@ -238,9 +240,6 @@ def piece_of(entry: dict[str, Any]) -> bytes:
 
 
 Tokens = tuple[int, ...]
-
-_TOP_COUNTS = (500, 10**7)
-"""Numbers of likeliest tokens to request; the second is the whole vocabulary."""
 
 
 class PromptEcho:
