@@ -127,7 +127,9 @@ def _piece(token: re.Match[str], depth: int) -> str | None:
         case "text":
             return json.dumps(_ESCAPE.sub(_unescaped, token["text"][1:-1]), ensure_ascii=False)
         case "number":
-            return _number(token["number"])
+            # JSON has digits on both sides of a point.
+            number = re.sub(r"\.(?!\d)", ".0", token["number"])
+            return re.sub(r"^(-?)\.", r"\g<1>0.", number)
         case "word" if depth == 0 and token.string[token.end() :].startswith("="):
             return json.dumps(token["word"])
         case "word":
@@ -136,12 +138,6 @@ def _piece(token: re.Match[str], depth: int) -> str | None:
             return ":" if depth == 0 else None
         case _:
             return _MARKS.get(token["mark"], token["mark"])
-
-
-def _number(text: str) -> str:
-    """Return a number as JSON writes it: with digits on both sides of a point."""
-    text = re.sub(r"\.(?!\d)", ".0", text)
-    return re.sub(r"^(-?)\.", r"\g<1>0.", text)
 
 
 def _unescaped(escape: re.Match[str]) -> str:
