@@ -81,7 +81,7 @@ class ModelReport:
     Facts of the file: ``size_bytes``, 0 without a file; ``architecture``, ``quantisation``;
     ``trained_context`` in tokens; ``memory_bytes``, the estimate with all slots full, and
     ``memory_parts``, its breakdown. ``taken_bytes`` is the memory of the model's server, and
-    ``telemetry`` its own metrics, by the names of ``worker.model_servers.process``.
+    ``telemetry`` its own metrics, by the names in ``worker.model_servers.process``.
 
     ``expected_s`` is the estimated time until a loading model is ready, None if unknown. ``tools``
     is how the model is given the tools of requests; None if it takes no tools. ``away_since`` is

@@ -181,7 +181,7 @@ class LatencyHistogram(Rollup):
     """Means all keys, or all projects; no key and no project has this primary key."""
 
     measure = models.CharField(max_length=8, choices=Measure.choices)
-    # inference_site.runs.usage.models defines the bounds of buckets.
+    # ``bucket_sql`` defines the bounds of buckets.
     bucket = models.SmallIntegerField()
     count = models.PositiveBigIntegerField(default=0)
 
