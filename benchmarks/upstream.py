@@ -130,7 +130,7 @@ class Reader:
         self._process = process
 
     def run(self, plan: LoadPlan, engine: bool) -> Cost:
-        """Have it run the plan."""
+        """Run the plan in the process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         order = {**asdict(plan), "engine": engine}
@@ -140,7 +140,7 @@ class Reader:
 
 
 def measure(plan: LoadPlan, reader: Reader, repetitions: int) -> Figures:
-    """Load all three in turn; print and return what came of it."""
+    """Load all three in turn; print and return the figures."""
     direct: list[float] = []
     engine: list[Cost] = []
     sockets: list[Cost] = []

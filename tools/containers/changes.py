@@ -61,7 +61,7 @@ def _replaced(stack: Stack) -> list[str]:
 
 
 def gpu_worker_serves_alone(stack: Stack) -> str:
-    """The profile gpu with ``--scale worker=0``; its image is that of CPUs, for want of a GPU."""
+    """The profile gpu with ``--scale worker=0``; its image is that of CPUs, without a GPU."""
     (stack.folder / "without-gpu.yml").write_text(_WITHOUT_GPU)
     files = {"COMPOSE_FILE": "docker-compose.yml:without-gpu.yml", "COMPOSE_PROFILES": "gpu"}
     up = ("up", "--detach", "--wait", "--no-build")

@@ -67,14 +67,14 @@ def redis_has_half_of_its_container(stack: Stack) -> str:
 
 
 def doctor_is_content(stack: Stack) -> str:
-    """``manage.py doctor`` warns of nothing."""
+    """``manage.py doctor`` has no warning."""
     said = stack.compose("run", "--rm", "-T", "migrate", "doctor").splitlines()
     need(" 0 warn, 0 fail" in said[-1], "\n".join(said))
     return said[-1]
 
 
 def pull_writes(stack: Stack) -> str:
-    """``pull`` puts a file into ./models; of a hub that it cannot reach it says one line."""
+    """``pull`` puts a file into ./models; if it cannot reach the hub, it prints one line."""
     run = ("run", "--rm", "-T")
     owner = {"PULL_USER": f"{os.getuid()}:{os.getgid()}"}
     hub = (ROOT / "tests" / "hub_server.py").read_text() + _HUB

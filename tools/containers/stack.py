@@ -31,7 +31,7 @@ class Skipped(Exception):
 
 
 def need(is_so: object, otherwise: str) -> None:
-    """Raise Failed with these words unless it is so."""
+    """Raise Failed with this text if the condition is false."""
     if not is_so:
         raise Failed(otherwise)
 
