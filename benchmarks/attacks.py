@@ -375,7 +375,7 @@ def compare(
 
 
 def lines(rows: Sequence[Figures]) -> Iterator[str]:
-    """Yield the lines of the table: the times of each attack, and their ratio to those without it."""
+    """Yield the lines of the table: times during each attack, and their ratio to those without."""
     for row in rows:
         cells = [
             f"{row[key]:.0f} ms ({row[key] / rows[0][key]:.1f} ×)"
