@@ -274,7 +274,7 @@ class Analysis:
                 return 0
 
     def first_of(self, nodes: Iterable[Node], follow: int) -> int:
-        """Return what nodes after each other, and then ``follow``, may begin with."""
+        """Return the characters that this sequence of nodes, before ``follow``, may begin with."""
         found = 0
         for node in nodes:
             found |= self.first(node)
@@ -335,7 +335,7 @@ class Analysis:
                     self._pass_down(inner, after)
 
     def inside(self, repeat: Repeat, follow: int) -> int:
-        """Return what may come after each turn of a repetition."""
+        """Return the characters that may follow each turn of a repetition."""
         return follow if repeat.sign == "?" else follow | self.first(repeat.node)
 
     def followed(self, sequence: Sequence, follow: int) -> list[tuple[Node, int]]:
@@ -398,7 +398,7 @@ class _Writer:
         return "\n".join([f"start: {root}", *lines, *self._terminals])
 
     def _rule(self, node: Node, follow: int) -> str:
-        """Return what a rule says of the node, which is followed by these characters."""
+        """Return the node as Lark, in a rule; ``follow`` are the characters after it."""
         analysis = self._analysis
         is_exact = analysis.is_lexical(node) and not analysis.further(node) & follow
         match node:
@@ -418,7 +418,7 @@ class _Writer:
                 return self._regular(node)
 
     def _regular(self, node: Node) -> str:
-        """Return what a terminal says of the node."""
+        """Return the node as Lark, in a terminal."""
         match node:
             case Text(value):
                 return json.dumps(value, ensure_ascii=False)

@@ -263,7 +263,7 @@ class Child:
         self._restart_at = now + delay_s
 
     def logged(self) -> str:
-        """Return what the current process has written into its log."""
+        """Return the part of the log that the current process has written."""
         with self.program.log.open("rb") as log:
             log.seek(self._current.log_start if self._current else 0)
             return log.read().decode(errors="replace")

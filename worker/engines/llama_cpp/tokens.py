@@ -94,7 +94,7 @@ def rank(ask: Ask, spec: ModelSpec, request: GenerationRequest, sink: Sink) -> N
 def _in_one_batch(
     ask: Ask, path: str, body: dict[str, Any], spec: ModelSpec, request: GenerationRequest
 ) -> dict[str, Any]:
-    """Ask what llama.cpp computes in one batch for each text. Raise ContextLengthExceeded."""
+    """Send a request that llama.cpp computes in one batch a text. Raise ContextLengthExceeded."""
     try:
         return ask(path, body)
     except EngineError as exc:
