@@ -26,8 +26,14 @@ from inference_site.core.checked_connections import (
 )
 from inference_site.core.domain.addresses import is_listed
 from inference_site.core.domain.errors import InvalidRequest
-from inference_site.core.domain.messages import FilePart, ImagePart, Message, Part, TextPart
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import (
+    FilePart,
+    GenerationRequest,
+    ImagePart,
+    Message,
+    Part,
+    TextPart,
+)
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.files import storage
 from inference_site.files.models import StoredFile

@@ -33,7 +33,7 @@ _FORM_EXPECTED = "The request body must be a form: send 'Content-Type: multipart
 
 @dataclass(slots=True)
 class Head:
-    """What the head says, without asking the database.
+    """The facts in a request's head, read without the database.
 
     ``project_id`` is known before the sender when a key was valid a moment ago. The body is read
     only if ``takes_body``, and only of an authenticated ``user``: see ``authenticate``. It may have

@@ -12,10 +12,9 @@ from rest_framework.request import Request
 
 from inference_site.accounts.budgets import BudgetExhausted
 from inference_site.accounts.keys import Caller
-from inference_site.core.domain.messages import FilePart
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import FilePart, GenerationRequest
 from inference_site.core.errors.api_errors import InvalidRequestError
-from inference_site.core.site_settings.current import disconnect_grace_s as site_grace_s
+from inference_site.core.site_settings.models import disconnect_grace_s as site_grace_s
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.files.models import StoredFile
 from inference_site.gateway.follower import Follower

@@ -12,15 +12,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from inference_site.core.domain.errors import InvalidRequest
-from inference_site.core.domain.messages import (
+from inference_site.core.domain.request import (
     AudioPart,
     FilePart,
+    GenerationRequest,
     ImagePart,
     Message,
     Part,
     TextPart,
+    Tool,
 )
-from inference_site.core.domain.request import GenerationRequest, Tool
 from worker.engines.limited_process import LOAD_PATIENCE_S, PATIENCE_S, LimitedProcess
 
 TOO_COMPLEX = "the template takes too much time or memory"
