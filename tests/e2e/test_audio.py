@@ -396,7 +396,7 @@ def test_a_content_type_that_lies_is_refused(http: httpx.Client) -> None:
         f"{kind.partition(';')[0]}; boundary=\xff": 400,
     }
     for lie, status in lies.items():
-        answer = http.post(FORM, content=body, headers={"Content-Type": lie.encode("latin-1")})
+        answer = http.post(FORM, content=body, headers={b"Content-Type": lie.encode("latin-1")})
         assert answer.status_code == status, (lie, answer.text)
         assert answer.json()["error"]["type"] == "invalid_request_error"
     answer = http.post("/v1/audio/speech", data=SAY)
