@@ -7,8 +7,7 @@ from rest_framework.request import Request
 
 from completions.assemblers.moderation import MODERATION, ModerationAssembly
 from completions.wire.moderation import ModerationList, ModerationRequest
-from inference_site.core.domain.messages import Message, Part
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import GenerationRequest, Message, Part
 from inference_site.gateway.api.authentication import caller_of
 from inference_site.gateway.api.payload import parse
 from inference_site.gateway.api.schema import documented

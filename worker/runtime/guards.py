@@ -28,8 +28,7 @@ from inference_site.core.domain.deltas import (
     Usage,
 )
 from inference_site.core.domain.errors import ContextLengthExceeded, GenerationFailed
-from inference_site.core.domain.messages import ImagePart, Message
-from inference_site.core.domain.request import GenerationRequest, Sampling
+from inference_site.core.domain.request import GenerationRequest, ImagePart, Message, Sampling
 from worker.engines.base import Engine, Sink
 
 CATEGORIES = (
