@@ -17,6 +17,7 @@ _MODELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("Conversations", "forum", "responses_api.conversation"),
             ("Chat completions", "sms", "completions.storedcompletion"),
             ("Generations", "receipt_long", "generations.generation"),
+            ("Files", "description", "files.storedfile"),
         ),
     ),
     (

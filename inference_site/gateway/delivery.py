@@ -6,18 +6,18 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import redis.exceptions
 from django import db
 from django.conf import settings
-from django.http.response import HttpResponseBase
+from django.http.response import HttpResponse, HttpResponseBase, StreamingHttpResponse
 
-from inference_site.core.errors.api_errors import InternalError
+from inference_site.core.errors.api_errors import ApiError, InternalError
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.hub import hub
 from inference_site.runs.streams.batches import Batch, Ending, frames_of
@@ -276,8 +276,11 @@ class BytesSink(JsonSink):
 
 
 async def send_response(response: HttpResponseBase, send: Send) -> None:
-    """Send a complete Django response."""
-    body = b"" if response.streaming else response.content  # type: ignore[attr-defined]  # Set on HttpResponse only.
+    """Send a Django response. A streaming one has its length in a header."""
+    if isinstance(response, StreamingHttpResponse):
+        await _send_stream(response, send)
+        return
+    body = response.content  # type: ignore[attr-defined]  # It is an HttpResponse.
     await send(
         {
             "type": "http.response.start",
@@ -289,6 +292,38 @@ async def send_response(response: HttpResponseBase, send: Send) -> None:
         }
     )
     await send({"type": "http.response.body", "body": body})
+
+
+async def _send_stream(response: StreamingHttpResponse, send: Send) -> None:
+    """Send a response whose chunks are read from a file, each on a thread.
+
+    The headers follow the first chunk, so that an error that comes before it has its status. After
+    a later one the connection is closed.
+    """
+    chunks, has_begun = cast(Iterator[bytes], response.streaming_content), False
+    headers = _encoded(response.items())
+    try:
+        while chunk := await asyncio.to_thread(next, chunks, b""):
+            if not has_begun:
+                has_begun = True
+                await _send_head(send, response.status_code, headers)
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        if not has_begun:
+            await _send_head(send, response.status_code, headers)
+        await send({"type": "http.response.body", "body": b""})
+    except ApiError as exc:
+        if has_begun:
+            await send({"type": ABORT, "more_body": True})
+            return
+        failed = HttpResponse(exc.body, "application/json", exc.status, headers=exc.headers)
+        failed["x-request-id"] = failed["request-id"] = response["x-request-id"]
+        await send_response(failed, send)
+    finally:
+        await asyncio.to_thread(response.close)
+
+
+async def _send_head(send: Send, status: int, headers: Headers) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": headers})
 
 
 def own_headers(response: HttpResponseBase) -> Headers:

@@ -56,7 +56,20 @@ class AudioPart:
     param: str
 
 
-Part = TextPart | ImagePart | AudioPart
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """A file that the worker replaces by its text or image: stored, or sent with the request.
+
+    ``content`` is base64; None for the stored file ``file_id`` of the project.
+    """
+
+    param: str
+    file_id: str | None = None
+    content: str | None = None
+    filename: str | None = None
+
+
+Part = TextPart | ImagePart | AudioPart | FilePart
 
 
 @dataclass(frozen=True, slots=True)
