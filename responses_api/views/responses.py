@@ -19,6 +19,8 @@ from inference_site.core.errors.api_errors import (
 )
 from inference_site.core.site_settings.current import site_settings
 from inference_site.gateway.api.authentication import HasPermission, StaffSession, caller_of
+from inference_site.gateway.api.form_bodies import form_parser
+from inference_site.gateway.api.json_bodies import JsonParser
 from inference_site.gateway.api.payload import parse
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
@@ -70,7 +72,9 @@ for _source in ("log", "stored", "compacted"):
 
 
 class ResponsesView(ApiView):
-    """``/v1/responses``."""
+    """``/v1/responses``. The form-encoded body is that of Open Responses."""
+
+    parser_classes = (JsonParser, form_parser(ResponseRequest))
 
     @documented(body=ResponseRequest, answer=ResponseObject, event=ResponseEvent, queued=True)
     def post(self, request: Request) -> HttpResponse:

@@ -21,6 +21,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 
 from inference_site.core.errors import api_errors
 from inference_site.gateway.api.field_descriptions import FIELDS
+from inference_site.gateway.api.form_bodies import FormParser
 from inference_site.gateway.api.schema import ErrorEnvelope, declared, documented
 
 Schema = dict[str, Any]
@@ -120,7 +121,10 @@ class ViewSchema(AutoSchema):
 
     def get_request_serializer(self) -> Any:
         body = self._endpoint.body
-        return None if body is None else {_JSON: _schema(body, "validation")}
+        if body is None:
+            return None
+        forms = [p.media_type for p in self.view.parser_classes if issubclass(p, FormParser)]
+        return {media_type: _schema(body, "validation") for media_type in (_JSON, *forms)}
 
     def get_response_serializers(self) -> Any:
         endpoint = self._endpoint
