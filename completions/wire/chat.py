@@ -245,7 +245,7 @@ class ChatCompletion(WireObject):
     model: str
     choices: list[Choice]
     usage: CompletionUsage
-    service_tier: Literal["default", "flex"] = "default"
+    service_tier: Literal["default", "flex", "priority"] = "default"
     system_fingerprint: str
     timings: Timings | None = None
     prompt_token_ids: list[int] | None = None
@@ -318,7 +318,7 @@ class ChatCompletionChunk(WireObject):
     created: int
     model: str
     choices: list[ChunkChoice]
-    service_tier: Literal["default", "flex"] = "default"
+    service_tier: Literal["default", "flex", "priority"] = "default"
     system_fingerprint: str
     usage: CompletionUsage | None = None
     timings: Timings | None = None

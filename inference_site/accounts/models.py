@@ -120,6 +120,14 @@ class ApiKey(Limited):
         blank=True,
         help_text="Model ids, separated by commas. Leave empty to allow all models.",
     )
+    priority_requests_per_minute = models.PositiveIntegerField(
+        default=0,
+        db_default=0,
+        help_text=(
+            'Requests for the service tier "priority" that are served before others. More are '
+            "served as usual. 0: none."
+        ),
+    )
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     expires_at = models.DateTimeField(null=True, blank=True)
     # Written at most once a minute.

@@ -158,6 +158,22 @@ def hit(caller: Caller, tokens: int | None) -> list[Window]:
     return windows
 
 
+def takes_priority(caller: Caller) -> bool:
+    """Count a request that asks for priority; return whether its key has one more this minute.
+
+    While Redis is down no request has priority.
+    """
+    amount = caller.priority_requests_per_minute
+    if not amount:
+        return False
+    item, identifiers = _Limit("key", caller.api_key_id, "priority", amount).item
+    try:
+        return _limiter().hit(item, *identifiers)
+    except redis.exceptions.RedisError as exc:
+        logger.warning("rate limits: a request is served without priority: %s", exc)
+        return False
+
+
 def give_back(caller: Caller, tokens: int) -> None:
     """Undo ``hit`` for a request that was refused later."""
     try:

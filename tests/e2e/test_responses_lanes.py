@@ -59,7 +59,7 @@ def check_each(found: dict[str | None, list[dict[str, Any]]]) -> None:
 def test_lanes_run_at_once_and_their_events_interleave(socket: Socket) -> None:
     for lane in ({"stream_id": "a"}, {"stream_id": "b"}, {}):
         socket.send(input=slow(40), **lane)
-    order = []
+    order: list[str | None] = []
     while order.count("end") < 3:
         event = socket.event()
         order.append("end" if event["type"] in ENDS else event.get("stream_id"))
@@ -74,7 +74,7 @@ def test_official_session_collects_each_lane(stack: ServedStack) -> None:
             session = AsyncResponsesWebSocketSession(connection, limits=LIMITS)
             async with session:
                 lanes = [session.lane(name) for name in ("x-1", "y_2", "z.3")]
-                asked: dict[str, Any] = {"type": "response.create", "model": "scripted"}
+                asked: Any = {"type": "response.create", "model": "scripted"}
                 for lane, text in zip(lanes, ("ex", "why", "zed"), strict=True):
                     await lane.send({**asked, "input": text})
                 answers = [await lane.get_final_response() for lane in lanes]
@@ -103,7 +103,7 @@ def test_lanes_beyond_the_bound_are_refused_by_name(socket: Socket) -> None:
 def test_no_more_than_sixteen_responses_of_a_socket_run(socket: Socket, stack: ServedStack) -> None:
     for number in range(20):
         socket.send(input=ENDLESS, stream_id=str(number), safety_identifier="sixteen", store=False)
-    begun = set()
+    begun: set[str] = set()
     while len(begun) < 16:
         begun.add(socket.event()["stream_id"])
     [[open_]] = stack.sql(

@@ -396,7 +396,7 @@ RESPONSE: Schema = {
                 }
             ),
             "safety_identifier": nullable(STRING),
-            "service_tier": const("default", "flex"),
+            "service_tier": const("default", "flex", "priority"),
             "store": BOOLEAN,
             "temperature": _number(0, 2),
             "text": record({"format": TEXT_FORMAT}, verbosity=const("low", "medium", "high")),

@@ -49,6 +49,7 @@ from inference_site.runs.models import Generation
 from responses_api.context import decode_item, newest_input_of, previous_not_found
 from responses_api.items import ItemData, to_data
 from responses_api.models import Conversation, Item, StoredResponse
+from responses_api.prompt_templates import tried_messages
 from responses_api.stored_responses import current_response, find_response
 from responses_api.views.responses import ResponsesView
 from responses_api.wire.input_items import ItemReference
@@ -217,13 +218,19 @@ def _own_generation(caller: Caller, response_id: str) -> Generation:
 
 class OpenView(ApiView):
     """``GET /admin/playground/open/{id}``: a stored response, chat completion or conversation,
-    in the form in which the page continues it."""
+    or a prompt with values, in the form in which the page continues it."""
 
     authentication_classes = (StaffSession,)
     permission_classes = ()  # No API key calls, so there is no key permission to check.
 
     def get(self, request: Request, public_id: str) -> Response:
         """Return the settings of the request and its items, to users who may see content."""
+        if public_id.startswith("pmpt_") and "\0" not in public_id:
+            if not request.user.has_perm("responses_api.view_prompttemplate"):
+                raise ForbiddenError("Your user may not do this.", code="permission_denied")
+            if (opened := _open_prompt(public_id)) is not None:
+                settings_, items = opened
+                return Response({"id": public_id, "request": settings_, "items": items})
         for prefix, (permission, open_stored) in _STORED.items():
             if public_id.startswith(prefix) and "\0" not in public_id:
                 if not request.user.has_perms((permission, "responses_api.view_content")):
@@ -274,6 +281,16 @@ def _open_conversation(public_id: str) -> Opened | None:
     newest = rows.values_list("data", flat=True)[: MAX_ITEMS + 1]
     last = found.responses.order_by("-id").values_list("model", flat=True).first()
     return {"model": last} if last else {}, list(newest)[::-1]
+
+
+def _open_prompt(opened_id: str) -> Opened | None:
+    found = tried_messages(opened_id)
+    if found is None:
+        return None
+    version, instructions, asked = found
+    given = {"model": version.model, "instructions": instructions}
+    items = [] if asked is None else [to_data(asked)]
+    return {name: text for name, text in given.items() if text}, items
 
 
 _STORED: dict[str, tuple[str, Callable[[str], Opened | None]]] = {

@@ -184,4 +184,4 @@ def _may_be_text(branch: Schema) -> bool:
     values = [*branch.get("enum", ()), *([branch["const"]] if "const" in branch else ())]
     if values:
         return any(isinstance(value, str) for value in values)
-    return branch.get("type", "string") == "string"
+    return str(branch.get("type", "string")) == "string"
