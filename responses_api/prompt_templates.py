@@ -67,8 +67,8 @@ def tried_id(version: PromptVersion, values: Values) -> str:
     return f"{version.template.public_id}.{encoded}"
 
 
-def tried_messages(opened_id: str) -> tuple[PromptVersion, str, MessageItem | None] | None:
-    """Return a version with its two messages, by an id from ``tried_id``; None if there is none.
+def tried_messages(opened_id: str) -> tuple[PromptVersion, str, str] | None:
+    """Return a version and its two messages, by an id from ``tried_id``; None if there is none.
 
     Raise InvalidRequestError as ``with_template`` does.
     """
@@ -83,8 +83,7 @@ def tried_messages(opened_id: str) -> tuple[PromptVersion, str, MessageItem | No
     if version is None or not all(isinstance(value, str) for value in values.values()):
         return None
     _check(version, values)
-    asked = user_message_of(version, values) if version.user_message else None
-    return version, instructions_of(version, values), asked
+    return version, instructions_of(version, values), str(user_message_of(version, values).content)
 
 
 def _find(project_id: int, given: PromptParam) -> PromptVersion:

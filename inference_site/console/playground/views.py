@@ -228,9 +228,8 @@ class OpenView(ApiView):
         if public_id.startswith("pmpt_") and "\0" not in public_id:
             if not request.user.has_perm("responses_api.view_prompttemplate"):
                 raise ForbiddenError("Your user may not do this.", code="permission_denied")
-            if (opened := _open_prompt(public_id)) is not None:
-                settings_, items = opened
-                return Response({"id": public_id, "request": settings_, "items": items})
+            if (opened_prompt := _open_prompt(public_id)) is not None:
+                return Response(opened_prompt)
         for prefix, (permission, open_stored) in _STORED.items():
             if public_id.startswith(prefix) and "\0" not in public_id:
                 if not request.user.has_perms((permission, "responses_api.view_content")):
@@ -283,14 +282,16 @@ def _open_conversation(public_id: str) -> Opened | None:
     return {"model": last} if last else {}, list(newest)[::-1]
 
 
-def _open_prompt(opened_id: str) -> Opened | None:
+def _open_prompt(opened_id: str) -> dict[str, Any] | None:
+    """Return the answer for a prompt: its user message is a draft, which the user may send."""
     found = tried_messages(opened_id)
     if found is None:
         return None
-    version, instructions, asked = found
+    version, instructions, draft = found
     given = {"model": version.model, "instructions": instructions}
-    items = [] if asked is None else [to_data(asked)]
-    return {name: text for name, text in given.items() if text}, items
+    request = {name: text for name, text in given.items() if text}
+    name = f"{version.template.name}, {version}"
+    return {"id": name, "request": request, "items": [], "draft": draft, "is_cut": False}
 
 
 _STORED: dict[str, tuple[str, Callable[[str], Opened | None]]] = {
