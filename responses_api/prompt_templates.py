@@ -12,6 +12,7 @@ import base64
 import re
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import orjson
 from django.conf import settings
@@ -179,7 +180,7 @@ def user_message_of(version: PromptVersion, values: Values) -> MessageItem:
             parts.append(value)
     if len(parts) == 1:
         return MessageItem(role="user", content=_shown(parts[0]))
-    content = [
+    content: list[Any] = [
         InputText(type="input_text", text=part) if isinstance(part, str) else part
         for part in parts
         if part

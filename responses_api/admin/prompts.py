@@ -61,8 +61,8 @@ class PromptForm(forms.ModelForm[PromptTemplate]):
         if not (given.get("developer_message") or given.get("user_message")):
             raise forms.ValidationError("Write a developer message or a user message.")
         number = given.get("default_version")
-        known = self.instance.versions.filter(number=number) if self.instance.pk else None
-        if number is not None and (known is None or not known.exists()):
+        known = self.instance.versions.values_list("number", flat=True) if self.instance.pk else ()
+        if number is not None and number not in known:
             self.add_error("default_version", f"There is no version {number}.")
         return given
 

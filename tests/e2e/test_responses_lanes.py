@@ -76,9 +76,11 @@ def test_official_session_collects_each_lane(stack: ServedStack) -> None:
                 lanes = [session.lane(name) for name in ("x-1", "y_2", "z.3")]
                 asked: Any = {"type": "response.create", "model": "scripted"}
                 for lane, text in zip(lanes, ("ex", "why", "zed"), strict=True):
-                    await lane.send({**asked, "input": text})
+                    asked["input"] = text
+                    await lane.send(asked)
                 answers = [await lane.get_final_response() for lane in lanes]
-                await session.default.send({**asked, "model": "none", "input": "x"})
+                asked["model"] = "none"
+                await session.default.send(asked)
                 with pytest.raises(ResponsesWebSocketError):
                     await session.default.get_final_response()
         return [answer.output_text for answer in answers]

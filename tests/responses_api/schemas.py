@@ -411,6 +411,7 @@ RESPONSE: Schema = {
             "metadata": METADATA,
         },
         conversation=record({"id": prefixed("conv_")}),
+        prompt=record({"id": prefixed("pmpt_"), "version": STRING}, variables={"type": "object"}),
         user=STRING,
     ),
     "allOf": [
