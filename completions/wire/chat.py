@@ -70,8 +70,6 @@ class ChatCompletionRequest(ConstraintFields, SamplingFields, TokenReportFields)
     ``prompt_template``, ``response_prefix``, ``add_generation_prompt``, ``continue_final_message``,
     ``truncate_sequence``, and those of ``SamplingFields``, ``ConstraintFields`` and
     ``TokenReportFields``.
-    ``prompt_cache_key`` is taken as a hint that is not needed: every prompt's beginning is looked
-    for among those computed before.
     """
 
     model: str

@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from tests.e2e.keys import make_key
+from tests.e2e.scripts import dicts
 from tests.e2e.test_responses_websocket import Socket, open_socket
 from tests.images import data_url, encoded
 from tests.served_stack import ServedStack
@@ -55,7 +56,7 @@ def test_messages_of_the_default_version_come_with_their_values(
     assert made.prompt is not None
     assert made.prompt.to_dict() == {"id": prompt, "version": "2", "variables": VALUES}
     assert client.responses.retrieve(made.id).to_dict() == made.to_dict()
-    [item] = client.responses.input_items.list(made.id).to_dict()["data"]  # type: ignore[misc]
+    [item] = dicts(client.responses.input_items.list(made.id))
     assert item["content"] == [{"type": "input_text", "text": "Hello Ann, see this!"}]
     third = client.responses.create(prompt={"id": prompt, "version": "3"}, input="mine")
     assert (third.instructions, third.output_text) == ("Third.", "mine")
@@ -93,9 +94,8 @@ def test_image_is_a_part_of_the_user_message(client: openai.OpenAI, prompt: str)
     assert refused.value.param == "input[0].content[1]"
     file: Any = {"type": "input_file", "file_data": "data:text/plain;base64,aGVsbG8="}
     made = client.responses.create(prompt={"id": prompt, "variables": {**VALUES, "thing": file}})
-    [item] = client.responses.input_items.list(made.id).data
-    parts = item.to_dict()["content"]
-    assert [part["type"] for part in parts] == ["input_text", "input_file", "input_text"]  # type: ignore[attr-defined,index]
+    [item] = dicts(client.responses.input_items.list(made.id))
+    assert [part["type"] for part in item["content"]] == ["input_text", "input_file", "input_text"]
     with pytest.raises(openai.BadRequestError) as refused:
         client.responses.create(prompt={"id": prompt, "variables": {**VALUES, "tone": image}})
     assert refused.value.param == "prompt.variables.tone"

@@ -96,7 +96,8 @@ def test_generations_with_one_cache_key_prefer_the_worker_of_the_latest(
     api_key: Key, two: None, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.AFFINITY_WAIT_MS = 5_000
-    monkeypatch.setattr(prompt_cache_keys, "live_view", queue.live_view)
+    both = view_of(serving("one"), serving("two"))
+    monkeypatch.setattr(prompt_cache_keys, "live_view", both)
 
     def accepted(cache_key: str, project_id: int = api_key[0].project_id) -> Generation:
         id_ = new_id("chatcmpl-")
