@@ -91,7 +91,7 @@ def test_image_is_a_part_of_the_user_message(client: openai.OpenAI, prompt: str)
     variables = {**VALUES, "thing": image}
     with pytest.raises(openai.BadRequestError) as refused:  # The model sees nothing.
         client.responses.create(prompt={"id": prompt, "variables": variables})
-    assert refused.value.param == "input[0].content[1]"
+    assert refused.value.param == "input[0].content[1].image_url"
     file: Any = {"type": "input_file", "file_data": "data:text/plain;base64,aGVsbG8="}
     made = client.responses.create(prompt={"id": prompt, "variables": {**VALUES, "thing": file}})
     [item] = dicts(client.responses.input_items.list(made.id))
@@ -117,7 +117,7 @@ def test_image_is_a_part_of_the_user_message(client: openai.OpenAI, prompt: str)
         ({"variables": {**VALUES, "more": "x"}}, "prompt.variables.more"),
         ({"variables": {**VALUES, "tone": 5}}, "prompt.variables.tone"),
         ({"variables": {**VALUES, "tone": {"type": "output_text"}}}, "prompt.variables.tone.type"),
-        ({"variables": {**VALUES, "name": "x" * 8_000_000}}, "prompt.variables"),
+        ({"variables": {**VALUES, "name": "x" * 11_000_000}}, "prompt.variables"),
     ],
 )
 def test_what_a_prompt_lacks_is_named(
