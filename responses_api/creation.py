@@ -87,7 +87,6 @@ def create(
     _refuse_contradictions(body)
     body = with_template(caller.project_id, body)
     project_id, is_background = caller.project_id, bool(body.background)
-    tier = service_tier(caller, body.service_tier, background=is_background)
     model = served_model(
         caller,
         body.model,
@@ -108,6 +107,7 @@ def create(
             "Invalid 'store': what builds on a response that is not stored cannot be stored.",
             param="store",
         )
+    tier = service_tier(caller, body.service_tier, background=is_background)
     if body.service_tier is not None:  # What is stored and shown is the tier that it gets.
         body = body.model_copy(update={"service_tier": tier.name})
     response = new_response(

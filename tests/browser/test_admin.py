@@ -36,6 +36,7 @@ MENU = [
     "/admin/responses_api/storedresponse/",
     "/admin/responses_api/conversation/",
     "/admin/completions/storedcompletion/",
+    "/admin/responses_api/prompttemplate/",
     "/admin/generations/generation/",
     "/admin/alarms/alarm/",
     "/admin/alarms/rule/",
@@ -64,6 +65,7 @@ PAGES = [
     "/admin/model_store/storedmodel/add/",
     "/admin/responses_api/storedresponse/1/change/",
     "/admin/responses_api/conversation/1/change/",
+    "/admin/responses_api/prompttemplate/1/change/",
     "/admin/password_change/",
 ]
 """One page of each template; tests/console/test_every_page.py asks for all pages."""
@@ -78,6 +80,16 @@ def requests(stack: ServedStack, client: openai.OpenAI) -> None:
     respond(client, {"text": "Cats sleep."}, conversation=conversation.id)
     client.chat.completions.create(
         model="scripted", messages=[{"role": "user", "content": "hello there"}], store=True
+    )
+    [[prompt]] = stack.sql(
+        "INSERT INTO responses_api_prompttemplate (public_id, project_id, name, created_at)"
+        " VALUES ('pmpt_1', 1, 'cats', now()) RETURNING id"
+    )
+    stack.sql(
+        "INSERT INTO responses_api_promptversion"
+        " (template_id, number, developer_message, user_message, model, created_at)"
+        " VALUES (%s, 1, 'Like {{whom}}.', '', '', now()) RETURNING id",
+        prompt,
     )
     counted = "SELECT count(*) FROM usage_usagerollup WHERE period = 'minute'"
     wait_until(lambda: stack.sql(counted)[0][0] >= 1, 120, "the requests are accounted")

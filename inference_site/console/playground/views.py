@@ -41,6 +41,7 @@ from inference_site.core.errors.api_errors import (
 )
 from inference_site.core.site_settings.current import site_settings
 from inference_site.gateway.api.authentication import StaffSession, caller_of
+from inference_site.gateway.api.json_bodies import JsonParser
 from inference_site.gateway.api.payload import WireRequest, parse
 from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.submission.model_access import may_use
@@ -157,6 +158,7 @@ class PlaygroundResponsesView(ResponsesView):
     """``POST /console/playground/responses``: the same as ``POST /v1/responses``."""
 
     authentication_classes = (PlaygroundSession,)
+    parser_classes = (JsonParser,)
     http_method_names = ["post"]
 
     def post(self, request: Request) -> HttpResponse:
