@@ -73,7 +73,7 @@ class Caller:
     key_limits: Limits = field(default=Limits())
     project_limits: Limits = field(default=Limits())
     disconnect_grace_s: int | None = None
-    priority_requests_per_minute: int = 0
+    priority_requests_per_minute: int | None = None
     has_budget: bool = False
     is_authenticated: bool = True
 

@@ -121,11 +121,12 @@ class ApiKey(Limited):
         help_text="Model ids, separated by commas. Leave empty to allow all models.",
     )
     priority_requests_per_minute = models.PositiveIntegerField(
-        default=0,
-        db_default=0,
+        null=True,
+        blank=True,
+        validators=_AT_LEAST_ONE,
         help_text=(
-            'Requests for the service tier "priority" that are served before others. More are '
-            "served as usual. 0: none."
+            'Requests for the service tier "priority" that are served before others; more are '
+            "served as usual. Leave empty for none."
         ),
     )
     created_at = models.DateTimeField(default=timezone.now, editable=False)

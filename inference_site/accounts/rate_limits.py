@@ -189,7 +189,7 @@ def used(tenant: ApiKey | Project) -> list[Window]:
     owner = "key" if isinstance(tenant, ApiKey) else "project"
     amounts = {"requests": tenant.requests_per_minute, "tokens": tenant.tokens_per_minute}
     if isinstance(tenant, ApiKey):
-        amounts[_PRIORITY] = tenant.priority_requests_per_minute or None
+        amounts[_PRIORITY] = tenant.priority_requests_per_minute
     return [
         _Limit(owner, tenant.pk, unit, amount).window()
         for unit, amount in amounts.items()

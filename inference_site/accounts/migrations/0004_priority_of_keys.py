@@ -1,3 +1,4 @@
+import django.core.validators
 from django.db import migrations, models
 
 
@@ -11,6 +12,6 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='apikey',
             name='priority_requests_per_minute',
-            field=models.PositiveIntegerField(db_default=0, default=0, help_text='Requests for the service tier "priority" that are served before others. More are served as usual. 0: none.'),
+            field=models.PositiveIntegerField(blank=True, help_text='Requests for the service tier "priority" that are served before others; more are served as usual. Leave empty for none.', null=True, validators=[django.core.validators.MinValueValidator(1)]),
         ),
     ]
