@@ -15,23 +15,15 @@ from responses_api.models import PromptTemplate
 
 pytestmark = pytest.mark.django_db
 LIST = "/admin/responses_api/prompttemplate/"
-VIEW, ADD, CHANGE = (
-    f"responses_api.{action}_prompttemplate" for action in ("view", "add", "change")
-)
-VERSIONS = "responses_api.view_promptversion"
+VIEW = "responses_api.view_prompttemplate"
 _INLINE = {"versions-TOTAL_FORMS": 0, "versions-INITIAL_FORMS": 0}
 
 
 @pytest.fixture
-def editor(staff: Callable[..., Client]) -> Client:
-    return staff(VIEW, ADD, CHANGE, VERSIONS)
-
-
-@pytest.fixture
-def prompt(editor: Client, project: Project) -> PromptTemplate:
-    """A prompt that the editor has added."""
+def prompt(admin: Client, project: Project) -> PromptTemplate:
+    """A prompt that was added."""
     given = {"developer_message": "Be {{tone}}.", "user_message": "Hi {{name}}!", "model": "m"}
-    answer = editor.post(
+    answer = admin.post(
         f"{LIST}add/", {"project": project.pk, "name": "greeting", **given, **_INLINE}
     )
     assert answer.status_code == 302, answer.context["errors"]
@@ -47,11 +39,11 @@ def saved(browser: Client, prompt: PromptTemplate, **changes: Any) -> Any:
 
 
 def test_other_messages_make_a_version_and_other_fields_none(
-    editor: Client, prompt: PromptTemplate
+    admin: Client, prompt: PromptTemplate
 ) -> None:
     assert prompt.public_id.startswith("pmpt_")
-    assert saved(editor, prompt, developer_message="Be  {{ tone }}.").status_code == 302
-    assert saved(editor, prompt, name="greetings", default_version=1).status_code == 302
+    assert saved(admin, prompt, developer_message="Be  {{ tone }}.").status_code == 302
+    assert saved(admin, prompt, name="greetings", default_version=1).status_code == 302
     prompt.refresh_from_db()
     assert (prompt.name, prompt.default_version) == ("greetings", 1)
     texts = list(prompt.versions.order_by("number").values_list("number", "developer_message"))
@@ -73,27 +65,27 @@ def test_other_messages_make_a_version_and_other_fields_none(
     ],
 )
 def test_prompt_that_makes_no_sense_is_not_saved(
-    editor: Client, prompt: PromptTemplate, changes: dict[str, Any], told: str
+    admin: Client, prompt: PromptTemplate, changes: dict[str, Any], told: str
 ) -> None:
-    answer = saved(editor, prompt, **changes)
+    answer = saved(admin, prompt, **changes)
     assert told in answer.content.decode()
     assert prompt.versions.count() == 1
 
 
 def test_newest_version_is_tried_in_the_playground_with_values(
-    editor: Client, prompt: PromptTemplate, staff: Callable[..., Client]
+    admin: Client, prompt: PromptTemplate, staff: Callable[..., Client]
 ) -> None:
-    page = editor.get(f"{LIST}{prompt.pk}/change/").content.decode()
+    page = admin.get(f"{LIST}{prompt.pk}/change/").content.decode()
     assert 'name="variable.tone"' in page
     assert 'name="variable.name"' in page
     values = {"variable.tone": "{{name}} & ü", "variable.name": "Ann"}
-    answer = editor.get(f"{LIST}{prompt.pk}/try/", values)
+    answer = admin.get(f"{LIST}{prompt.pk}/try/", values)
     opened = parse_qs(urlsplit(answer["Location"]).query)["open"][0]
-    found = editor.get(f"/admin/playground/open/{opened}").json()
+    found = admin.get(f"/admin/playground/open/{opened}").json()
     assert found["request"] == {"model": "m", "instructions": "Be {{name}} & ü."}
     assert found["draft"] == "Hi Ann!"
     assert staff("accounts.view_project").get(f"/admin/playground/open/{opened}").status_code == 403
-    back = editor.get(f"{LIST}{prompt.pk}/try/", {"variable.tone": "kind"}, follow=True)
+    back = admin.get(f"{LIST}{prompt.pk}/try/", {"variable.tone": "kind"}, follow=True)
     assert "prompt.variables.name" in back.content.decode()
 
 
@@ -101,9 +93,9 @@ def test_newest_version_is_tried_in_the_playground_with_values(
     "opened", ["", ".", ".x", ".e30", ".bnVsbA", ".W10", ".eyJ2ZXJzaW9uIjoxfQ"]
 )
 def test_playground_opens_no_prompt_by_what_is_no_id(
-    editor: Client, prompt: PromptTemplate, opened: str
+    admin: Client, prompt: PromptTemplate, opened: str
 ) -> None:
-    answer = editor.get(f"/admin/playground/open/{prompt.public_id}{opened}")
+    answer = admin.get(f"/admin/playground/open/{prompt.public_id}{opened}")
     assert answer.status_code == 404
 
 
