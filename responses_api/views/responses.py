@@ -8,6 +8,7 @@ from functools import partial
 from django.conf import settings
 from django.http import HttpResponse, QueryDict
 from prometheus_client import Counter
+from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -74,7 +75,7 @@ for _source in ("log", "stored", "compacted"):
 class ResponsesView(ApiView):
     """``/v1/responses``. The form-encoded body is that of Open Responses."""
 
-    parser_classes = (JsonParser, form_parser(ResponseRequest))
+    parser_classes: tuple[type[BaseParser], ...] = (JsonParser, form_parser(ResponseRequest))
 
     @documented(body=ResponseRequest, answer=ResponseObject, event=ResponseEvent, queued=True)
     def post(self, request: Request) -> HttpResponse:
