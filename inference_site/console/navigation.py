@@ -18,6 +18,7 @@ _MODELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("Chat completions", "sms", "completions.storedcompletion"),
             ("Prompts", "edit_note", "responses_api.prompttemplate"),
             ("Generations", "receipt_long", "generations.generation"),
+            ("Files", "description", "files.storedfile"),
         ),
     ),
     (
@@ -55,6 +56,7 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
         _link("Models and workers", "dns", "admin:fleet", shown=sees_queue),
         _link("Settings", "settings", "admin:settings", shown=sees_settings),
         _link("Playground", "science", "admin:playground", shown=True),
+        _link("API documents", "menu_book", "docs", shown=True),
     ]
     groups: list[dict[str, Any]] = [{"items": operation}]
     for group_title, models in _MODELS:

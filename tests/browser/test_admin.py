@@ -51,6 +51,7 @@ MENU = [
     "/admin/admin/logentry/",
     "/admin/axes/accessfailurelog/",
     "/admin/password_change/",
+    "/docs",
 ]
 PAGES = [
     "/admin/?range=custom",
