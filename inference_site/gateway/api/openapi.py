@@ -128,7 +128,7 @@ class ViewSchema(AutoSchema):
             return None
         forms = [p.media_type for p in self.view.parser_classes if issubclass(p, FormParser)]
         schema = _schema(endpoint.body, "validation")
-        return {media_type: schema for media_type in (_JSON, *forms)}
+        return dict.fromkeys((_JSON, *forms), schema)
 
     def get_response_serializers(self) -> Any:
         endpoint = self._endpoint

@@ -19,8 +19,9 @@ def give(apps, schema_editor):
     _ROLES._create_permissions()
     groups = apps.get_model("auth", "Group").objects
     permissions = apps.get_model("auth", "Permission").objects
-    new = permissions.filter(content_type__app_label="responses_api", content_type__model__in=_MODELS)
-    before = permissions.exclude(pk__in=new.values("pk"))
+    of_app = permissions.filter(content_type__app_label="responses_api")
+    new = of_app.filter(content_type__model__in=_MODELS)
+    before = of_app.exclude(content_type__model__in=_MODELS)
     administrator = groups.filter(name="administrator").first()
     if administrator and not before.exclude(group=administrator).exists():
         administrator.permissions.add(*new)
