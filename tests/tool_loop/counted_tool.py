@@ -14,16 +14,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import httpx
-from django.apps import AppConfig
 
 from inference_site.core.domain import request
 from inference_site.core.domain.site_tools import ToolResult
-from responses_api import site_tools
 from responses_api.client_tools import OfferedTools, Route
 from responses_api.site_tools import SiteToolType
 from responses_api.wire.objects import McpCall, SiteCallItem, changed
 from responses_api.wire.tools import TypedTool
-from worker.tools import registry
 from worker.tools.base import CallContext, ToolCancelled, ToolTimeout, ToolUnreachable
 
 TYPE = "counted"
@@ -99,15 +96,3 @@ class CountedTool:
                 if done.status_code == httpx.codes.OK:
                     return done.text
                 time.sleep(0.02)
-
-
-class CountedToolConfig(AppConfig):
-    """Registers the tool in every process of the site."""
-
-    name = "tests.tool_loop"
-    label = "tests_tool_loop"
-
-    def ready(self) -> None:
-        """Register it."""
-        site_tools.register(CountedToolType())
-        registry.register(TYPE, CountedTool)
