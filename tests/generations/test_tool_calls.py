@@ -7,11 +7,11 @@ from datetime import timedelta
 
 import pytest
 from django.utils import timezone
+from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
 from inference_site.core.domain.deltas import Usage
 from inference_site.core.domain.site_tools import SiteCall, Source, ToolResult
-from inference_site.core.site_settings.current import usage_log_days
 from inference_site.runs.models import Claim, Generation, Status
 from inference_site.runs.tool_calls.models import (
     CallStatus,
@@ -92,11 +92,14 @@ def test_the_end_removes_content_and_what_was_sent_is_unknown(claim: Claim) -> N
     assert (late.status, late.result) == (CallStatus.DONE, None)
 
 
-def test_calls_are_deleted_with_the_usage_log_of_their_days(claim: Claim) -> None:
+def test_calls_are_deleted_with_the_usage_log_of_their_days(
+    claim: Claim, settings: Settings
+) -> None:
     planned(claim)
-    days = usage_log_days()
-    assert days
-    old = timezone.now() - timedelta(days=days + 1)
+    old = timezone.now() - timedelta(days=4)
     ToolCall.objects.filter(number=0).update(created_at=old)
+    settings.USAGE_LOG_DAYS = 0  # It is kept forever.
+    assert prune(time.monotonic() + 10) == 0
+    settings.USAGE_LOG_DAYS = 3
     assert prune(time.monotonic() + 10) == 1
     assert [call.number for call in ToolCall.objects.of(claim.public_id)] == [1]
