@@ -209,6 +209,20 @@ def mendings() -> Collection[Mending]:
     return [import_module(name) for name in named if name]
 
 
+class Closing(Protocol):
+    """A module that an app names in ``closing``: it has rows of generations that must be closed."""
+
+    def close(self, generation_id: str) -> None:
+        """Close them, in the transaction that ends the generation in place of its worker."""
+
+
+@cache
+def closings() -> Collection[Closing]:
+    """Return these modules of all apps."""
+    named: list[Any] = [getattr(config, "closing", None) for config in apps.get_app_configs()]
+    return [import_module(name) for name in named if name]
+
+
 class Retention(Protocol):
     """A module that an app names in ``retention``: it deletes what is past its retention."""
 
