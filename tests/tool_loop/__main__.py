@@ -52,11 +52,13 @@ class RestartedWorker:
         """Restart it until the end."""
         thread = threading.Thread(target=self._watch)
         thread.start()
-        yield self
-        self._is_over = True
-        thread.join()
-        self.process.terminate()
-        self.process.wait(90)
+        try:
+            yield self
+        finally:
+            self._is_over = True
+            thread.join()
+            self.process.terminate()
+            self.process.wait(90)
 
     def ready(self) -> int:
         """Return its process id once it serves the model."""
@@ -99,7 +101,8 @@ def _round(
 ) -> None:
     point = POINTS[number % len(POINTS)]
     function = "again" if number % 4 == 3 else "count"
-    pid, deaths = worker.ready(), worker.deaths
+    deaths = worker.deaths  # Before it is ready: a call of an earlier round may kill it at once.
+    pid = worker.ready()
     with site.stack.http() as http:
         for place in range(_BESIDE + 1):
             mark = f"{number}.{place}"
@@ -118,7 +121,7 @@ def _round(
             )
     if worker.deaths == deaths:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(worker.process.pid, signal.SIGKILL)
     wait_until(lambda: worker.deaths > deaths, 30, "the death")
 
 
