@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -119,7 +119,7 @@ def create(
         conversation_id=context.conversation.public_id if context.conversation else None,
         metadata=body.metadata or {},
     ).model_dump()
-    offered = _offered(body, context)
+    offered = _offered(body, context, project_id)
     document = to_document(project_id, body, context, model, response, offered)
     is_stored = response["store"]
     submission = Submission(
@@ -179,13 +179,16 @@ def to_document(
         sends_done=settings.RESPONSES_SEND_DONE,
         seal_for=project_id if ENCRYPTED_REASONING in (body.include or ()) else None,
         routes=offered.uncommon_routes,
+        first_calls=[asdict(call) for call in offered.first_calls],
+        most_calls=min(body.max_tool_calls or settings.TOOL_CALLS_MAX, settings.TOOL_CALLS_MAX),
+        site_tools=offered.site_tools,
     )
     return Document(request, assembly)
 
 
-def _offered(body: ResponseRequest, context: Context) -> OfferedTools:
+def _offered(body: ResponseRequest, context: Context, project_id: int) -> OfferedTools:
     items = (item.data for item in (*context.before, *context.new))
-    return offer_tools(body.tools or (), items)
+    return offer_tools(body.tools or (), items, project_id=project_id)
 
 
 def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
@@ -213,5 +216,5 @@ def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
         context,
         with_capabilities(spec),
         response,
-        _offered(body, context),
+        _offered(body, context, stored.project_id),
     )
