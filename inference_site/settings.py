@@ -343,7 +343,7 @@ ON_CHUNK = environment.text("ON_CHUNK")
 ON_DONE = environment.text("ON_DONE")
 # What requests and the model's entry leave out, by the names of requests: {"temperature": 0.7}.
 SAMPLING = environment.mapping("SAMPLING")
-# What images of requests may take, and where they are fetched from: worker/media/.
+# What images of requests may take, and where they are fetched from: worker/media.py.
 MEDIA_MAX_BYTES = environment.number("MEDIA_MAX_BYTES", 20 * 1024 * 1024, minimum=1)
 MEDIA_MAX_PIXELS = environment.number("MEDIA_MAX_PIXELS", 33_000_000, minimum=1)
 MEDIA_TIMEOUT_S = environment.number("MEDIA_TIMEOUT_S", 10, minimum=1)

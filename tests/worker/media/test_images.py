@@ -15,7 +15,7 @@ from inference_site.core.domain.messages import AudioPart, ImagePart, Message, T
 from inference_site.core.domain.request import GenerationRequest
 from tests.image_server import ImageServer
 from tests.images import JPEG, PNG, data_url, encoded, refusal, request_of, resolved
-from worker import media
+from worker import fetching, media
 from worker.media import resolve_media
 
 pytestmark = pytest.mark.usefixtures("private_network")
@@ -219,4 +219,4 @@ def test_a_port_that_speaks_no_tls_is_told(server: ImageServer) -> None:
 
 
 def test_redirects_are_counted_as_the_documentation_says() -> None:
-    assert media.MAX_REDIRECTS == 3
+    assert fetching.MAX_REDIRECTS == 3

@@ -1,4 +1,4 @@
-"""A process with limits, for untrusted input: a grammar, a chat template.
+"""A process with limits, for untrusted input: a grammar, a chat template, a web page.
 
 Input that takes too much time, memory or stack ends that process, not the worker. The process
 answers many questions, and is started again when it has ended. A question and an answer are a line
@@ -24,7 +24,7 @@ from inference_site.core.domain.errors import GenerationFailed
 
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ")
 """The variables that the process inherits; the worker's environment has secrets."""
-_ROOT = Path(__file__).resolve().parent.parent.parent
+_ROOT = Path(__file__).resolve().parent.parent
 PATIENCE_S = 60
 """Wait for an answer. The limit of the process itself is processor time, which it may not get."""
 LOAD_PATIENCE_S = 600

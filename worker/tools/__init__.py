@@ -1,0 +1,1 @@
+"""Tools that the site runs for a model."""
