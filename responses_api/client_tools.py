@@ -227,6 +227,10 @@ class OfferedTools:
     unsupported: list[str] = field(default_factory=list)
     site_tools: list[dict[str, Any]] = field(default_factory=list)
     """The options of the tools that the site runs (see ``responses_api.site_tools``)."""
+    items: Sequence[dict[str, Any]] = ()
+    """The items of the context, without their ids."""
+    include: frozenset[str] = frozenset()
+    """``include`` of the request."""
     first_calls: list[FirstCall] = field(default_factory=list)
     """Calls of these that come before the first turn of the model."""
     _names: dict[Route, str] = field(default_factory=dict)
@@ -293,11 +297,16 @@ def _is_chosen(choice: NamedChoice | TypedChoice, name: str, route: Route) -> bo
         return route.namespace is not None and route.namespace == (choice.model_extra or {}).get(
             "name"
         )
-    return choice.type == route.type
+    site_tool = site_tool_named(choice.type)
+    return route.type == (choice.type if site_tool is None else site_tool.type)
 
 
 def offer_tools(
-    tools: Sequence[Tool], items: Iterable[dict[str, Any]] = (), *, project_id: int
+    tools: Sequence[Tool],
+    items: Sequence[dict[str, Any]] = (),
+    *,
+    project_id: int,
+    include: Iterable[str] = (),
 ) -> OfferedTools:
     """Return the functions of a request: its tools, and those that its stored items have loaded.
 
@@ -311,7 +320,7 @@ def offer_tools(
         elif item["type"] == "tool_search_output":
             loaded += _TOOLS.validate_python(item["tools"])
     searches = [t for t in given if isinstance(t, ToolSearchTool) and t.execution == "client"]
-    offered, deferred = OfferedTools(), list[str]()
+    offered, deferred = OfferedTools(items=items, include=frozenset(include)), list[str]()
     for tool in given:
         match tool:
             case ToolSearchTool(execution="client"):

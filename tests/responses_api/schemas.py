@@ -63,11 +63,20 @@ LOGPROB = record(
         "top_logprobs": array(TOP_LOGPROB, maxItems=20),
     }
 )
+URL_CITATION = record(
+    {
+        "type": const("url_citation"),
+        "start_index": COUNT,
+        "end_index": COUNT,
+        "url": STRING,
+        "title": STRING,
+    }
+)
 OUTPUT_TEXT = record(
     {
         "type": const("output_text"),
         "text": STRING,
-        "annotations": array(STRING, maxItems=0),
+        "annotations": array(URL_CITATION),
         "logprobs": array(LOGPROB),
     }
 )

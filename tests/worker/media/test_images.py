@@ -15,7 +15,7 @@ from inference_site.core.domain.messages import AudioPart, ImagePart, Message, T
 from inference_site.core.domain.request import GenerationRequest
 from tests.image_server import ImageServer
 from tests.images import JPEG, PNG, data_url, encoded, refusal, request_of, resolved
-from worker import fetching, media
+from worker import fetching
 from worker.media import resolve_media
 
 pytestmark = pytest.mark.usefixtures("private_network")
