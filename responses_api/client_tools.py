@@ -227,12 +227,12 @@ class OfferedTools:
     unsupported: list[str] = field(default_factory=list)
     site_tools: list[dict[str, Any]] = field(default_factory=list)
     """The options of the tools that the site runs (see ``responses_api.site_tools``)."""
-    items: Sequence[dict[str, Any]] = ()
-    """The items of the context, without their ids."""
-    include: frozenset[str] = frozenset()
-    """``include`` of the request."""
     first_calls: list[FirstCall] = field(default_factory=list)
     """Calls of these that come before the first turn of the model."""
+    items: list[dict[str, Any]] = field(default_factory=list)
+    """The data of all items of the context, oldest first."""
+    include: frozenset[str] = frozenset()
+    """``include`` of the request."""
     _names: dict[Route, str] = field(default_factory=dict)
 
     @property
@@ -303,7 +303,7 @@ def _is_chosen(choice: NamedChoice | TypedChoice, name: str, route: Route) -> bo
 
 def offer_tools(
     tools: Sequence[Tool],
-    items: Sequence[dict[str, Any]] = (),
+    items: Iterable[dict[str, Any]] = (),
     *,
     project_id: int,
     include: Iterable[str] = (),
@@ -313,14 +313,14 @@ def offer_tools(
     Tools with ``defer_loading`` are left out until an item has loaded them, if the request has a
     tool search that the client executes. Raise InvalidRequestError for too many tools.
     """
+    offered, deferred = OfferedTools(items=list(items), include=frozenset(include)), list[str]()
     given, loaded = list(tools), list[Tool]()
-    for item in items:
+    for item in offered.items:
         if item["type"] == "additional_tools":
             given += _TOOLS.validate_python(item["tools"])
         elif item["type"] == "tool_search_output":
             loaded += _TOOLS.validate_python(item["tools"])
     searches = [t for t in given if isinstance(t, ToolSearchTool) and t.execution == "client"]
-    offered, deferred = OfferedTools(items=items, include=frozenset(include)), list[str]()
     for tool in given:
         match tool:
             case ToolSearchTool(execution="client"):

@@ -180,7 +180,7 @@ def to_document(
 
 
 def _offered(body: ResponseRequest, context: Context, project_id: int) -> OfferedTools:
-    items = [item.data for item in (*context.before, *context.new)]
+    items = (item.data for item in (*context.before, *context.new))
     return offer_tools(body.tools or (), items, project_id=project_id, include=body.include or ())
 
 

@@ -202,7 +202,7 @@ def test_redirect_to_a_private_address_is_not_followed(
 ) -> None:
     settings.WEB_SEARCH_ALLOW_PRIVATE = False
     monkeypatch.setattr(checked_connections, "is_public", lambda address: address == "127.0.0.1")
-    inside = web.page("/inside", "Inside").replace("127.0.0.1", "127.0.0.2")
+    inside = web.server.give("/inside", FJORDS.encode()).replace("127.0.0.1", "127.0.0.2")
     url = web.server.redirect("/away", inside)
     web.found(url, "Away")
     assert call("open_page", url, known_urls=[url]).output == (

@@ -25,7 +25,7 @@ def read_page(encoded: str, charset: str) -> tuple[str, str]:
     """Return the title and the text of a page."""
     content = base64.b64decode(encoded)
     encoding = map_encoding_to_html5(charset, False) if charset else None
-    tree = HTMLTree.parse_from_bytes(content, encoding or detect_encoding(content))
+    tree = HTMLTree.parse_from_bytes(content, encoding or detect_encoding(content) or "utf-8")
     text = extract_plain_text(tree, main_content=True, alt_texts=False)
     if len(text) < _ENOUGH:
         text = extract_plain_text(tree, alt_texts=False)
