@@ -42,6 +42,7 @@ from inference_site.runs.queue import new_id
 from inference_site.runs.streams.batches import Ending, Sent
 from inference_site.runs.streams.request_documents import Assembly
 from responses_api import events
+from responses_api.citations import with_citations
 from responses_api.client_tools import CLIENT_TOOLS, ClientTool, Route, new_call, typed_call
 from responses_api.events import ItemEvents, encode, events_of, with_text
 from responses_api.items import new_item
@@ -567,7 +568,7 @@ class OutputWriter(Output):
         if (open_ := self.open_item) is None:
             return []
         self._held = []
-        return self._close(open_.ended(status))
+        return self._close(with_citations(open_.ended(status), self.sources))
 
     def _close(self, ended: OutputItem) -> list[bytes]:
         """End the open item, which has this form now; return the frames of that."""

@@ -78,13 +78,13 @@ class WebSearchType(SiteToolType):
         action = _action(route.name, "")
         return WebSearchCall(id=new_id("ws_"), status="in_progress", action=action)
 
-    def end(self, item: SiteCallItem, arguments: str, result: ToolResult | None) -> SiteCallItem:
-        """Return the item of a call that has ended (see ``SiteToolType.end``)."""
+    def end(self, item: SiteCallItem, arguments: str, result: ToolResult) -> SiteCallItem:
+        """Return the item of a call with its result (see ``SiteToolType.end``)."""
         assert isinstance(item, WebSearchCall)
         is_search = item.action["type"] == "search"
         function = _SEARCH if is_search else _OPEN_PAGE
         action = _action(function, _argument(arguments, _ARGUMENTS[function]))
-        if result is None or result.is_error:
+        if result.is_error:
             return changed(item, status="failed", action=action)
         return changed(
             item, status="completed", action={**action, **result.fields.get("action", {})}
@@ -113,9 +113,9 @@ def _action(function: str, argument: str) -> dict[str, Any]:
 
 
 def _argument(arguments: str, name: str) -> str:
-    """Return an argument of a call, also of one that was cut; empty if it is no text."""
+    """Return an argument of a call; empty if it is no text."""
     try:
-        given = from_json(arguments or "{}", allow_partial="trailing-strings")
+        given = from_json(arguments or "{}")
     except ValueError:
         return ""
     value = given.get(name) if isinstance(given, dict) else None

@@ -67,6 +67,10 @@ _EVENTS = (
     _event("response.shell_call_command.added", **_COMMAND_PLACE, command=const("")),
     _event("response.shell_call_command.delta", **_COMMAND_PLACE, delta=STRING),
     _event("response.shell_call_command.done", **_COMMAND_PLACE, command=STRING),
+    *(
+        _event(f"response.web_search_call.{state}", **_ITEM_PLACE)
+        for state in ("in_progress", "searching", "completed")
+    ),
     _event(
         "error",
         code=STRING,

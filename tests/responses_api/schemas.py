@@ -230,6 +230,21 @@ APPLY_PATCH_CALL = _typed_call(
 TOOL_SEARCH_CALL = _typed_call(
     "tool_search_call", "tsc_", execution=const("client"), arguments={"type": "object"}
 )
+_SOURCE = record({"type": const("url"), "url": STRING})
+WEB_SEARCH_CALL = record(
+    {
+        "id": prefixed("ws_"),
+        "type": const("web_search_call"),
+        "status": const("in_progress", "searching", "completed", "failed"),
+        "action": any_of(
+            record(
+                {"type": const("search"), "query": STRING, "queries": array(STRING)},
+                sources=array(_SOURCE),
+            ),
+            record({"type": const("open_page"), "url": nullable(STRING)}),
+        ),
+    }
+)
 OUTPUT_ITEM = any_of(
     OUTPUT_MESSAGE,
     FUNCTION_CALL,
@@ -239,6 +254,7 @@ OUTPUT_ITEM = any_of(
     LOCAL_SHELL_CALL,
     APPLY_PATCH_CALL,
     TOOL_SEARCH_CALL,
+    WEB_SEARCH_CALL,
 )
 _OWN_SCHEMA = (
     *("message", "function_call", "function_call_output", "custom_tool_call"),
@@ -430,7 +446,10 @@ RESPONSE: Schema = {
         {
             "if": {"properties": {"status": const("completed")}},
             "then": {
-                "properties": {"output": array({"properties": {"status": const("completed")}})}
+                # A call that the site runs may fail, and the answer go on.
+                "properties": {
+                    "output": array({"properties": {"status": const("completed", "failed")}})
+                }
             },
         },
     ],

@@ -147,7 +147,7 @@ class WebSearch:
         page = read_page(known, self._hosts, deadline.seconds_left)
         title = _line(page.title) or known
         number = _Numbers(context.sources).of(known)
-        shown = _start(page.text, self.size.page_chars)
+        shown = _start(page.text, self.size.page_chars) or "(The page has no text.)"
         text = f"{_NOTE}\n\n[{number}] {title}\n{known}\n{shown}"
         fields = {"action": {"type": "open_page", "url": known}}
         return ToolResult(_cut(text, context.max_bytes), fields, [Source(known, title)])
