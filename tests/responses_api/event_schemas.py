@@ -71,6 +71,13 @@ _EVENTS = (
         _event(f"response.web_search_call.{state}", **_ITEM_PLACE)
         for state in ("in_progress", "searching", "completed")
     ),
+    *(
+        _event(f"response.{item}.{state}", **_ITEM_PLACE)
+        for item in ("mcp_call", "mcp_list_tools")
+        for state in ("in_progress", "completed", "failed")
+    ),
+    _event("response.mcp_call_arguments.delta", **_ITEM_PLACE, delta=STRING),
+    _event("response.mcp_call_arguments.done", **_ITEM_PLACE, arguments=STRING),
     _event(
         "error",
         code=STRING,
