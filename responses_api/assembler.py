@@ -42,13 +42,13 @@ from inference_site.runs.queue import new_id
 from inference_site.runs.streams.batches import Ending, Sent
 from inference_site.runs.streams.request_documents import Assembly
 from responses_api import events
-from responses_api.citations import with_citations
 from responses_api.client_tools import CLIENT_TOOLS, ClientTool, Route, new_call, typed_call
 from responses_api.events import ItemEvents, encode, events_of, with_text
 from responses_api.items import new_item
 from responses_api.sealing import seal
 from responses_api.site_tools import FirstCall, SiteToolType, site_tools
 from responses_api.turns import SitePlan, TokensSpent, Turns
+from responses_api.web_search import with_citations
 from responses_api.wire import objects as wire
 from responses_api.wire.input_items import ItemStatus
 from responses_api.wire.objects import (

@@ -5,73 +5,65 @@ Source: API reference, "Responses", ``tools``, and "Web search tool call".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from django.conf import settings
 from pydantic_core import from_json
 
-from inference_site.core.domain import request
-from inference_site.core.domain.site_tools import ToolResult
+from inference_site.core.domain.citations import find_citations
+from inference_site.core.domain.site_tools import Source, ToolResult
+from inference_site.gateway.request_fields.web_search import (
+    ARGUMENTS,
+    OPEN_PAGE,
+    WEB_SEARCH,
+    can_search,
+    search_functions,
+    search_options,
+)
 from inference_site.runs.queue import new_id
-from responses_api.citations import urls_in
 from responses_api.client_tools import OfferedTools, Route
 from responses_api.site_tools import SiteToolType
-from responses_api.wire.objects import SiteCallItem, WebSearchCall, changed
-from responses_api.wire.tools import WEB_SEARCH, TypedTool, UserLocation, WebSearchTool
+from responses_api.wire.objects import (
+    Message,
+    OutputItem,
+    OutputText,
+    SiteCallItem,
+    UrlCitation,
+    WebSearchCall,
+    changed,
+)
+from responses_api.wire.tools import WEB_SEARCH_NAMES, TypedTool, WebSearchTool
 
 SOURCES = "web_search_call.action.sources"
 """The value of ``include`` that adds the sources to the items."""
-_SEARCH, _OPEN_PAGE = "web_search", "open_page"
-_DESCRIPTIONS = {
-    _SEARCH: (
-        "Searches the web, and returns sources with a number, a URL and their text. Search for "
-        "what is recent, and for facts of which you are not sure. After each sentence of the "
-        "answer that rests on a source, name the source by its number in brackets, such as [1]."
-    ),
-    _OPEN_PAGE: (
-        "Opens a page of the web and returns its text. Only pages whose URL was in the results of "
-        "a search, or in a message of the user, can be opened."
-    ),
-}
-_ARGUMENTS = {_SEARCH: "query", _OPEN_PAGE: "url"}
-_MAX_KNOWN_URLS = 200
 
 
 class WebSearchType(SiteToolType):
     """See ``SiteToolType``. The worker runs it with ``worker.tools.web_search``."""
 
-    type = "web_search"
-    names = WEB_SEARCH
+    type = WEB_SEARCH
+    names = WEB_SEARCH_NAMES
 
     def offer(
         self, tool: TypedTool, offered: OfferedTools, project_id: int
     ) -> dict[str, Any] | None:
         """Offer the functions, unless no search engine is set or the tool must stay offline."""
         assert isinstance(tool, WebSearchTool)
-        if settings.WEB_SEARCH_PROVIDER == "off" or tool.external_web_access is False:
+        if not can_search() or tool.external_web_access is False:
             return None
-        location = _location(tool.user_location)
-        for function, argument in _ARGUMENTS.items():
-            description = _DESCRIPTIONS[function]
-            if function == _SEARCH and location:
-                description += f" The user is in {', '.join(location.values())}."
-            parameters = {
-                "type": "object",
-                "properties": {argument: {"type": "string"}},
-                "required": [argument],
-                "additionalProperties": False,
-            }
-            offered.add(Route(self.type, function), _function(description, parameters))
+        for function in search_functions(tool.user_location):
+            offered.add(
+                Route(self.type, function.name), lambda name, f=function: replace(f, name=name)
+            )
         filters = tool.filters
-        return {
-            "type": self.type,
-            "context_size": tool.search_context_size or "medium",
-            "allowed_domains": (filters and filters.allowed_domains) or [],
-            "location": location,
-            "known_urls": list(_user_urls(offered.items)),
-            "shows_sources": SOURCES in offered.include,
-        }
+        return search_options(
+            _user_texts(offered.items),
+            tool.search_context_size,
+            tool.user_location,
+            (filters and filters.allowed_domains) or [],
+            shows_sources=SOURCES in offered.include,
+        )
 
     def begin(self, route: Route, options: Mapping[str, Any]) -> WebSearchCall:
         """Return the item of a call that begins (see ``SiteToolType.begin``)."""
@@ -82,8 +74,8 @@ class WebSearchType(SiteToolType):
         """Return the item of a call with its result (see ``SiteToolType.end``)."""
         assert isinstance(item, WebSearchCall)
         is_search = item.action["type"] == "search"
-        function = _SEARCH if is_search else _OPEN_PAGE
-        action = _action(function, _argument(arguments, _ARGUMENTS[function]))
+        function = WEB_SEARCH if is_search else OPEN_PAGE
+        action = _action(function, _argument(arguments, ARGUMENTS[function]))
         if result.is_error:
             return changed(item, status="failed", action=action)
         return changed(
@@ -94,20 +86,9 @@ class WebSearchType(SiteToolType):
 TYPE = WebSearchType()
 
 
-def _function(description: str, parameters: dict[str, Any]) -> Any:
-    return lambda name: request.Tool(name, description, parameters)
-
-
-def _location(given: UserLocation | None) -> dict[str, str]:
-    if given is None:
-        return {}
-    names = ("city", "region", "country", "timezone")
-    return {name: value for name in names if (value := getattr(given, name))}
-
-
 def _action(function: str, argument: str) -> dict[str, Any]:
     """Return the action of a call whose argument is known as far as this."""
-    if function == _OPEN_PAGE:
+    if function == OPEN_PAGE:
         return {"type": "open_page", "url": argument or None}
     return {"type": "search", "query": argument, "queries": [argument] if argument else []}
 
@@ -122,13 +103,24 @@ def _argument(arguments: str, name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _user_urls(items: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Yield the newest URLs in the texts of the user, each once."""
-    urls: dict[str, None] = {}
+def _user_texts(items: Iterable[dict[str, Any]]) -> Iterator[str]:
     for item in items:
         if item.get("type") == "message" and item.get("role") == "user":
-            for part in item["content"]:
-                for url in urls_in(part.get("text") or ""):
-                    urls.pop(url, None)
-                    urls[url] = None
-    yield from list(urls)[-_MAX_KNOWN_URLS:]
+            yield from (part.get("text") or "" for part in item["content"])
+
+
+def with_citations(item: OutputItem, sources: Sequence[Source]) -> OutputItem:
+    """Return the item, which has all of its text; a message with its annotations."""
+    match item:
+        case Message(content=[OutputText(text=text) as part]):
+            annotations = [
+                UrlCitation(
+                    start_index=found.start,
+                    end_index=found.end,
+                    url=found.source.url,
+                    title=found.source.title,
+                )
+                for found in find_citations(text, sources)
+            ]
+            return changed(item, content=[changed(part, annotations=annotations)])
+    return item

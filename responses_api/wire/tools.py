@@ -10,16 +10,17 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticKnownError
 
 from inference_site.gateway.api.payload import WireRequest
+from inference_site.gateway.request_fields.web_search import ContextSize, Location
 from inference_site.gateway.request_fields.wire import CustomFormat, flat_tool
 
-WEB_SEARCH = frozenset(
+WEB_SEARCH_NAMES = frozenset(
     {
         *("web_search", "web_search_2025_08_26", "web_search_preview"),
         "web_search_preview_2025_03_11",
     }
 )
 """The names of the web search tool."""
-_TYPES_ALONE = WEB_SEARCH | frozenset(
+_TYPES_ALONE = WEB_SEARCH_NAMES | frozenset(
     {
         *("file_search", "code_interpreter", "computer"),
         *("computer_use_preview", "computer_use", "mcp", "image_generation"),
@@ -127,17 +128,10 @@ class SearchFilters(WireRequest):
     ) = None
 
 
-_Place = Annotated[str, Field(max_length=100, pattern=r"^[^\x00-\x1f\x7f]*$")]
-
-
-class UserLocation(WireRequest):
-    """``user_location`` of the web search tool. ``country`` is an ISO code of two letters."""
+class UserLocation(Location):
+    """``user_location`` of the web search tool."""
 
     type: Literal["approximate"] | None = None
-    country: Annotated[str, Field(pattern=r"^[A-Za-z]{2}$")] | None = None
-    region: _Place | None = None
-    city: _Place | None = None
-    timezone: _Place | None = None
 
 
 class WebSearchTool(TypedTool):
@@ -145,7 +139,7 @@ class WebSearchTool(TypedTool):
 
     filters: SearchFilters | None = None
     user_location: UserLocation | None = None
-    search_context_size: Literal["low", "medium", "high"] | None = None
+    search_context_size: ContextSize | None = None
     external_web_access: bool | None = None
     search_content_types: list[str] | None = None
 
@@ -161,7 +155,7 @@ def _type_of(value: object) -> str | None:
 
 def _tool_kind(value: object) -> str | None:
     kind = _type_of(value)
-    if kind in WEB_SEARCH:
+    if kind in WEB_SEARCH_NAMES:
         return "web_search"
     return kind if kind in (*_TYPES, None) else "typed"
 

@@ -31,6 +31,11 @@ class SearchingSite:
     model: UpstreamServer
     client: openai.OpenAI
 
+    def tool_outputs(self) -> list[str]:
+        """The results that the model was given for its last turn."""
+        messages = self.model.asked[-1].body["messages"]
+        return [message["content"] for message in messages if message["role"] == "tool"]
+
 
 @pytest.fixture(scope="package")
 def site() -> Iterator[SearchingSite]:
@@ -45,3 +50,12 @@ def site() -> Iterator[SearchingSite]:
         }
         with served_stack(MODELS.format(url=model.url), **env) as stack:
             yield SearchingSite(stack, Web(server), model, stack.client())
+
+
+@pytest.fixture
+def web(site: SearchingSite) -> Web:
+    """The web of the site, empty."""
+    for noted in (site.web.server.answers, site.web.server.asked, site.web.results):
+        noted.clear()
+    site.model.asked.clear()
+    return site.web

@@ -13,57 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
-from tests.image_server import ImageServer
-from tests.upstream_server import Answer, chunks, delta, finish, text, usage
 from tests.web_search.conftest import SearchingSite
+from tests.web_search.played import calls, open_page, says, search
 from tests.web_search.web import FJORDS, Web
 
 TOOL: Any = {"type": "web_search"}
 GOLDEN = Path(__file__).parent / "golden_stream.jsonl"
 QUESTION = "How long is the longest fjord?"
-
-
-def calls(*made: tuple[str, dict[str, Any]], said: str = "") -> Answer:
-    """A turn of the model that makes these calls."""
-    deltas = [
-        delta({"tool_calls": [{"index": index, "id": f"call_{name}_{index}", "type": "function",
-                               "function": {"name": name, "arguments": json.dumps(given)}}]})
-        for index, (name, given) in enumerate(made)
-    ]  # fmt: skip
-    said_first = [text(said)] if said else []
-    return chunks(*said_first, *deltas, finish("tool_calls"), usage(10, 5))
-
-
-def says(*pieces: str) -> Answer:
-    """A turn of the model that ends the answer."""
-    return chunks(*map(text, pieces), finish(), usage(20, 7))
-
-
-def search(query: str) -> tuple[str, dict[str, Any]]:
-    return "web_search", {"query": query}
-
-
-def open_page(url: str) -> tuple[str, dict[str, Any]]:
-    return "open_page", {"url": url}
-
-
-@pytest.fixture
-def web(site: SearchingSite) -> Web:
-    """The web, empty."""
-    server: ImageServer = site.web.server
-    server.answers.clear()
-    server.asked.clear()
-    site.web.results.clear()
-    site.model.asked.clear()
-    return site.web
-
-
-def tool_outputs(site: SearchingSite) -> list[str]:
-    """The results that the model was given for its last turn."""
-    messages = site.model.asked[-1].body["messages"]
-    return [message["content"] for message in messages if message["role"] == "tool"]
 
 
 def test_answer_cites_what_a_search_has_found(site: SearchingSite, web: Web) -> None:
@@ -94,7 +51,7 @@ def test_answer_cites_what_a_search_has_found(site: SearchingSite, web: Web) -> 
             "[1]",
             f"[Fjords]({url})",
         ]
-        assert FJORDS in tool_outputs(site)[0]
+        assert FJORDS in site.tool_outputs()[0]
         offered = [tool["function"]["name"] for tool in site.model.asked[0].body["tools"]]
         assert offered == ["web_search", "open_page"]
         assert made.usage is not None
@@ -167,7 +124,7 @@ def test_hostile_pages_cost_a_bounded_time_and_the_answer_goes_on(
         site.model.answers = [calls(search("q")), calls(open_page(nested)), says("Done.")]
         made = site.client.responses.create(model="searcher", input="Go", tools=[TOOL])
         assert made.output_text == "Done."
-        first, second = tool_outputs(site)
+        first, second = site.tool_outputs()
         assert "It is a long page." in first
         assert "Drip quote." in first
         assert "Nested quote." in first
@@ -212,7 +169,7 @@ def test_search_engine_that_fails_is_a_failed_item(site: SearchingSite, web: Web
         assert "response.web_search_call.searching" in types
         assert "response.web_search_call.completed" not in types
         assert types[-1] == "response.completed"
-        assert "does not answer as it should" in tool_outputs(site)[0]
+        assert "does not answer as it should" in site.tool_outputs()[0]
 
 
 def test_what_a_request_may_not_use_is_refused_before_it_is_queued(site: SearchingSite) -> None:

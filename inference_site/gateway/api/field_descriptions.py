@@ -85,7 +85,7 @@ FIELDS = {
     "display": "Whether thoughts are shown.",
     "budget_tokens": "The most tokens of the thoughts.",
     "phase": "Whether the message is a comment on the way or the final answer.",
-    "annotations": "Annotations of the text; none are made here.",
+    "annotations": "Citations of the web pages that the text names, if the site has searched.",
     "citations": "Whether the answer should cite this; none does here.",
     "context": "What the document is about, shown to the model.",
     "source": "Where the content comes from.",

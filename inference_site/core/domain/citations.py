@@ -1,4 +1,4 @@
-"""Citations of web sources in a model's text, as ``url_citation`` annotations.
+"""Citations of web sources in a model's text.
 
 A text cites a source by a Markdown link, by a bare URL, or by the number in brackets that the tool
 ``web_search`` gave it. Code is not searched: brackets are indexes there.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from inference_site.core.domain.addresses import page_key
 from inference_site.core.domain.site_tools import Source
-from responses_api.wire.objects import Message, OutputItem, OutputText, UrlCitation, changed
 
 _URL = r"https?://[^\s<>\"'`\\^{|}()\[\]]+(?:\([^\s<>\"'`\\^{|}()]*\)[^\s<>\"'`\\^{|}()\[\]]*)*"
 _FOUND = re.compile(
@@ -25,6 +25,15 @@ _AFTER_URL = ".,;:!?*_~"
 """Characters that end a sentence or Markdown, and seldom a URL."""
 
 
+@dataclass(frozen=True, slots=True)
+class Citation:
+    """``text[start:end]`` is a link, URL or number that names the source."""
+
+    start: int
+    end: int
+    source: Source
+
+
 def urls_in(text: str) -> Iterator[str]:
     """Yield the URLs of a text, those of Markdown links too, without punctuation after them."""
     for found in _FOUND.finditer(text):
@@ -32,16 +41,15 @@ def urls_in(text: str) -> Iterator[str]:
             yield url.rstrip(_AFTER_URL)
 
 
-def find_citations(text: str, sources: Sequence[Source]) -> list[UrlCitation]:
+def find_citations(text: str, sources: Sequence[Source]) -> list[Citation]:
     """Return the places of a text that cite one of the sources, in order.
 
-    Source number n is ``sources[n - 1]``. Positions are characters; ``end_index`` is exclusive, so
-    that ``text[start_index:end_index]`` is the link, URL or number.
+    Source number n is ``sources[n - 1]``. Positions are characters; the end is exclusive.
     """
     if not sources:
         return []
     by_page = {page_key(source.url): source for source in reversed(sources)}
-    citations = list[UrlCitation]()
+    citations = list[Citation]()
     for found in _FOUND.finditer(text):
         end, cited = found.end(), list[Source]()
         if numbers := found["numbers"]:
@@ -53,19 +61,5 @@ def find_citations(text: str, sources: Sequence[Source]) -> list[UrlCitation]:
             trimmed = url.rstrip(_AFTER_URL)
             cited = [by_page[key]] if (key := page_key(trimmed)) in by_page else []
             end -= len(url) - len(trimmed)
-        citations += [
-            UrlCitation(
-                start_index=found.start(), end_index=end, url=source.url, title=source.title
-            )
-            for source in cited
-        ]
+        citations += [Citation(found.start(), end, source) for source in cited]
     return citations
-
-
-def with_citations(item: OutputItem, sources: Sequence[Source]) -> OutputItem:
-    """Return the item, which has all of its text; a message with its annotations."""
-    match item:
-        case Message(content=[OutputText(text=text) as part]):
-            if citations := find_citations(text, sources):
-                return changed(item, content=[changed(part, annotations=citations)])
-    return item
