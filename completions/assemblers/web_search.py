@@ -14,7 +14,7 @@ import orjson
 from django.conf import settings
 
 from completions.assemblers.chat import ChatAssembler, ChatAssembly
-from completions.wire.chat import ChatUrlCitation, UrlCitation
+from completions.wire.chat import ChatCitation, ChatUrlCitation
 from inference_site.core.domain.citations import find_citations
 from inference_site.core.domain.deltas import (
     Delta,
@@ -138,7 +138,7 @@ class SearchingAssembler(ChatAssembler):
     def _annotations(self) -> list[ChatUrlCitation]:
         return [
             ChatUrlCitation(
-                url_citation=UrlCitation(
+                url_citation=ChatCitation(
                     start_index=found.start,
                     end_index=found.end,
                     title=found.source.title,

@@ -218,7 +218,7 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """
 
 
-class UrlCitation(WireObject):
+class ChatCitation(WireObject):
     """A citation of a web page; the indexes are characters of the content."""
 
     start_index: int
@@ -231,7 +231,7 @@ class ChatUrlCitation(WireObject):
     """An annotation of type ``url_citation``."""
 
     type: Literal["url_citation"] = "url_citation"
-    url_citation: UrlCitation
+    url_citation: ChatCitation
 
 
 class ResponseMessage(WireObject):
