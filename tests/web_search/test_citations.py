@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inference_site.core.domain.citations import find_citations, urls_in
 from inference_site.core.domain.site_tools import Source
-from responses_api.citations import find_citations, urls_in
 
 A, B = Source("https://a.example/x?q=1", "A"), Source("https://b.example/wiki/Fjord_(N)", "B")
 
@@ -40,7 +40,7 @@ def test_citations_are_where_the_text_names_a_source(
     text: str, cited: list[tuple[str, str]]
 ) -> None:
     found = find_citations(text, [A, B])
-    assert [(text[c.start_index : c.end_index], c.title) for c in found] == cited
+    assert [(text[c.start : c.end], c.source.title) for c in found] == cited
     assert find_citations(text, []) == []
 
 
@@ -50,8 +50,8 @@ def test_citations_are_where_the_text_names_a_source(
 def test_any_text_has_its_citations_in_order_and_inside(pieces: list[str]) -> None:
     text = "".join(pieces)
     found = find_citations(text, [A, B])
-    assert all(0 <= c.start_index < c.end_index <= len(text) for c in found)
-    starts = [c.start_index for c in found]
+    assert all(0 <= c.start < c.end <= len(text) for c in found)
+    starts = [c.start for c in found]
     assert starts == sorted(starts)
 
 
