@@ -15,8 +15,7 @@ from django.conf import settings
 from PIL import Image
 
 from inference_site.core.domain.errors import InvalidRequest
-from inference_site.core.domain.messages import ImagePart, Part
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import GenerationRequest, ImagePart, Part
 from worker.fetching import FetchError, FetchPolicy, FetchTimedOut, fetched
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")

@@ -24,8 +24,7 @@ from inference_site.core.domain.deltas import (
     ToolCallDelta,
     Usage,
 )
-from inference_site.core.domain.messages import Message, ToolCall
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import GenerationRequest, Message, ToolCall
 from inference_site.core.domain.site_tools import SiteCall, Source, ToolResult
 from inference_site.gateway.request_fields.web_search import ARGUMENTS
 from inference_site.runs.streams.batches import Ending
