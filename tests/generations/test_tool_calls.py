@@ -7,11 +7,11 @@ from datetime import timedelta
 
 import pytest
 from django.utils import timezone
-from inference_site.core.site_settings.current import usage_log_days
 
 from inference_site.accounts.models import ApiKey
 from inference_site.core.domain.deltas import Usage
 from inference_site.core.domain.site_tools import SiteCall, Source, ToolResult
+from inference_site.core.site_settings.models import usage_log_days
 from inference_site.runs.models import Claim, Generation, Status
 from inference_site.runs.tool_calls.models import (
     CallStatus,
