@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pydantic_core import from_json
 
 from inference_site.core.domain.citations import find_citations
+from inference_site.core.domain.request import Tool
 from inference_site.core.domain.site_tools import Source, ToolResult
 from inference_site.gateway.request_fields.web_search import (
     ARGUMENTS,
@@ -53,9 +55,7 @@ class WebSearchType(SiteToolType):
         if not can_search() or tool.external_web_access is False:
             return None
         for function in search_functions(tool.user_location):
-            offered.add(
-                Route(self.type, function.name), lambda name, f=function: replace(f, name=name)
-            )
+            offered.add(Route(self.type, function.name), partial(_renamed, function))
         filters = tool.filters
         return search_options(
             _user_texts(offered.items),
@@ -84,6 +84,10 @@ class WebSearchType(SiteToolType):
 
 
 TYPE = WebSearchType()
+
+
+def _renamed(function: Tool, name: str) -> Tool:
+    return replace(function, name=name)
 
 
 def _action(function: str, argument: str) -> dict[str, Any]:

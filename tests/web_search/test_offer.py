@@ -91,8 +91,7 @@ def test_options_are_those_of_the_request() -> None:
         "shows_sources": True,
     }
     assert "The user is in Oslo, NO." in (tools.functions["web_search"].description or "")
-    [echoed] = body(tools=[tool]).tools or ()
-    assert tool_object(echoed) == tool
+    assert [tool_object(echoed) for echoed in body(tools=[tool]).tools or ()] == [tool]
 
 
 def test_known_urls_are_those_of_the_user_alone() -> None:

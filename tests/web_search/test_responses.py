@@ -146,7 +146,8 @@ def test_page_that_the_user_names_is_opened_without_a_search(site: SearchingSite
         said, opened, message = made.output
         assert opened.to_dict()["action"] == {"type": "open_page", "url": url}
         assert said.type == "message"
-        part: Any = message.to_dict()["content"][0]
+        content: Any = message.to_dict()["content"]
+        part = content[0]
         assert [(c["url"], c["title"]) for c in part["annotations"]] == [(url, "Fjords")]
         assert web.queries == []
         # The next response shows the model what it has done.
