@@ -7,16 +7,17 @@ from datetime import timedelta
 
 import pytest
 from django.utils import timezone
+from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
 from inference_site.core.domain.deltas import Usage
 from inference_site.core.domain.site_tools import SiteCall, Source, ToolResult
-from inference_site.core.site_settings.models import usage_log_days
 from inference_site.runs.models import Claim, Generation, Status
 from inference_site.runs.tool_calls.models import (
     CallStatus,
     SavedTurns,
     ToolCall,
+    close,
     hash_of,
     prune,
 )
@@ -82,7 +83,7 @@ def test_the_end_removes_content_and_what_was_sent_is_unknown(claim: Claim) -> N
     ToolCall.objects.send(claim, rows[1])
     assert SavedTurns.objects.get(generation_id=claim.public_id).usage_so_far == Usage(3, 0, 2)
     Generation.objects.finish(claim, Status.CANCELLED)
-    ToolCall.objects.close(claim.public_id)
+    close(claim.public_id)
     found = ToolCall.objects.of(claim.public_id).values_list("status", "result")
     assert list(found) == [(CallStatus.DONE, None), (CallStatus.UNKNOWN, None)]
     assert not SavedTurns.objects.exists()
@@ -92,11 +93,14 @@ def test_the_end_removes_content_and_what_was_sent_is_unknown(claim: Claim) -> N
     assert (late.status, late.result) == (CallStatus.DONE, None)
 
 
-def test_calls_are_deleted_with_the_usage_log_of_their_days(claim: Claim) -> None:
+def test_calls_are_deleted_with_the_usage_log_of_their_days(
+    claim: Claim, settings: Settings
+) -> None:
     planned(claim)
-    days = usage_log_days()
-    assert days
-    old = timezone.now() - timedelta(days=days + 1)
+    old = timezone.now() - timedelta(days=4)
     ToolCall.objects.filter(number=0).update(created_at=old)
+    settings.USAGE_LOG_DAYS = 0  # It is kept forever.
+    assert prune(time.monotonic() + 10) == 0
+    settings.USAGE_LOG_DAYS = 3
     assert prune(time.monotonic() + 10) == 1
     assert [call.number for call in ToolCall.objects.of(claim.public_id)] == [1]
