@@ -46,7 +46,7 @@ def site() -> Iterator[SearchingSite]:
             "WEB_SEARCH_PROVIDER": "searxng",
             "WEB_SEARCH_URL": server.url(""),
             "WEB_SEARCH_ALLOW_PRIVATE": "true",
-            "TOOL_TIMEOUT_S": "5",
+            "TOOL_TIMEOUT_S": "12",
         }
         with served_stack(MODELS.format(url=model.url), **env) as stack:
             yield SearchingSite(stack, Web(server), model, stack.client())

@@ -56,7 +56,8 @@ def read_page(url: str, allowed_hosts: Sequence[str], seconds_left: SecondsLeft)
         return Page(final_url, "", _decoded(bytes(content), charset))
     try:
         encoded = base64.b64encode(content).decode()
-        read = _reader.ask(encoded, charset, patience_s=_READ_PATIENCE_S)
+        patience_s = min(_READ_PATIENCE_S, seconds_left())
+        read = _reader.ask(encoded, charset, patience_s=patience_s)
     except GenerationFailed as exc:
         raise FetchError("The page could not be read in time.") from exc
     if read is None:
