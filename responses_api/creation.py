@@ -114,7 +114,7 @@ def create(
         conversation_id=context.conversation.public_id if context.conversation else None,
         metadata=body.metadata or {},
     ).model_dump()
-    offered = _offered(body, context)
+    offered = _offered(body, context, project_id)
     document = to_document(project_id, body, context, model, response, offered)
     is_stored, is_flex = response["store"], body.service_tier == "flex"
     submission = Submission(
@@ -179,9 +179,9 @@ def to_document(
     return Document(request, assembly)
 
 
-def _offered(body: ResponseRequest, context: Context) -> OfferedTools:
+def _offered(body: ResponseRequest, context: Context, project_id: int) -> OfferedTools:
     items = (item.data for item in (*context.before, *context.new))
-    return offer_tools(body.tools or (), items)
+    return offer_tools(body.tools or (), items, project_id=project_id)
 
 
 def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
@@ -209,5 +209,5 @@ def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
         context,
         with_capabilities(spec),
         response,
-        _offered(body, context),
+        _offered(body, context, stored.project_id),
     )
