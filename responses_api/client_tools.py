@@ -229,6 +229,12 @@ class OfferedTools:
     """The options of the tools that the site runs (see ``responses_api.site_tools``)."""
     first_calls: list[FirstCall] = field(default_factory=list)
     """Calls of these that come before the first turn of the model."""
+    items: list[dict[str, Any]] = field(default_factory=list)
+    """The data of all items of the context, oldest first."""
+    new_items: list[dict[str, Any]] = field(default_factory=list)
+    """Those of them that came with this request."""
+    param: str = "tools"
+    """The path of the tool that is being offered, for errors."""
     _names: dict[Route, str] = field(default_factory=dict)
 
     @property
@@ -293,26 +299,34 @@ def _is_chosen(choice: NamedChoice | TypedChoice, name: str, route: Route) -> bo
         return route.namespace is not None and route.namespace == (choice.model_extra or {}).get(
             "name"
         )
+    if choice.type == "mcp":
+        named = choice.model_extra or {}
+        is_server = named.get("server_label") in (None, route.namespace)
+        return route.type == "mcp" and is_server and named.get("name") in (None, route.name)
     return choice.type == route.type
 
 
 def offer_tools(
-    tools: Sequence[Tool], items: Iterable[dict[str, Any]] = (), *, project_id: int
+    tools: Sequence[Tool],
+    items: Iterable[dict[str, Any]] = (),
+    *,
+    project_id: int,
+    new_items: Sequence[dict[str, Any]] = (),
 ) -> OfferedTools:
     """Return the functions of a request: its tools, and those that its stored items have loaded.
 
     Tools with ``defer_loading`` are left out until an item has loaded them, if the request has a
     tool search that the client executes. Raise InvalidRequestError for too many tools.
     """
+    offered, deferred = OfferedTools(items=list(items), new_items=list(new_items)), list[str]()
     given, loaded = list(tools), list[Tool]()
-    for item in items:
+    for item in offered.items:
         if item["type"] == "additional_tools":
             given += _TOOLS.validate_python(item["tools"])
         elif item["type"] == "tool_search_output":
             loaded += _TOOLS.validate_python(item["tools"])
     searches = [t for t in given if isinstance(t, ToolSearchTool) and t.execution == "client"]
-    offered, deferred = OfferedTools(), list[str]()
-    for tool in given:
+    for position, tool in enumerate(given):
         match tool:
             case ToolSearchTool(execution="client"):
                 pass
@@ -321,6 +335,7 @@ def offer_tools(
                 description = "\n".join([known.description, *_skills(tool)])
                 _offer_typed(offered, known, description, known.parameters)
             case TypedTool(type=kind) if site_tool := site_tool_named(kind):
+                offered.param = f"tools[{position}]"
                 if (options := site_tool.offer(tool, offered, project_id)) is None:
                     offered.unsupported.append(kind)
                 else:

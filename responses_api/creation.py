@@ -40,6 +40,7 @@ from responses_api.context import (
 from responses_api.events import accepted_frames
 from responses_api.items import IdentifiedItem
 from responses_api.mapping import ENCRYPTED_REASONING, to_generation_request
+from responses_api.mcp_approvals import answer_questions
 from responses_api.models import StoredResponse
 from responses_api.storage import accept
 from responses_api.stored_responses import new_response, stored_response
@@ -61,6 +62,8 @@ class NewResponse:
     def write(self) -> None:
         """Write the response and its input. Raise ConversationLocked."""
         accept(self.project_id, self.response, self.body, self.context)
+        new_items = [item.data for item in self.context.new]
+        answer_questions(new_items, self.project_id, self.response["id"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,7 @@ def create(
         metadata=body.metadata or {},
     ).model_dump()
     offered = _offered(body, context, project_id)
+    _check_approvals(body, context, offered)
     document = to_document(project_id, body, context, model, response, offered)
     is_stored, is_flex = response["store"], body.service_tier == "flex"
     submission = Submission(
@@ -181,7 +185,27 @@ def to_document(
 
 def _offered(body: ResponseRequest, context: Context, project_id: int) -> OfferedTools:
     items = (item.data for item in (*context.before, *context.new))
-    return offer_tools(body.tools or (), items, project_id=project_id)
+    new = [item.data for item in context.new]
+    return offer_tools(body.tools or (), items, project_id=project_id, new_items=new)
+
+
+def _check_approvals(body: ResponseRequest, context: Context, offered: OfferedTools) -> None:
+    """Raise InvalidRequestError for an approval of a call that this response would not make."""
+    made = {call.fields.get("approval_request_id") for call in offered.first_calls}
+    for item in context.new:
+        if item.data["type"] != "mcp_approval_response":
+            continue
+        if body.store is False:
+            raise InvalidRequestError(
+                "Invalid 'store': a response to an approval request must be stored, so that the "
+                "call is made once.",
+                param="store",
+            )
+        if item.data.get("approve") and item.data.get("approval_request_id") not in made:
+            raise InvalidRequestError(
+                "Invalid 'tools': they have no MCP server of the approved call's 'server_label'.",
+                param="tools",
+            )
 
 
 def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:

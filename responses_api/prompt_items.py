@@ -80,7 +80,7 @@ CALLS: dict[str, Callable[[Data], PromptCall]] = {
 
 WHOLE_CALLS: dict[str, Callable[[Data], PromptCall]] = {
     "mcp_call": lambda data: PromptCall(
-        "function",
+        "mcp",
         str(data.get("name")),
         _json(data.get("arguments") or {}),
         str(data.get("server_label")),

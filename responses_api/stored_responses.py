@@ -41,6 +41,7 @@ from responses_api.wire.tools import (
     CallableTool,
     CustomTool,
     FunctionTool,
+    McpTool,
     NamespaceTool,
     Tool,
     ToolSearchTool,
@@ -220,6 +221,9 @@ def tool_object(tool: Tool) -> dict[str, Any]:
         case ToolSearchTool():
             given = tool.model_dump(mode="json", exclude_none=True)
             return {**given, "execution": tool.execution or "server"}
+        case McpTool():
+            shown = {"allowed_tools": None, "headers": None, "require_approval": "always"}
+            return {**shown, **tool.model_dump(mode="json", exclude_none=True)}
         case TypedTool():
             return tool.model_dump(mode="json")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import httpx
 import orjson
@@ -23,6 +23,8 @@ from inference_site.mcp.models import McpServer
 
 TransportName = Literal["auto", "streamable_http", "sse"]
 
+LIST_TOOLS = "tools/list"
+"""The name by which a list of tools is asked for, in place of the name of a tool."""
 MAX_HEADERS = 32
 MAX_HEADERS_BYTES = 16_384
 _PURPOSE = "mcp credentials"
@@ -129,6 +131,19 @@ def registered_endpoint(server: McpServer) -> Endpoint:
 def requested_endpoint(url: str, sealed: str) -> Endpoint:
     """Return where the server of a request is. Raise NotUsable."""
     return Endpoint(url, unseal_headers(sealed), allowed=allowed_addresses())
+
+
+def is_allowed(options: Mapping[str, Any], name: str, annotations: Any = None) -> bool:
+    """Return whether the ``allowed_tools`` of a request let the model call a tool.
+
+    ``annotations`` are those of the list of tools; without them only names are checked.
+    """
+    names, read_only = options.get("tool_names"), options.get("read_only")
+    if names is not None and name not in names:
+        return False
+    if read_only is None or annotations is None:
+        return True
+    return bool(annotations.get("read_only")) == read_only
 
 
 def allowed_addresses() -> AllowedAddresses:

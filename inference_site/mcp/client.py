@@ -37,7 +37,7 @@ from pydantic import ValidationError
 from inference_site.core.checked_connections import ssl_context
 from inference_site.core.domain.addresses import AllowedAddresses
 from inference_site.core.resolver import resolve_within
-from inference_site.mcp.access import Endpoint, TransportName
+from inference_site.mcp.access import LIST_TOOLS, Endpoint, TransportName
 
 T = TypeVar("T")
 
@@ -354,18 +354,18 @@ def _listed_tool(tool: mcp_types.Tool) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     is_too_large = len(encoded) > MAX_SCHEMA_BYTES or _depth(schema) > _MAX_SCHEMA_DEPTH
-    if is_too_large or not 0 < len(tool.name) <= _MAX_NAME or not tool.name.isprintable():
+    is_name = 0 < len(tool.name) <= _MAX_NAME and tool.name.isprintable()
+    if is_too_large or not is_name or tool.name == LIST_TOOLS:
         return None
     description = tool.description
     if description is not None and len(description) > MAX_DESCRIPTION:
         description = description[: MAX_DESCRIPTION - 1] + "…"
-    hints = tool.annotations
+    hints = tool.annotations or mcp_types.ToolAnnotations()
     return {
         "name": tool.name,
         "description": description,
         "input_schema": schema,
-        "annotations": hints
-        and {"read_only": bool(hints.read_only_hint), "title": (hints.title or "")[:_MAX_NAME]},
+        "annotations": {"read_only": bool(hints.read_only_hint)},
     }
 
 
