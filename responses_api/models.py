@@ -220,6 +220,7 @@ class McpApproval(models.Model):
 
     class Meta:
         verbose_name = "approval"
+        default_permissions = ("view",)
         indexes = [
             models.Index(
                 fields=["item"],

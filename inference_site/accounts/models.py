@@ -78,8 +78,8 @@ class Project(Limited):
         blank=True,
         verbose_name="hosts of MCP servers",
         help_text=(
-            "Hosts, separated by commas, whose MCP servers requests may name by a URL; .example.org "
-            "includes all names below it. Leave empty for all that the site allows."
+            "Hosts, separated by commas, whose MCP servers requests may name by a URL; "
+            ".example.org includes all names below it. Leave empty for all that the site allows."
         ),
     )
     responses_days = retention_field("responses (days)", _RETENTION_HELP)

@@ -1,6 +1,7 @@
 """Admin of responses and conversations; Django's autodiscovery imports it."""
 
+from responses_api.admin.approvals import McpApprovalAdmin
 from responses_api.admin.conversations import ConversationAdmin
 from responses_api.admin.responses import StoredResponseAdmin
 
-__all__ = ["ConversationAdmin", "StoredResponseAdmin"]
+__all__ = ["ConversationAdmin", "McpApprovalAdmin", "StoredResponseAdmin"]

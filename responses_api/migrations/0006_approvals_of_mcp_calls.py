@@ -28,6 +28,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'verbose_name': 'approval',
+                'default_permissions': ('view',),
                 'indexes': [models.Index(condition=models.Q(('answered_at__isnull', True)), fields=['item'], name='approval_waiting')],
             },
         ),
