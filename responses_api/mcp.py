@@ -106,24 +106,21 @@ class McpToolType(SiteToolType):
 
     def end(self, item: SiteCallItem, arguments: str, result: ToolResult | None) -> SiteCallItem:
         """Return the item with the result; see ``SiteToolType``."""
-        match item:
-            case McpApprovalRequest():
-                return changed(item, arguments=arguments)
-            case McpListTools() if result is None:
+        if isinstance(item, McpApprovalRequest):
+            return changed(item, arguments=arguments)
+        if isinstance(item, McpListTools):
+            if result is None:
                 return changed(item, error="The response ended before the tools were listed.")
-            case McpListTools() if result.is_error:
+            if result.is_error:
                 return changed(item, error=str(result.fields.get("error") or result.output))
-            case McpListTools():
-                return changed(item, tools=result.fields["tools"])
-            case McpCall() if result is None:
-                return changed(item, arguments=arguments, status="incomplete")
-            case McpCall() if result.is_error:
-                unnamed = {"type": "mcp_protocol_error", "code": -32000, "message": result.output}
-                error = result.fields.get("error") or unnamed
-                return changed(item, arguments=arguments, status="failed", error=error)
-            case McpCall():
-                return changed(item, arguments=arguments, status="completed", output=result.output)
-        raise TypeError(f"A {item.type} is no item of MCP.")
+            return changed(item, tools=result.fields["tools"])
+        if result is None:
+            return changed(item, arguments=arguments, status="incomplete")
+        if result.is_error:
+            unnamed = {"type": "mcp_protocol_error", "code": -32000, "message": result.output}
+            error = result.fields.get("error") or unnamed
+            return changed(item, arguments=arguments, status="failed", error=error)
+        return changed(item, arguments=arguments, status="completed", output=result.output)
 
     def discover(
         self,

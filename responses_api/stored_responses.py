@@ -222,8 +222,9 @@ def tool_object(tool: Tool) -> dict[str, Any]:
             given = tool.model_dump(mode="json", exclude_none=True)
             return {**given, "execution": tool.execution or "server"}
         case McpTool():
-            shown = {"allowed_tools": None, "headers": None, "require_approval": "always"}
-            return {**shown, **tool.model_dump(mode="json", exclude_none=True)}
+            server = tool.model_dump(mode="json", exclude_none=True)
+            unset = {"allowed_tools": None, "headers": None, "require_approval": "always"}
+            return {**unset, **server}
         case TypedTool():
             return tool.model_dump(mode="json")
 

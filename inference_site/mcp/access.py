@@ -138,7 +138,8 @@ def is_allowed(options: Mapping[str, Any], name: str, annotations: Any = None) -
 
     ``annotations`` are those of the list of tools; without them only names are checked.
     """
-    names, read_only = options.get("tool_names"), options.get("read_only")
+    names: list[str] | None = options.get("tool_names")
+    read_only: bool | None = options.get("read_only")
     if names is not None and name not in names:
         return False
     if read_only is None or annotations is None:

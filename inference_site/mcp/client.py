@@ -226,8 +226,12 @@ async def _open(
         timeout=None,
         trust_env=False,
     )
+
+    def given_client(*_: object, **__: object) -> httpx2.AsyncClient:
+        return http_client
+
     if transport == "sse":
-        connection = sse_client(endpoint.url, httpx_client_factory=lambda **_: http_client)
+        connection = sse_client(endpoint.url, httpx_client_factory=given_client)
     else:
         connection = streamable_http_client(
             endpoint.url, http_client=http_client, max_sse_event_size=traffic.limit

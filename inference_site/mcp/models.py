@@ -46,7 +46,7 @@ class McpServer(models.Model):
         validators=[RegexValidator(rf"\A{LABEL}\Z", "A letter, then letters, digits, _ and -.")],
         help_text="The server_label of requests; names of functions begin with it.",
     )
-    url = models.URLField("URL", max_length=1000)
+    url = models.CharField("URL", max_length=1000)
     transport = models.CharField(
         max_length=16, choices=McpTransport.choices, default=McpTransport.AUTO
     )

@@ -19,7 +19,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('label', models.CharField(help_text='The server_label of requests; names of functions begin with it.', max_length=64, unique=True, validators=[django.core.validators.RegexValidator('\\A[A-Za-z][A-Za-z0-9_-]{0,63}\\Z', 'A letter, then letters, digits, _ and -.')])),
-                ('url', models.URLField(max_length=1000, verbose_name='URL')),
+                ('url', models.CharField(max_length=1000, verbose_name='URL')),
                 ('transport', models.CharField(choices=[('auto', 'automatic'), ('streamable_http', 'streamable HTTP'), ('sse', 'SSE')], default='auto', max_length=16)),
                 ('description', models.TextField(blank=True, help_text="Shown to the model before the server's tools.", max_length=2000)),
                 ('is_active', models.BooleanField(default=True, help_text='Requests may not name an inactive server.', verbose_name='active')),
