@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -179,6 +179,9 @@ def to_document(
         sends_done=settings.RESPONSES_SEND_DONE,
         seal_for=project_id if ENCRYPTED_REASONING in (body.include or ()) else None,
         routes=offered.uncommon_routes,
+        first_calls=[asdict(call) for call in offered.first_calls],
+        most_calls=min(body.max_tool_calls or settings.TOOL_CALLS_MAX, settings.TOOL_CALLS_MAX),
+        site_tools=offered.site_tools,
     )
     return Document(request, assembly)
 

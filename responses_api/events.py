@@ -25,6 +25,7 @@ from responses_api.wire.objects import (
     Event,
     FunctionCall,
     LogprobEntry,
+    McpApprovalRequest,
     McpCall,
     McpListTools,
     Message,
@@ -132,7 +133,7 @@ def error_event(error: dict[str, Any], numbers: Iterator[int]) -> ErrorEvent:
 def with_text(item: OutputItem, text: str, logprobs: Logprobs, status: ItemStatus) -> OutputItem:
     """Return the item with this text; a function call without arguments gets ``{}``.
 
-    A call whose fields are no text keeps them.
+    A call whose fields are no text keeps them. A call that the site runs has no result yet.
     """
     match item:
         case Message():
@@ -148,9 +149,15 @@ def with_text(item: OutputItem, text: str, logprobs: Logprobs, status: ItemStatu
         case ApplyPatchCall():
             return changed(item, status="completed" if status == "completed" else "in_progress")
         case McpCall():
-            return changed(item, arguments=text)
-        case SiteCallItem():
-            return item
+            state = status if status == "in_progress" else "incomplete"
+            return changed(item, arguments=text or "{}", status=state)
+        case McpApprovalRequest():
+            return changed(item, arguments=text or "{}")
+        case WebSearchCall():
+            return changed(item, status=status if status == "in_progress" else "failed")
+        case McpListTools():
+            error = None if status == "in_progress" else "The response ended before."
+            return changed(item, error=error)
         case _:
             return changed(item, status=status)
 

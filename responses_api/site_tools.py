@@ -8,7 +8,7 @@ document.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -67,20 +67,22 @@ class SiteToolType(ABC):
 
     @abstractmethod
     def begin(self, route: Route, options: Mapping[str, Any]) -> SiteCallItem:
-        """Return the item of a call that begins, in progress and without its arguments.
-
-        A ``McpApprovalRequest`` is not run: it ends with the arguments, and the response with it.
-        """
+        """Return the item of a call that begins, in progress and without its arguments."""
 
     @abstractmethod
-    def end(self, item: SiteCallItem, arguments: str, result: ToolResult | None) -> SiteCallItem:
-        """Return the item of a call that has ended.
+    def end(self, item: SiteCallItem, arguments: str, result: ToolResult) -> SiteCallItem:
+        """Return the item of a call with its result. ``arguments`` is JSON text.
 
-        ``arguments`` is JSON text, or the beginning of one. ``result`` is None for an approval
-        request, and if the response ended before the result was there: the item is ``incomplete``
-        then, or ``failed`` where its class has no such status. If a result with ``is_error`` has no
-        error in its ``fields``, ``output`` is the message.
+        If a result with ``is_error`` has no error in its ``fields``, ``output`` is the message.
         """
+
+    def is_run(self, route: Route, options: Mapping[str, Any]) -> bool:
+        """Whether the site runs a call at once.
+
+        Otherwise ``begin`` returns an item that has no result, such as a request to approve the
+        call, and the response ends with the turn.
+        """
+        return True
 
     def discover(  # noqa: B027  # Most types have nothing to discover.
         self,
@@ -94,6 +96,12 @@ class SiteToolType(ABC):
     def is_message(self, route: Route) -> bool:
         """Whether the model is shown the call and its result; a list of tools is not."""
         return True
+
+
+def options_of(route: Route, site_tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the options of the tool that a route leads to."""
+    wanted = (route.type, route.namespace)
+    return next(o for o in site_tools if (o["type"], o.get("server_label")) == wanted)
 
 
 def register(type_: SiteToolType) -> None:

@@ -45,6 +45,7 @@ from inference_site.runs.streams.event_log import (
     take_log,
 )
 from inference_site.runs.streams.request_documents import drop_document, load_document
+from inference_site.runs.tool_calls.models import ToolCall
 
 logger = logging.getLogger(__name__)
 
@@ -233,6 +234,7 @@ def end_without_worker(
             rows.update(output_tokens=tokens, cost=price.cost(0, 0, tokens))
         if kind.store_result is not None and assembler is not None:
             kind.store_result(generation.public_id, status, assembler, None)
+            ToolCall.objects.close(generation.public_id)
     error_code = "" if ending is None else ending.error_code
     count_ended(generation.model, generation.kind, status, error_code)
     if ending is None:

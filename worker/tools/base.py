@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,7 +37,8 @@ class CallContext:
 
     ``attempt`` counts from 1. ``timeout_s`` is the most time for the whole call, ``max_bytes`` the
     most bytes that the tool may read as its result. ``is_cancelled`` returns whether the call must
-    stop now; a tool asks at least once a second.
+    stop now; a tool asks at least once a second. ``sources`` are those of earlier results of the
+    response, each URL once, in order.
     """
 
     key: str
@@ -45,6 +46,7 @@ class CallContext:
     timeout_s: float
     max_bytes: int
     is_cancelled: Callable[[], bool]
+    sources: Sequence[Source] = ()
 
 
 class SiteTool(Protocol):
