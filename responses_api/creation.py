@@ -40,6 +40,7 @@ from responses_api.context import (
 from responses_api.events import accepted_frames
 from responses_api.items import IdentifiedItem
 from responses_api.mapping import ENCRYPTED_REASONING, to_generation_request
+from responses_api.mcp import narrow
 from responses_api.mcp_approvals import answer_questions
 from responses_api.models import StoredResponse
 from responses_api.storage import accept
@@ -189,7 +190,9 @@ def to_document(
 def _offered(body: ResponseRequest, context: Context, project_id: int) -> OfferedTools:
     items = (item.data for item in (*context.before, *context.new))
     new = [item.data for item in context.new]
-    return offer_tools(body.tools or (), items, project_id=project_id, new_items=new)
+    offered = offer_tools(body.tools or (), items, project_id=project_id, new_items=new)
+    narrow(offered, body.tool_choice)
+    return offered
 
 
 def _check_approvals(body: ResponseRequest, context: Context, offered: OfferedTools) -> None:

@@ -36,7 +36,15 @@ from responses_api.wire.objects import (
     SiteCallItem,
     changed,
 )
-from responses_api.wire.tools import McpApprovals, McpFilter, McpTool, TypedTool
+from responses_api.wire.tools import (
+    AllowedTools,
+    McpApprovals,
+    McpFilter,
+    McpTool,
+    NamedChoice,
+    TypedChoice,
+    TypedTool,
+)
 
 if TYPE_CHECKING:
     from responses_api.client_tools import OfferedTools, Route
@@ -91,8 +99,7 @@ class McpToolType(SiteToolType):
         label = route.namespace or ""
         if route.name == LIST_TOOLS:
             return McpListTools(id=new_id("mcpl_"), server_label=label, tools=[])
-        ask = options.get(_ASK) or {}
-        if ask.get("default", False) != (route.name in ask.get("except", ())):
+        if not self.is_run(route, options):
             return McpApprovalRequest(
                 id=new_id("mcpr_"), server_label=label, name=route.name, arguments=""
             )
@@ -104,18 +111,18 @@ class McpToolType(SiteToolType):
             arguments="",
         )
 
-    def end(self, item: SiteCallItem, arguments: str, result: ToolResult | None) -> SiteCallItem:
+    def is_run(self, route: Route, options: Mapping[str, Any]) -> bool:
+        """Whether a call needs no approval; the lists of tools need none."""
+        ask = options.get(_ASK) or {}
+        needs_approval: bool = ask.get("default", False) != (route.name in ask.get("except", ()))
+        return route.name == LIST_TOOLS or not needs_approval
+
+    def end(self, item: SiteCallItem, arguments: str, result: ToolResult) -> SiteCallItem:
         """Return the item with the result; see ``SiteToolType``."""
-        if isinstance(item, McpApprovalRequest):
-            return changed(item, arguments=arguments)
         if isinstance(item, McpListTools):
-            if result is None:
-                return changed(item, error="The response ended before the tools were listed.")
             if result.is_error:
                 return changed(item, error=str(result.fields.get("error") or result.output))
             return changed(item, tools=result.fields["tools"])
-        if result is None:
-            return changed(item, arguments=arguments, status="incomplete")
         if result.is_error:
             unnamed = {"type": "mcp_protocol_error", "code": -32000, "message": result.output}
             error = result.fields.get("error") or unnamed
@@ -209,6 +216,36 @@ def _server_of_url(tool: McpTool, url: str, param: str, project_id: int) -> dict
         "credentials": seal_headers(headers),
         "description": tool.server_description or "",
     }
+
+
+def narrow(offered: OfferedTools, choice: Any) -> None:
+    """Apply a ``tool_choice`` to the tools that are not listed yet.
+
+    Without a choice of tools of MCP, no list is needed. Calls that were approved are made.
+    """
+    chosen: list[Any] | None = None
+    match choice:
+        case "none" | NamedChoice():
+            chosen = []
+        case TypedChoice():
+            chosen = [choice]
+        case AllowedTools(tools=tools):
+            chosen = tools
+    if chosen is None:
+        return
+    named = [one.model_extra or {} for one in chosen if one.type == TYPE.type]
+    kept = list[FirstCall]()
+    for call in offered.first_calls:
+        label = call.route.namespace
+        names = [one.get("name") for one in named if one.get("server_label") == label]
+        if call.route.type != TYPE.type or call.route.name != LIST_TOOLS:
+            kept.append(call)
+        elif names:
+            kept.append(call)
+            options = next(o for o in offered.site_tools if o.get("server_label") == label)
+            if None not in names:
+                options["tool_names"] = [n for n in names if is_allowed(options, str(n))]
+    offered.first_calls[:] = kept
 
 
 def _ask(tool: McpTool, param: str) -> dict[str, Any]:

@@ -43,6 +43,8 @@ T = TypeVar("T")
 
 MAX_TOOLS = 256
 """The most tools of a server that are taken; the others are left out."""
+MAX_LIST_BYTES = 256 * 1024
+"""The most bytes of a list of tools as JSON; the tools that exceed it are left out."""
 MAX_DESCRIPTION = 4_096
 """The most characters of a tool's description; longer ones are cut."""
 MAX_SCHEMA_BYTES = 32 * 1024
@@ -110,15 +112,19 @@ def list_tools(endpoint: Endpoint, limits: Limits) -> list[dict[str, Any]]:
     """
 
     async def use(client: Client, _traffic: _Traffic) -> list[dict[str, Any]]:
-        found, cursor = dict[str, dict[str, Any]](), None
+        found, size, cursor = dict[str, dict[str, Any]](), 0, None
         for _ in range(_MAX_PAGES):
             page = await client.list_tools(cursor=cursor)
             for tool in page.tools:
                 entry = _listed_tool(tool)
-                if entry is not None and len(found) < MAX_TOOLS:
-                    found.setdefault(tool.name, entry)
+                if entry is None or tool.name in found:
+                    continue
+                size += len(json.dumps(entry))
+                if size > MAX_LIST_BYTES or len(found) == MAX_TOOLS:
+                    return list(found.values())
+                found[tool.name] = entry
             cursor = page.next_cursor
-            if not cursor or len(found) == MAX_TOOLS:
+            if not cursor:
                 break
         return list(found.values())
 

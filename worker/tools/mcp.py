@@ -21,7 +21,8 @@ from inference_site.mcp.access import (
 from inference_site.mcp.models import McpServer
 from worker.tools.base import CallContext, ToolCancelled, ToolResult, ToolTimeout, ToolUnreachable
 
-_MORE = "\n[The rest of the result, {} bytes, was left out.]"
+_WIRE_FACTOR = 4
+"""How many bytes a server may send for a byte of a result: a result is cut, an answer refused."""
 
 
 def create(options: Mapping[str, Any]) -> McpTool:
@@ -53,7 +54,8 @@ class McpTool:
         """
         from inference_site.mcp import client
 
-        limits = client.Limits(context.timeout_s, context.max_bytes, context.is_cancelled)
+        most_bytes = _WIRE_FACTOR * context.max_bytes
+        limits = client.Limits(context.timeout_s, most_bytes, context.is_cancelled)
         try:
             endpoint = self._endpoint()
             if name == LIST_TOOLS:
@@ -76,12 +78,11 @@ class McpTool:
             if name == LIST_TOOLS:
                 return self._not_listed(str(exc))
             return ToolResult(str(exc), {"error": exc.error}, is_error=True)
-        text = _cut(result.text, context.max_bytes)
         if not result.is_error:
-            return ToolResult(text)
-        content = [{"type": "text", "text": text}]
+            return ToolResult(result.text)
+        content = [{"type": "text", "text": result.text[: context.max_bytes // 4]}]
         error = {"type": "mcp_tool_execution_error", "content": content}
-        return ToolResult(text, {"error": error}, is_error=True)
+        return ToolResult(result.text, {"error": error}, is_error=True)
 
     def _endpoint(self) -> Endpoint:
         """Return where the server is. Raise NotUsable."""
@@ -116,11 +117,3 @@ class McpTool:
 def _failed(message: str) -> ToolResult:
     error = {"type": "mcp_protocol_error", "code": -32000, "message": message}
     return ToolResult(message, {"error": error}, is_error=True)
-
-
-def _cut(text: str, max_bytes: int) -> str:
-    """Return at most ``max_bytes`` of a text as UTF-8, and a note if some are left out."""
-    encoded = text.encode()
-    if len(encoded) <= max_bytes:
-        return text
-    return encoded[:max_bytes].decode(errors="ignore") + _MORE.format(len(encoded) - max_bytes)
