@@ -123,7 +123,7 @@ def test_registered_server_is_for_its_projects(project: Project, settings: Setti
 def test_credentials_are_neither_stored_nor_shown(project: Project) -> None:
     tool = mcp(server_url=URL, authorization=SECRET, headers={"X-Key": SECRET})
     body = ResponseRequest.model_validate({"model": "demo", "input": "x", "tools": [tool]})
-    (parsed,) = body.tools or ()
+    parsed = (body.tools or [])[0]
     texts = (
         repr(body),
         body.model_dump_json(by_alias=True, exclude_unset=True),
