@@ -166,6 +166,7 @@ class ToolCall(models.Model):
     objects = ToolCallQuerySet.as_manager()
 
     class Meta:
+        default_permissions = ()  # The page of the response shows them.
         constraints = [
             models.UniqueConstraint(fields=["generation_id", "number"], name="tool_call_number"),
             models.CheckConstraint(
@@ -207,6 +208,9 @@ class SavedTurns(models.Model):
     state = ContentField()
     usage = models.JSONField()
     created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        default_permissions = ()
 
     def __str__(self) -> str:
         return self.generation_id
