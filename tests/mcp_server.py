@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ from tests.waiting import pauses
 
 KEY = "idempotencyKey"
 LONG = "x" * 20_000
+CLIENT, TOKEN = b"site:client-secret", "granted-token"
+"""The one client of the authorization server, with its secret, and the token that it gets."""
+_RESOURCE = "/.well-known/oauth-protected-resource/guarded"
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,11 @@ def main(port: int, log: Path) -> None:
     add_tools(server, log)
     modern, older = server.streamable_http_app(), server.sse_app()
     routes: list[BaseRoute] = [*modern.routes, *older.routes]
+    for path in (_RESOURCE, "/.well-known/oauth-authorization-server", "/token"):
+        routes.append(Route(path, authorize, methods=["GET", "POST"]))
     routes.append(Route("/{how}", misbehave, methods=["GET", "POST"]))
     app = Starlette(routes=routes, lifespan=modern.router.lifespan_context)
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error")
+    uvicorn.run(Guard(app), host="127.0.0.1", port=port, log_level="error")
 
 
 def add_tools(server: MCPServer[Any], log: Path) -> None:
@@ -121,6 +127,39 @@ def add_tools(server: MCPServer[Any], log: Path) -> None:
     @server.tool(description=LONG)
     def wordy() -> str:
         return "wordy"
+
+
+class Guard:
+    """ASGI: lets ``/guarded`` be ``/mcp`` for those with a token of the authorization server."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope.get("path") == "/guarded":
+            headers = dict(scope["headers"])
+            if headers.get(b"authorization") != f"Bearer {TOKEN}".encode():
+                where = f"http://{headers[b'host'].decode()}{_RESOURCE}"
+                challenge = {"www-authenticate": f'Bearer resource_metadata="{where}"'}
+                await PlainTextResponse("no", 401, challenge)(scope, receive, send)
+                return
+            scope = {**scope, "path": "/mcp", "raw_path": b"/mcp"}
+        await self._app(scope, receive, send)
+
+
+async def authorize(request: Request) -> Response:
+    """Describe the authorization server, or give the one client its token."""
+    base = f"http://{request.headers['host']}"
+    if request.url.path == _RESOURCE:
+        found: Any = {"resource": f"{base}/guarded", "authorization_servers": [base]}
+    elif request.url.path != "/token":
+        found = {"issuer": base, "token_endpoint": f"{base}/token"}
+        found |= {"authorization_endpoint": f"{base}/no", "response_types_supported": ["code"]}
+    elif request.headers.get("authorization") != f"Basic {b64encode(CLIENT).decode()}":
+        return Response('{"error": "invalid_client"}', 401, media_type="application/json")
+    else:
+        found = {"access_token": TOKEN, "token_type": "Bearer", "expires_in": 3600}
+    return Response(json.dumps(found), media_type="application/json")
 
 
 async def misbehave(request: Request) -> Response:

@@ -47,13 +47,27 @@ class NotUsable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class OAuthClient:
+    """A client that gets tokens from an authorization server, by its own secret."""
+
+    issuer: str
+    client_id: str
+    client_secret: str = field(repr=False)
+    scope: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server is. ``headers`` are secret; ``allowed`` are the addresses it may have."""
+    """Where a server is. ``headers`` are secret; ``allowed`` are the addresses it may have.
+
+    The addresses are also those that the authorization server of ``oauth`` may have.
+    """
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     transport: TransportName = "auto"
     allowed: AllowedAddresses = field(default_factory=AllowedAddresses)
+    oauth: OAuthClient | None = None
 
 
 def check_url(url: str) -> httpx.URL:
@@ -105,27 +119,39 @@ def check_headers(headers: Mapping[str, str]) -> None:
 
 def seal_headers(headers: Mapping[str, str]) -> str:
     """Return headers, encrypted; an empty text for none."""
-    if not headers:
-        return ""
-    return cipher_for(_PURPOSE).encrypt(orjson.dumps(dict(headers))).decode()
+    return seal_secret(orjson.dumps(dict(headers)).decode()) if headers else ""
 
 
 def unseal_headers(sealed: str) -> dict[str, str]:
     """Return encrypted headers. Raise NotUsable if another ``SECRET_KEY`` encrypted them."""
     if not sealed:
         return {}
-    try:
-        headers: dict[str, str] = orjson.loads(cipher_for(_PURPOSE).decrypt(sealed.encode()))
-    except (InvalidToken, orjson.JSONDecodeError) as exc:
-        raise NotUsable("its credentials were encrypted with another SECRET_KEY") from exc
+    headers: dict[str, str] = orjson.loads(unseal_secret(sealed))
     return headers
+
+
+def seal_secret(secret: str) -> str:
+    """Return a secret, encrypted."""
+    return cipher_for(_PURPOSE).encrypt(secret.encode()).decode()
+
+
+def unseal_secret(sealed: str) -> str:
+    """Return an encrypted secret. Raise NotUsable if another ``SECRET_KEY`` encrypted it."""
+    try:
+        return cipher_for(_PURPOSE).decrypt(sealed.encode()).decode()
+    except InvalidToken as exc:
+        raise NotUsable("its credentials were encrypted with another SECRET_KEY") from exc
 
 
 def registered_endpoint(server: McpServer) -> Endpoint:
     """Return where a registered server is. Raise NotUsable if its credentials cannot be read."""
     headers = unseal_headers(server.credentials)
     transport: TransportName = server.transport  # type: ignore[assignment]  # A choice.
-    return Endpoint(server.url, headers, transport, allowed_addresses())
+    oauth = None
+    if server.oauth_secret:
+        secret = unseal_secret(server.oauth_secret)
+        oauth = OAuthClient(server.oauth_issuer, server.oauth_client_id, secret, server.oauth_scope)
+    return Endpoint(server.url, headers, transport, allowed_addresses(), oauth)
 
 
 def requested_endpoint(url: str, sealed: str) -> Endpoint:

@@ -11,7 +11,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
-from unfold.widgets import UnfoldAdminTextareaWidget
+from unfold.widgets import UnfoldAdminPasswordInput, UnfoldAdminTextareaWidget
 
 from inference_site.core.admin_pages.base_admin import SiteAdmin
 from inference_site.core.admin_pages.labels import preview, status_label, time_label
@@ -21,12 +21,14 @@ from inference_site.mcp.access import (
     check_url,
     registered_endpoint,
     seal_headers,
+    seal_secret,
     unseal_headers,
 )
 from inference_site.mcp.models import McpServer
 
 HIDDEN = "(hidden)"
 """Shown in place of the value of a header; a form that is sent with it keeps the value."""
+_OAUTH = ("oauth_issuer", "oauth_client_id")
 _CHECK_S = 10.0
 _CHECK_BYTES = 4 * 1024 * 1024
 
@@ -42,11 +44,19 @@ class McpServerForm(forms.ModelForm[McpServer]):
         help_text="One in a line, such as Authorization: Bearer TOKEN. Stored encrypted.",
     )
 
+    oauth_client_secret = forms.CharField(
+        label="Client secret",
+        required=False,
+        max_length=2_000,
+        widget=UnfoldAdminPasswordInput(attrs={"autocomplete": "new-password"}),
+        help_text="Stored encrypted. Leave empty to keep the stored one.",
+    )
+
     class Meta:
         model = McpServer
         fields = (
             *("label", "url", "transport", "description", "is_active", "is_idempotent"),
-            "projects",
+            *("projects", "oauth_issuer", "oauth_client_id", "oauth_scope"),
         )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -88,7 +98,27 @@ class McpServerForm(forms.ModelForm[McpServer]):
             self.add_error("secret_headers", f"They cannot be sent: {exc}.")
             return values
         self.instance.credentials = seal_headers(headers)
+        self._clean_oauth(values)
         return values
+
+    def _clean_oauth(self, values: dict[str, Any]) -> None:
+        """Encrypt the secret; a stored one is kept if the servers that it is for are the same."""
+        issuer, client_id = values.get("oauth_issuer"), values.get("oauth_client_id")
+        secret = values.get("oauth_client_secret")
+        if not issuer and not client_id:
+            self.instance.oauth_secret = ""
+            return
+        try:
+            check_url(str(issuer or ""))
+        except NotUsable as exc:
+            self.add_error("oauth_issuer", f"This cannot be an authorization server: {exc}.")
+        if not client_id:
+            self.add_error("oauth_client_id", "It is needed to get tokens.")
+        has_moved = not {"url", "oauth_issuer", "oauth_client_id"}.isdisjoint(self.changed_data)
+        if secret:
+            self.instance.oauth_secret = seal_secret(str(secret))
+        elif has_moved or not self.instance.oauth_secret:
+            self.add_error("oauth_client_secret", "Write it: it is new, or the address is.")
 
     def _stored_headers(self) -> dict[str, str]:
         try:
@@ -109,6 +139,7 @@ class McpServerAdmin(SiteAdmin):
     readonly_fields = ("health", "checked", "listed_tools")
     fieldsets = (
         (None, {"fields": ("label", "url", "transport", "secret_headers", "description")}),
+        ("OAuth", {"fields": (*_OAUTH, "oauth_client_secret", "oauth_scope")}),
         ("Use", {"fields": ("is_active", "projects", "is_idempotent")}),
         ("Tools", {"fields": ("health", "checked", "listed_tools")}),
     )

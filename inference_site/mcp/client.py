@@ -28,16 +28,19 @@ import anyio
 import anyio.to_thread
 import httpx2
 import mcp_types
+from mcp.client.auth import OAuthFlowError
+from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
 from mcp.client.client import Client
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.auth import OAuthToken
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
 from inference_site.core.checked_connections import ssl_context
 from inference_site.core.domain.addresses import AllowedAddresses
 from inference_site.core.resolver import resolve_within
-from inference_site.mcp.access import LIST_TOOLS, Endpoint, TransportName
+from inference_site.mcp.access import LIST_TOOLS, Endpoint, OAuthClient, TransportName
 
 T = TypeVar("T")
 
@@ -229,6 +232,7 @@ async def _open(
             **endpoint.headers,
             "Accept-Encoding": "identity",  # The limit counts received bytes.
         },
+        auth=endpoint.oauth and _authorization(endpoint.url, endpoint.oauth),
         timeout=None,
         trust_env=False,
     )
@@ -247,6 +251,44 @@ async def _open(
             yield streams
     finally:
         await http_client.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """The token of a client of OAuth, which this process keeps until the server refuses it."""
+
+    client: OAuthClient
+    url: str
+
+    async def get_tokens(self) -> OAuthToken | None:
+        return _tokens.get((self.url, self.client))
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        _tokens[self.url, self.client] = tokens
+
+    async def get_client_info(self) -> None:
+        """Return None: the client is registered, and its secret known."""
+
+    async def set_client_info(self, client_info: object) -> None:
+        """Do nothing."""
+
+
+_tokens: dict[tuple[str, OAuthClient], OAuthToken] = {}
+
+
+def _authorization(url: str, client: OAuthClient) -> httpx2.Auth:
+    """Return what adds a token to each request, and gets a new one when the server refuses it.
+
+    Its own requests go through the checked transport too.
+    """
+    return ClientCredentialsOAuthProvider(
+        url,
+        _Tokens(client, url),
+        client.client_id,
+        client.client_secret,
+        scope=client.scope or None,
+        issuer=client.issuer,
+    )
 
 
 class _CheckedTransport(httpx2.AsyncBaseTransport):
@@ -345,6 +387,8 @@ def _error(failure: BaseException | None, traffic: _Traffic, limits: Limits) -> 
             message = exc.message.partition("\n")[0][:_MAX_ERROR]
             error = {"type": "mcp_protocol_error", "code": exc.code, "message": message}
             return kind(message, error)
+        case OAuthFlowError():
+            return kind("The authorization server gave the site no token.")
         case ValidationError():
             return kind("The server's answer does not follow the protocol.")
         case _:

@@ -35,7 +35,8 @@ class McpServerQuerySet(models.QuerySet["McpServer"]):
 class McpServer(models.Model):
     """A server that requests name by its label, without its address or credentials.
 
-    ``credentials`` are HTTP headers, as JSON, encrypted (see ``access``). ``tools`` is the last
+    ``credentials`` are HTTP headers, as JSON, encrypted (see ``access``); ``oauth_secret`` is the
+    secret of a client of OAuth (RFC 6749, client credentials), encrypted too. ``tools`` is the last
     list of its tools, in the form of an ``mcp_list_tools`` item; ``error`` says why there was none
     at ``checked_at``.
     """
@@ -70,6 +71,18 @@ class McpServer(models.Model):
         help_text="The projects that may use it. Leave empty for all of them.",
     )
     credentials = models.TextField(blank=True, editable=False)
+    oauth_issuer = models.CharField(
+        "issuer",
+        max_length=1000,
+        blank=True,
+        help_text=(
+            "The authorization server, as it names itself. The site gets its tokens there with the "
+            "client's ID and secret, and sends them nowhere else."
+        ),
+    )
+    oauth_client_id = models.CharField("client ID", max_length=300, blank=True)
+    oauth_secret = models.TextField(blank=True, editable=False)
+    oauth_scope = models.CharField("scope", max_length=500, blank=True)
     tools = ContentField(default=list, editable=False)
     error = models.TextField(blank=True, editable=False)
     checked_at = models.DateTimeField(null=True, editable=False)

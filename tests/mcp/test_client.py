@@ -13,9 +13,9 @@ import pytest
 
 from inference_site.core.domain.addresses import AllowedAddresses
 from inference_site.mcp import client
-from inference_site.mcp.access import Endpoint, TransportName
+from inference_site.mcp.access import Endpoint, OAuthClient, TransportName
 from inference_site.mcp.client import Limits
-from tests.mcp_server import LONG, RunningServer, running_mcp_server
+from tests.mcp_server import LONG, TOKEN, RunningServer, running_mcp_server
 
 LOCAL = AllowedAddresses(networks=(ip_network("127.0.0.0/8"),))
 LIMITS = Limits(timeout_s=20, max_bytes=1_000_000)
@@ -128,3 +128,20 @@ def test_server_that_dies_in_a_call(tmp_path: Path) -> None:
         assert [call["name"] for call in server.calls] == ["die"], "it was called once"
         with pytest.raises(client.McpUnreachable):
             client.call_tool(at(server, "mcp"), "add", {"a": 1, "b": 1}, "key", LIMITS)
+
+
+def test_token_of_an_oauth_client_is_fetched_and_sent(server: RunningServer) -> None:
+    good = OAuthClient(server.url, "site", "client-secret")
+    endpoint = Endpoint(f"{server.url}/guarded", allowed=LOCAL, oauth=good)
+    assert "add" in [tool["name"] for tool in client.list_tools(endpoint, LIMITS)]
+    before = len(server.calls)
+    assert client.call_tool(endpoint, "add", {"a": 1, "b": 2}, "key", LIMITS).text == "3"
+    assert server.calls[before]["secret"] == f"Bearer {TOKEN}"
+    for oauth in (
+        OAuthClient(server.url, "site", "wrong-secret"),
+        OAuthClient("http://127.0.0.1:1", "site", "client-secret"),
+    ):
+        refused = Endpoint(f"{server.url}/guarded", allowed=LOCAL, oauth=oauth)
+        with pytest.raises(client.McpUnreachable) as raised:
+            client.list_tools(refused, LIMITS)
+        assert "secret" not in str(raised.value)
