@@ -41,7 +41,7 @@ from responses_api.events import accepted_frames
 from responses_api.items import IdentifiedItem
 from responses_api.mapping import ENCRYPTED_REASONING, to_generation_request
 from responses_api.mcp import narrow
-from responses_api.mcp_approvals import answer_questions
+from responses_api.mcp_approvals import answer_questions, is_approved, questions_of
 from responses_api.models import StoredResponse
 from responses_api.storage import accept
 from responses_api.stored_responses import new_response, stored_response
@@ -63,8 +63,7 @@ class NewResponse:
     def write(self) -> None:
         """Write the response and its input. Raise ConversationLocked."""
         accept(self.project_id, self.response, self.body, self.context)
-        new_items = [item.data for item in self.context.new]
-        answer_questions(new_items, self.project_id, self.response["id"])
+        answer_questions(self.context.approvals, self.project_id, self.response["id"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,7 @@ def create(
         metadata=body.metadata or {},
     ).model_dump()
     offered = _offered(body, context, project_id)
-    _check_approvals(body, context, offered)
+    _check_approvals(project_id, body, context, offered)
     document = to_document(project_id, body, context, model, response, offered)
     is_stored, is_flex = response["store"], body.service_tier == "flex"
     submission = Submission(
@@ -195,21 +194,26 @@ def _offered(body: ResponseRequest, context: Context, project_id: int) -> Offere
     return offered
 
 
-def _check_approvals(body: ResponseRequest, context: Context, offered: OfferedTools) -> None:
+def _check_approvals(
+    project_id: int, body: ResponseRequest, context: Context, offered: OfferedTools
+) -> None:
     """Raise InvalidRequestError for an approval of a call that this response would not make."""
+    answers = context.approvals
+    if not (questions := questions_of(answers, project_id)):
+        return
+    if body.store is False:
+        raise InvalidRequestError(
+            "Invalid 'store': a response to an approval request must be stored, so that the call "
+            "is made once.",
+            param="store",
+        )
     made = {call.fields.get("approval_request_id") for call in offered.first_calls}
-    for item in context.new:
-        if item.data["type"] != "mcp_approval_response":
-            continue
-        if body.store is False:
+    for answer in answers:
+        id_ = answer.get("approval_request_id")
+        if id_ in questions and is_approved(answer) and id_ not in made:
             raise InvalidRequestError(
-                "Invalid 'store': a response to an approval request must be stored, so that the "
-                "call is made once.",
-                param="store",
-            )
-        if item.data.get("approve") and item.data.get("approval_request_id") not in made:
-            raise InvalidRequestError(
-                "Invalid 'tools': they have no MCP server of the approved call's 'server_label'.",
+                "Invalid 'tools': they have no MCP server "
+                f"'{questions[id_].server_label}', whose call is approved.",
                 param="tools",
             )
 

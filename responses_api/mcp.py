@@ -27,7 +27,7 @@ from inference_site.mcp.access import (
 )
 from inference_site.mcp.models import McpServer
 from inference_site.runs.queue import new_id
-from responses_api.mcp_approvals import approved_calls
+from responses_api.mcp_approvals import answers_in, approved_calls
 from responses_api.site_tools import FirstCall, SiteToolType
 from responses_api.wire.objects import (
     McpApprovalRequest,
@@ -82,7 +82,8 @@ class McpToolType(SiteToolType):
             _offer(listed[-1]["tools"], options, offered)
         else:
             offered.first_calls.append(FirstCall(Route("mcp", LIST_TOOLS, tool.server_label)))
-        for call in approved_calls(offered.new_items, tool.server_label, project_id):
+        answers = answers_in(offered.new_items, offered.items)
+        for call in approved_calls(answers, tool.server_label, project_id):
             if not is_allowed(options, call.name):
                 raise InvalidRequestError(
                     f"Invalid '{offered.param}.allowed_tools': the approved tool '{call.name}' is "

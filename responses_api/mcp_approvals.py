@@ -19,7 +19,6 @@ from responses_api.models import Item, McpApproval, ResponseStatus, StoredRespon
 from responses_api.wire.objects import McpApprovalRequest, OutputItem
 
 ItemData = dict[str, Any]
-_ANSWER = "mcp_approval_response"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,30 +48,56 @@ def record_questions(output: Sequence[OutputItem]) -> None:
     )
 
 
+def answers_in(new_items: Sequence[ItemData], items: Sequence[ItemData]) -> list[ItemData]:
+    """Return the answers in the input of a request, but for those whose call is among the items.
+
+    A client that keeps the history itself sends the answers of earlier turns again.
+    """
+    made = {item.get("approval_request_id") for item in items if item["type"] == "mcp_call"}
+    answers = (item for item in new_items if item["type"] == "mcp_approval_response")
+    return [one for one in answers if one.get("approval_request_id") not in made]
+
+
+def questions_of(answers: Sequence[ItemData], project_id: int) -> dict[str, McpApproval]:
+    """Return the stored questions of a project that are answered, by the id of their item."""
+    ids = [id_ for one in answers if isinstance(id_ := one.get("approval_request_id"), str)]
+    if not ids:
+        return {}
+    rows = McpApproval.objects.filter(project_id=project_id, item__public_id__in=ids)
+    return {row.item.public_id: row for row in rows.select_related("item")}
+
+
 def approved_calls(
-    new_items: Sequence[ItemData], server_label: str, project_id: int
+    answers: Sequence[ItemData], server_label: str, project_id: int
 ) -> Iterator[ApprovedCall]:
-    """Yield the calls of a server that the input of a request approves.
+    """Yield the calls of a server that are approved.
 
     Raise InvalidRequestError for an answer to a question that is not stored.
     """
-    for answer in new_items:
-        if answer["type"] == _ANSWER and _is_approved(answer):
-            approval = _find(answer, project_id)
-            if approval.server_label == server_label:
-                yield _call(approval)
+    questions = questions_of(answers, project_id)
+    for answer in answers:
+        question = questions.get(str(answer.get("approval_request_id")))
+        if question is None:
+            raise InvalidRequestError(
+                "Invalid 'input': no approval request with the id "
+                f"{str(answer.get('approval_request_id'))[:100]!r} is stored.",
+                param="input",
+                code="invalid_value",
+            )
+        if is_approved(answer) and question.server_label == server_label:
+            yield _call(question)
 
 
-def answer_questions(new_items: Sequence[ItemData], project_id: int, response_id: str) -> None:
-    """Record the answers in the input of a response, in the transaction that accepts it.
+def answer_questions(answers: Sequence[ItemData], project_id: int, response_id: str) -> None:
+    """Record the answers of a response, in the transaction that accepts it.
 
     Raise InvalidRequestError for a question that was answered before. It may be answered again if
     the response with the answer failed or was cancelled before it made the call.
     """
-    for answer in new_items:
-        if answer["type"] != _ANSWER:
-            continue
-        found = _find(answer, project_id)
+    questions = questions_of(answers, project_id)
+    for answer in answers:
+        if (found := questions.get(str(answer.get("approval_request_id")))) is None:
+            continue  # It is of another site, and no call is made for it here.
         row = McpApproval.objects.select_for_update().get(pk=found.pk)
         if row.answered_at is not None and not _may_answer_again(row, found.item.public_id):
             raise InvalidRequestError(
@@ -81,7 +106,7 @@ def answer_questions(new_items: Sequence[ItemData], project_id: int, response_id
                 param="input",
                 code="approval_already_answered",
             )
-        row.approve, row.answered_by = _is_approved(answer), response_id
+        row.approve, row.answered_by = is_approved(answer), response_id
         row.answered_at = timezone.now()
         row.save(update_fields=["approve", "answered_by", "answered_at"])
 
@@ -97,7 +122,8 @@ def _may_answer_again(row: McpApproval, request_id: str) -> bool:
     return not made.filter(data__approval_request_id=request_id).exists()
 
 
-def _is_approved(answer: ItemData) -> bool:
+def is_approved(answer: ItemData) -> bool:
+    """Return whether an answer approves the call. Raise InvalidRequestError if it does not say."""
     approve = answer.get("approve")
     if not isinstance(approve, bool):
         raise InvalidRequestError(
@@ -106,20 +132,6 @@ def _is_approved(answer: ItemData) -> bool:
             code="invalid_type",
         )
     return approve
-
-
-def _find(answer: ItemData, project_id: int) -> McpApproval:
-    """Return the row of the question. Raise InvalidRequestError if the project has none."""
-    id_ = answer.get("approval_request_id")
-    rows = McpApproval.objects.filter(project_id=project_id).select_related("item")
-    found = rows.filter(item__public_id=id_).first() if isinstance(id_, str) else None
-    if found is None:
-        raise InvalidRequestError(
-            f"Invalid 'input': no approval request with the id {str(id_)[:100]!r} is stored.",
-            param="input",
-            code="invalid_value",
-        )
-    return found
 
 
 def _call(approval: McpApproval) -> ApprovedCall:

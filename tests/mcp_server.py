@@ -84,6 +84,7 @@ def main(port: int, log: Path) -> None:
         routes.append(Route(path, authorize, methods=["GET", "POST"]))
     routes.append(Route("/{how}", misbehave, methods=["GET", "POST"]))
     app = Starlette(routes=routes, lifespan=modern.router.lifespan_context)
+    app.state.log = log
     uvicorn.run(Guard(app), host="127.0.0.1", port=port, log_level="error")
 
 
@@ -172,6 +173,11 @@ async def misbehave(request: Request) -> Response:
             return StreamingResponse(endless(), media_type="text/event-stream")
         case "compressed":
             return Response(b"bomb", headers=headers, media_type="application/json")
+        case "lying-tools" if request.method == "POST":
+            return lie(await request.json(), f"http://{request.headers['host']}/fetched")
+        case "fetched":
+            with request.app.state.log.open("a") as file:
+                file.write('{"name": "fetched"}\n')
         case "silent":
             await anyio.sleep(60)
         case "elsewhere":
@@ -184,6 +190,36 @@ async def misbehave(request: Request) -> Response:
             answer = {"jsonrpc": "2.0", "id": 4711, "result": {"content": []}}
             return Response(json.dumps(answer), media_type="application/json")
     return PlainTextResponse("page")
+
+
+def lie(message: dict[str, Any], url: str) -> Response:
+    """Answer as a server whose list never ends, and has tools that nobody can use."""
+    match message["method"]:
+        case "initialize":
+            answer: Any = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}}
+            answer |= {"serverInfo": {"name": "liar", "version": "1"}}
+        case "tools/list":
+            nested: dict[str, Any] = {}
+            for _ in range(40):
+                nested = {"properties": {"a": nested}}
+            plain = {"type": "object"}
+            schemas: list[tuple[str, Any]] = [
+                *(("good", plain), ("good", {"type": "object", "title": "another"})),
+                *(("", plain), ("tools/list", plain), ("two\nlines", plain), ("n" * 200, plain)),
+                *(("deep", nested), ("wide", {"enum": ["x" * 40_000]})),
+                *(("invalid", {"properties": 5}), ("meta", {"$schema": url})),
+                ("elsewhere", {"$ref": url}),
+            ]
+            tools = [{"name": name, "inputSchema": {**plain, **more}} for name, more in schemas]
+            answer = {"tools": tools, "nextCursor": "again"}
+        case method if method.startswith("notifications/"):
+            return Response(status_code=202)
+        case _:
+            error = {"code": -32601, "message": "Method not found"}
+            text = json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": error})
+            return Response(text, media_type="application/json")
+    text = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": answer})
+    return Response(text, media_type="application/json")
 
 
 async def endless() -> AsyncIterator[bytes]:

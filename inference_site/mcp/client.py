@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 import httpx2
+import jsonschema_rs
 import mcp_types
 from mcp.client.auth import OAuthFlowError
 from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
@@ -411,6 +412,12 @@ def _listed_tool(tool: mcp_types.Tool) -> dict[str, Any] | None:
     is_name = 0 < len(tool.name) <= _MAX_NAME and tool.name.isprintable()
     if is_too_large or not is_name or tool.name == LIST_TOOLS:
         return None
+    try:  # Engines make grammars of it.
+        jsonschema_rs.validator_for(
+            schema, pattern_options=jsonschema_rs.RegexOptions(), retriever=_refuse_reference
+        )
+    except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError):
+        return None
     description = tool.description
     if description is not None and len(description) > MAX_DESCRIPTION:
         description = description[: MAX_DESCRIPTION - 1] + "…"
@@ -421,6 +428,10 @@ def _listed_tool(tool: mcp_types.Tool) -> dict[str, Any] | None:
         "input_schema": schema,
         "annotations": {"read_only": bool(hints.read_only_hint)},
     }
+
+
+def _refuse_reference(uri: str) -> Any:
+    raise ValueError(f"{uri} is elsewhere")
 
 
 def _depth(value: Any) -> int:

@@ -145,3 +145,13 @@ def test_token_of_an_oauth_client_is_fetched_and_sent(server: RunningServer) -> 
         with pytest.raises(client.McpUnreachable) as raised:
             client.list_tools(refused, LIMITS)
         assert "secret" not in str(raised.value)
+
+
+def test_tools_that_nobody_can_use_are_left_out(server: RunningServer) -> None:
+    before = len(server.calls)
+    limits = Limits(timeout_s=20, max_bytes=5_000_000)
+    tools = client.list_tools(at(server, "lying-tools"), limits)
+    assert [(tool["name"], tool["input_schema"]) for tool in tools] == [
+        ("good", {"type": "object"})
+    ]
+    assert server.calls[before:] == [], "nothing that a schema names is fetched"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from ipaddress import ip_network
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from django.test import Client
 from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import Project
-from inference_site.mcp.access import unseal_headers
+from inference_site.mcp.access import registered_endpoint, unseal_headers
 from inference_site.mcp.models import McpServer
 from responses_api.models import Item, McpApproval
 from tests.mcp_server import running_mcp_server
@@ -97,3 +98,24 @@ def test_page_of_approvals_shows_arguments_to_those_who_may_see_content(
     assert "path" in text
     text = admin.get("/admin/responses_api/mcpapproval/?answer=answered").content.decode()
     assert "path" not in text
+
+
+def test_secret_of_an_oauth_client_is_encrypted_and_stays_with_its_servers(admin: Client) -> None:
+    oauth = {"oauth_issuer": "https://login.example.org", "oauth_client_id": "site"}
+    form = {**FORM, "secret_headers": "", **oauth, "oauth_client_secret": SECRET}
+    assert admin.post(ADD, form).status_code == 302
+    server = McpServer.objects.get()
+    assert SECRET not in server.oauth_secret
+    endpoint = registered_endpoint(server)
+    assert endpoint.oauth is not None
+    assert endpoint.oauth.client_secret == SECRET
+    assert SECRET not in repr(endpoint)
+    page = f"{LIST}{server.pk}/change/"
+    assert SECRET not in admin.get(page).content.decode()
+    kept = {**form, "oauth_client_secret": ""}
+    assert admin.post(page, {**kept, "oauth_scope": "read"}).status_code == 302
+    server.refresh_from_db()
+    assert registered_endpoint(server).oauth == replace(endpoint.oauth, scope="read")
+    moved = {**kept, "oauth_issuer": "https://evil.example.com"}
+    assert "or the address is" in admin.post(page, moved).content.decode()
+    assert SECRET not in "".join(LogEntry.objects.values_list("change_message", flat=True))

@@ -182,7 +182,7 @@ def test_tool_that_is_not_allowed_is_not_called_whatever_the_model_writes(site: 
     ("name", "arguments", "message"),
     [
         ("fail", {}, "the disk is full"),
-        ("huge", {"size": 500_000}, "more than 80000 bytes"),
+        ("huge", {"size": 500_000}, "more than 160000 bytes"),
         ("sleep", {"seconds": 60}, "Outcome unknown"),
         ("add", {"a": "no", "b": 2}, "validation error"),
     ],
@@ -245,8 +245,9 @@ def _keys(site: McpSite) -> list[bytes]:
 def test_registered_server_is_named_by_its_label(site: McpSite) -> None:
     site.stack.sql(
         "INSERT INTO mcp_servers_mcpserver (label, url, transport, description, is_active, "
-        "is_idempotent, credentials, tools, error, created_at) "
-        "VALUES ('own', %s, 'auto', 'Sums.', true, false, '', '[]', '', now())",
+        "is_idempotent, credentials, oauth_issuer, oauth_client_id, oauth_secret, oauth_scope, "
+        "tools, error, created_at) "
+        "VALUES ('own', %s, 'auto', 'Sums.', true, false, '', '', '', '', '', '[]', '', now())",
         f"{site.server.url}/mcp",
     )
     tool = {"type": "mcp", "server_label": "own", "require_approval": "never"}
@@ -270,7 +271,8 @@ def test_registered_server_is_named_by_its_label(site: McpSite) -> None:
 def test_tool_choice_is_for_tools_that_are_not_listed_yet_too(
     site: McpSite, choice: Any, listed: bool, names: set[str] | None
 ) -> None:
-    response = site.respond(SAY, tool_choice=choice)
+    turns = (SAY,) if choice == "none" else (ADD, SAY)
+    response = site.respond(*turns, tool_choice=choice)
     assert ("mcp_list_tools" in kinds(response)) == listed
     offered = {one["function"]["name"] for one in site.model.body.get("tools", ())}
     assert offered >= (names or set())

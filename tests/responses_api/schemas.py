@@ -473,7 +473,9 @@ RESPONSE: Schema = {
         {
             "if": {"properties": {"status": const("completed")}},
             "then": {
-                "properties": {"output": array({"properties": {"status": const("completed")}})}
+                "properties": {
+                    "output": array({"properties": {"status": const("completed", "failed")}})
+                }
             },
         },
     ],

@@ -253,11 +253,19 @@ def test_approval_must_be_of_a_stored_question_of_the_project(project: Project) 
     tool, other = mcp(server_url=URL), Project.objects.create(name="another")
     invented = "mcpr_" + 32 * "0"
     assert refused(project, tool, items=[LIST], new_items=[answer(invented)]) == "input"
+    assert not offered(project, new_items=[answer(invented)]).first_calls
     assert refused(other, tool, items=[LIST], new_items=[answer(asked(project))]) == "input"
     assert refused(project, tool, items=[LIST], new_items=[answer(asked(project), 1)]) == "input"
     only_read = mcp(server_url=URL, allowed_tools=["read"])
     new = [answer(asked(project))]
     assert refused(project, only_read, items=[LIST], new_items=new) == "tools[0].allowed_tools"
+
+
+def test_answer_whose_call_is_in_the_history_is_none(project: Project) -> None:
+    id_ = asked(project)
+    made = {"type": "mcp_call", "server_label": "files", "approval_request_id": id_}
+    found = offered(project, mcp(server_url=URL), items=[LIST], new_items=[answer(id_), made])
+    assert not found.first_calls
 
 
 def test_changed_arguments_are_refused(project: Project) -> None:

@@ -21,8 +21,9 @@ from inference_site.mcp.access import (
 from inference_site.mcp.models import McpServer
 from worker.tools.base import CallContext, ToolCancelled, ToolResult, ToolTimeout, ToolUnreachable
 
-_WIRE_FACTOR = 4
-"""How many bytes a server may send for a byte of a result: a result is cut, an answer refused."""
+_WIRE_FACTOR = 8
+"""How many bytes a server may send for each byte of a result: JSON takes more than the text, and
+servers send a result twice, as text and as an object."""
 
 
 def create(options: Mapping[str, Any]) -> McpTool:
