@@ -207,7 +207,7 @@ def lie(message: dict[str, Any], url: str) -> Response:
                 *(("good", plain), ("good", {"type": "object", "title": "another"})),
                 *(("", plain), ("tools/list", plain), ("two\nlines", plain), ("n" * 200, plain)),
                 *(("deep", nested), ("wide", {"enum": ["x" * 40_000]})),
-                *(("invalid", {"properties": 5}), ("meta", {"$schema": url})),
+                *(("invalid", {"minProperties": "x"}), ("meta", {"$schema": url})),
                 ("elsewhere", {"$ref": url}),
             ]
             tools = [{"name": name, "inputSchema": {**plain, **more}} for name, more in schemas]
