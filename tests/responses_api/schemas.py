@@ -473,6 +473,7 @@ RESPONSE: Schema = {
         {
             "if": {"properties": {"status": const("completed")}},
             "then": {
+                # A call that the site runs may fail, and the answer go on.
                 "properties": {
                     "output": array({"properties": {"status": const("completed", "failed")}})
                 }

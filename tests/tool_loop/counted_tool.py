@@ -14,16 +14,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import httpx
-from django.apps import AppConfig
 
 from inference_site.core.domain import request
 from inference_site.core.domain.site_tools import ToolResult
-from responses_api import site_tools
+from inference_site.runs.queue import new_id
 from responses_api.client_tools import OfferedTools, Route
 from responses_api.site_tools import SiteToolType
 from responses_api.wire.objects import McpCall, SiteCallItem, changed
 from responses_api.wire.tools import TypedTool
-from worker.tools import registry
 from worker.tools.base import CallContext, ToolCancelled, ToolTimeout, ToolUnreachable
 
 TYPE = "counted"
@@ -47,12 +45,13 @@ class CountedToolType(SiteToolType):
     def begin(self, route: Route, options: Mapping[str, Any]) -> SiteCallItem:
         """Return the item of a call that begins."""
         fields = {"server_label": TYPE, "name": route.name, "arguments": ""}
-        return McpCall(id=f"mcp_{os.urandom(8).hex()}", status="in_progress", **fields)
+        return McpCall(id=new_id("mcp_"), status="in_progress", **fields)
 
     def end(self, item: SiteCallItem, arguments: str, result: ToolResult) -> SiteCallItem:
         """Return the item of a call with its result."""
         if result.is_error:
-            error = {"type": "mcp_tool_execution_error", "content": result.output}
+            content = [{"type": "text", "text": result.output}]
+            error = {"type": "mcp_tool_execution_error", "content": content}
             return changed(item, status="failed", error=error)
         return changed(item, status="completed", output=result.output)
 
@@ -99,15 +98,3 @@ class CountedTool:
                 if done.status_code == httpx.codes.OK:
                     return done.text
                 time.sleep(0.02)
-
-
-class CountedToolConfig(AppConfig):
-    """Registers the tool in every process of the site."""
-
-    name = "tests.tool_loop"
-    label = "tests_tool_loop"
-
-    def ready(self) -> None:
-        """Register it."""
-        site_tools.register(CountedToolType())
-        registry.register(TYPE, CountedTool)

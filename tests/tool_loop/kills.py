@@ -32,7 +32,7 @@ def effects(site: LoopSite, mark: str) -> list[int]:
     found = [0, 0]
     for call in list(site.tool.calls):
         for place in (0, 1):
-            found[place] += call["mark"] == f"{mark} {place + 1}"
+            found[place] += call.get("mark") == f"{mark} {place + 1}"
     return found
 
 
@@ -50,7 +50,7 @@ def problems(site: LoopSite, response: dict[str, Any], mark: str, function: str)
         if len(calls) != 2 or response["output"][-1]["type"] != "message":
             yield f"{mark}: completed with {[item['type'] for item in response['output']]}"
         for call, count in zip(calls, counted, strict=False):
-            said = call["error"]["content"] if call["error"] else ""
+            said = call["error"]["content"][0]["text"] if call["error"] else ""
             if not count and "Outcome unknown" not in said:
                 yield f"{mark}: a call has a result and was not made: {call}"
     rows = site.stack.sql(

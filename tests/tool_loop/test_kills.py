@@ -33,7 +33,7 @@ def test_a_killed_worker_doubles_nothing(site: LoopSite, point: str, function: s
     second = response["output"][2]
     made = effects(site, mark)
     if function == "count" and point != "in_turn":
-        assert second["error"]["content"].startswith("Outcome unknown")
+        assert second["error"]["content"][0]["text"].startswith("Outcome unknown")
         assert made == [1, int(point != "before")]
     else:
         assert second["status"] == "completed"

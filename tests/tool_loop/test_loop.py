@@ -97,7 +97,8 @@ def test_each_event_comes_as_it_happens_and_the_replay_is_the_same(site: LoopSit
         client.delete(f"{{{response['id']}}}:log")
     with site.stack.http() as http:
         again = http.get(f"/v1/responses/{response['id']}", params={"stream": "true"}).text
-    assert [line for line in again.splitlines() if line.startswith("data: ")] == live
+    replayed = [line for line in again.splitlines() if line.startswith("data: {")]
+    assert [json.loads(line.removeprefix("data: ")) for line in replayed] == events
 
 
 def _note(arrived: list[tuple[float, str]], line: str) -> bool:
@@ -181,9 +182,9 @@ def test_results_and_times_are_bounded_and_errors_go_to_the_model(site: LoopSite
     huge, slow, deaf, wrong = response["output"][:4]
     assert len(huge["output"]) < 4200
     assert huge["output"].endswith("[Cut off: the result has 1000000000 bytes.]")
-    assert slow["error"]["content"] == "Outcome unknown: the call took longer than 2 s."
+    assert slow["error"]["content"][0]["text"] == "Outcome unknown: the call took longer than 2 s."
     assert deaf["error"] == slow["error"]
-    assert wrong["error"]["content"] == "The arguments are no JSON object."
+    assert wrong["error"]["content"][0]["text"] == "The arguments are no JSON object."
     statuses = site.stack.sql(
         "SELECT status FROM tool_calls_toolcall WHERE generation_id = %s ORDER BY number",
         response["id"],

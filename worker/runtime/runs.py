@@ -235,13 +235,17 @@ class Runs:
         Others may start that its isolation kept waiting.
         """
         model, stream, permit, run = self._running[claim]
-        if run.calls_tools:
-            self._loop.add(LoopingRun(model.spec.id, claim, stream, run))
+        calls_tools = run.calls_tools
+        if calls_tools:
+            self._loop.note(claim)
         else:
             self._loop.forget(claim)
         del self._running[claim]
         if permit.leave():
             self._changed()
+        if calls_tools:
+            model.note_tools(1)
+            self._loop.call_tools(LoopingRun(model, claim, stream, run))
 
     def _resumable(self, model_id: str) -> bool | None:
         """Whether a slot of the model may become free; None if this worker lost the model."""

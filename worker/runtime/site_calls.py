@@ -204,10 +204,9 @@ def _timed_out(timeout_s: float) -> ToolResult:
 
 def _bounded(result: ToolResult, max_bytes: int) -> ToolResult:
     """Return the result with at most ``max_bytes`` of output, and about as much in its fields."""
-    output = result.output.encode("utf-8", "replace")
-    is_cut = len(output) > max_bytes
-    text = output[:max_bytes].decode("utf-8", "ignore") if is_cut else result.output
-    if is_cut:
+    output = result.output.encode("utf-8", "replace")  # PostgreSQL takes no lone surrogates.
+    text = output[:max_bytes].decode("utf-8", "ignore")
+    if len(output) > max_bytes:
         text += f"\n[Cut off: the result has {len(output)} bytes.]"
     fields = dict(result.fields)
     if len(orjson.dumps(fields)) > 2 * max_bytes:

@@ -14,7 +14,8 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 
 from django.conf import settings
 
@@ -23,6 +24,7 @@ from inference_site.runs.models import Claim
 from worker.engines.base import Engine
 from worker.runtime.publisher import Stream
 from worker.runtime.run import Run
+from worker.runtime.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +40,18 @@ Start = Callable[[Engine, Callable[[Exception | None], None]], bool]
 
 @dataclass(eq=False, slots=True)
 class LoopingRun:
-    """A run without a slot."""
+    """A run that has left a slot of ``model``, which may have been loaded again since."""
 
-    model_id: str
+    model: ServedModel
     claim: Claim
     stream: Stream
     run: Run
-    waits_since: float = field(default=0.0)
+    waits_since: float = 0.0
+
+    @property
+    def model_id(self) -> str:
+        """The id of its model."""
+        return self.model.spec.id
 
 
 class ToolLoop:
@@ -77,11 +84,15 @@ class ToolLoop:
         with self._lock:
             return set(self._runs)
 
-    def add(self, looping: LoopingRun) -> None:
-        """Call the tools of a run."""
+    def note(self, claim: Claim) -> None:
+        """Record a run that leaves its slot; after that, ``call_tools`` is called."""
         with self._lock:
-            self._runs.add(looping.claim)
-        self._threads.submit(self._call, looping)
+            self._runs.add(claim)
+
+    def call_tools(self, looping: LoopingRun) -> None:
+        """Call the tools of a run; then have it wait for a slot, unless it is over."""
+        with suppress(RuntimeError):  # The worker has stopped; its death ends the run.
+            self._threads.submit(self._call, looping)
 
     def stop(self) -> None:
         """Start no more calls; the worker ends."""
@@ -90,6 +101,7 @@ class ToolLoop:
     def _call(self, looping: LoopingRun) -> None:
         try:
             if not looping.run.call_tools():
+                looping.model.note_tools(-1)
                 self.forget(looping.claim)
             elif looping.claim.may_restart and not self._accepts_work():
                 self._end(looping, ShuttingDown())  # Another worker has the next turn.
@@ -118,6 +130,8 @@ class ToolLoop:
             found = next((one for one in self._waiting if one.model_id == model_id), None)
             if found is not None:
                 self._waiting.remove(found)
+        if found is not None:
+            found.model.note_tools(-1)
         return found
 
     def forget(self, claim: Claim) -> None:
@@ -126,6 +140,7 @@ class ToolLoop:
             self._runs.discard(claim)
 
     def _end(self, looping: LoopingRun, error: Exception | None) -> None:
+        looping.model.note_tools(-1)
         looping.run.end(error)
         self.forget(looping.claim)
 
