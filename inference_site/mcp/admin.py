@@ -11,7 +11,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
-from unfold.widgets import UnfoldAdminPasswordInput, UnfoldAdminTextareaWidget
+from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminTextareaWidget
 
 from inference_site.core.admin_pages.base_admin import SiteAdmin
 from inference_site.core.admin_pages.labels import preview, status_label, time_label
@@ -48,7 +48,7 @@ class McpServerForm(forms.ModelForm[McpServer]):
         label="Client secret",
         required=False,
         max_length=2_000,
-        widget=UnfoldAdminPasswordInput(attrs={"autocomplete": "new-password"}),
+        widget=UnfoldAdminPasswordWidget(attrs={"autocomplete": "new-password"}),
         help_text="Stored encrypted. Leave empty to keep the stored one.",
     )
 
