@@ -154,9 +154,11 @@ def test_a_restart_keeps_the_items_of_ended_turns_and_announces_their_last_calls
     fold.next_request(REQUEST)
     sent += fed(fold, TextDelta("Thi"))
 
-    for log in (sent, sent[:2], sent[: len(sent) // 2]):
+    lost = Sent(next=1_000_000)  # Redis has lost the log.
+    logs = [Sent(tuple(log), len(log)) for log in (sent, sent[:2], sent[: len(sent) // 2])]
+    for log in (*logs, lost):
         resumed = assembler()
-        frames = [*resumed.restart(Sent(tuple(log), len(log)), saved), *resumed.begin()]
+        frames = [*resumed.restart(log, saved), *resumed.begin()]
         assert [(c.number, c.name) for c in resumed.calls()] == [(1, "again")]
         frames += resumed.add_result(ToolResult("two"))
         request = resumed.next_request(REQUEST)
@@ -171,10 +173,10 @@ def test_a_restart_keeps_the_items_of_ended_turns_and_announces_their_last_calls
         output = json.loads(ending.body)["output"]
         assert [_text(item) for item in output] == ["First.", "one", "Second.", "two", "Third."]
         numbers = [decode(frame)["sequence_number"] for frame in frames[:-1]]
-        assert numbers == list(range(len(log), len(log) + len(numbers)))
+        assert numbers == list(range(log.next, log.next + len(numbers)))
         # Who ends it in place of its worker finds the same items in the log.
         recovered = assembler()
-        recovered.recover(Sent((*log, *frames[:-2]), len(log) + len(frames) - 2))
+        recovered.recover(Sent((*log.frames, *frames[:-2]), log.next + len(frames) - 2))
         partial = json.loads(recovered.cancel().body)["output"]
         assert [_text(item) for item in partial] == ["First.", "one", "Second.", "two", "Third."]
 

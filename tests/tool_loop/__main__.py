@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 
 import httpx
 import psutil
@@ -45,7 +46,7 @@ def _round(
 ) -> None:
     point = POINTS[number % len(POINTS)]
     function = "again" if number % 4 == 3 else "count"
-    worker = _worker(site)
+    worker = worker_of(site)
     with site.stack.http() as http:
         for place in range(_BESIDE + 1):
             mark = f"{number}.{place}"
@@ -66,17 +67,18 @@ def _lives(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def _worker(site: LoopSite) -> int:
+def worker_of(site: LoopSite) -> int:
     """Return the id of the worker's process once it serves."""
+    found: list[int] = []
 
     def ready() -> bool:
-        try:
+        with suppress(httpx.HTTPError, AssertionError):  # It is being started again.
+            found[:] = [site.stack.pid_of("worker")]
             return httpx.get(f"{site.stack.url}/health/ready", timeout=60).status_code == 200
-        except httpx.HTTPError:
-            return False
+        return False
 
     wait_until(ready, 120, "ready")
-    return site.stack.pid_of("worker")
+    return found[0]
 
 
 if __name__ == "__main__":

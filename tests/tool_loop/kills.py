@@ -56,7 +56,7 @@ def problems(site: LoopSite, response: dict[str, Any], mark: str, function: str)
     rows = site.stack.sql(
         "SELECT status, result FROM tool_calls_toolcall WHERE generation_id = %s", response["id"]
     )
-    if any(state in ("planned", "sent") or result for state, result in rows if status in OVER):
+    if any(state == "sent" or result for state, result in rows):
         yield f"{mark}: rows {rows}"
 
 

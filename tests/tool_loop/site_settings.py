@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from tests.site_settings import *  # noqa: F403  # All of them.
-from tests.site_settings import INSTALLED_APPS as _APPS  # type: ignore[attr-defined]
+from tests.site_settings import INSTALLED_APPS as _APPS
 
 INSTALLED_APPS = [*_APPS, "tests.tool_loop.apps.CountedToolConfig"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.served_stack import wait_until
-from tests.tool_loop.__main__ import _worker
+from tests.tool_loop.__main__ import worker_of
 from tests.tool_loop.kills import POINTS, effects, problems, turns, wait_until_ended
 from tests.tool_loop.servers import LoopSite
 from tests.tool_loop.test_loop import SAY, created, ended, kinds
@@ -18,7 +18,7 @@ from tests.tool_loop.test_loop import SAY, created, ended, kinds
 @pytest.mark.parametrize("function", ["count", "again"])
 @pytest.mark.parametrize("point", POINTS[:4])
 def test_a_killed_worker_doubles_nothing(site: LoopSite, point: str, function: str) -> None:
-    worker, mark = _worker(site), f"{point} {function}"
+    worker, mark = worker_of(site), f"{point} {function}"
     body = site.request(*turns(point, function, mark, worker), background=True)
     id_ = created(site, body)["id"]
     if point == "in_tool":
@@ -41,7 +41,7 @@ def test_a_killed_worker_doubles_nothing(site: LoopSite, point: str, function: s
 
 
 def test_a_response_in_the_foreground_ends_with_its_worker(site: LoopSite) -> None:
-    worker, mark = _worker(site), "foreground"
+    worker, mark = worker_of(site), "foreground"
     with site.stack.http() as http:
         body = site.request(*turns("after", "count", mark, worker), stream=True)
         with http.stream("POST", "/v1/responses", json=body) as answer:
@@ -56,7 +56,7 @@ def test_a_response_in_the_foreground_ends_with_its_worker(site: LoopSite) -> No
 
 
 def test_a_worker_that_drains_gives_its_loops_to_the_next(site: LoopSite) -> None:
-    worker = _worker(site)
+    worker = worker_of(site)
     call: dict[str, Any] = {"mark": "drain", "sleep": 1.5}
     id_ = created(site, site.request({"calls": [["count", call]]}, SAY, background=True))["id"]
     wait_until(lambda: any(c.get("mark") == "drain" for c in site.tool.calls), 30, "the call")

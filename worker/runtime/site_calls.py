@@ -204,10 +204,11 @@ def _timed_out(timeout_s: float) -> ToolResult:
 
 def _bounded(result: ToolResult, max_bytes: int) -> ToolResult:
     """Return the result with at most ``max_bytes`` of output, and about as much in its fields."""
-    output = result.output.encode("utf-8", "replace")  # PostgreSQL takes no lone surrogates.
+    # PostgreSQL takes no lone surrogates. A character has at least one byte.
+    output = result.output[: max_bytes + 1].encode("utf-8", "replace")
     text = output[:max_bytes].decode("utf-8", "ignore")
     if len(output) > max_bytes:
-        text += f"\n[Cut off: the result has {len(output)} bytes.]"
+        text += f"\n[Cut off: the result has {len(result.output)} characters.]"
     fields = dict(result.fields)
     if len(orjson.dumps(fields)) > 2 * max_bytes:
         return ToolResult(f"The result has more than {max_bytes} bytes.", is_error=True)
