@@ -20,8 +20,13 @@ from inference_site.core.domain.deltas import (
     TextDelta,
     ToolCallDelta,
 )
-from inference_site.core.domain.messages import Message, ToolCall
-from inference_site.core.domain.request import GenerationRequest, Tool, custom_arguments
+from inference_site.core.domain.request import (
+    GenerationRequest,
+    Message,
+    Tool,
+    ToolCall,
+    custom_arguments,
+)
 from inference_site.core.domain.site_tools import SiteCall, Source, ToolResult
 from responses_api.client_tools import OfferedTools, Route
 from responses_api.site_tools import FirstCall, options_of, site_tools

@@ -10,8 +10,12 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
 from inference_site.core.admin_pages.base_admin import KeysetAdmin
-from inference_site.core.admin_pages.bubbles import may_see_content
-from inference_site.core.admin_pages.labels import preview, status_label, time_label
+from inference_site.core.admin_pages.labels import (
+    may_see_content,
+    preview,
+    status_label,
+    time_label,
+)
 from responses_api.models import McpApproval
 
 

@@ -16,8 +16,7 @@ from inference_site.core.domain.deltas import (
     ToolCallDelta,
     Usage,
 )
-from inference_site.core.domain.messages import Message
-from inference_site.core.domain.request import GenerationRequest, Tool
+from inference_site.core.domain.request import GenerationRequest, Message, Tool
 from inference_site.core.domain.site_tools import ToolResult
 from inference_site.runs.streams.batches import Sent
 from responses_api import site_tools

@@ -26,7 +26,7 @@ from django.utils.crypto import salted_hmac
 
 from inference_site.core.domain.deltas import Usage
 from inference_site.core.domain.site_tools import SiteCall, Source, ToolResult
-from inference_site.core.site_settings.current import usage_log_days
+from inference_site.core.site_settings.models import usage_log_days
 from inference_site.core.storage.fields import ContentField
 from inference_site.core.storage.postgresql import delete_older, transaction_with_timeouts
 from inference_site.runs.models import Claim, Generation, Status
