@@ -233,7 +233,7 @@ async def _open(
             **endpoint.headers,
             "Accept-Encoding": "identity",  # The limit counts received bytes.
         },
-        auth=endpoint.oauth and _authorization(endpoint.url, endpoint.oauth),
+        auth=None if endpoint.oauth is None else _authorization(endpoint.url, endpoint.oauth),
         timeout=None,
         trust_env=False,
     )
