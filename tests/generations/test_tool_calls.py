@@ -17,6 +17,7 @@ from inference_site.runs.tool_calls.models import (
     CallStatus,
     SavedTurns,
     ToolCall,
+    close,
     hash_of,
     prune,
 )
@@ -82,7 +83,7 @@ def test_the_end_removes_content_and_what_was_sent_is_unknown(claim: Claim) -> N
     ToolCall.objects.send(claim, rows[1])
     assert SavedTurns.objects.get(generation_id=claim.public_id).usage_so_far == Usage(3, 0, 2)
     Generation.objects.finish(claim, Status.CANCELLED)
-    ToolCall.objects.close(claim.public_id)
+    close(claim.public_id)
     found = ToolCall.objects.of(claim.public_id).values_list("status", "result")
     assert list(found) == [(CallStatus.DONE, None), (CallStatus.UNKNOWN, None)]
     assert not SavedTurns.objects.exists()

@@ -53,11 +53,13 @@ from inference_site.runs.models import Claim, Generation, Status
 from inference_site.runs.streams.batches import Ending, Sent, sent_so_far
 from inference_site.runs.streams.event_log import read_log
 from inference_site.runs.streams.request_documents import Document, Loaded, ToStore, load_document
-from inference_site.runs.tool_calls.models import SavedTurns, ToolCall
+from inference_site.runs.tool_calls.models import SavedTurns
+from inference_site.runs.tool_calls.models import close as close_calls
 from inference_site.runs.wake_ups import send_wake_up
 from worker.engines.base import Engine
 from worker.engines.context_length import start_truncating
-from worker.media import has_images, resolve_media
+from worker.media import has_media, resolve_media
+from worker.runtime.guards import start_moderating
 from worker.runtime.hooks import HookContext, Hooks, hooks_for
 from worker.runtime.publisher import StopReason, Stream
 from worker.runtime.site_calls import SiteCalls, Stopped
@@ -346,9 +348,11 @@ class Run:
             self._hooks.begin_turn()
 
         def start() -> bool:
-            return start_truncating(engine, resolve_media(request), self, ended)
+            resolved = resolve_media(request, self._claim.project_id)
+            begin = start_moderating if request.guard else start_truncating
+            return begin(engine, resolved, self, ended)
 
-        if engine.blocks or not has_images(request):
+        if engine.blocks or not has_media(request):
             return start()
 
         def start_with_media() -> None:
@@ -559,7 +563,7 @@ class Run:
             if held and assembler is not None and (store_result := self._kind.store_result):
                 store_result(claim.public_id, status, assembler, self._store)
             if held and self._has_site_tools:
-                ToolCall.objects.close(claim.public_id)
+                close_calls(claim.public_id)
         return held
 
     @property

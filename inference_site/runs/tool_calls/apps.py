@@ -7,4 +7,5 @@ class ToolCallsConfig(AppConfig):
     name = "inference_site.runs.tool_calls"
     label = "tool_calls"
     default_auto_field = "django.db.models.BigAutoField"
+    closing = "inference_site.runs.tool_calls.models"
     retention = "inference_site.runs.tool_calls.models"

@@ -122,16 +122,6 @@ class ToolCallQuerySet(models.QuerySet["ToolCall"]):
                 self.filter(pk=call.pk).update(result=asdict(result))
             return True
 
-    def close(self, generation_id: str) -> None:
-        """Remove the content of the calls of a generation that ends; sent ones become unknown.
-
-        The caller's transaction ends the generation.
-        """
-        rows = self.filter(generation_id=generation_id)
-        rows.filter(status=CallStatus.SENT).update(status=CallStatus.UNKNOWN)
-        rows.filter(result__isnull=False).update(result=None)
-        SavedTurns.objects.filter(generation_id=generation_id).delete()
-
 
 def _held(claim: Claim) -> models.QuerySet[Generation]:
     return Generation.objects.filter(
@@ -220,6 +210,17 @@ class SavedTurns(models.Model):
         """The usage of the turns; another release may have stored other counts."""
         known = {f.name: self.usage[f.name] for f in fields(Usage) if f.name in self.usage}
         return Usage(**known)
+
+
+def close(generation_id: str) -> None:
+    """Remove the content of the calls of a generation that ends; sent ones become unknown.
+
+    The caller's transaction ends the generation.
+    """
+    rows = ToolCall.objects.filter(generation_id=generation_id)
+    rows.filter(status=CallStatus.SENT).update(status=CallStatus.UNKNOWN)
+    rows.filter(result__isnull=False).update(result=None)
+    SavedTurns.objects.filter(generation_id=generation_id).delete()
 
 
 def hash_of(arguments: str) -> str:
