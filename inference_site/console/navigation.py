@@ -17,6 +17,7 @@ _MODELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("Conversations", "forum", "responses_api.conversation"),
             ("Approvals", "approval", "responses_api.mcpapproval"),
             ("Chat completions", "sms", "completions.storedcompletion"),
+            ("Prompts", "edit_note", "responses_api.prompttemplate"),
             ("Generations", "receipt_long", "generations.generation"),
             ("Files", "description", "files.storedfile"),
         ),

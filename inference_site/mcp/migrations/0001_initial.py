@@ -10,7 +10,7 @@ class Migration(migrations.Migration):
     initial = True
 
     dependencies = [
-        ('accounts', '0004_hosts_of_mcp_servers'),
+        ('accounts', '0005_hosts_of_mcp_servers'),
     ]
 
     operations = [

@@ -8,8 +8,8 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('accounts', '0004_hosts_of_mcp_servers'),
-        ('responses_api', '0005_no_index_of_beginnings'),
+        ('accounts', '0005_hosts_of_mcp_servers'),
+        ('responses_api', '0006_prompt_templates'),
     ]
 
     operations = [

@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('accounts', '0003_scopes_are_called_permissions'),
+        ('accounts', '0004_priority_of_keys'),
     ]
 
     operations = [

@@ -22,10 +22,10 @@ def give(apps, schema_editor):
     _ROLES._create_permissions()
     permissions = apps.get_model("auth", "Permission").objects.select_related("content_type")
     new = [one for one in permissions.all() if _BEFORE._name(one) in OPERATOR]
-    had = permissions.exclude(pk__in=[one.pk for one in new])
+    of_accounts = permissions.filter(content_type__app_label="accounts")
     for role in apps.get_model("auth", "Group").objects.all():
         names = _BEFORE._names(role.permissions)
-        if role.name == "administrator" and not had.exclude(group=role).exists():
+        if role.name == "administrator" and not of_accounts.exclude(group=role).exists():
             role.permissions.add(*new)
         elif role.name == "operator" and set(_ROLES.OPERATOR) <= names:
             role.permissions.add(*new)
@@ -36,9 +36,9 @@ def give(apps, schema_editor):
 class Migration(migrations.Migration):
 
     dependencies = [
-        ("people", "0003_rights_of_presets"),
+        ("people", "0004_rights_of_prompts"),
         ("mcp_servers", "0001_initial"),
-        ("responses_api", "0006_approvals_of_mcp_calls"),
+        ("responses_api", "0007_approvals_of_mcp_calls"),
     ]
 
     operations = [migrations.RunPython(give, migrations.RunPython.noop)]
