@@ -7,7 +7,7 @@ fold is pure: the same deltas give the same events.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from itertools import count
@@ -18,11 +18,14 @@ from django.conf import settings
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
+from inference_site.core.domain.compaction import SUMMARY_HEADING, CompactedContext
 from inference_site.core.domain.deltas import (
+    CompactionDelta,
     Delta,
     Finish,
     FinishReason,
     ReasoningDelta,
+    RefusalDelta,
     TextDelta,
     TokenLogprob,
     ToolCallDelta,
@@ -41,12 +44,20 @@ from inference_site.runs.streams.batches import Ending, Sent
 from inference_site.runs.streams.request_documents import Assembly
 from responses_api import events
 from responses_api.client_tools import CLIENT_TOOLS, ClientTool, Route, new_call, typed_call
-from responses_api.events import ItemEvents, encode, events_of, with_text
+from responses_api.events import (
+    ItemEvents,
+    as_refusal,
+    encode,
+    events_of,
+    summary_of,
+    with_text,
+)
 from responses_api.items import new_item
-from responses_api.sealing import seal
+from responses_api.sealing import SealedContext, seal, seal_context
 from responses_api.wire import objects as wire
 from responses_api.wire.input_items import ItemStatus
 from responses_api.wire.objects import (
+    Compaction,
     CustomToolCall,
     Event,
     FunctionCall,
@@ -57,6 +68,7 @@ from responses_api.wire.objects import (
     OutputItem,
     OutputTokensDetails,
     ReasoningItem,
+    RefusalMessage,
     ResponseError,
     ResponseObject,
     ResponseUsage,
@@ -70,7 +82,6 @@ _INCOMPLETE_REASONS: dict[FinishReason, Literal["max_output_tokens", "content_fi
     "content_filter": "content_filter",
 }
 """``incomplete_details.reason`` by the finish reason of the model."""
-_SUMMARY_HEADING = "Summary of the conversation so far:\n"
 _LOGPROBS = TypeAdapter(list[LogprobEntry])
 _NOTHING_SENT = Sent()
 _NO_ROUTES: Mapping[str, Route] = {}
@@ -82,7 +93,8 @@ Frames = Sequence[bytes]
 class ResponseAssembly(Assembly):
     """The arguments of ``ResponseAssembler``, as the request document holds them.
 
-    ``routes`` are the fields of its routes.
+    ``routes`` are the fields of its routes. ``compacts_for`` is the project to seal a compaction
+    for, if the request may be compacted, and ``tool_items`` are the items that the seal keeps.
     """
 
     response: dict[str, Any]
@@ -90,6 +102,8 @@ class ResponseAssembly(Assembly):
     sends_done: bool = True
     seal_for: int | None = None
     routes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    compacts_for: int | None = None
+    tool_items: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def is_stored(self) -> bool:
@@ -99,7 +113,18 @@ class ResponseAssembly(Assembly):
     def assembler(self) -> ResponseAssembler:
         """Return the assembler with these arguments."""
         routes = {name: Route(**route) for name, route in self.routes.items()}
-        return ResponseAssembler(self.response, self.emits, self.sends_done, self.seal_for, routes)
+        return ResponseAssembler(
+            self.response,
+            self.emits,
+            self.sends_done,
+            self.seal_for,
+            routes,
+            self._seal_compaction,
+        )
+
+    def _seal_compaction(self, context: CompactedContext) -> str:
+        assert self.compacts_for is not None
+        return seal_context(SealedContext(context, self.tool_items), self.compacts_for)
 
 
 class ResponseAssembler(Assembler):
@@ -110,6 +135,7 @@ class ResponseAssembler(Assembler):
     ``StoredResponse.deltas``. ``emits`` is false when no client can read the stream. ``seal_for``
     is the project to encrypt the reasoning for, if the request includes encrypted reasoning.
     ``routes`` are the tools that the names of calls lead to; a name without a route is a function.
+    ``seal_compaction`` makes the content of a compaction's item.
     """
 
     def __init__(
@@ -119,13 +145,15 @@ class ResponseAssembler(Assembler):
         sends_done: bool = True,
         seal_for: int | None = None,
         routes: Mapping[str, Route] = _NO_ROUTES,
+        seal_compaction: Callable[[CompactedContext], str] | None = None,
     ) -> None:
         self.response = ResponseObject.model_validate({**response, "status": "in_progress"})
         self.error: dict[str, Any] | None = None
         self.deltas: dict[str, Any] | None = None
         self._emits, self._sends_done, self._seal_for = emits, sends_done, seal_for
-        self._routes = routes
-        self._output = OutputWriter(emits, seal_for, routes)
+        self._routes, self._seal_compaction = routes, seal_compaction
+        self._summary = self.response.reasoning.summary
+        self._output = OutputWriter(emits, seal_for, routes, self._summary)
         self._finish_reason: FinishReason = "stop"
         self._usage = Usage()
 
@@ -145,7 +173,7 @@ class ResponseAssembler(Assembler):
 
     def recover(self, sent: Sent) -> None:
         """Continue with the output that the frames sent so far contain."""
-        self._output = OutputWriter(self._emits, self._seal_for, self._routes, sent)
+        self._output = OutputWriter(self._emits, self._seal_for, self._routes, self._summary, sent)
         self.pieces = self._output.pieces
 
     def begin(self) -> Sequence[bytes]:
@@ -161,6 +189,9 @@ class ResponseAssembler(Assembler):
             self._finish_reason = delta.reason
         elif isinstance(delta, Usage):
             self._usage = delta
+        elif isinstance(delta, CompactionDelta):
+            assert self._seal_compaction is not None
+            return self._output.add_compaction(self._seal_compaction(delta.context))
         return self._output.feed(delta)
 
     def complete(self) -> Ending:
@@ -255,13 +286,15 @@ class OpenItem:
     ``announced`` is the item in its ``response.output_item.added`` event, ``index`` its output
     index, ``first`` the number of its first event. ``pieces`` are the texts of its deltas;
     ``logprob_counts`` says how many of ``logprobs`` came with each. The events of a call of a typed
-    ``tool`` are sent when it has ended: its item is made from the whole arguments.
+    ``tool`` are sent when it has ended: its item is made from the whole arguments. ``summary`` is
+    how the reasoning is to be summarised.
     """
 
     announced: OutputItem
     index: int
     seal_for: int | None = None
     tool: ClientTool | None = None
+    summary: str | None = None
     first: int | None = None
     pieces: list[str] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
@@ -283,9 +316,14 @@ class OpenItem:
         item = self.so_far(status)
         if self.tool is not None and isinstance(item, FunctionCall):
             return typed_call(self.tool, item, status)
-        if self.seal_for is None or not isinstance(item, ReasoningItem):
+        if not isinstance(item, ReasoningItem):
             return item
-        return changed(item, encrypted_content=seal("".join(self.pieces), self.seal_for))
+        text, fields = "".join(self.pieces), dict[str, Any]()
+        if self.summary is not None:
+            fields["summary"] = summary_of(text, self.summary)
+        if self.seal_for is not None:
+            fields["encrypted_content"] = seal(text, self.seal_for)
+        return changed(item, **fields)
 
 
 class Output:
@@ -323,8 +361,9 @@ class Output:
         announced: OutputItem,
         seal_for: int | None = None,
         tool: ClientTool | None = None,
+        summary: str | None = None,
     ) -> OpenItem:
-        self.open_item = OpenItem(announced, self._next_index, seal_for, tool)
+        self.open_item = OpenItem(announced, self._next_index, seal_for, tool, summary)
         self._next_index += 1
         return self.open_item
 
@@ -348,11 +387,14 @@ class Output:
                 self._finish(event.item)
             case (
                 wire.OutputTextDelta()
+                | wire.RefusalDelta()
                 | wire.ReasoningTextDelta()
                 | wire.FunctionCallArgumentsDelta()
                 | wire.CustomToolCallInputDelta()
             ) if self.open_item is not None:
                 logprobs = event.logprobs if isinstance(event, wire.OutputTextDelta) else []
+                if isinstance(event, wire.RefusalDelta):
+                    self.open_item.announced = as_refusal(self.open_item.announced)
                 self.open_item.append(event.delta, [entry.model_dump() for entry in logprobs])
 
 
@@ -360,8 +402,8 @@ class OutputWriter(Output):
     """Adds the deltas of an engine to the output, and encodes the events of that.
 
     It continues after the frames ``sent`` by earlier attempts: ``first_number`` is the number of
-    its first event, ``numbers`` counts on from there. For the other parameters see
-    ``ResponseAssembler``.
+    its first event, ``numbers`` counts on from there. ``summary`` is how reasoning is summarised.
+    For the other parameters see ``ResponseAssembler``.
     """
 
     def __init__(
@@ -369,10 +411,12 @@ class OutputWriter(Output):
         emits: bool,
         seal_for: int | None,
         routes: Mapping[str, Route] = _NO_ROUTES,
+        summary: str | None = None,
         sent: Sent = _NOTHING_SENT,
     ) -> None:
         super().__init__(sent.frames)
         self._emits, self._seal_for, self._routes = emits, seal_for, routes
+        self._summary = summary
         self._open_type: type[OutputItem] | None = None
         self._delta_frame = (b"", b"", b"")
         self.first_number, self.numbers = sent.next, count(sent.next)
@@ -389,11 +433,15 @@ class OutputWriter(Output):
             if self._open_type is not Message:
                 opened = self.begin_message()
             return self._append(opened, delta.text, delta.logprobs)
+        if isinstance(delta, RefusalDelta):
+            if self._open_type is not RefusalMessage:
+                opened = self.begin_message(RefusalMessage)
+            return self._append(opened, delta.text)
         if isinstance(delta, ReasoningDelta):
             if self._open_type is not ReasoningItem:
                 id_ = new_id("rs_")
                 item = ReasoningItem(id=id_, status="in_progress", summary=[], content=[])
-                opened = self._begin(item, self._seal_for)
+                opened = self._begin(item, self._seal_for, summary=self._summary)
             return self._append(opened, delta.text)
         if isinstance(delta, ToolCallDelta):
             if delta.id is not None and delta.name is not None:
@@ -404,10 +452,21 @@ class OutputWriter(Output):
                 return self._append(opened, delta.arguments)
         return opened
 
-    def begin_message(self) -> Frames:
-        """Begin a message; return the frames that announce it."""
+    def add_compaction(self, sealed: str) -> Frames:
+        """Add an item that has no deltas; return its frames."""
+        ended = self.end_item("completed")
+        item = Compaction(id=new_id("cmp_"), encrypted_content=sealed)
+        open_ = self._start(item)
+        item_events = ItemEvents(item.id, open_.index, self.numbers)
+        frames = list(item_events.whole(item)) if self._emits else []
+        open_.first = frames[0].sequence_number if frames else None
+        self._finish(item)
+        return [*ended, *self.encode(frames)]
+
+    def begin_message(self, kind: type[Message] = Message) -> Frames:
+        """Begin a message, of text or a refusal; return the frames that announce it."""
         id_ = new_id("msg_")
-        return self._begin(Message(id=id_, status="in_progress", role="assistant", content=[]))
+        return self._begin(kind(id=id_, status="in_progress", role="assistant", content=[]))
 
     def end_item(self, status: ItemStatus) -> list[bytes]:
         """End the open item, if there is one; return the frames of that."""
@@ -432,9 +491,10 @@ class OutputWriter(Output):
         announced: OutputItem,
         seal_for: int | None = None,
         tool: ClientTool | None = None,
+        summary: str | None = None,
     ) -> Frames:
         ended = self.end_item("completed")
-        item = self._start(announced, seal_for, tool)
+        item = self._start(announced, seal_for, tool, summary)
         self._open_type = type(announced)
         if tool is not None:
             return ended
@@ -506,21 +566,20 @@ class CompactionAssembler(WholeAnswerAssembler):
 
     def __init__(self, assembly: CompactionAssembly) -> None:
         self._assembly = assembly
-        self._text: list[str] = []
-        self._usage = Usage()
+        self._summary, self._usage = "", Usage()
 
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta."""
         match delta:
-            case TextDelta(text):
-                self._text.append(text)
+            case CompactionDelta(context):
+                self._summary = context.summary
             case Usage():
                 self._usage = delta
         return ()
 
     def answer(self) -> dict[str, Any]:
         """Return the object ``response.compaction``."""
-        sealed = seal(_SUMMARY_HEADING + "".join(self._text), self._assembly.project_id)
+        sealed = seal(SUMMARY_HEADING + self._summary, self._assembly.project_id)
         compaction = new_item({"type": "compaction", "encrypted_content": sealed})
         return {
             "id": self._assembly.response_id,
@@ -536,7 +595,7 @@ def response_usage(usage: Usage) -> ResponseUsage:
     return ResponseUsage(
         input_tokens=usage.input_tokens,
         input_tokens_details=InputTokensDetails(
-            cached_tokens=usage.cached_tokens, cache_write_tokens=0
+            cached_tokens=usage.cached_tokens, cache_write_tokens=usage.cache_write_tokens
         ),
         output_tokens=usage.output_tokens,
         output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.reasoning_tokens),

@@ -12,6 +12,7 @@ from pydantic_core import to_json
 
 from inference_site.accounts.keys import Caller
 from inference_site.catalogue.catalogue import catalogue
+from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.request_fields.capabilities import ignored_fields
 from inference_site.gateway.request_fields.mapping import require_stream_for_options
@@ -27,7 +28,7 @@ from inference_site.runs.queue import new_id
 from inference_site.runs.streams.batches import long_texts
 from inference_site.runs.streams.request_documents import Document
 from responses_api.assembler import RESPONSE, ResponseAssembly
-from responses_api.client_tools import OfferedTools, offer_tools
+from responses_api.client_tools import TOOL_ITEMS, OfferedTools, offer_tools
 from responses_api.context import (
     Context,
     HistoryLimit,
@@ -38,9 +39,10 @@ from responses_api.context import (
     resolve,
 )
 from responses_api.events import accepted_frames
-from responses_api.items import IdentifiedItem
+from responses_api.items import IdentifiedItem, ItemData
 from responses_api.mapping import ENCRYPTED_REASONING, to_generation_request
 from responses_api.models import StoredResponse
+from responses_api.sealing import holds_context, unseal_context
 from responses_api.storage import accept
 from responses_api.stored_responses import new_response, stored_response
 from responses_api.wire.requests import ResponseRequest
@@ -97,7 +99,7 @@ def create(
         body.input,
         body.previous_response_id,
         body.conversation_id,
-        HistoryLimit(ContextBound.of(model.spec), may_truncate=body.truncation == "auto"),
+        _history_limit(body, model.spec),
         unstored,
     )
     if context.is_unstored and body.store is not False:
@@ -114,7 +116,7 @@ def create(
         conversation_id=context.conversation.public_id if context.conversation else None,
         metadata=body.metadata or {},
     ).model_dump()
-    offered = _offered(body, context)
+    offered = _offered(project_id, body, context)
     document = to_document(project_id, body, context, model, response, offered)
     is_stored, is_flex = response["store"], body.service_tier == "flex"
     submission = Submission(
@@ -175,13 +177,32 @@ def to_document(
         sends_done=settings.RESPONSES_SEND_DONE,
         seal_for=project_id if ENCRYPTED_REASONING in (body.include or ()) else None,
         routes=offered.uncommon_routes,
+        compacts_for=None if request.compaction is None else project_id,
+        tool_items=[] if request.compaction is None else _tool_items(project_id, context),
     )
     return Document(request, assembly)
 
 
-def _offered(body: ResponseRequest, context: Context) -> OfferedTools:
-    items = (item.data for item in (*context.before, *context.new))
-    return offer_tools(body.tools or (), items)
+def _history_limit(body: ResponseRequest, spec: ModelSpec) -> HistoryLimit:
+    """Return how much of a history is read: with a compaction, too, only what the model can."""
+    may_truncate = body.truncation == "auto" or bool(body.context_management) or body.compacts_now
+    return HistoryLimit(ContextBound.of(spec), may_truncate)
+
+
+def _offered(project_id: int, body: ResponseRequest, context: Context) -> OfferedTools:
+    return offer_tools(body.tools or (), _tool_items(project_id, context))
+
+
+def _tool_items(project_id: int, context: Context) -> list[ItemData]:
+    """Return the items that give the model tools, those before a compaction included."""
+    found = list[ItemData]()
+    for item in context.items():
+        if item.data["type"] in TOOL_ITEMS:
+            found.append(item.data)
+        elif holds_context(item.data):
+            param = f"{item.param}.encrypted_content"
+            found += unseal_context(item.data["encrypted_content"], project_id, param).items
+    return found
 
 
 def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
@@ -198,7 +219,7 @@ def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
         for item in stored.items.filter(is_output=False).order_by("position")
     ]
     body = ResponseRequest.model_validate(stored.request)
-    limit = HistoryLimit(ContextBound.of(spec), may_truncate=body.truncation == "auto")
+    limit = _history_limit(body, spec)
     previous = stored.previous
     before = history_of(previous, limit) if previous else conversation_items_before(stored, limit)
     context = Context(new, before, previous, stored.conversation)
@@ -209,5 +230,5 @@ def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
         context,
         with_capabilities(spec),
         response,
-        _offered(body, context),
+        _offered(stored.project_id, body, context),
     )

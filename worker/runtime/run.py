@@ -21,7 +21,14 @@ from django.db import DatabaseError
 from django.utils import timezone
 
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.core.domain.deltas import Delta, Finish, PromptProgress, Usage, is_output
+from inference_site.core.domain.deltas import (
+    CompactionDelta,
+    Delta,
+    Finish,
+    PromptProgress,
+    Usage,
+    is_output,
+)
 from inference_site.core.domain.errors import (
     ConnectionLost,
     DocumentLost,
@@ -51,11 +58,11 @@ from inference_site.runs.streams.event_log import read_log
 from inference_site.runs.streams.request_documents import Document, Loaded, ToStore, load_document
 from inference_site.runs.wake_ups import send_wake_up
 from worker.engines.base import Engine
-from worker.media import has_images, resolve_media
+from worker.media import has_images
+from worker.runtime.compaction import start_compacting
 from worker.runtime.hooks import HookContext, Hooks, hooks_for
 from worker.runtime.publisher import StopReason, Stream
 from worker.runtime.tool_calls import CustomCalls, TextCallParser, may_have_text_calls
-from worker.runtime.truncation import start_truncating
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +107,8 @@ class Run:
         self._assembler: Assembler | None = None
         self._store: ToStore | None = None
         self._usage, self._pieces = Usage(), 0
+        self._spent = Usage()
+        """The usage of those turns of this run that have ended."""
         self._first_token_at: dt.datetime | None = None
         self._output_since: float | None = None
         self._unfinished = 1
@@ -128,8 +137,8 @@ class Run:
     def feed(self, delta: Delta) -> None:
         """Convert a delta to frames and hand them to the publisher (see ``Sink``)."""
         if isinstance(delta, Usage):
-            self._usage = delta
-        elif not isinstance(delta, PromptProgress):
+            self._usage = delta = self._spent.plus(delta)
+        elif not isinstance(delta, PromptProgress | CompactionDelta):
             if self._first_token_at is None:
                 self._first_token_at = timezone.now()
                 self._output_since = time.monotonic()
@@ -140,6 +149,11 @@ class Run:
                 self._pieces += is_output(delta)
         for piece in (delta,) if self._text_calls is None else self._text_calls.take(delta):
             self._assemble(piece)
+
+    def spend(self, usage: Usage) -> None:
+        """Take the usage of a turn that has ended (see ``TurnSink``)."""
+        self._spent = self._spent.plus(usage)
+        self.feed(Usage())
 
     def _assemble(self, delta: Delta) -> None:
         """Pass a delta on: custom calls → hooks → kept content → assembler → publisher."""
@@ -185,9 +199,10 @@ class Run:
                 if self._text_calls is not None:
                     for piece in self._text_calls.rest():
                         self._assemble(piece)
-                if self._unfinished and self._pieces > self._usage.output_tokens:
+                least = self._spent.output_tokens + self._pieces
+                if self._unfinished and least > self._usage.output_tokens:
                     # The engine has not counted an unfinished answer; each piece is a token.
-                    self._usage = replace(self._usage, output_tokens=self._pieces)
+                    self._usage = replace(self._usage, output_tokens=least)
                     assert self._assembler is not None
                     self._assembler.feed(self._usage)
                 # Losing the model's process is no error of a run that was cancelled.
@@ -261,12 +276,13 @@ class Run:
             return False
 
         def start() -> bool:
-            return start_truncating(engine, resolve_media(document.request), self, ended)
+            return start_compacting(engine, document.request, self, ended)
 
-        if engine.blocks or not has_images(document.request):
+        waits = has_images(document.request) or document.request.compaction is not None
+        if engine.blocks or not waits:
             return start()
 
-        def start_with_media() -> None:
+        def start_and_wait() -> None:
             with self._logged():
                 try:
                     continues = start()
@@ -276,8 +292,9 @@ class Run:
                     if not continues:
                         ended(None)
 
-        # Fetching takes seconds; the few threads that start and end such runs must not wait.
-        threading.Thread(target=start_with_media, daemon=True).start()
+        # Media and summaries take seconds; the few threads that start and end such runs must not
+        # wait.
+        threading.Thread(target=start_and_wait, daemon=True).start()
         return True
 
     def _load(self) -> tuple[Loaded[Any], Document[Any]]:

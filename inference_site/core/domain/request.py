@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Literal
 
+from inference_site.core.domain.compaction import Compaction
 from inference_site.core.domain.messages import Message
 
 
@@ -113,7 +114,8 @@ class GenerationRequest:
     ``stop_token_ids`` tokens that end an answer and are not in the output. ``ignore_eos`` continues
     after the model's end-of-sequence token (for benchmarks). ``reasoning_budget`` ends the
     reasoning after this number of tokens. ``truncate`` drops the oldest turns, but no instructions,
-    when the context is too short.
+    when the context is too short. With ``compaction`` the worker has the model summarise them
+    first, and then answer what is left.
 
     Log probabilities: ``top_logprobs=None`` means none; 0 means those of the chosen tokens only.
     ``echo`` puts each prompt before its answers, with the log probabilities of its tokens if they
@@ -162,6 +164,7 @@ class GenerationRequest:
     cache_prompt: bool = True
     lora: tuple[tuple[str, float], ...] = ()
     truncate: bool = False
+    compaction: Compaction | None = None
     echo: bool = False
     return_progress: bool = False
     running_usage: bool = False
