@@ -71,6 +71,8 @@ def to_generation_request(
     require_fields(model, "chat", body, () if plan.tools else ("tools",))
     builder = _build(body.instructions, items, project_id, offered)
     messages = tuple(builder.messages)
+    if body.compacts_now and len(messages) == bool(body.instructions):
+        raise InvalidRequestError("Invalid 'input': there is nothing to compact.", param="input")
     if body.reasoning and body.reasoning.context == "current_turn":
         messages = _without_earlier_reasoning(messages)
     require_media(model, messages)

@@ -205,7 +205,7 @@ class ResponseMessage(WireObject):
     reasoning_content: str | None = None
     tool_calls: list[MessageToolCall] | None = None
     function_call: FunctionCall | None = None
-    refusal: None = None
+    refusal: str | None = None
     annotations: list[None] = Field(default_factory=list)
 
 
@@ -284,7 +284,7 @@ class ChunkDelta(WireObject):
     reasoning_content: str | None = None
     tool_calls: list[ChunkToolCall] | None = None
     function_call: ChunkFunction | None = None
-    refusal: None = None
+    refusal: str | None = None
 
 
 class ChunkChoice(WireObject):

@@ -230,6 +230,7 @@ OUTPUT_ITEM = any_of(
     LOCAL_SHELL_CALL,
     APPLY_PATCH_CALL,
     TOOL_SEARCH_CALL,
+    COMPACTION,
 )
 _OWN_SCHEMA = (
     *("message", "function_call", "function_call_output", "custom_tool_call"),
@@ -244,7 +245,6 @@ KEPT_ITEM: Schema = {
 ITEM = any_of(
     OUTPUT_ITEM,
     INPUT_MESSAGE,
-    COMPACTION,
     KEPT_ITEM,
     _call_output("function_call_output", "fco_"),
     _call_output("custom_tool_call_output", "ctco_"),
@@ -393,7 +393,8 @@ RESPONSE: Schema = {
                 {
                     "effort": EFFORT,
                     "summary": const(None, "auto", "concise", "detailed"),
-                }
+                },
+                context=const("current_turn", "all_turns"),
             ),
             "safety_identifier": nullable(STRING),
             "service_tier": const("default", "flex"),

@@ -10,7 +10,7 @@ from itertools import chain, islice
 
 import django.db
 
-from inference_site.core.domain.deltas import Delta, TextDelta, ToolCallDelta
+from inference_site.core.domain.deltas import Delta, RefusalDelta, TextDelta, ToolCallDelta
 from inference_site.core.domain.messages import Message, TextPart
 from inference_site.core.domain.request import GenerationRequest
 from inference_site.core.site_settings.current import site_settings
@@ -43,7 +43,7 @@ class Keeper:
     def take(self, delta: Delta) -> None:
         """Append the text of a delta, up to ``MAX_CHARACTERS``."""
         match delta:
-            case TextDelta(text):
+            case TextDelta(text) | RefusalDelta(text):
                 self._append(text)
             case ToolCallDelta():
                 self._append(f"\n{delta.name}: " if delta.name else "")
