@@ -191,7 +191,11 @@ class ResponseAssembler(Assembler):
             self._usage = delta
         elif isinstance(delta, CompactionDelta):
             assert self._seal_compaction is not None
-            return self._output.add_compaction(self._seal_compaction(delta.context))
+            sealed = self._seal_compaction(delta.context)
+            output = self._output
+            ended = output.end_item("completed")
+            item = Compaction(id=new_id("cmp_"), encrypted_content=sealed)
+            return [*ended, *output.add_whole(item)]
         return self._output.feed(delta)
 
     def complete(self) -> Ending:
@@ -452,16 +456,14 @@ class OutputWriter(Output):
                 return self._append(opened, delta.arguments)
         return opened
 
-    def add_compaction(self, sealed: str) -> Frames:
-        """Add an item that has no deltas; return its frames."""
-        ended = self.end_item("completed")
-        item = Compaction(id=new_id("cmp_"), encrypted_content=sealed)
+    def add_whole(self, item: OutputItem) -> list[bytes]:
+        """Add an item that is complete; return its frames. No item is open."""
         open_ = self._start(item)
         item_events = ItemEvents(item.id, open_.index, self.numbers)
         frames = list(item_events.whole(item)) if self._emits else []
         open_.first = frames[0].sequence_number if frames else None
         self._finish(item)
-        return [*ended, *self.encode(frames)]
+        return self.encode(frames)
 
     def begin_message(self, kind: type[Message] = Message) -> Frames:
         """Begin a message, of text or a refusal; return the frames that announce it."""

@@ -98,9 +98,9 @@ class Recording:
     """The sizes of an answer's deltas, from which a stored answer can be streamed again.
 
     A run of deltas of one sort is ``[sort, choice, sizes]``, with the characters of each delta. The
-    sorts are ``text``, ``reasoning``, ``refusal``, ``finish``, ``progress``, ``call N`` (the first delta of a
-    call) and ``arguments N`` (the later ones). A run of text with log probabilities has one more
-    list: the number of entries of each delta.
+    sorts are ``text``, ``reasoning``, ``refusal``, ``finish``, ``progress``, ``call N`` (the first
+    delta of a call) and ``arguments N`` (the later ones). A run of text with log probabilities has
+    one more list: the number of entries of each delta.
     """
 
     def __init__(self) -> None:

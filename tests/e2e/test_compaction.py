@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +15,8 @@ import pytest
 
 from tests.e2e.keys import make_key
 from tests.e2e.scripts import dicts, events, replay_raw, stream_raw
-from tests.served_stack import ServedStack
-from tests.upstream_server import Answer, Talk, UpstreamServer, streamed
+from tests.served_stack import ServedStack, wait_until
+from tests.upstream_server import Answer, Talk, UpstreamServer, streamed, text, usage
 
 COMPACTED: Any = [{"type": "compaction", "compact_threshold": 1000}]
 TRIGGER: Any = {"type": "compaction_trigger"}
@@ -199,10 +202,11 @@ def test_prompt_that_the_server_refuses_is_compacted(
     assert types_of(made) == ["compaction", "message"]
     assert shown(model.body) == [("system", "Summary of t"), ("user", "Now?")]
     # A newest turn that is too long alone is an error all the same.
+    newest: Any = {"role": "user", "content": "x" * 5000}
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(
             model="odd",
-            input=[*turns, {"role": "user", "content": "x" * 5000}],
+            input=[*turns, newest],
             context_management=COMPACTED,
         )
     assert caught.value.code == "context_length_exceeded"
@@ -290,3 +294,51 @@ def test_odd_thresholds_and_triggers_are_refused_by_name(http: httpx.Client) -> 
         response = http.post("/v1/responses", json={"model": "scripted", "input": "x", **body})
         assert response.status_code == 400, response.text
         assert response.json()["error"]["param"] == param
+
+
+def test_worker_that_dies_while_it_compacts_starts_again(
+    model: UpstreamServer, client: openai.OpenAI, stack: ServedStack
+) -> None:
+    begun = threading.Event()
+
+    def never(talk: Talk) -> None:
+        begun.set()
+        talk.wait_for_hang_up()
+
+    model.answers = [never]
+    history: Any = [{"role": "user", "content": TURN}, {"role": "assistant", "content": "A"}]
+    made = client.responses.create(
+        model="odd",
+        input=[*history, {"role": "user", "content": "x"}, TRIGGER],
+        background=True,
+    )
+    assert begun.wait(60)
+    model.answers = [summarising()]
+    os.kill(stack.pid_of("worker"), signal.SIGKILL)
+    wait_until(lambda: client.responses.retrieve(made.id).status == "completed", 120, "completed")
+    done = client.responses.retrieve(made.id)
+    assert types_of(done) == ["compaction"]
+    events = list(client.responses.retrieve(made.id, stream=True))
+    assert [e.sequence_number for e in events] == list(range(len(events)))
+
+
+def test_cancelled_compaction_ends_and_is_counted(
+    model: UpstreamServer, client: openai.OpenAI
+) -> None:
+    def slow(talk: Talk) -> None:
+        talk.begin()
+        talk.event(text("half"))
+        talk.event(usage(prompt=50, completion=1))
+        begun.set()
+        talk.wait_for_hang_up()
+
+    begun = threading.Event()
+    model.answers = [slow]
+    history: Any = [{"role": "user", "content": TURN}, {"role": "assistant", "content": "A"}]
+    made = client.responses.create(model="odd", input=[*history, TRIGGER], background=True)
+    assert begun.wait(60)
+    cancelled = client.responses.cancel(made.id)
+    assert cancelled.status == "cancelled"
+    assert cancelled.output == []
+    assert cancelled.usage is not None
+    assert cancelled.usage.input_tokens == 50

@@ -18,7 +18,7 @@ from inference_site.gateway.submission.model_access import with_capabilities
 from responses_api.client_tools import Route, offer_tools
 from responses_api.context import ContextItem
 from responses_api.items import to_data
-from responses_api.mapping import to_messages
+from responses_api.mapping import to_generation_request, to_messages
 from responses_api.prompt_items import CALLS, RESULTS, WHOLE_CALLS, WORDS
 from responses_api.sealing import seal
 from responses_api.wire.requests import ResponseRequest
@@ -332,3 +332,27 @@ def test_calls_of_openais_tools_are_calls_with_their_results() -> None:
     assert [turn.text for turn in turns if turn.role != "assistant"] == [
         *("(The results were not kept.)", "o", "The user refused the call", "u"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("context", "kept"), [("auto", ["Hm", "So"]), ("current_turn", [None, "So"])]
+)
+def test_reasoning_of_earlier_turns_may_be_left_out(context: str, kept: list[str | None]) -> None:
+    def thought(text: str) -> dict[str, Any]:
+        content = [{"type": "reasoning_text", "text": text}]
+        return {"type": "reasoning", "summary": [], "content": content}
+
+    body = ResponseRequest.model_validate(
+        {
+            "input": [
+                *(said("user", "a"), thought("Hm"), said("assistant", "b"), said("user", "c")),
+                *(thought("So"), call("x"), result("x")),
+            ],
+            "reasoning": {"context": context},
+        }
+    )
+    items = [ContextItem(to_data(item), "input") for item in body.input or ()]
+    request = to_generation_request(
+        body, items, with_capabilities(SPEC), PROJECT, offer_tools((), ())
+    )
+    assert [m.reasoning for m in request.messages if m.role == "assistant"] == kept
