@@ -11,6 +11,7 @@ import argparse
 import statistics
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 
 import openai
 
@@ -85,7 +86,7 @@ def main() -> None:
     with platform_with({_MODEL: entry}, {}) as endpoint:
         client = openai.OpenAI(base_url=endpoint.url, api_key=endpoint.key, max_retries=0)
         turns = _talk(client, options.turns, options.words, options.threshold, options.tokens)
-    pairs = [(a, b) for a, b in zip(turns, turns[1:], strict=False) if a.is_compacted]
+    pairs = [(a, b) for a, b in pairwise(turns) if a.is_compacted]
     read = sum(a.input - b.input for a, b in pairs)
     written = sum(max(a.output - b.output, 0) for a, b in pairs)
     spent = sum(a.seconds - b.seconds for a, b in pairs)

@@ -42,7 +42,8 @@ class Piece:
 class Bubble:
     """One message, reasoning text, compaction, tool call or tool result.
 
-    ``name`` is the name of the called tool, or what a note or a compaction says; ``result`` is its result, None while it is unknown.
+    ``name`` is the name of the called tool, or what a note or a compaction says. ``result`` is the
+    result of a call, None while it is unknown.
     """
 
     kind: Literal["message", "reasoning", "compaction", "call", "result", "note"]
