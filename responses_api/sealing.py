@@ -37,7 +37,8 @@ _CONTEXT = TypeAdapter(SealedContext)
 
 def holds_context(item: dict[str, Any]) -> bool:
     """Whether the data of an item is a compaction that holds the whole context before it."""
-    return item["type"] == "compaction" and str(item["encrypted_content"]).startswith(_WHOLE)
+    is_compaction = item.get("type") == "compaction"
+    return is_compaction and str(item["encrypted_content"]).startswith(_WHOLE)
 
 
 def seal_context(sealed: SealedContext, project_id: int) -> str:
