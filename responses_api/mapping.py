@@ -11,13 +11,14 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
-from inference_site.core.domain import messages as domain
 from inference_site.core.domain import request
-from inference_site.core.domain.compaction import Compaction
-from inference_site.core.domain.messages import Message, ToolCall
+from inference_site.core.domain import request as domain
 from inference_site.core.domain.request import (
+    Compaction,
     Constraint,
     GenerationRequest,
+    Message,
+    ToolCall,
 )
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.request_fields.capabilities import require_fields, require_media

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from inference_site.core.admin_pages.bubbles import Bubble, Piece, image_piece, text_piece
+from inference_site.core.admin_pages.labels import Bubble, Piece, image_piece, text_piece
 from inference_site.core.errors.api_errors import InvalidRequestError
 from responses_api.annotations import status_of, with_generation_status
 from responses_api.items import ItemData
@@ -72,8 +72,8 @@ def turns(response: StoredResponse) -> list[Turn]:
         instructions = member.request.get("instructions")
         text = instructions if isinstance(instructions, str) else ""
         is_compacted = any(item.is_output and holds_context(item.data) for item in items[member.pk])
-        before = previous.public_id if previous is not None and is_compacted else ""
-        shown.append(Turn(member, text, maker.bubbles(items[member.pk]), before))
+        fork = previous.public_id if previous is not None and is_compacted else ""
+        shown.append(Turn(member, text, maker.bubbles(items[member.pk]), fork))
     return shown
 
 

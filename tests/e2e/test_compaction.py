@@ -191,7 +191,7 @@ def test_prompt_that_the_server_refuses_is_compacted(
 ) -> None:
     model.answers = [summarising(context_length=4000)]
     long: Any = [{"role": "user", "content": TURN.format(n)} for n in range(40)]
-    turns = [item for one in long for item in (one, {"role": "assistant", "content": "ok"})]
+    turns: Any = [item for one in long for item in (one, {"role": "assistant", "content": "ok"})]
     asked: Any = {"model": "odd", "input": [*turns, {"role": "user", "content": "Now?"}]}
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(**asked)

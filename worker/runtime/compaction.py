@@ -22,8 +22,6 @@ from inference_site.core.domain.compaction import (
     SUMMARY_HEADING,
     SUMMARY_TASK,
     CompactedContext,
-    Compaction,
-    History,
     shortened,
     transcript,
 )
@@ -36,11 +34,16 @@ from inference_site.core.domain.deltas import (
     Usage,
 )
 from inference_site.core.domain.errors import ContextLengthExceeded
-from inference_site.core.domain.messages import Message
-from inference_site.core.domain.request import GenerationRequest, Sampling
+from inference_site.core.domain.request import (
+    Compaction,
+    GenerationRequest,
+    History,
+    Message,
+    Sampling,
+)
 from worker.engines.base import Engine, Sink
+from worker.engines.context_length import length_of, start_truncating
 from worker.media import resolve_media
-from worker.runtime.truncation import length_of, start_truncating
 
 _TOKEN_CHARACTERS = 4
 """Usual characters of a token; models that cannot render a prompt are estimated with it."""

@@ -50,7 +50,7 @@ from inference_site.core.storage.postgresql import (
     release_connection_after,
     transaction_with_timeouts,
 )
-from inference_site.runs.kept_content.keeping import Keeper, keeper_for
+from inference_site.runs.kept_content.models import Keeper, keeper_for
 from inference_site.runs.kinds import Assembler, GenerationKind, kind_of, recovered
 from inference_site.runs.models import Claim, Generation, Status
 from inference_site.runs.streams.batches import Ending, Sent, sent_so_far

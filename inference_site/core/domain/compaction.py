@@ -1,10 +1,6 @@
 """Compaction: a summary by the model takes the place of the older turns of a conversation.
 
-    leading  instructions, at the beginning; they stay
-    middle   what is summarised
-    newest   what the model has not answered yet; it stays
-
-The web process decides when a request is compacted (``Compaction``), the worker does it
+The web process decides when a request is compacted (``request.Compaction``), the worker does it
 (``worker/runtime/compaction.py``), and the result (``CompactedContext``) is stored, sealed, as an
 item of the response. Later requests begin with it.
 """
@@ -14,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inference_site.core.domain.messages import AudioPart, ImagePart, Message, TextPart
+from inference_site.core.domain.request import AudioPart, ImagePart, Message, TextPart
 
 SUMMARY_TASK = (
     "Summarise the conversation that follows, so that it can be continued from the summary alone. "
@@ -25,69 +21,6 @@ SUMMARY_HEADING = "Summary of the conversation so far:\n"
 _LEFT_OUT = "[…]"
 _LARGEST_SHARE = 4
 """One entry of a transcript has at most this part, a quarter, of the room for all of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Compaction:
-    """When a request is compacted, and what of it.
-
-    ``threshold``: the number of tokens of the prompt from which on it is compacted; 0 means now.
-    ``summary_tokens`` is the most tokens of the summary. ``instructions`` is the number of first
-    messages that belong to this request only; ``leading`` counts them and those after them that
-    stay. ``has_summary``: the message after these is an earlier summary. ``keeps_newest``: what
-    the model has not answered stays as it is. ``is_whole_answer``: the summary is all that is asked
-    for, and the instructions apply to it. ``counts``: the engine can render the prompt, so that its
-    tokens can be counted.
-    """
-
-    threshold: int
-    summary_tokens: int
-    instructions: int = 0
-    leading: int = 0
-    has_summary: bool = False
-    keeps_newest: bool = True
-    is_whole_answer: bool = False
-    counts: bool = False
-
-    def split(self, messages: Sequence[Message]) -> History:
-        """Return the three parts of the messages."""
-        end = len(messages)
-        if self.keeps_newest:
-            while end > self.leading and messages[end - 1].role != "assistant":
-                end -= 1
-            # Results of tools stay with their calls, which are in the message before them.
-            if end > self.leading and end < len(messages) and messages[end].role == "tool":
-                end -= 1
-            if end == self.leading and self.has_summary and end < len(messages):
-                end += 1
-        leading, rest = messages[: self.leading], messages[self.leading :]
-        cut = end - self.leading
-        return History(tuple(leading), tuple(rest[:cut]), tuple(rest[cut:]))
-
-    def without_oldest(
-        self, messages: Sequence[Message], lengths: Sequence[int], excess: int
-    ) -> tuple[Message, ...]:
-        """Return the messages without the oldest that would be summarised, ``excess`` of length.
-
-        For a conversation that certainly exceeds the context: it will be compacted, and no summary
-        can read all of it. An earlier summary stays.
-        """
-        history = self.split(messages)
-        first = self.leading + (self.has_summary and bool(history.middle))
-        end, dropped = first, 0
-        while end < self.leading + len(history.middle) and dropped < excess:
-            dropped += lengths[end]
-            end += 1
-        return (*messages[:first], *messages[end:])
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """The messages of a request in three parts, as the module describes them."""
-
-    leading: tuple[Message, ...]
-    middle: tuple[Message, ...]
-    newest: tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,178 @@
-"""The request that an engine runs: messages or prompts, sampling, tools and constraints."""
+"""The request that an engine runs: messages or prompts, sampling, tools and constraints.
+
+Messages are the turns of a conversation, as a chat template receives them.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Literal
 
-from inference_site.core.domain.compaction import Compaction
-from inference_site.core.domain.messages import Message
+Role = Literal["system", "user", "assistant", "tool"]
+_CUSTOM_TOOL_SCHEMA = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the assistant made; ``arguments`` is JSON text, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A piece of text between media."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    """An image by its URL: http(s) until the worker has fetched it, then ``data:``.
+
+    ``param`` names the field of the request it came from, for errors.
+    """
+
+    url: str
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class AudioPart:
+    """Audio: a file of this format, in base64."""
+
+    audio: str
+    format: Literal["wav", "mp3"]
+    param: str
+
+
+Part = TextPart | ImagePart | AudioPart
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of the conversation, as the model's chat template receives it.
+
+    A turn with media has ``parts``, in order, and no ``text``. Otherwise ``text`` is None only for
+    an assistant turn with calls and no text. A turn of the role ``tool`` is the result of the call
+    ``tool_call_id``. ``reasoning`` is the assistant's reasoning before its answer.
+    """
+
+    role: Role
+    text: str | None
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    parts: tuple[Part, ...] = ()
+    reasoning: str | None = None
+
+    @property
+    def all_text(self) -> str:
+        """The text of the turn, or the texts between its media."""
+        texts = (part.text for part in self.parts if isinstance(part, TextPart))
+        return "".join(texts) if self.parts else self.text or ""
+
+
+def drop_oldest_turns(
+    messages: Sequence[Message], lengths: Sequence[float], excess: float
+) -> tuple[Message, ...]:
+    """Return the messages without the oldest turns, which together have at least this length.
+
+    Used when a conversation is too long for its model. ``lengths`` are those of the messages in
+    any unit: characters, bytes or tokens. At least one turn is dropped, if there is one before the
+    last message of the user; that message and all after it stay. System messages stay, too.
+    """
+    last_turn = max((i for i, m in enumerate(messages) if m.role == "user"), default=0)
+    dropped: set[int] = set()
+    dropped_length = 0.0
+    for position in range(last_turn):
+        message = messages[position]
+        if message.role == "system":
+            continue
+        # A turn is dropped up to the next message of the user: templates require that a
+        # conversation starts with the user, and a result needs its call.
+        if message.role == "user" and dropped and dropped_length >= excess:
+            break
+        dropped.add(position)
+        dropped_length += lengths[position]
+    return tuple(message for i, message in enumerate(messages) if i not in dropped)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The messages of a request in three parts.
+
+    ``leading`` are the instructions at the beginning, which stay; ``middle`` is what is summarised;
+    ``newest`` is what the model has not answered yet, which stays.
+    """
+
+    leading: tuple[Message, ...]
+    middle: tuple[Message, ...]
+    newest: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """When a request is compacted, and what of it.
+
+    ``threshold``: the number of tokens of the prompt from which on it is compacted; 0 means now.
+    ``summary_tokens`` is the most tokens of the summary. ``instructions`` is the number of first
+    messages that belong to this request only; ``leading`` counts them and those after them that
+    stay. ``has_summary``: the message after these is an earlier summary. ``keeps_newest``: what
+    the model has not answered stays as it is. ``is_whole_answer``: the summary is all that is asked
+    for, and the instructions apply to it. ``counts``: the engine can render the prompt, so that its
+    tokens can be counted.
+    """
+
+    threshold: int
+    summary_tokens: int
+    instructions: int = 0
+    leading: int = 0
+    has_summary: bool = False
+    keeps_newest: bool = True
+    is_whole_answer: bool = False
+    counts: bool = False
+
+    def split(self, messages: Sequence[Message]) -> History:
+        """Return the three parts of the messages."""
+        end = len(messages)
+        if self.keeps_newest:
+            while end > self.leading and messages[end - 1].role != "assistant":
+                end -= 1
+            # Results of tools stay with their calls, which are in the message before them.
+            if end > self.leading and end < len(messages) and messages[end].role == "tool":
+                end -= 1
+            if end == self.leading and self.has_summary and end < len(messages):
+                end += 1
+        leading, rest = messages[: self.leading], messages[self.leading :]
+        cut = end - self.leading
+        return History(tuple(leading), tuple(rest[:cut]), tuple(rest[cut:]))
+
+    def without_oldest(
+        self, messages: Sequence[Message], lengths: Sequence[int], excess: int
+    ) -> tuple[Message, ...]:
+        """Return the messages without the oldest that would be summarised, ``excess`` of length.
+
+        For a conversation that certainly exceeds the context: it will be compacted, and no summary
+        can read all of it. An earlier summary stays.
+        """
+        history = self.split(messages)
+        first = self.leading + (self.has_summary and bool(history.middle))
+        end, dropped = first, 0
+        while end < self.leading + len(history.middle) and dropped < excess:
+            dropped += lengths[end]
+            end += 1
+        return (*messages[:first], *messages[end:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,14 +379,6 @@ class GenerationRequest:
         if self.operation in ("embed", "rank"):
             return "input" if self.operation == "embed" else "documents"
         return "prompt" if self.prompts else "messages"
-
-
-_CUSTOM_TOOL_SCHEMA = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
 
 
 def custom_tool(name: str, description: str | None, grammar: Constraint | None = None) -> Tool:

@@ -19,13 +19,17 @@ from inference_site.core.domain.deltas import (
     ToolCallDelta,
 )
 from inference_site.core.domain.errors import InvalidRequest
-from inference_site.core.domain.messages import Message
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import Constraint, GenerationRequest, Sampling, Tool
+from inference_site.core.domain.request import (
+    Constraint,
+    GenerationRequest,
+    Message,
+    Sampling,
+    Tool,
+)
 from tests.sinks import RecordingSink
 from tests.upstream_server import llama_server
-from worker.engines.base import Engine
-from worker.engines.registry import load_engine
+from worker.engines.base import Engine, load_engine
 
 SPEC = ModelSpec("demo", "openai_upstream", slots=2, context_length=1024)
 OSLO = (Message("user", "What is the weather in Oslo?"),)
