@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -116,7 +117,7 @@ def create(
         conversation_id=context.conversation.public_id if context.conversation else None,
         metadata=body.metadata or {},
     ).model_dump()
-    offered = _offered(project_id, body, context)
+    offered = _offered(body, context, project_id)
     document = to_document(project_id, body, context, model, response, offered)
     is_stored, is_flex = response["store"], body.service_tier == "flex"
     submission = Submission(
@@ -177,8 +178,11 @@ def to_document(
         sends_done=settings.RESPONSES_SEND_DONE,
         seal_for=project_id if ENCRYPTED_REASONING in (body.include or ()) else None,
         routes=offered.uncommon_routes,
+        first_calls=[asdict(call) for call in offered.first_calls],
+        most_calls=min(body.max_tool_calls or settings.TOOL_CALLS_MAX, settings.TOOL_CALLS_MAX),
+        site_tools=offered.site_tools,
         compacts_for=None if request.compaction is None else project_id,
-        tool_items=[] if request.compaction is None else _tool_items(project_id, context),
+        tool_items=[] if request.compaction is None else _tool_items(context, project_id),
     )
     return Document(request, assembly)
 
@@ -189,20 +193,25 @@ def _history_limit(body: ResponseRequest, spec: ModelSpec) -> HistoryLimit:
     return HistoryLimit(ContextBound.of(spec), may_truncate)
 
 
-def _offered(project_id: int, body: ResponseRequest, context: Context) -> OfferedTools:
-    return offer_tools(body.tools or (), _tool_items(project_id, context))
+def _offered(body: ResponseRequest, context: Context, project_id: int) -> OfferedTools:
+    items = _items_of_prompt(context, project_id)
+    return offer_tools(body.tools or (), items, project_id=project_id)
 
 
-def _tool_items(project_id: int, context: Context) -> list[ItemData]:
-    """Return the items that give the model tools, those before a compaction included."""
-    found = list[ItemData]()
+def _tool_items(context: Context, project_id: int) -> list[ItemData]:
+    """Return the items that a compaction seals: those that give the model tools."""
+    items = _items_of_prompt(context, project_id)
+    return [item for item in items if item["type"] in TOOL_ITEMS]
+
+
+def _items_of_prompt(context: Context, project_id: int) -> Iterator[ItemData]:
+    """Yield the items that a prompt is made of; for a compaction, those it has sealed."""
     for item in context.items():
-        if item.data["type"] in TOOL_ITEMS:
-            found.append(item.data)
-        elif holds_context(item.data):
+        if holds_context(item.data):
             param = f"{item.param}.encrypted_content"
-            found += unseal_context(item.data["encrypted_content"], project_id, param).items
-    return found
+            yield from unseal_context(item.data["encrypted_content"], project_id, param).items
+        else:
+            yield item.data
 
 
 def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
@@ -230,5 +239,5 @@ def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
         context,
         with_capabilities(spec),
         response,
-        _offered(stored.project_id, body, context),
+        _offered(body, context, stored.project_id),
     )

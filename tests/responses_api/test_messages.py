@@ -41,7 +41,7 @@ def messages(
     """The messages of a request with these items."""
     body = ResponseRequest.model_validate({"input": list(items), "tools": tools})
     context = [ContextItem(to_data(item), f"input[{i}]") for i, item in enumerate(body.input or ())]
-    offered = offer_tools(body.tools or (), (item.data for item in context))
+    offered = offer_tools(body.tools or (), (item.data for item in context), project_id=1)
     turns = to_messages(instructions, context, PROJECT, offered)
     require_media(with_capabilities(spec), turns)
     return turns
@@ -353,6 +353,6 @@ def test_reasoning_of_earlier_turns_may_be_left_out(context: str, kept: list[str
     )
     items = [ContextItem(to_data(item), "input") for item in body.input or ()]
     request = to_generation_request(
-        body, items, with_capabilities(SPEC), PROJECT, offer_tools((), ())
+        body, items, with_capabilities(SPEC), PROJECT, offer_tools((), (), project_id=PROJECT)
     )
     assert [m.reasoning for m in request.messages if m.role == "assistant"] == kept

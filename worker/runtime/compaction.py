@@ -150,14 +150,20 @@ def _attempts(
         summary = _summary(engine, request, compaction, history, sink)
         if sink.cancelled:
             return
-        own, leading = history.leading[: compaction.instructions], history.leading
-        context = CompactedContext(summary, leading[compaction.instructions :], newest)
+        leading = history.leading[compaction.instructions :]
+        context = CompactedContext(summary, leading, newest)
         sink.feed(CompactionDelta(context))
         if compaction.is_whole_answer:
             sink.feed(Finish("stop"))
             return
-        yield replace(request, messages=(*own, *context.messages), truncate=False)
+        yield replace(compacted(request, context), truncate=False)
     yield replace(request, messages=(*history.leading, *newest))
+
+
+def compacted(request: GenerationRequest, context: CompactedContext) -> GenerationRequest:
+    """Return the request with its own instructions and the context, to be compacted no more."""
+    own = request.messages[: request.compaction.instructions] if request.compaction else ()
+    return replace(request, messages=(*own, *context.messages), compaction=None)
 
 
 def _with_question(history: History, compaction: Compaction) -> tuple[Message, ...]:
