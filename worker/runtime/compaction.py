@@ -20,6 +20,7 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.core.domain.compaction import (
     SUMMARY_HEADING,
+    SUMMARY_REQUEST,
     SUMMARY_TASK,
     CompactedContext,
     shortened,
@@ -150,14 +151,20 @@ def _attempts(
         summary = _summary(engine, request, compaction, history, sink)
         if sink.cancelled:
             return
-        own, leading = history.leading[: compaction.instructions], history.leading
-        context = CompactedContext(summary, leading[compaction.instructions :], newest)
+        leading = history.leading[compaction.instructions :]
+        context = CompactedContext(summary, leading, newest)
         sink.feed(CompactionDelta(context))
         if compaction.is_whole_answer:
             sink.feed(Finish("stop"))
             return
-        yield replace(request, messages=(*own, *context.messages), truncate=False)
+        yield replace(compacted(request, context), truncate=False)
     yield replace(request, messages=(*history.leading, *newest))
+
+
+def compacted(request: GenerationRequest, context: CompactedContext) -> GenerationRequest:
+    """Return the request with its own instructions and the context, to be compacted no more."""
+    own = request.messages[: request.compaction.instructions] if request.compaction else ()
+    return replace(request, messages=(*own, *context.messages), compaction=None)
 
 
 def _with_question(history: History, compaction: Compaction) -> tuple[Message, ...]:
@@ -224,7 +231,7 @@ def _summary(
         text = transcript(middle, most, keeps_first=has_earlier)
         asked = GenerationRequest(
             model=request.model,
-            messages=(Message("system", task), Message("user", text)),
+            messages=(Message("system", task), Message("user", SUMMARY_REQUEST.format(text))),
             max_output_tokens=compaction.summary_tokens,
             sampling=Sampling() if spec is None else spec.sampling,
             template_vars={"enable_thinking": False} if has_template else {},

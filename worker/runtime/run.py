@@ -153,6 +153,7 @@ class Run:
     def spend(self, usage: Usage) -> None:
         """Take the usage of a turn that has ended (see ``TurnSink``)."""
         self._spent = self._spent.plus(usage)
+        self._pieces += usage.output_tokens
         self.feed(Usage())
 
     def _assemble(self, delta: Delta) -> None:
@@ -199,10 +200,9 @@ class Run:
                 if self._text_calls is not None:
                     for piece in self._text_calls.rest():
                         self._assemble(piece)
-                least = self._spent.output_tokens + self._pieces
-                if self._unfinished and least > self._usage.output_tokens:
+                if self._unfinished and self._pieces > self._usage.output_tokens:
                     # The engine has not counted an unfinished answer; each piece is a token.
-                    self._usage = replace(self._usage, output_tokens=least)
+                    self._usage = replace(self._usage, output_tokens=self._pieces)
                     assert self._assembler is not None
                     self._assembler.feed(self._usage)
                 # Losing the model's process is no error of a run that was cancelled.

@@ -17,6 +17,8 @@ SUMMARY_TASK = (
     "Keep names, numbers, decisions, results of tools, what the user asked for, and what is still "
     "to be done."
 )
+SUMMARY_REQUEST = "<conversation>\n{}\n</conversation>\n\nWrite the summary of this conversation. Do not answer it."
+"""What the user asks. Small models answer the conversation if nothing follows it."""
 SUMMARY_HEADING = "Summary of the conversation so far:\n"
 _LEFT_OUT = "[…]"
 _LARGEST_SHARE = 4
