@@ -58,8 +58,9 @@ from inference_site.runs.streams.event_log import read_log
 from inference_site.runs.streams.request_documents import Document, Loaded, ToStore, load_document
 from inference_site.runs.wake_ups import send_wake_up
 from worker.engines.base import Engine
-from worker.media import has_images
+from worker.media import has_media, resolve_media
 from worker.runtime.compaction import start_compacting
+from worker.runtime.guards import start_moderating
 from worker.runtime.hooks import HookContext, Hooks, hooks_for
 from worker.runtime.publisher import StopReason, Stream
 from worker.runtime.tool_calls import CustomCalls, TextCallParser, may_have_text_calls
@@ -276,9 +277,13 @@ class Run:
             return False
 
         def start() -> bool:
-            return start_compacting(engine, document.request, self, ended)
+            request, project_id = document.request, self._claim.project_id
+            if request.guard:
+                resolved = resolve_media(request, project_id)
+                return start_moderating(engine, resolved, self, ended)
+            return start_compacting(engine, request, self, ended, project_id)
 
-        waits = has_images(document.request) or document.request.compaction is not None
+        waits = has_media(document.request) or document.request.compaction is not None
         if engine.blocks or not waits:
             return start()
 
