@@ -20,6 +20,7 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.core.domain.compaction import (
     SUMMARY_HEADING,
+    SUMMARY_REQUEST,
     SUMMARY_TASK,
     CompactedContext,
     shortened,
@@ -93,19 +94,21 @@ def start_compacting(
     request: GenerationRequest,
     sink: TurnSink,
     ended: Callable[[Exception | None], None],
+    project_id: int,
 ) -> bool:
     """Start the request like ``start_truncating``, after a summary of its older turns if it is due.
 
-    The calling thread waits for the summary. The request's media need not be resolved.
+    The calling thread waits for the summary. The request's media need not be resolved:
+    those that are left are files of this project.
     """
     if request.compaction is None:
-        return start_truncating(engine, resolve_media(request), sink, ended)
+        return start_truncating(engine, resolve_media(request, project_id), sink, ended)
     attempts = _attempts(engine, request, request.compaction, sink)
 
     def start(refused: ContextLengthExceeded | None) -> bool:
         for attempt in attempts:
             try:
-                return start_truncating(engine, resolve_media(attempt), sink, on_end)
+                return start_truncating(engine, resolve_media(attempt, project_id), sink, on_end)
             except ContextLengthExceeded as exc:
                 refused = exc
         if refused is not None and not sink.cancelled:
@@ -230,7 +233,7 @@ def _summary(
         text = transcript(middle, most, keeps_first=has_earlier)
         asked = GenerationRequest(
             model=request.model,
-            messages=(Message("system", task), Message("user", text)),
+            messages=(Message("system", task), Message("user", SUMMARY_REQUEST.format(text))),
             max_output_tokens=compaction.summary_tokens,
             sampling=Sampling() if spec is None else spec.sampling,
             template_vars={"enable_thinking": False} if has_template else {},

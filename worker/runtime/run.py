@@ -64,8 +64,9 @@ from inference_site.runs.tool_calls.models import SavedTurns
 from inference_site.runs.tool_calls.models import close as close_calls
 from inference_site.runs.wake_ups import send_wake_up
 from worker.engines.base import Engine
-from worker.media import has_images
+from worker.media import has_media, resolve_media
 from worker.runtime.compaction import compacted, start_compacting
+from worker.runtime.guards import start_moderating
 from worker.runtime.hooks import HookContext, Hooks, hooks_for
 from worker.runtime.publisher import StopReason, Stream
 from worker.runtime.site_calls import SiteCalls, Stopped
@@ -369,9 +370,13 @@ class Run:
             self._hooks.begin_turn()
 
         def start() -> bool:
-            return start_compacting(engine, request, self, ended)
+            project_id = self._claim.project_id
+            if request.guard:
+                resolved = resolve_media(request, project_id)
+                return start_moderating(engine, resolved, self, ended)
+            return start_compacting(engine, request, self, ended, project_id)
 
-        if engine.blocks or not (has_images(request) or request.compaction is not None):
+        if engine.blocks or not (has_media(request) or request.compaction is not None):
             return start()
 
         def start_and_wait() -> None:

@@ -10,13 +10,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inference_site.core.domain.request import AudioPart, ImagePart, Message, TextPart
+from inference_site.core.domain.request import (
+    AudioPart,
+    FilePart,
+    ImagePart,
+    Message,
+    Part,
+    TextPart,
+)
 
 SUMMARY_TASK = (
     "Summarise the conversation that follows, so that it can be continued from the summary alone. "
     "Keep names, numbers, decisions, results of tools, what the user asked for, and what is still "
     "to be done."
 )
+SUMMARY_REQUEST = (
+    "<conversation>\n{}\n</conversation>\n\n"
+    "Write the summary of this conversation. Do not answer it."
+)
+"""What the user asks. Small models answer the conversation if nothing follows it."""
 SUMMARY_HEADING = "Summary of the conversation so far:\n"
 _LEFT_OUT = "[…]"
 _LARGEST_SHARE = 4
@@ -71,7 +83,7 @@ def _entry(message: Message) -> str:
     return "\n".join(lines)
 
 
-def _part(part: TextPart | ImagePart | AudioPart) -> str:
+def _part(part: Part) -> str:
     match part:
         case TextPart(text=text):
             return text
@@ -79,6 +91,8 @@ def _part(part: TextPart | ImagePart | AudioPart) -> str:
             return "[an image]"
         case AudioPart():
             return "[a sound]"
+        case FilePart():
+            return "[a file]"
 
 
 def shortened(text: str, most: int) -> str:
