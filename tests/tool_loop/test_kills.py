@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.served_stack import wait_until
-from tests.tool_loop.__main__ import worker_of
 from tests.tool_loop.kills import POINTS, effects, problems, turns, wait_until_ended
 from tests.tool_loop.servers import LoopSite
 from tests.tool_loop.test_loop import SAY, created, ended, kinds
+
+
+def worker_of(site: LoopSite) -> int:
+    """Return the id of the worker's process once it serves."""
+    found: list[int] = []
+
+    def ready() -> bool:
+        with suppress(httpx.HTTPError, AssertionError):  # It is being started again.
+            found[:] = [site.stack.pid_of("worker")]
+            return httpx.get(f"{site.stack.url}/health/ready", timeout=60).status_code == 200
+        return False
+
+    wait_until(ready, 120, "ready")
+    return found[0]
 
 
 @pytest.mark.parametrize("function", ["count", "again"])
