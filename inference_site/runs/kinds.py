@@ -240,6 +240,26 @@ def retentions() -> Collection[Retention]:
     return [import_module(name) for name in named if name]
 
 
+class Forgetting(Protocol):
+    """A module that an app names in ``forgetting``: it deletes what is stored of an end user."""
+
+    def forget(
+        self, end_user: str, project_id: int | None, generation_ids: Sequence[str]
+    ) -> Mapping[str, int]:
+        """Delete the results of these generations, and what names the end user in its metadata.
+
+        Return how many objects of each kind had content, by the plural of the kind's name. A
+        second call does nothing. Without a project, of all projects.
+        """
+
+
+@cache
+def forgettings() -> Collection[Forgetting]:
+    """Return these modules of all apps."""
+    named: list[Any] = [getattr(config, "forgetting", None) for config in apps.get_app_configs()]
+    return [import_module(name) for name in named if name]
+
+
 def recovered(
     kind: GenerationKind[Any], generation_id: str, sent: Sent
 ) -> tuple[Assembler | None, int]:

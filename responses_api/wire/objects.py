@@ -369,7 +369,7 @@ class ResponseObject(WireObject):
     prompt_cache_key: str | None
     reasoning: ReasoningEcho
     safety_identifier: str | None
-    service_tier: Literal["default", "flex"]
+    service_tier: Literal["default", "flex", "priority"]
     store: bool
     temperature: float
     text: TextEcho
@@ -383,6 +383,7 @@ class ResponseObject(WireObject):
     usage: ResponseUsage | None
     metadata: dict[str, str]
     conversation: Omittable[ConversationId] = None
+    prompt: Omittable[dict[str, Any]] = None
     user: Omittable[str] = None
 
 

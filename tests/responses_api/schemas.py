@@ -449,7 +449,7 @@ RESPONSE: Schema = {
                 context=const("current_turn", "all_turns"),
             ),
             "safety_identifier": nullable(STRING),
-            "service_tier": const("default", "flex"),
+            "service_tier": const("default", "flex", "priority"),
             "store": BOOLEAN,
             "temperature": _number(0, 2),
             "text": record({"format": TEXT_FORMAT}, verbosity=const("low", "medium", "high")),
@@ -464,6 +464,7 @@ RESPONSE: Schema = {
             "metadata": METADATA,
         },
         conversation=record({"id": prefixed("conv_")}),
+        prompt=record({"id": prefixed("pmpt_"), "version": STRING}, variables={"type": "object"}),
         user=STRING,
     ),
     "allOf": [
