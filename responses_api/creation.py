@@ -199,7 +199,7 @@ def _history_limit(body: ResponseRequest, spec: ModelSpec) -> HistoryLimit:
 
 def _offered(body: ResponseRequest, context: Context, project_id: int) -> OfferedTools:
     items = _items_of_prompt(context, project_id)
-    return offer_tools(body.tools or (), items, project_id=project_id)
+    return offer_tools(body.tools or (), items, project_id=project_id, include=body.include or ())
 
 
 def _tool_items(context: Context, project_id: int) -> list[ItemData]:
