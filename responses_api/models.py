@@ -202,6 +202,40 @@ class Item(models.Model):
         return self.public_id
 
 
+class McpApproval(models.Model):
+    """The request to approve a call of an MCP tool, and its answer.
+
+    ``item`` is the output item that asks; ``arguments_sha256`` is the hash of its arguments, as hex
+    digits. ``approve`` is null until it is answered, by the response ``answered_by``.
+    """
+
+    item = models.OneToOneField(
+        Item, on_delete=models.CASCADE, primary_key=True, related_name="approval"
+    )
+    project = models.ForeignKey("accounts.Project", on_delete=models.PROTECT, db_index=False)
+    server_label = models.CharField(max_length=64)
+    name = models.CharField(max_length=128)
+    arguments_sha256 = models.CharField(max_length=64)
+    asked_at = models.DateTimeField(default=timezone.now)
+    approve = models.BooleanField(null=True)
+    answered_by = models.CharField(max_length=64, blank=True, default="")
+    answered_at = models.DateTimeField(null=True)
+
+    class Meta:
+        verbose_name = "approval"
+        default_permissions = ("view",)
+        indexes = [
+            models.Index(
+                fields=["item"],
+                name="approval_waiting",
+                condition=models.Q(answered_at__isnull=True),
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.server_label}.{self.name}"
+
+
 LONGEST_PROMPT = 50_000
 """Characters of one message of a prompt template."""
 

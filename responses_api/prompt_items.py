@@ -85,7 +85,7 @@ CALLS: dict[str, Callable[[Data], PromptCall]] = {
 
 WHOLE_CALLS: dict[str, Callable[[Data], PromptCall]] = {
     "mcp_call": lambda data: PromptCall(
-        "function",
+        "mcp",
         str(data.get("name")),
         _json(data.get("arguments") or {}),
         str(data.get("server_label")),
@@ -153,11 +153,6 @@ RESULTS: dict[str, Callable[[Data], str | list[Data]]] = {
 """Results of ``CALLS``: a text, or parts of a message."""
 
 
-def _listed(data: Data) -> str:
-    names = ", ".join(str(tool.get("name")) for tool in _objects(data.get("tools")))
-    return f"The MCP server {data.get('server_label')} has the tools: {names}"
-
-
 def _asked(data: Data) -> str:
     name = f"{data.get('name')} of {data.get('server_label')}"
     return f"Approval was asked to call {name} with {data.get('arguments')}"
@@ -169,7 +164,6 @@ def _approved(data: Data) -> str:
 
 
 WORDS: dict[str, Callable[[Data], str]] = {
-    "mcp_list_tools": _listed,
     "mcp_approval_request": _asked,
     "mcp_approval_response": _approved,
 }

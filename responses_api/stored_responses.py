@@ -41,6 +41,7 @@ from responses_api.wire.tools import (
     CallableTool,
     CustomTool,
     FunctionTool,
+    McpTool,
     NamespaceTool,
     Tool,
     ToolSearchTool,
@@ -228,6 +229,10 @@ def tool_object(tool: Tool) -> dict[str, Any]:
             return {**given, "execution": tool.execution or "server"}
         case WebSearchTool():
             return tool.model_dump(mode="json", exclude_unset=True)
+        case McpTool():
+            server = tool.model_dump(mode="json", exclude_none=True)
+            unset = {"allowed_tools": None, "headers": None, "require_approval": "always"}
+            return {**unset, **server}
         case TypedTool():
             return tool.model_dump(mode="json")
 

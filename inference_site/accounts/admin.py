@@ -88,7 +88,7 @@ class ProjectAdmin(UndeletedAdmin):
     list_filter = ("is_active",)
     search_fields = ("name",)
     fieldsets = (
-        (None, {"fields": ("name", "is_active", "disconnect_grace_s")}),
+        (None, {"fields": ("name", "is_active", "disconnect_grace_s", "mcp_hosts")}),
         ("Project-wide limits", {"fields": _LIMITS}),
         ("Retention", {"fields": RETENTION}),
     )

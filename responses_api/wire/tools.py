@@ -12,6 +12,8 @@ from pydantic_core import PydanticKnownError
 from inference_site.gateway.api.payload import WireRequest
 from inference_site.gateway.request_fields.web_search import ContextSize, Location
 from inference_site.gateway.request_fields.wire import CustomFormat, flat_tool
+from inference_site.mcp.access import MAX_HEADERS_BYTES
+from inference_site.mcp.models import LABEL
 
 WEB_SEARCH_NAMES = frozenset(
     {
@@ -147,6 +149,62 @@ class WebSearchTool(TypedTool):
         return WireRequest._ignored(self)
 
 
+class McpFilter(WireRequest):
+    """Tools of an MCP server: those of these names, and those that only read, or do not."""
+
+    tool_names: list[str] | None = None
+    read_only: bool | None = None
+
+
+class McpApprovals(WireRequest):
+    """``require_approval`` as an object: tools that always and that never need an approval."""
+
+    always: McpFilter | None = None
+    never: McpFilter | None = None
+
+
+def _filter_kind(value: object) -> str:
+    return "object" if isinstance(value, (dict, WireRequest)) else "plain"
+
+
+class McpTool(TypedTool):
+    """``tools[]`` of type ``mcp``: the tools of a server.
+
+    ``headers`` and ``authorization`` are secret: no dump of the model has them, so that they are
+    neither stored nor shown.
+    """
+
+    type: Literal["mcp"]
+    server_label: Annotated[str, Field(pattern=rf"^{LABEL}$")]
+    server_url: Annotated[str, Field(max_length=2000)] | None = None
+    connector_id: str | None = None
+    tunnel_id: str | None = None
+    authorization: Annotated[str, Field(max_length=MAX_HEADERS_BYTES)] | None = Field(
+        None, exclude=True, repr=False
+    )
+    headers: dict[str, str] | None = Field(None, exclude=True, repr=False)
+    server_description: Annotated[str, Field(max_length=2000)] | None = None
+    allowed_tools: (
+        Annotated[
+            Annotated[list[str], Tag("plain")] | Annotated[McpFilter, Tag("object")],
+            Discriminator(_filter_kind),
+        ]
+        | None
+    ) = None
+    require_approval: (
+        Annotated[
+            Annotated[Literal["always", "never"], Tag("plain")]
+            | Annotated[McpApprovals, Tag("object")],
+            Discriminator(_filter_kind),
+        ]
+        | None
+    ) = None
+    defer_loading: bool | None = None
+    allowed_callers: (
+        Annotated[list[Literal["direct", "programmatic"]], Field(min_length=1)] | None
+    ) = None
+
+
 def _type_of(value: object) -> str | None:
     """Return the ``type`` of a JSON object or of a parsed model."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
@@ -157,7 +215,7 @@ def _tool_kind(value: object) -> str | None:
     kind = _type_of(value)
     if kind in WEB_SEARCH_NAMES:
         return "web_search"
-    return kind if kind in (*_TYPES, None) else "typed"
+    return kind if kind in (*_TYPES, "mcp", None) else "typed"
 
 
 Tool = Annotated[
@@ -166,6 +224,7 @@ Tool = Annotated[
     | Annotated[NamespaceTool, Tag("namespace")]
     | Annotated[ToolSearchTool, Tag("tool_search")]
     | Annotated[WebSearchTool, Tag("web_search")]
+    | Annotated[McpTool, Tag("mcp")]
     | Annotated[TypedTool, Tag("typed")],
     Discriminator(_tool_kind),
     BeforeValidator(flat_tool),

@@ -5,6 +5,7 @@ from django.db import migrations
 _ROLES = import_module("inference_site.console.people.migrations.0002_roles")
 _EARLIER = import_module("inference_site.console.people.migrations.0003_rights_of_presets")
 _MODELS = ("prompttemplate", "promptversion")
+_MODELS_BEFORE = ("storedresponse", "conversation", "item")
 _OPERATOR = {
     *(f"responses_api.{action}_prompttemplate" for action in ("view", "add", "change", "delete")),
     "responses_api.view_promptversion",
@@ -21,7 +22,7 @@ def give(apps, schema_editor):
     permissions = apps.get_model("auth", "Permission").objects
     of_app = permissions.filter(content_type__app_label="responses_api")
     new = of_app.filter(content_type__model__in=_MODELS)
-    before = of_app.exclude(content_type__model__in=_MODELS)
+    before = of_app.filter(content_type__model__in=_MODELS_BEFORE)
     administrator = groups.filter(name="administrator").first()
     if administrator and not before.exclude(group=administrator).exists():
         administrator.permissions.add(*new)
