@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -14,15 +13,13 @@ import pytest
 
 from tests.faults.test_processes_die import Reader, slow, works
 from tests.ports import free_port
-from tests.served_stack import ROOT, ServedStack, served_stack, wait_until
+from tests.served_stack import ROOT, ServedStack, wait_until
 
 
-@pytest.fixture(scope="module")
-def stack() -> Iterator[ServedStack]:
-    """A stack whose worker sends events."""
-    with served_stack(TASK_EVENTS="true", DRAIN_TIMEOUT_S="60") as running:
-        wait_until(lambda: works(running), 120, "the stack")
-        yield running
+@pytest.fixture(autouse=True)
+def _works(stack: ServedStack) -> None:
+    """Begin with all parts up: other tests of the stack end them."""
+    wait_until(lambda: works(stack), 120, "the stack")
 
 
 def _environment(stack: ServedStack) -> dict[str, str]:
@@ -138,4 +135,4 @@ def test_control_shutdown_drains_the_worker(stack: ServedStack) -> None:
     assert (reader.error, reader.text) == (None, "x " * 100)
     wait_until(lambda: not psutil.pid_exists(worker), 120, "the end of the worker")
     wait_until(lambda: works(stack), 120, "the next worker")
-    assert "draining for 60 s" in (stack.data_dir / "log" / "worker.log").read_text()
+    assert "draining for 15 s" in (stack.data_dir / "log" / "worker.log").read_text()
