@@ -216,7 +216,10 @@ def test_long_wait_is_bridged_by_comments(http: httpx.Client) -> None:
         "messages": script({"sleep_ms": 3000}, {"text": "late"}),
     }
     with http.stream("POST", "/v1/chat/completions", json=body) as response:
-        assert response.headers["content-type"].startswith("text/event-stream")
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert response.headers["cache-control"] == "no-cache"
+        assert response.headers["x-accel-buffering"] == "no"
+        assert response.headers["x-request-id"].startswith("req_")
         lines = list(response.iter_lines())
     first_event = next(i for i, line in enumerate(lines) if line.startswith("data:"))
     assert lines[:first_event].count(": ping") >= 2

@@ -1,4 +1,4 @@
-"""Django's request path for /v1: routing, callers, bodies, and what goes wrong."""
+"""Django's request path for /v1: what a request holds, and faults of the site."""
 
 from __future__ import annotations
 
