@@ -7,7 +7,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from twisted.internet.testing import StringTransport
 
 from inference_site.gateway.daphne_protocols import BoundedChannel, BoundedRequest
 from inference_site.gateway.daphne_server import pieces_of
@@ -33,6 +32,9 @@ class _Request(BoundedRequest):
 
 def _written(version: bytes, messages: list[dict[str, Any]]) -> bytes:
     """Return what a client gets for these parts of an answer."""
+    # Daphne has to be first to install the reactor.
+    from twisted.internet.testing import StringTransport
+
     channel: Any = _untyped(BoundedChannel)()
     transport: Any = _untyped(StringTransport)()
     channel.factory = SimpleNamespace(server=Mock(server_name=""))

@@ -20,7 +20,7 @@ MODELS = """
   broken: {{engine: scripted, load_fails: its weights are torn}}
   own:
     engine: command
-    command: "{python} {program} {{{{port}}}} {{{{api_key}}}} {{{{file}}}} 4 512"
+    command: "{python} {program} {{port}} {{api_key}} {{file}} 4 512"
     file: {demo}
     flavor: llama_cpp
     slots: 4
