@@ -19,6 +19,7 @@ TOGETHER = {
     "faults/test_one_truth.py": "faults, two",
     "faults/test_responses_survive.py": "faults, two",
     "faults/test_rolling_restarts.py": "faults, two",
+    "hostile/": "hostile",
     "browser/": "plain stack",
     "contract/": "plain stack",
     "faults/on_demand/": "faults on demand",
