@@ -6,7 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import daphne.server  # noqa: F401  # Has to be first: it installs the reactor.
 import pytest
+from twisted.internet.testing import StringTransport
 
 from inference_site.gateway.daphne_protocols import BoundedChannel, BoundedRequest
 from inference_site.gateway.daphne_server import pieces_of
@@ -32,9 +34,6 @@ class _Request(BoundedRequest):
 
 def _written(version: bytes, messages: list[dict[str, Any]]) -> bytes:
     """Return what a client gets for these parts of an answer."""
-    # Daphne has to be first to install the reactor.
-    from twisted.internet.testing import StringTransport
-
     channel: Any = _untyped(BoundedChannel)()
     transport: Any = _untyped(StringTransport)()
     channel.factory = SimpleNamespace(server=Mock(server_name=""))
