@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
 
 from tests.e2e.keys import MadeKey, make_key
 from tests.e2e.scripts import script
@@ -324,9 +324,9 @@ def test_a_socket_takes_messages_as_large_as_a_body(stack: ServedStack, attacker
     assert str(LIMIT) in closed.value.rcvd.reason
 
 
-def hang_up(connection: ClientConnection) -> None:
+def hang_up(connection: socket.socket) -> None:
     """End it as a lost client does. What another thread reads from is not closed by ``close``."""
-    connection.socket.shutdown(socket.SHUT_RDWR)
+    connection.shutdown(socket.SHUT_RDWR)
 
 
 def test_sockets_hold_no_more_than_bodies_may(stack: ServedStack, attacker: MadeKey) -> None:
@@ -345,14 +345,14 @@ def test_sockets_hold_no_more_than_bodies_may(stack: ServedStack, attacker: Made
             except ConnectionClosed as closed:
                 return closed.rcvd is not None and closed.rcvd.code == 1013
             except TimeoutError:
-                hang_up(connection)  # It will not send the rest.
+                hang_up(connection.socket)  # It will not send the rest.
             return False
 
     with bystander(stack):
         with contextlib.ExitStack() as opened:
             for _ in range(2):
                 connection = connect(url, additional_headers=headers, proxy=None, open_timeout=60)
-                opened.callback(hang_up, connection)
+                opened.callback(hang_up, connection.socket)
                 connection.socket.sendall(begun)
             wait_until(is_refused, 120, "a refusal")
         wait_until(lambda: not is_refused(), 120, "room")
