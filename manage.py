@@ -4,13 +4,13 @@
 import os
 import sys
 
-from inference_site.core.process_tuning import collect_rarely, give_large_blocks_back
+from inference_site.core.process_lifecycle import collect_rarely, give_large_blocks_back
 
 collect_rarely()
 give_large_blocks_back()
 
 if os.environ.get("SERVE_STATE_FD"):  # `serve` goes on, without Django.
-    from inference_site.ops.serve.supervision import resume
+    from inference_site.ops.serve.processes import resume
 
     sys.exit(resume())
 

@@ -49,7 +49,7 @@ _CACHE_S = 5.5
 
 
 def account_all(database: psycopg.Connection, rows: int) -> float:
-    """Make rows that have ended; return how many a second beat accounts."""
+    """Insert ended generations; return how many of them beat accounts per second."""
     database.execute(_FILL, [rows])
     started = time.perf_counter()
     waiting = (

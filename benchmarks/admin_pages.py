@@ -23,7 +23,7 @@ from benchmarks.figures import add_write_option, keep
 from benchmarks.generation_rows import insert_ended
 from benchmarks.processes import end_on_sigterm
 from benchmarks.stored_responses import Timing, filled, timed
-from inference_site.runs.usage.histograms import add_sql, sums_sql
+from inference_site.runs.usage.models import add_sql, sums_sql
 
 BOUND_MS = 300
 _BATCH = 250_000
@@ -86,7 +86,7 @@ FROM usage_usagerollup, (VALUES ('ttft'), ('speed'), ('queue')) measures (measur
 def fill(
     database: psycopg.Connection, generations: int, responses: int, refusals: int, keys: int
 ) -> None:
-    """Make keys, generations, refusals and roll-ups beside the responses that are there."""
+    """Insert keys, generations, refusals and roll-ups beside the existing responses."""
     database.autocommit = True
     database.execute(_KEYS.format(keys=keys).encode())
     database.execute(
@@ -126,7 +126,7 @@ class Operator:
         assert answer.status_code == 302, answer.text
 
     def get(self, path: str) -> str:
-        """Return a page. Raise httpx.HTTPStatusError when it is none."""
+        """Return a page. Raise httpx.HTTPStatusError for an error status."""
         answer = self._http.get(path)
         answer.raise_for_status()
         return answer.text
@@ -210,7 +210,7 @@ def pages(
 
 
 def _custom_week() -> str:
-    """Return a custom range of hours, of which there are the most."""
+    """Return a custom range of hours, the kind of bucket with the most rows."""
     now = dt.datetime.now(dt.UTC)
     start = now - dt.timedelta(days=6, hours=22)
     return f"range=custom&from={start:%Y-%m-%dT%H:%M}&to={now:%Y-%m-%dT%H:%M}"

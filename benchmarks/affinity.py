@@ -98,7 +98,7 @@ def converse(endpoint: Endpoint, plan: Plan, number: int) -> list[Turn]:
 def take_turn(
     client: httpx.Client, model: str, text: str, previous: str | None
 ) -> tuple[str, Turn]:
-    """Take one turn; return the id of its response and what it took. Raise TargetFailed."""
+    """Take one turn; return the id of its response and its times. Raise TargetFailed."""
     body = {"model": model, "input": text, "max_output_tokens": 16, "stream": True}
     started, first = time.perf_counter(), None
     with client.stream("POST", "/responses", json=body | {"previous_response_id": previous}) as s:
@@ -140,7 +140,7 @@ class Affinity:
 
 
 def report(name: str, turns: list[Turn]) -> Affinity:
-    """Return what the turns took."""
+    """Return the times of the turns."""
     cached = sum(turn.cached_tokens for turn in turns) / sum(turn.input_tokens for turn in turns)
     read = sum(turn.input_tokens - turn.cached_tokens for turn in turns) / len(turns)
     times = [turn.ttft_ms for turn in turns]

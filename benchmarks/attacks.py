@@ -73,7 +73,7 @@ class Bystander:
         return self.figures()
 
     def figures(self) -> dict[str, float]:
-        """Return what was met; times are milliseconds."""
+        """Return the outcomes of the requests and of the stream; times are milliseconds."""
         in_order = sorted(self.ttft_ms) or [float("nan")]
         return {
             "requests": len(in_order),
@@ -127,7 +127,7 @@ class Attacker:
     conversation_id: str = ""
 
     def post(self, path: str, body: object) -> httpx.Response:
-        """Send it, and return the answer, whatever it is."""
+        """Send the request; return the answer with any status."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
         return self.http.post(path, content=content, headers=headers)
@@ -323,7 +323,7 @@ ATTACKS: dict[str, Callable[[Attacker], object]] = {
 
 
 def measure(endpoint: Endpoint, other: str, name: str, duration_s: float) -> dict[str, float]:
-    """Return what the bystander meets during the attack."""
+    """Return the bystander's outcomes during the attack."""
     # In processes of their own: they share the processors with the stack, but no lock of Python's.
     attackers = [_start(endpoint, name) for _ in range(_ATTACKERS)]
     attacked = Bystander(endpoint, other).look(duration_s)
@@ -334,7 +334,7 @@ def measure(endpoint: Endpoint, other: str, name: str, duration_s: float) -> dic
 
 
 def _start(endpoint: Endpoint, name: str) -> multiprocessing.Process:
-    """Start an attacker; return when it has attacked once, which may have been to prepare."""
+    """Start an attacker; return after its first round, which may only prepare the attack."""
     has_begun = multiprocessing.Event()
     arguments = (endpoint.url, endpoint.key, name, has_begun)
     process = multiprocessing.Process(target=attack, args=arguments)
@@ -360,7 +360,7 @@ def attack(url: str, key: str, name: str, has_begun: Event) -> None:
 def compare(
     endpoint: Endpoint, other: str, names: Sequence[str], duration_s: float
 ) -> Iterator[Figures]:
-    """Yield what the bystander meets alone, before each attack, and then during each of them.
+    """Yield the bystander's outcomes without an attack, before each attack and during it.
 
     All times without an attack are of the same state, and are counted together: there are few
     beyond the 99th percentile of one.
@@ -375,7 +375,7 @@ def compare(
 
 
 def lines(rows: Sequence[Figures]) -> Iterator[str]:
-    """Yield the lines of the table: each attack's times, and how many times those without it."""
+    """Yield the lines of the table: times during each attack, and their ratio to those without."""
     for row in rows:
         cells = [
             f"{row[key]:.0f} ms ({row[key] / rows[0][key]:.1f} ×)"

@@ -109,7 +109,7 @@ async def connects(endpoint: Endpoint, other: str) -> dict[str, object]:
 
 
 async def more_than_fit(endpoint: Endpoint, other: str) -> dict[str, object]:
-    """5,000 streams at once, for 64 slots and a share of 1,000; and somebody else's requests.
+    """5,000 streams at once, for 64 slots and a share of 1,000; and requests of another project.
 
     The floor is what the same requests find at Daphne with nothing but a 503.
     """
@@ -196,7 +196,7 @@ def going_on(database: "psycopg.Connection[tuple[int]]") -> int:
 
 
 def keys(endpoint: Endpoint) -> dict[str, int]:
-    """Count the keys of generations in Redis by what they are, but for logs, which expire soon."""
+    """Count the keys of generations in Redis by their kind, without logs, which expire soon."""
     assert endpoint.data_dir is not None
     services = json.loads((endpoint.data_dir / "services.json").read_text())
     with redis.Redis.from_url(services["REDIS_URL"]) as client:
@@ -256,7 +256,7 @@ async def deep_queue(endpoint: Endpoint, other: str) -> dict[str, object]:
 
 
 def claim_ms(database: "psycopg.Connection[tuple[int]]") -> float:
-    """Return how long a claim takes that is taken back."""
+    """Return how long a claim takes; the claim is rolled back."""
     from inference_site.runs.models import CLAIM
 
     given: dict[str, object] = {"model": "few", "worker": "w", "served": list[int]()}

@@ -57,7 +57,7 @@ Result = tuple[list[str], float, float, float]
 
 
 def claim_all(number: int) -> Result:
-    """Claim until nothing waits: what was claimed, from when to when, and processor seconds."""
+    """Claim until nothing waits; return the ids, the times of start and end, and CPU seconds."""
     from inference_site.runs.models import Generation
 
     claimed: list[str] = []
@@ -115,7 +115,7 @@ def fill(database: psycopg.Connection, waiting: int, projects: int, running: int
 def summarise(
     claimers: int, queue: tuple[int, int, int], found: Sequence[Result], postgres_s: float
 ) -> Row:
-    """Count what was claimed, and how often."""
+    """Count the claims of each row."""
     taken = Counter(id_ for ids, _, _, _ in found for id_ in ids)
     claims = sum(taken.values())
     seconds = max(end for _, _, end, _ in found) - min(began for _, began, _, _ in found)

@@ -28,7 +28,7 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "notes", "schema": SCHE
 
 
 def measure(endpoint: Endpoint, streams: int, seconds: float, rounds: int) -> Figures:
-    """Load both in turn; print and return what came of it."""
+    """Load both in turn; print and return the figures."""
     free = LoadPlan(endpoint.url, endpoint.key, endpoint.model, streams, seconds=seconds)
     bound = replace(free, body={"response_format": FORMAT, "ignore_eos": False})
     results: dict[str, list[LoadResult]] = {"free": [], "JSON schema": []}

@@ -52,7 +52,7 @@ class Bare:
 
 
 def prompts_of(endpoint: Endpoint, first: int, count: int) -> list[list[int]]:
-    """Return the tokens that the platform's model reads of so many prompts of the load."""
+    """Return prompts of the load as tokens, which the platform's model makes of them."""
     headers = {"Authorization": f"Bearer {endpoint.key}"}
     found = []
     with httpx.Client(headers=headers) as client:

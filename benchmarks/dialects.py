@@ -26,7 +26,7 @@ _MODEL = "demo"
 
 @dataclass(frozen=True)
 class Dialect:
-    """A path, what its body has besides model and stream, and the tokens that an event names."""
+    """A path, its body besides model and stream, and a reader of an event's tokens."""
 
     path: str
     body: Callable[[int, int], dict[str, Any]]

@@ -1,6 +1,6 @@
 """The figures of every benchmark, in one committed file, and the pages rendered from it.
 
-``python -m benchmarks.figures`` writes ``benchmarks/RESULTS.md`` and ``docs/performance.md`` anew
+``python -m benchmarks.figures`` rewrites ``benchmarks/RESULTS.md`` and ``docs/performance.md``
 from ``figures.json``; a benchmark with ``--write`` first replaces its own part of that file.
 A part is the newest runs of one benchmark, the last first, each with its machine and date.
 """
@@ -32,19 +32,19 @@ Parts = dict[str, list[dict[str, Any]]]
 
 def add_write_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--write", action="store_true", help="keep the figures and write the pages anew"
+        "--write", action="store_true", help="keep the figures and rewrite the pages"
     )
 
 
 def keep(part: str, figures: Figures, machine: Mapping[str, str] | None = None) -> None:
-    """Put a run in front of its part, and write the pages. ``machine`` is this one, as it is."""
+    """Insert a run as the newest of its part, and write the pages. ``machine`` is this machine."""
     parts = with_run(read(), part, figures, machine or describe_machine())
     FILE.write_text(json.dumps(parts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     write_pages(parts)
 
 
 def with_run(parts: Parts, part: str, figures: Figures, machine: Mapping[str, str]) -> Parts:
-    """Return the parts with one run more; the other parts stay as they are."""
+    """Return the parts with this run added."""
     runs = [{"machine": dict(machine), "figures": dict(figures)}, *parts.get(part, [])]
     return dict(sorted({**parts, part: runs[:KEPT_RUNS]}.items()))
 
@@ -97,7 +97,7 @@ class Compared:
         self.last = rows[0]
 
     def show(self, attribute: str, form: Callable[[Any], str]) -> str:
-        """Return the last figure, and behind it the lowest and the highest where they differ."""
+        """Return the last figure, then the lowest and the highest if they differ."""
         values = [getattr(row, attribute) for row in self._rows]
         low, high = form(min(values)), form(max(values))
         return form(values[0]) + (f" ({low} to {high})" if low != high else "")

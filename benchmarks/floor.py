@@ -58,7 +58,7 @@ Parts = Mapping[str, list[int]]
 
 
 def parts_of(endpoint: Endpoint, *names: str) -> Parts:
-    """Return the processes of a target that are of these parts; all of them without a name."""
+    """Return the processes of these parts of a target; all of its processes without a name."""
     parts: dict[str, list[int]] = {}
     for process in processes_of(endpoint):
         with suppress(psutil.Error):
@@ -77,7 +77,7 @@ def spent_us(pids: list[int]) -> float:
 
 
 def costs(do: Callable[[], object], parts: Parts) -> dict[str, float]:
-    """Return what each part takes for one time; each is given a moment to come to its end."""
+    """Return the processor time of each part for one call; each gets a moment to finish."""
     seen: dict[str, list[float]] = {part: [] for part in parts}
     for number in range(_WARM_UP + _TIMES):
         before = {part: spent_us(pids) for part, pids in parts.items()}
@@ -90,7 +90,7 @@ def costs(do: Callable[[], object], parts: Parts) -> dict[str, float]:
 
 
 def request(endpoint: Endpoint) -> Callable[[], object]:
-    """Return what sends one request and reads its answer."""
+    """Return a function that sends one request and reads its answer."""
     plan = LoadPlan(endpoint.url, endpoint.key, endpoint.model, 1, max_tokens=1, whole=True)
     address, numbers = Address.of(plan.url), count()
 
@@ -102,7 +102,7 @@ def request(endpoint: Endpoint) -> Callable[[], object]:
 
 
 def rows(connection: psycopg.Connection) -> Callable[[], object]:
-    """Return what writes a row in three transactions, as a request does."""
+    """Return a function that writes a row in three transactions, as a request does."""
     connection.execute("CREATE TABLE floor (LIKE generations_generation INCLUDING ALL)")
     numbers = count()
 
@@ -115,7 +115,7 @@ def rows(connection: psycopg.Connection) -> Callable[[], object]:
 
 
 def commands(client: redis.Redis) -> Callable[[], object]:
-    """Return what sends the commands of a request, each by itself, of about their sizes."""
+    """Return a function that sends Redis a request's commands one by one, of about their sizes."""
     small, large = b"x" * 500, b"x" * 1000
 
     def send() -> None:
@@ -162,7 +162,7 @@ def bare_celery(broker: str) -> Iterator[Endpoint]:
 
 @contextmanager
 def asking(upstream: Endpoint) -> Iterator[Callable[[], object]]:
-    """Give what asks the upstream for a stream of one token, and reads it."""
+    """Yield a function that requests a stream of one token from the upstream and reads it."""
     body = {"model": MODEL, "messages": messages(1), "max_tokens": 1, "stream": True}
 
     async def ask(session: aiohttp.ClientSession) -> None:

@@ -88,7 +88,7 @@ def measure(target: str, endpoint: Endpoint, streams: int, rounds: int) -> Row:
 
 
 def measured(target: str, endpoint: Endpoint, options: argparse.Namespace) -> Iterator[Row]:
-    """Load a target with more and more streams, until it does not survive it."""
+    """Load a target with more and more streams, until it fails."""
     for streams in sorted(options.streams):
         rounds = max(1, min(options.rounds, MOST_LONG // streams))
         try:
@@ -106,7 +106,7 @@ def loaded(
     first_prompt: int,
     more: Sequence[str] = (),
 ) -> tuple[LoadResult, dict[str, float]]:
-    """Run a load; return what came of it, and the processor microseconds for each token."""
+    """Run a load; return its figures and the processor microseconds for each token."""
     arguments = ["--streams", str(streams), "--rounds", str(rounds), *more]
     arguments += ["--max-tokens", str(tokens), "--first-prompt", str(first_prompt)]
     before = processor_s(endpoint)
@@ -179,7 +179,7 @@ def table(rows: list[Row]) -> str:
 
 
 def kept(rows: list[Row]) -> list[dict[str, str | float]]:
-    """Return the rows as the pages show them."""
+    """Return the rows of the table."""
     return [
         {
             **asdict(row),

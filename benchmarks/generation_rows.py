@@ -8,5 +8,5 @@ _COLUMNS = """public_id, kind, project_id, api_key_id, model, request_id, servic
 
 
 def insert_ended(select: str, *more: str) -> str:
-    """Return the ``INSERT`` of what a ``SELECT`` yields, with the columns ``more`` at its end."""
+    """Return an ``INSERT … SELECT`` of generations, with the columns ``more`` at its end."""
     return f"INSERT INTO generations_generation ({', '.join((_COLUMNS, *more))})\n{select}"

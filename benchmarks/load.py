@@ -134,14 +134,14 @@ class ChatStream(asyncio.Protocol):
 
 
 def messages(number: int, words: int = 0) -> list[dict[str, str]]:
-    """Return the chat that prompt ``number`` is; the words are about a token each."""
+    """Return the messages of prompt ``number``; each word is about one token."""
     chosen = random.Random(number).choices(_WORDS, k=words)
     text = " ".join([f"{number} Tell me a story about a fox.", *chosen])
     return [{"role": "user", "content": text}]
 
 
 def request_bytes(plan: LoadPlan, address: Address, number: int) -> bytes:
-    """Return the HTTP request that asks prompt ``number``."""
+    """Return the HTTP request with prompt ``number``."""
     body = json.dumps(
         {
             "model": plan.model,

@@ -27,7 +27,7 @@ _MOST_ROUNDS = 12
 
 
 class _Silent:
-    """A sink that drops what comes."""
+    """A sink that drops all deltas."""
 
     cancelled = False
 
@@ -36,7 +36,7 @@ class _Silent:
 
 
 def measure_here(file: Path, slots: int, context_length: int) -> None:
-    """Load a model in this process and fill it; print what was said of it and what it takes."""
+    """Load a model in this process and fill it; print the estimated and the measured memory."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "inference_site.settings")
     django.setup()
     import psutil
@@ -44,7 +44,7 @@ def measure_here(file: Path, slots: int, context_length: int) -> None:
     from inference_site.catalogue.memory import ModelMemory
     from inference_site.core.domain.model_spec import ModelSpec
     from inference_site.core.domain.request import GenerationRequest
-    from worker.engines.registry import load_engine
+    from worker.engines.base import load_engine
 
     spec = ModelSpec(file.stem, "llama_cpp", file, slots=slots, context_length=context_length)
     engine = load_engine(spec)

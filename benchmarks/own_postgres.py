@@ -52,7 +52,7 @@ def own_postgres(folder: Path) -> Iterator[tuple[PatientPostgres, str]]:
 
 
 def environment(url: str) -> dict[str, str]:
-    """Return what the product's own code needs to use this database, without a site around it."""
+    """Return the environment that the product's code needs for this database, without a site."""
     return {
         "DATABASE_URL": url,
         "REDIS_URL": "redis://127.0.0.1:9",
@@ -75,7 +75,7 @@ def use(url: str) -> None:
 
 
 def configure(server: PatientPostgres, url: str, settings: Mapping[str, str]) -> None:
-    """Start the server again with these settings, or, where there are none, with its own."""
+    """Restart the server with these settings; with its own for an empty mapping."""
     with psycopg.connect(url, autocommit=True) as database:
         database.execute("ALTER SYSTEM RESET ALL")
         for name, value in settings.items():

@@ -13,7 +13,9 @@ from time import perf_counter
 from benchmarks.figures import add_write_option, keep
 from inference_site.core.domain.deltas import TextDelta
 from inference_site.core.domain.request import Tool
-from worker.engines.chat.parser import HARMONY, TOOL_FORMATS, OutputParser, Reasoning, Syntax
+from worker.engines.chat.parser.formats import HARMONY, TOOL_FORMATS
+from worker.engines.chat.parser.output import Reasoning, Syntax
+from worker.engines.chat.parser.parser import OutputParser
 
 BUDGET_US = 10.0
 PIECE = 4
@@ -56,7 +58,7 @@ def parse(syntax: Syntax, pieces: list[str]) -> None:
 
 
 def wrap(pieces: list[str]) -> None:
-    """The reference: as many deltas, unparsed."""
+    """The reference: the same number of deltas, unparsed."""
     for piece in pieces:
         _ = [TextDelta(piece, 0)]
 

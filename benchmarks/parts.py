@@ -58,7 +58,7 @@ def processes_of(endpoint: Endpoint) -> list[psutil.Process]:
 
 
 def settle(endpoint: Endpoint) -> None:
-    """Wait until a target is at rest."""
+    """Wait until a target is idle."""
     until, before = time.monotonic() + SETTLE_S, -1.0
     while time.monotonic() < until:
         spent = sum(processor_s(endpoint).values())

@@ -20,7 +20,7 @@ STOP_TIMEOUT_S = 20
 
 
 class TargetFailed(Exception):
-    """A measured process did not come up, or did not answer."""
+    """A measured process did not start, or did not answer."""
 
 
 def free_port() -> int:
@@ -75,7 +75,7 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def marked(mark: str) -> Iterator[psutil.Process]:
-    """Find the processes whose command line or environment contains ``mark``, but this one."""
+    """Find the other processes whose command line or environment contains ``mark``."""
     for process in psutil.process_iter():
         try:
             words = [*process.cmdline(), *process.environ().values()]

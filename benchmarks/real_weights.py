@@ -69,7 +69,7 @@ def taken(cores: int) -> Iterator[None]:
 def measure(
     machine: str, servers: Mapping[str, ServedFile], options: argparse.Namespace
 ) -> Iterator[Cell]:
-    """Run all loads of all targets, which are up at the same time and take turns.
+    """Run all loads of all targets, which run at the same time and are loaded in turn.
 
     The speed of a machine drifts within minutes; what is compared must be measured side by side.
     """
@@ -112,7 +112,7 @@ def cell(machine: str, target: str, words: int, results: list[LoadResult], memor
 
 
 def compared(cells: list[Cell]) -> list[dict[str, str | int | float]]:
-    """Return the rows of the table: each cell, and what it is of the reference's."""
+    """Return the rows of the table: each figure, and its ratio to the reference's."""
     reference = {(c.machine, c.prompt, c.streams): c for c in cells if c.target == "llama_cpp"}
     rows: list[dict[str, str | int | float]] = []
     for one in cells:
@@ -128,7 +128,7 @@ def compared(cells: list[Cell]) -> list[dict[str, str | int | float]]:
 
 
 def faults(rows: list[dict[str, str | int | float]]) -> Iterator[str]:
-    """Say which bounds the platform has missed."""
+    """Print the bounds that the platform has missed."""
     for row in rows:
         if row["target"] != TITLES["platform"]:
             continue

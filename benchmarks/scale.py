@@ -1,7 +1,7 @@
 """The platform's first bottleneck, as streams, processes and stored rows grow.
 
-``python -m benchmarks.scale``: so many chat completions stay open, each asking again when it has
-ended, in front of a server that paces each stream; N web processes share a port, and M workers a
+``python -m benchmarks.scale``: a number of chat completions stay open, each asking again at its
+end, in front of a server that paces each stream; N web processes share a port, and M workers a
 queue. ``--engine scripted`` takes the engine without weights, which needs a thread a stream. While
 the streams run, it counts tokens that clients get, processor time of each process, commands of
 Redis and transactions of PostgreSQL. Clients share the processors with what they measure.
@@ -51,9 +51,9 @@ LATERAL (SELECT now() - interval '30 days' * (1 - n::float / %(rows)s)) times (t
 class Row:
     """Figures while the streams were open; ``busiest`` is a process and its part of a core.
 
-    Operations of Redis and PostgreSQL are those for a thousand tokens; requests, which end and come
-    anew, are part of them. ``cores`` are all processes' shares of a core, clients and the paced
-    server included.
+    Operations of Redis and PostgreSQL are those for a thousand tokens; requests, which end and are
+    sent again, are part of them. ``cores`` are all processes' shares of a core, clients and the
+    paced server included.
     """
 
     processes: str
@@ -236,7 +236,7 @@ async def measure(
 
 
 def row(known: tuple[str, int, int, int, int], before: Counts, after: Counts) -> Row:
-    """Return what happened between two samples."""
+    """Return the differences of two samples."""
     seconds, tokens = after.at - before.at, max(1, after.tokens - before.tokens)
     shares = {
         part: (spent - before.processor_s.get(part, 0.0)) / seconds
@@ -273,7 +273,7 @@ def site(
 
 
 def fill(endpoint: Endpoint, stored: int) -> None:
-    """Make generations of before, as the product would have stored them."""
+    """Insert ended generations, as the product would have stored them."""
     if stored:
         with psycopg.connect(endpoint.database_url, autocommit=True) as database:
             psycopg.ClientCursor(database).execute(_ROWS, {"rows": stored, "model": MODEL})

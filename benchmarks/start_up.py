@@ -75,7 +75,7 @@ def cost_of(process: psutil.Process) -> Cost:
 
 
 def doctor(endpoint: Endpoint) -> Cost:
-    """Run ``manage.py doctor`` to its end; its memory is the most that it had."""
+    """Run ``manage.py doctor`` to its end; return its cost, with its peak memory."""
     process = subprocess.Popen(
         [sys.executable, "manage.py", "doctor"],
         cwd=ROOT,
@@ -103,7 +103,7 @@ def imports_in(log: Path) -> int:
 
 
 def least(starts: list[dict[str, Cost]]) -> Mapping[str, Cost]:
-    """Return the cheapest start of each process: the machine may do other work."""
+    """Return the cheapest start of each process, because other work of the machine adds to it."""
     return {
         name: min((costs[name] for costs in starts), key=lambda cost: cost.cpu_s)
         for name in starts[0]

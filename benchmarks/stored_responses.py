@@ -76,7 +76,7 @@ class Timing:
 
 
 def fill(database: psycopg.Connection, total: int) -> None:
-    """Make the rows, with ids from 1; their words are indexed once they are all there."""
+    """Insert the rows, with ids from 1; the index of words is built after the last one."""
     found = database.execute(b"SELECT pg_get_indexdef('item_words'::regclass)").fetchone()
     assert found is not None
     database.execute(b"DROP INDEX item_words")
@@ -135,7 +135,7 @@ class Asker:
         return response
 
     def find(self, words: str, **query: str) -> str:
-        """Search; return how that ended: with how many, or refused."""
+        """Search; return the number of results, or the code of the error, as text."""
         response = self._http.get("/responses", params={"q": words, **query})
         if response.status_code == 400:
             return str(response.json()["error"]["code"])
@@ -150,7 +150,7 @@ class Asker:
         return str(response.json()["id"])
 
     def chat(self) -> None:
-        """Ask the same of chat completions, which keep nothing."""
+        """Send the same request to chat completions, which store nothing."""
         body = {
             "model": "scripted",
             "messages": [{"role": "user", "content": '[{"text": "ok"}]'}],

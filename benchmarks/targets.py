@@ -143,7 +143,7 @@ def litellm(served: ServedFile) -> Iterator[Endpoint]:
 
 @contextmanager
 def litellm_before(upstream: Endpoint, program: Path | None = None) -> Iterator[Endpoint]:
-    """Run the LiteLLM proxy, one worker, in front of a server; installed first if need be."""
+    """Run the LiteLLM proxy, one worker, in front of a server; install it if it is missing."""
     program = program or install_litellm()
     CACHE.mkdir(parents=True, exist_ok=True)
     port, config = free_port(), CACHE / "litellm.yaml"
@@ -165,7 +165,7 @@ def litellm_config(upstream: Endpoint) -> dict[str, object]:
 
 
 def install_litellm() -> Path:
-    """Return LiteLLM's program, from a virtual environment of its own that is made if need be."""
+    """Return LiteLLM's program, from a virtual environment of its own, created if it is missing."""
     folder = CACHE / "litellm"
     done = folder / LITELLM
     if not done.exists():

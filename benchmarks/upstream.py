@@ -24,11 +24,9 @@ from benchmarks.processes import ROOT, end_on_sigterm
 from benchmarks.targets import ServedFile, llama_cpp
 from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.core.domain.deltas import Delta, Usage
-from inference_site.core.domain.messages import Message
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import GenerationRequest, Sampling
-from worker.engines.base import Engine
-from worker.engines.registry import load_engine
+from inference_site.core.domain.request import GenerationRequest, Message, Sampling
+from worker.engines.base import Engine, load_engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +130,7 @@ class Reader:
         self._process = process
 
     def run(self, plan: LoadPlan, engine: bool) -> Cost:
-        """Have it run the plan."""
+        """Run the plan in the process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         order = {**asdict(plan), "engine": engine}
@@ -142,7 +140,7 @@ class Reader:
 
 
 def measure(plan: LoadPlan, reader: Reader, repetitions: int) -> Figures:
-    """Load all three in turn; print and return what came of it."""
+    """Load all three in turn; print and return the figures."""
     direct: list[float] = []
     engine: list[Cost] = []
     sockets: list[Cost] = []

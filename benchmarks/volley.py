@@ -1,7 +1,7 @@
 """Simultaneous requests, sent by a separate cheap process.
 
-It has one epoll and a request that is made once. Its processor time is told apart from that of the
-server: some 60 µs for a connection, of which most is the kernel's.
+It has one epoll and a request that is made once. Its processor time is measured apart from
+that of the server: some 60 µs for a connection, of which most is the kernel's.
 """
 
 import multiprocessing
@@ -49,11 +49,11 @@ class Volley:
     client_cpu_s: float
 
     def counts(self) -> Counter[str]:
-        """Return how often each outcome came."""
+        """Return the number of each outcome."""
         return Counter(outcome for outcome, _ in self.answers)
 
     def figures(self) -> dict[str, dict[str, float]]:
-        """Return for each outcome how many there were, and when their first bytes came (s)."""
+        """Return for each outcome its number and the times of its first bytes (s)."""
         return {
             wanted: spread([s for outcome, s in self.answers if outcome == wanted])
             for wanted in self.counts()
@@ -61,7 +61,7 @@ class Volley:
 
 
 def spread(given: Sequence[float]) -> dict[str, float]:
-    """Return how many times (s) there are, two percentiles of them, and the longest."""
+    """Return the number of times (s), two percentiles of them, and the longest."""
     times = sorted(given) or [float("nan")]
     return {
         "count": len(given),
@@ -128,7 +128,7 @@ class _Connections:
 
 
 def ask(address: tuple[str, int], request: bytes, timeout_s: float) -> Answer:
-    """Send one request from this process, and return what came first."""
+    """Send one request from this process; return its outcome at the first byte."""
     connections = _Connections(address, request)
     connections.send(1)
     connections.run(timeout_s)
@@ -150,13 +150,13 @@ class Sender:
         self._process.start()
 
     def wait(self) -> Volley:
-        """Return what came, when all have a first byte, or timed out."""
+        """Return the outcomes when all connections have a first byte or have timed out."""
         volley = self._pipe.recv()
         assert isinstance(volley, Volley)
         return volley
 
     def leave(self) -> None:
-        """Close all connections in one moment."""
+        """Close all connections at the same time."""
         self._pipe.send(None)
         self._process.join()
 

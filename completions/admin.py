@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from completions.models import StoredCompletion
 from completions.storage import with_previews
 from inference_site.core.admin_pages.base_admin import PreviewAdmin, SinceFilter
-from inference_site.core.admin_pages.bubbles import (
+from inference_site.core.admin_pages.labels import (
     Bubble,
     Piece,
     image_piece,

@@ -24,10 +24,13 @@ from completions.wire.messages import (
     ToolMessage,
     UserMessage,
 )
-from inference_site.core.domain.messages import Message, Part, Role, ToolCall
 from inference_site.core.domain.request import (
     GenerationRequest,
+    Message,
+    Part,
+    Role,
     Tool,
+    ToolCall,
     custom_arguments,
     custom_tool,
 )

@@ -13,7 +13,6 @@ from pathlib import Path
 import django_stubs_ext
 from django.core.exceptions import ImproperlyConfigured
 
-from inference_site.console import theme
 from inference_site.core import environment
 from inference_site.core.storage.postgresql import PREPARE_ONLY_ON_REQUEST, PooledConnection
 
@@ -129,7 +128,39 @@ CONTENT_SECURITY_POLICY = {
         "frame-ancestors": ["'none'"],
     }
 }
-UNFOLD = theme.UNFOLD  # The admin's theme.
+_TEAL = {
+    "50": "oklch(98.4% .014 180.72)",
+    "100": "oklch(95.3% .051 180.801)",
+    "200": "oklch(91% .096 180.426)",
+    "300": "oklch(85.5% .138 181.071)",
+    "400": "oklch(77.7% .152 181.912)",
+    "500": "oklch(70.4% .14 182.503)",
+    "600": "oklch(51.1% .096 186.391)",
+    "700": "oklch(43.7% .078 188.216)",
+    "800": "oklch(38.6% .063 188.416)",
+    "900": "oklch(32.8% .052 189.1)",
+    "950": "oklch(27.7% .046 192.524)",
+}
+"""Colours of links and buttons; white text on shade 600 has enough contrast."""
+
+UNFOLD = {
+    "SITE_TITLE": "Inference site",
+    "SITE_HEADER": "Inference site",
+    "SITE_URL": None,  # No link: the site is an API.
+    "SITE_SYMBOL": "hub",
+    "SITE_FAVICONS": [
+        {
+            "rel": "icon",
+            "type": "image/svg+xml",
+            "href": "inference_site.console.navigation.favicon",
+        },
+    ],
+    "LOGIN": {"form": "inference_site.console.people.login.LoginForm"},
+    "STYLES": ["inference_site.console.navigation.stylesheet"],
+    "SCRIPTS": ["inference_site.console.navigation.landmarks"],
+    "SIDEBAR": {"navigation": "inference_site.console.navigation.navigation"},
+    "COLORS": {"primary": _TEAL},
+}
 
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
@@ -318,7 +349,7 @@ AFFINITY_WAIT_MS = environment.number("AFFINITY_WAIT_MS", 200)
 START_MODELS = environment.items("START_MODELS")
 # Names of a worker, by which entries of models choose their hosts; empty: its host's name.
 WORKER_LABELS = environment.items("WORKER_LABELS")
-# What models may take of a worker's host: so many of them, so many MiB; 0: any number, most of it.
+# Limits of the models on a worker's host: their number (0: any) and their MiB (0: most of it).
 MAX_LOADED_MODELS = environment.number("MAX_LOADED_MODELS", 0)
 MODEL_MEMORY_MIB = environment.number("MODEL_MEMORY_MIB", 0)
 GPU_MEMORY_MIB = environment.number("GPU_MEMORY_MIB", 0)
@@ -355,7 +386,7 @@ UPSTREAM_ALLOWED_NETWORKS = environment.networks("UPSTREAM_ALLOWED_NETWORKS")
 # Whether streams of responses end with "data: [DONE]", as all other streams do.
 RESPONSES_SEND_DONE = environment.boolean("RESPONSES_SEND_DONE", True)
 CONVERSATION_LOCK_WAIT_S = environment.number("CONVERSATION_LOCK_WAIT_S", 10)
-# For how long a stored response goes on when its client has left, unless somebody reads it again.
+# For how long a stored response runs after its client has disconnected, unless one reads it again.
 DISCONNECT_GRACE_S = environment.number("DISCONNECT_GRACE_S", 0)
 WEB_THREADS = _threads
 

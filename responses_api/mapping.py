@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from inference_site.core.domain import messages as domain
 from inference_site.core.domain import request
-from inference_site.core.domain.messages import Message, ToolCall
+from inference_site.core.domain import request as domain
 from inference_site.core.domain.request import (
     Constraint,
     GenerationRequest,
+    Message,
+    ToolCall,
 )
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.request_fields.capabilities import require_fields, require_media

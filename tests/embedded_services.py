@@ -24,7 +24,7 @@ import pytest
 from django.conf import settings
 
 from inference_site.core import environment
-from inference_site.core.process_tuning import collect_rarely, freeze_imported_objects
+from inference_site.core.process_lifecycle import collect_rarely, freeze_imported_objects
 from inference_site.ops.serve.services import EmbeddedPostgres, plan_redis, wait_for_redis
 from tests import migrated_postgres
 

@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from inference_site.core.domain.errors import InvalidRequest
-from inference_site.core.domain.messages import ImagePart, Message, Part
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import GenerationRequest, ImagePart, Message, Part
 from worker.media import resolve_media
 
 PARAM = "messages[0].content[0].image_url.url"

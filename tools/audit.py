@@ -67,7 +67,7 @@ def bundled_server() -> str:
 
 
 def main() -> None:
-    """Ask, and print what there is."""
+    """Ask the service, and print the findings."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--required", action="store_true", help="fail without an answer")
     parser.add_argument("--service", default=SERVICE, help="the address of the service")

@@ -121,7 +121,7 @@ def packages(found: dict[str, Module]) -> list[str]:
 
 
 def cycle(edges: Graph) -> list[str]:
-    """Return one cycle, its first package again at the end, or an empty list."""
+    """Return one cycle, which ends with its first package; an empty list if there is none."""
     done: set[str] = set()
 
     def visit(node: str, path: list[str]) -> list[str]:
@@ -143,7 +143,7 @@ def modules_by_folder(found: dict[str, Module]) -> Counter[str]:
 
 
 def picture(edges: Graph) -> str:
-    """Return the graph in Mermaid's language; packages that need one another are joined in red."""
+    """Return the graph as Mermaid; packages that import each other are joined in red."""
     lines = ["graph TD"]
     number = 0
     for source, targets in sorted(edges.items()):

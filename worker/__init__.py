@@ -1,1 +1,1 @@
-"""What runs only in a worker process; only ``manage.py worker`` imports it."""
+"""The code of worker processes; only ``manage.py worker`` imports it."""

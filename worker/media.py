@@ -25,8 +25,7 @@ from inference_site.core.checked_connections import (
 )
 from inference_site.core.domain.addresses import is_listed
 from inference_site.core.domain.errors import InvalidRequest
-from inference_site.core.domain.messages import ImagePart, Part
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import GenerationRequest, ImagePart, Part
 
 MAX_REDIRECTS = 3
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")

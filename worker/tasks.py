@@ -1,4 +1,4 @@
-"""What a worker does for Celery: its tasks, and its answer to ``celery inspect active``."""
+"""The Celery tasks of a worker, and its answer to ``celery inspect active``."""
 
 from __future__ import annotations
 

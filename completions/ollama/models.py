@@ -21,7 +21,7 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.fleet import fleet
 from inference_site.catalogue.gguf_files import chat_template, metadata_before_vocabulary
 from inference_site.catalogue.model_files import architecture_of, quantisation_of
-from inference_site.catalogue.routes import Route
+from inference_site.catalogue.models_file import Route
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundError
 from inference_site.gateway.api.authentication import caller_of

@@ -34,12 +34,12 @@ from completions.wire.models import (
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.models import Scope
 from inference_site.catalogue.catalogue import DEFAULT_ALIAS, catalogue
-from inference_site.catalogue.fleet import fleet, orders, placement
+from inference_site.catalogue.fleet import fleet, orders
 from inference_site.catalogue.fleet.fleet import ModelStatus
 from inference_site.catalogue.fleet.leases import LiveWorker, ModelState, live_view
 from inference_site.catalogue.model_store import adapters
 from inference_site.catalogue.model_store.adapters import adapter_file, added_view
-from inference_site.catalogue.routes import Route
+from inference_site.catalogue.models_file import Route
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.errors.api_errors import ConflictError, InvalidRequestError, NotFoundError
 from inference_site.core.storage.postgresql import release_connection_after
@@ -220,7 +220,7 @@ def _wire_model(
         tools=fleet.tools_of(spec.id),
         lora_adapters=sorted(added_view.now().to(spec).lora_adapters),
         loading=loading,
-        reason=placement.why_no_host(spec, live) or None,
+        reason=fleet.why_no_host(spec, live) or None,
     )
 
 

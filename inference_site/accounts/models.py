@@ -14,8 +14,7 @@ from django.db import models
 from django.utils import timezone
 
 from inference_site.core.admin_pages.labels import money
-from inference_site.core.site_settings.current import site_settings
-from inference_site.core.site_settings.models import retention_field
+from inference_site.core.site_settings.models import retention_field, site_settings
 
 
 class Scope(models.TextChoices):

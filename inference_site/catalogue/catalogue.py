@@ -22,11 +22,11 @@ from inference_site.catalogue.gguf_files import is_later_part, model_context, pa
 from inference_site.catalogue.memory import fitting_sizes
 from inference_site.catalogue.model_files import architecture_of, file_error, files_of
 from inference_site.catalogue.models_file import (
+    Route,
     default_sampling,
     default_threads,
     read_models_and_routes,
 )
-from inference_site.catalogue.routes import Route
 from inference_site.core.domain.model_spec import ModelSpec
 
 logger = logging.getLogger(__name__)

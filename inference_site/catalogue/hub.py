@@ -77,17 +77,18 @@ class Reference:
                 raise HubError(f"{self.repository} has no file {self.file}.")
             return self.file
         models = [file for file in files if _is_model(file)]
-        matches = [file for file in models if self._matches_quantisation(file)]
+        pattern = rf"(?<![a-z0-9]){re.escape(self.quantisation)}(?![a-z0-9_])"
+        matches = [
+            file
+            for file in models
+            if not self.quantisation or re.search(pattern, Path(file).name, re.IGNORECASE)
+        ]
         if len(matches) == 1:
             return matches[0]
         there = ", ".join(sorted(Path(file).name for file in matches or models)) or "no GGUF file"
         asks = f" of {self.quantisation}" if self.quantisation else ""
         what = "several models" if matches else "no model"
         raise HubError(f"{self.repository} has {what}{asks}; there are: {there}.")
-
-    def _matches_quantisation(self, file: str) -> bool:
-        pattern = rf"(?<![a-z0-9]){re.escape(self.quantisation)}(?![a-z0-9_])"
-        return not self.quantisation or bool(re.search(pattern, Path(file).name, re.IGNORECASE))
 
 
 @dataclass(frozen=True, slots=True)

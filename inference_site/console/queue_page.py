@@ -19,7 +19,7 @@ from django.shortcuts import get_object_or_404
 from django.urls import reverse
 from django.utils import timezone
 
-from inference_site.core.admin_pages.audit import log_action
+from inference_site.core.admin_pages.base_admin import log_action
 from inference_site.runs.cancellation import stop
 from inference_site.runs.models import Generation, ServiceClass, Status
 from inference_site.runs.queue import move_up

@@ -16,9 +16,8 @@ from django.urls import reverse
 from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldBooleanSwitchWidget
 
 from inference_site.core import environment
-from inference_site.core.admin_pages.audit import log_action
-from inference_site.core.site_settings.current import forget
-from inference_site.core.site_settings.models import SiteSettings
+from inference_site.core.admin_pages.base_admin import log_action
+from inference_site.core.site_settings.models import SiteSettings, forget
 
 VIEW, CHANGE = "site_settings.view_sitesettings", "site_settings.change_sitesettings"
 _SECRET = re.compile(r"SECRET|TOKEN(?!S)|PASSWORD|KEY(?!S)|_URLS?$")

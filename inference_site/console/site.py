@@ -1,9 +1,10 @@
-"""The admin site: unfold's, with the console's own pages added."""
+"""The admin site: unfold's, with the pages before a login and the console's own pages added."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from http import HTTPStatus
+from importlib import import_module
 from typing import Any, cast
 
 from django.conf import settings
@@ -15,16 +16,57 @@ from django.urls import URLPattern, path
 from django.views.decorators.http import require_POST
 from unfold.sites import UnfoldAdminSite
 
-from inference_site.console.fleet_page import fleet_context, request_action, stop_pull
-from inference_site.console.model_page import model_context
+from inference_site.console.fleet_page import (
+    fleet_context,
+    model_context,
+    request_action,
+    stop_pull,
+)
 from inference_site.console.people.login import remember_browser, set_locked_status
 from inference_site.console.people.login_log import log_own_action
-from inference_site.console.people.urls import urls as people_urls
+from inference_site.console.people.password_links import (
+    INVITATION,
+    RESET,
+    RequestResetView,
+    SetPasswordView,
+)
 from inference_site.console.playground.views import playground_context
 from inference_site.console.queue_page import queue_context, run_action
 from inference_site.console.request_log_page import requests_context, save_filter
 from inference_site.console.settings_page import settings_page
 from inference_site.console.usage_page import alarms_context, home_context, usage_csv
+
+_SINGLE_SIGN_ON = "inference_site.console.people.single_sign_on"
+
+
+def _login_urls() -> list[URLPattern]:
+    """Return the routes before a login; those of single sign-on are a 404 unless configured."""
+    if settings.OIDC_ISSUER:
+        import_module(_SINGLE_SIGN_ON)  # Now, so that no request waits for it.
+    invitation = SetPasswordView.as_view(token_generator=INVITATION)
+    reset = SetPasswordView.as_view(token_generator=RESET)
+    return [
+        path("reset/", RequestResetView.as_view(), name="admin_password_reset"),
+        path("reset/<uidb64>/<token>/", reset, name="people_reset"),
+        path("invitation/<uidb64>/<token>/", invitation, name="people_invitation"),
+        path("single-sign-on/", _single_sign_on("StartView"), name="single_sign_on"),
+        path(
+            "single-sign-on/callback/",
+            _single_sign_on("CallbackView"),
+            name="single_sign_on_callback",
+        ),
+    ]
+
+
+def _single_sign_on(view_name: str) -> Any:
+    """Return a view that imports its class at the first request: its libraries take 10 MB."""
+
+    def view(request: HttpRequest) -> HttpResponse:
+        views: Any = import_module(_SINGLE_SIGN_ON)
+        response: HttpResponse = getattr(views, view_name).as_view()(request)
+        return response
+
+    return view
 
 
 class ConsoleSite(UnfoldAdminSite):
@@ -43,7 +85,7 @@ class ConsoleSite(UnfoldAdminSite):
         requests = page("Request log", requests_context, "requests")
         model = page("Model", model_context, "model")
         return [
-            *people_urls(),
+            *_login_urls(),
             path("usage.csv", own(usage_csv), name="usage-csv"),
             path("queue/", own(page("Queue", queue_context, "queue")), name="queue"),
             path("queue/<int:pk>/", own(require_POST(run_action)), name="queue-action"),

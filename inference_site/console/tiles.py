@@ -16,8 +16,7 @@ from inference_site.catalogue.fleet.leases import live_workers
 from inference_site.catalogue.model_labels import NO_PRICE, is_priced
 from inference_site.core.admin_pages.labels import milliseconds, money, time_since
 from inference_site.runs.models import Generation, Status
-from inference_site.runs.usage.histograms import percentile
-from inference_site.runs.usage.models import Measure, Period
+from inference_site.runs.usage.models import Measure, Period, percentile
 from inference_site.runs.usage.queries import (
     PERIOD_LENGTH,
     Histograms,

@@ -1,15 +1,33 @@
-"""The cores and memory that this process may use, within its control group, and free ports."""
+"""The cores, memory and devices of the host that this process may use, and free ports.
+
+Cores and memory are those of its control group.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
 _CPUS = Path("/sys/devices/system/cpu")
 _MEMINFO = Path("/proc/meminfo")
 _HAS_AFFINITY = hasattr(os, "sched_getaffinity")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device that holds weights: a GPU, or the host's memory. Sizes are in bytes.
+
+    ``temperature_c`` is in degrees Celsius; None where it is not known.
+    """
+
+    name: str
+    memory_total: int
+    memory_free: int
+    temperature_c: int | None = None
+    busy_percent: int | None = None
 
 
 def usable_cores() -> float:

@@ -24,12 +24,12 @@ from twisted.internet.error import ConnectionAborted
 from twisted.python.failure import Failure
 
 from inference_site.core.errors.api_errors import RateLimitError
-from inference_site.core.process_tuning import max_client_connections
+from inference_site.core.process_lifecycle import max_client_connections
 
 logger = logging.getLogger(__name__)
 
 _MOST_REFUSED = 16
-"""Refused connections that stay open until their clients have read why; more are just closed."""
+"""Refused connections that stay open until their clients have read the error; others are closed."""
 _IPV6_SITE = 64
 """Bits of the network that one IPv6 subscriber has; all its addresses count as one."""
 _LOG_EVERY_S = 10.0
@@ -78,8 +78,8 @@ class ClientConnections:
             self._log()
         return has_room
 
-    def may_tell_refused(self) -> bool:
-        """Return whether one more refused connection may stay open to be told why."""
+    def may_answer_refused(self) -> bool:
+        """Return whether one more refused connection may stay open until it has read its answer."""
         return len(self._refused) < _MOST_REFUSED
 
     def add(self, transport: Any, *, is_refused: bool = False) -> None:

@@ -413,7 +413,7 @@ class BoundedFactory(HTTPFactory):  # type: ignore[misc]  # As above.
         """Return a new connection; None to have it closed at once."""
         clients = self.server.clients
         has_room = clients.make_room(addr)
-        if not has_room and not clients.may_tell_refused():
+        if not has_room and not clients.may_answer_refused():
             return None
         protocol = super().buildProtocol(addr)
         protocol.requestFactory = BoundedRequest
@@ -425,7 +425,7 @@ class BoundedFactory(HTTPFactory):  # type: ignore[misc]  # As above.
 
 
 def bounded_sockets(factory: WebSocketFactory) -> WebSocketFactory:
-    """Have a factory make bounded sockets that tell why they are closed, as with 1009 (too big)."""
+    """Have a factory make bounded sockets, which close with a code, such as 1009 (too big)."""
     factory.protocol = BoundedSocket
     factory.setProtocolOptions(failByDrop=False, closeHandshakeTimeout=30)
     return factory

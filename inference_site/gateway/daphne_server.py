@@ -31,8 +31,13 @@ from twisted.internet.defer import Deferred
 from inference_site.accounts.keys import find_caller
 from inference_site.catalogue.fleet.leases import live_view
 from inference_site.core.observability.tracing import start_tracing
-from inference_site.core.process_lifecycle import handle_stop_signals, notify, notify_stopping
-from inference_site.core.process_tuning import freeze_imported_objects, switch_threads_often
+from inference_site.core.process_lifecycle import (
+    freeze_imported_objects,
+    handle_stop_signals,
+    notify,
+    notify_stopping,
+    switch_threads_often,
+)
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.core.storage.redis import broker_client
 from inference_site.gateway.bodies import SOCKET_MEMORY_KEY

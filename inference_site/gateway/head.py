@@ -32,7 +32,7 @@ _LONGEST_CACHED = 100
 
 @dataclass(slots=True)
 class Head:
-    """What the head says, without asking the database.
+    """The facts in a request's head, read without the database.
 
     ``project_id`` is known before the sender when a key was valid a moment ago. The body is read
     only if ``takes_body``, and only of an authenticated ``user``: see ``authenticate``.

@@ -37,7 +37,7 @@ from inference_site.gateway.delivery import (
     send_response,
 )
 from inference_site.gateway.follower import Follower
-from inference_site.gateway.handler import ApiHandler
+from inference_site.gateway.handler import ApiHandler, QueueKey, ViewPool
 from inference_site.gateway.handoff import (
     SCOPE_KEY,
     CallResult,
@@ -49,7 +49,6 @@ from inference_site.gateway.handoff import (
 from inference_site.gateway.head import SCOPE_KEY as head_key
 from inference_site.gateway.head import Head, length_of_body
 from inference_site.gateway.hub import hub
-from inference_site.gateway.view_pool import QueueKey, ViewPool
 from inference_site.runs.streams.batches import Batch, Ending
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,14 @@ from django.utils.safestring import SafeString
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.model_labels import cost_label, model_link
 from inference_site.core.admin_pages.base_admin import KeyFilter, KeysetAdmin, SinceFilter
-from inference_site.core.admin_pages.bubbles import Bubble, may_see_content, text_piece
-from inference_site.core.admin_pages.labels import duration, milliseconds, status_label
+from inference_site.core.admin_pages.labels import (
+    Bubble,
+    duration,
+    may_see_content,
+    milliseconds,
+    status_label,
+    text_piece,
+)
 from inference_site.runs.kept_content.models import KeptContent
 from inference_site.runs.kinds import stored_model_of
 from inference_site.runs.models import Generation, Status

@@ -9,8 +9,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 
 from inference_site.core.admin_pages.base_admin import PreviewAdmin, SinceFilter
-from inference_site.core.admin_pages.bubbles import may_see_content
-from inference_site.core.admin_pages.labels import preview
+from inference_site.core.admin_pages.labels import may_see_content, preview
 from responses_api.admin.thread import MAX_ITEMS, BubbleMaker
 from responses_api.annotations import with_last_message
 from responses_api.models import Conversation, Item

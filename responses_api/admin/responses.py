@@ -33,10 +33,13 @@ from django.views.decorators.http import require_POST
 
 from inference_site.accounts.keys import caller_of_key
 from inference_site.catalogue.model_labels import cost_label, model_link
-from inference_site.core.admin_pages.base_admin import KeyFilter, PreviewAdmin, SinceFilter
-from inference_site.core.admin_pages.bubbles import may_see_content, pretty
-from inference_site.core.admin_pages.keyset import keyset_page
-from inference_site.core.admin_pages.labels import status_label
+from inference_site.core.admin_pages.base_admin import (
+    KeyFilter,
+    PreviewAdmin,
+    SinceFilter,
+    keyset_page,
+)
+from inference_site.core.admin_pages.labels import may_see_content, pretty, status_label
 from inference_site.core.errors.api_errors import ConflictError
 from inference_site.core.errors.exceptions import api_error
 from inference_site.core.storage.postgresql import release_connection_after

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from inference_site.core.admin_pages.bubbles import Bubble, Piece, image_piece, text_piece
+from inference_site.core.admin_pages.labels import Bubble, Piece, image_piece, text_piece
 from responses_api.annotations import status_of, with_generation_status
 from responses_api.items import ItemData
 from responses_api.models import Item, StoredResponse

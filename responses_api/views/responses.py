@@ -17,7 +17,7 @@ from inference_site.core.errors.api_errors import (
     InvalidRequestError,
     NotFoundError,
 )
-from inference_site.core.site_settings.current import site_settings
+from inference_site.core.site_settings.models import site_settings
 from inference_site.gateway.api.authentication import HasPermission, StaffSession, caller_of
 from inference_site.gateway.api.payload import parse
 from inference_site.gateway.api.schema import ListObject, documented

@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from inference_site.accounts.keys import create_key, find_caller
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
-from inference_site.core.admin_pages import keyset
+from inference_site.core.admin_pages import base_admin
 from inference_site.runs.models import Generation, Status
 from responses_api.models import StoredResponse
 from tests.generations.rows import create_generation
@@ -158,9 +158,9 @@ def test_a_list_goes_back_as_far_as_asked(admin: Client, api_key: Key) -> None:
 def test_a_search_over_the_time_limit_stops_and_can_continue(
     admin: Client, api_key: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyset, "_LARGEST_WINDOW", 10)
-    monkeypatch.setattr(keyset, "_FIRST_WINDOW", 10)
-    monkeypatch.setattr(keyset, "_TIME_LIMIT_S", -1)
+    monkeypatch.setattr(base_admin, "_LARGEST_WINDOW", 10)
+    monkeypatch.setattr(base_admin, "_FIRST_WINDOW", 10)
+    monkeypatch.setattr(base_admin, "_TIME_LIMIT_S", -1)
     rare = finished(api_key[0], status=Status.FAILED)
     for _ in range(15):
         finished(api_key[0])
@@ -176,7 +176,7 @@ def test_a_search_over_the_time_limit_stops_and_can_continue(
 def test_a_list_that_was_searched_to_its_end_has_no_further_page(
     admin: Client, api_key: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyset, "_TIME_LIMIT_S", -1)
+    monkeypatch.setattr(base_admin, "_TIME_LIMIT_S", -1)
     row = finished(api_key[0])
     for place in ("", f"&before={row.pk + 1}", f"&after={row.pk - 1}"):
         text = page(admin.get(f"{GENERATIONS}?status__exact=failed{place}"))

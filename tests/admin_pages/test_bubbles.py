@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference_site.core.admin_pages.bubbles import text_piece
+from inference_site.core.admin_pages.labels import text_piece
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from inference_site.accounts.models import ApiKey, Budget, BudgetSpend
 from inference_site.console.alarms import evaluation
 from inference_site.console.alarms.evaluation import evaluate
 from inference_site.console.alarms.models import Alarm, Notice, Recipient, Rule, RuleKind
-from inference_site.runs.usage.histograms import bucket_of
-from inference_site.runs.usage.models import LatencyHistogram, Period, UsageRollup
+from inference_site.runs.usage.models import LatencyHistogram, Period, UsageRollup, bucket_of
 from inference_site.runs.usage.queries import floor
 from tests.generations.rows import create_generation
 

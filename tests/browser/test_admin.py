@@ -10,7 +10,7 @@ import openai
 import pytest
 from playwright.sync_api import Page, expect
 
-from inference_site.runs.usage.histograms import add_sql, sums_sql
+from inference_site.runs.usage.models import add_sql, sums_sql
 from tests.browser.conftest import (
     ONLY_COLOURS,
     PICTURED,

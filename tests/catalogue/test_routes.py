@@ -10,8 +10,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from inference_site.catalogue.catalogue import Catalogue
-from inference_site.catalogue.models_file import read_models_and_routes
-from inference_site.catalogue.routes import Route, Target
+from inference_site.catalogue.models_file import Route, Target, read_models_and_routes
 from inference_site.core.domain.model_spec import ModelSpec
 
 ONE, TWO, THREE = (ModelSpec(name, "scripted") for name in ("one", "two", "three"))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_site.console.charts import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, Series, chart
+from inference_site.console.usage_page import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, Series, chart
 
 
 def text(value: float) -> str:

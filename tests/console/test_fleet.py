@@ -10,7 +10,7 @@ from django.test import Client
 
 from inference_site.catalogue.fleet.leases import Lease, LiveWorker, ModelReport, ModelState
 from inference_site.catalogue.model_store.models import WorkerOrder
-from inference_site.core.domain.device import Device
+from inference_site.core.host import Device
 from inference_site.core.storage.redis import site_client
 
 FLEET = "/admin/fleet/"

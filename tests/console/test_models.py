@@ -17,7 +17,7 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.fleet.leases import HostState, Lease, LiveWorker, ModelReport
 from inference_site.catalogue.model_store.entries import decrypt_secrets
 from inference_site.catalogue.model_store.models import Pull, PullState, StoredModel
-from inference_site.core.domain.device import Device
+from inference_site.core.host import Device
 from inference_site.core.storage.redis import site_client
 from inference_site.runs.models import Status
 from tests.generations.rows import create_generation

@@ -16,7 +16,7 @@ from django.test import Client
 from inference_site.accounts.keys import create_key, revoke_key
 from inference_site.accounts.models import ApiKey, KeySecret, Project
 from inference_site.catalogue import catalogue
-from inference_site.catalogue.routes import Route, Target
+from inference_site.catalogue.models_file import Route, Target
 from inference_site.console import fleet_page
 from inference_site.console.playground import views
 from inference_site.console.playground.views import playground_caller

@@ -11,7 +11,7 @@ from django.test import Client
 from completions.models import StoredCompletion
 from inference_site.accounts.models import ApiKey
 from inference_site.console.playground import views
-from inference_site.core.site_settings import current
+from inference_site.core.site_settings import models
 from inference_site.core.site_settings.models import SiteSettings
 from responses_api.models import Conversation, Item
 from tests.responses_api.chains import Chain
@@ -122,9 +122,9 @@ def test_content_is_opened_only_to_those_who_may_see_it(
 def hidden(db: None) -> Iterator[None]:
     """The site shows content to nobody."""
     SiteSettings.objects.update_or_create(pk=1, defaults={"show_content": False})
-    current.forget()
+    models.forget()
     yield
-    current.forget()
+    models.forget()
 
 
 def test_content_that_is_shown_to_nobody_is_not_opened(

@@ -77,8 +77,8 @@ def test_what_is_cut_short_goes_on_where_it_stopped(api_key: Key, monkeypatch: A
     for seconds in range(60, 0, -1):
         accepted(api_key, seconds, model="rare" if seconds in (55, 5) else "m")
         refused(seconds, model="rare" if seconds in (50, 30) else "")
-    monkeypatch.setattr("inference_site.core.admin_pages.keyset._FIRST_WINDOW", 4)
-    monkeypatch.setattr("inference_site.core.admin_pages.keyset._TIME_LIMIT_S", 0)
+    monkeypatch.setattr("inference_site.core.admin_pages.base_admin._FIRST_WINDOW", 4)
+    monkeypatch.setattr("inference_site.core.admin_pages.base_admin._TIME_LIMIT_S", 0)
     found = pages(LogFilters(model="rare"))
     assert len(found) > 3
     ages = [round((NOW - row.created_at).total_seconds()) for page in found for row in page]

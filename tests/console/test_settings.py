@@ -17,7 +17,7 @@ from completions.models import StoredCompletion
 from completions.storage import prune as prune_completions
 from inference_site.accounts.models import Project
 from inference_site.core import environment
-from inference_site.core.site_settings import current
+from inference_site.core.site_settings import models
 from inference_site.core.site_settings.models import SiteSettings
 from responses_api.deletion import prune as prune_responses
 from responses_api.models import Conversation, ResponseStatus, StoredResponse
@@ -27,23 +27,23 @@ PAGE = "/admin/settings/"
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    current.forget()
+    models.forget()
     yield
-    current._last = SiteSettings()
-    current.forget()
+    models._last = SiteSettings()
+    models.forget()
 
 
 def set_site(**fields: Any) -> None:
     SiteSettings.objects.update_or_create(pk=1, defaults=fields)
-    current.forget()
+    models.forget()
 
 
 def test_settings_are_changed_and_the_audit_log_has_old_and_new_values(admin: Client) -> None:
     form = {"disconnect_grace_s": "5", "responses_days": "30", "show_content": "on"}
     text = admin.post(PAGE, form, follow=True).content.decode()
     assert "Saved." in text
-    assert current.disconnect_grace_s(None) == 5
-    assert current.disconnect_grace_s(7) == 7
+    assert models.disconnect_grace_s(None) == 5
+    assert models.disconnect_grace_s(7) == 7
     entry = LogEntry.objects.get()
     assert entry.change_message == "disconnect_grace_s: empty → 5; responses_days: empty → 30"
     admin.post(PAGE, form)
@@ -103,9 +103,9 @@ def test_the_usage_log_is_kept_as_the_page_says_or_else_the_environment(
     db: None, settings: Settings
 ) -> None:
     settings.USAGE_LOG_DAYS = 10
-    assert current.usage_log_days() == 10
+    assert models.usage_log_days() == 10
     set_site(usage_log_days=3)
-    assert current.usage_log_days() == 3
+    assert models.usage_log_days() == 3
 
 
 def old(days: float) -> dt.datetime:

@@ -29,8 +29,8 @@ from inference_site.catalogue.fleet.leases import (
     prune,
 )
 from inference_site.catalogue.model_store.models import OrderState, WorkerOrder
-from inference_site.core.domain.device import Device
 from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.host import Device
 from inference_site.core.storage.redis import site_client
 from inference_site.runs.queue import new_id
 

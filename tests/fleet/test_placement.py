@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from inference_site.catalogue.fleet import placement
+from inference_site.catalogue.fleet import fleet
+from inference_site.catalogue.fleet.fleet import (
+    claim_replica,
+    give_back_replica,
+    planned,
+    why_no_host,
+)
 from inference_site.catalogue.fleet.leases import (
     Lease,
     LiveWorker,
@@ -16,7 +22,6 @@ from inference_site.catalogue.fleet.leases import (
     ModelState,
     lease_key,
 )
-from inference_site.catalogue.fleet.placement import claim, give_back, planned, why_no_host
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.storage.redis import site_client
 from inference_site.runs.queue import new_id
@@ -101,34 +106,34 @@ def test_of_many_claims_at_one_moment_as_many_are_good_as_there_are_places(
     wanted = spec(model, replicas=3)
     with ThreadPoolExecutor(16) as pool:
         for _ in range(5):
-            held = list(pool.map(lambda name: claim(wanted, name), workers))
+            held = list(pool.map(lambda name: claim_replica(wanted, name), workers))
             assert sum(held) == 3
     holders = [name for name, has in zip(workers, held, strict=True) if has]
-    give_back(model, holders[0])
-    assert claim(wanted, next(name for name in workers if name not in holders))
-    assert not claim(wanted, holders[0])
+    give_back_replica(model, holders[0])
+    assert claim_replica(wanted, next(name for name in workers if name not in holders))
+    assert not claim_replica(wanted, holders[0])
 
 
 def test_a_claim_ends_with_the_lease_and_is_lost_then(model: str, workers: list[str]) -> None:
     one, two, *_ = workers
-    assert claim(spec(model), one)
-    assert not claim(spec(model), two)
+    assert claim_replica(spec(model), one)
+    assert not claim_replica(spec(model), two)
     site_client().delete(lease_key(one))
-    assert claim(spec(model), two)
-    assert not claim(spec(model), one)  # It lives again, and comes too late.
+    assert claim_replica(spec(model), two)
+    assert not claim_replica(spec(model), one)  # It lives again, and comes too late.
 
 
 def test_a_worker_without_a_lease_whose_place_nobody_wanted_keeps_it(
     model: str, workers: list[str]
 ) -> None:
-    assert claim(spec(model), workers[0])
+    assert claim_replica(spec(model), workers[0])
     site_client().delete(lease_key(workers[0]))
-    assert claim(spec(model), workers[0])
+    assert claim_replica(spec(model), workers[0])
 
 
 def test_fewer_places_leave_those_that_were_first(model: str, workers: list[str]) -> None:
-    assert [claim(spec(model, replicas=3), name) for name in workers[:3]] == [True] * 3
-    assert [claim(spec(model, replicas=1), name) for name in reversed(workers[:3])] == [
+    assert [claim_replica(spec(model, replicas=3), name) for name in workers[:3]] == [True] * 3
+    assert [claim_replica(spec(model, replicas=1), name) for name in reversed(workers[:3])] == [
         False,
         False,
         True,
@@ -136,5 +141,5 @@ def test_fewer_places_leave_those_that_were_first(model: str, workers: list[str]
 
 
 def test_without_replicas_everybody_has_a_place(workers: list[str]) -> None:
-    assert all(claim(ModelSpec("m", "scripted"), name) for name in workers)
-    assert placement.replicas_of(spec("m"), [worker("a", "m"), worker("b")]) == 1
+    assert all(claim_replica(ModelSpec("m", "scripted"), name) for name in workers)
+    assert fleet.replicas_of(spec("m"), [worker("a", "m"), worker("b")]) == 1

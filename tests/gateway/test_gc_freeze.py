@@ -9,7 +9,7 @@ import sys
 import psutil
 import pytest
 
-from inference_site.core.process_tuning import collect_rarely, freeze_imported_objects
+from inference_site.core.process_lifecycle import collect_rarely, freeze_imported_objects
 
 
 def test_what_is_there_is_exempt_and_what_comes_later_is_not() -> None:
@@ -39,7 +39,7 @@ def test_garbage_is_collected_very_rarely_only_until_then() -> None:
 
 FREED = """
 import psutil
-from inference_site.core.process_tuning import give_large_blocks_back
+from inference_site.core.process_lifecycle import give_large_blocks_back
 
 if {is_set}:
     give_large_blocks_back()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pytest_django.fixtures import Settings
 
-from inference_site.gateway import delivery, view_pool
+from inference_site.gateway import delivery, handler
 from inference_site.gateway.cors import with_cors
 from inference_site.gateway.handoff import Feed
 from inference_site.runs.streams.batches import Batch, Ending
@@ -231,7 +231,7 @@ def test_a_client_that_leaves_before_its_body_is_complete_gets_nothing(run: Run)
 def test_no_body_is_taken_of_who_would_be_refused_a_thread(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(view_pool, "_MOST_WAITING", 0)
+    monkeypatch.setattr(handler, "_MOST_WAITING", 0)
     client = FakeClient(b"{}")
     client.receive = None  # type: ignore[method-assign,assignment]  # Who asks for it fails.
     exchange = run(just_wait, client=client)

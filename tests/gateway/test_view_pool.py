@@ -10,8 +10,8 @@ import pytest
 from django.http import HttpResponse
 
 from inference_site.core.errors.api_errors import UnavailableError
-from inference_site.gateway import view_pool
-from inference_site.gateway.view_pool import QueueKey, ViewPool
+from inference_site.gateway import handler
+from inference_site.gateway.handler import QueueKey, ViewPool
 
 
 def answer(status: int = 200) -> Callable[[], HttpResponse]:
@@ -98,7 +98,7 @@ def test_large_bodies_of_a_project_are_one_after_the_other() -> None:
 def test_a_project_rests_after_a_large_body_while_others_ask(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(view_pool, "_REST", 1e6)
+    monkeypatch.setattr(handler, "_REST", 1e6)
     own = QueueKey(1, is_large=True)
 
     async def main() -> None:
@@ -116,8 +116,8 @@ def test_a_project_rests_after_a_large_body_while_others_ask(
 
 
 def test_a_project_that_is_alone_need_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view_pool, "_REST", 1e6)
-    monkeypatch.setattr(view_pool, "_ALONE_S", -1.0)
+    monkeypatch.setattr(handler, "_REST", 1e6)
+    monkeypatch.setattr(handler, "_ALONE_S", -1.0)
     own = QueueKey(1, is_large=True)
 
     async def main() -> None:
@@ -151,7 +151,7 @@ def test_a_thread_goes_to_the_project_that_has_the_fewest() -> None:
 
 
 def test_a_full_line_is_full_for_who_fills_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view_pool, "_MOST_WAITING", 10)
+    monkeypatch.setattr(handler, "_MOST_WAITING", 10)
 
     async def main() -> None:
         pool, stuck = ViewPool(1), Stuck()
@@ -168,7 +168,7 @@ def test_a_full_line_is_full_for_who_fills_it(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_nobody_waits_longer_for_a_thread_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view_pool, "_LONGEST_WAIT_S", 0.1)
+    monkeypatch.setattr(handler, "_LONGEST_WAIT_S", 0.1)
 
     async def main() -> None:
         pool, stuck, never = ViewPool(1), Stuck(), Stuck()

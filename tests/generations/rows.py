@@ -6,8 +6,7 @@ from typing import Any
 
 from completions.assemblers.chat import CHAT, ChatAssembly
 from inference_site.accounts.models import ApiKey
-from inference_site.core.domain.messages import Message
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import GenerationRequest, Message
 from inference_site.runs.models import Generation
 from inference_site.runs.queue import new_id
 from inference_site.runs.streams.request_documents import Document

@@ -12,13 +12,10 @@ from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
 from inference_site.core.domain.deltas import TextDelta, ToolCallDelta
-from inference_site.core.domain.messages import Message
-from inference_site.core.domain.request import GenerationRequest
-from inference_site.core.site_settings.current import forget
-from inference_site.core.site_settings.models import SiteSettings
-from inference_site.runs.kept_content import keeping
-from inference_site.runs.kept_content.keeping import Keeper, keeper_for, prune
-from inference_site.runs.kept_content.models import KeptContent
+from inference_site.core.domain.request import GenerationRequest, Message
+from inference_site.core.site_settings.models import SiteSettings, forget
+from inference_site.runs.kept_content import models
+from inference_site.runs.kept_content.models import Keeper, KeptContent, keeper_for, prune
 from tests.generations.rows import create_generation
 
 pytestmark = pytest.mark.django_db
@@ -61,7 +58,7 @@ def test_a_long_prompt_loses_its_beginning_and_a_long_answer_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     keep_for(1)
-    monkeypatch.setattr(keeping, "MAX_CHARACTERS", 5)
+    monkeypatch.setattr(models, "MAX_CHARACTERS", 5)
     keeper = Keeper("chatcmpl-1", asked("gone", "abcd", "xyz"))
     for _ in range(4):
         keeper.take(TextDelta("12"))
@@ -75,7 +72,7 @@ def test_the_turns_of_a_prompt_are_bounded_though_they_have_no_text() -> None:
     keep_for(1)
     Keeper("chatcmpl-1", asked(*[""] * 5_000, "the last")).save()
     kept = KeptContent.objects.get()
-    assert len(kept.prompt) == keeping.MAX_TURNS
+    assert len(kept.prompt) == models.MAX_TURNS
     assert kept.prompt[-1]["content"] == "the last"
 
 

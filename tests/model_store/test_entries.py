@@ -25,12 +25,12 @@ from inference_site.catalogue.model_store.entries import (
     decrypt_secrets,
     encrypt_secrets,
     read_stored_entry,
+    wait_for_specs,
 )
 from inference_site.catalogue.model_store.models import StoredModel
-from inference_site.catalogue.model_store.refresh import wait_for_specs
 from inference_site.catalogue.models_file import ModelEntry, read_models_file
 from inference_site.catalogue.operator_settings import InvalidSetting
-from inference_site.console.forms import HIDDEN, entry_changes, entry_of, form_values, hide_secrets
+from inference_site.console.admin import HIDDEN, entry_changes, entry_of, form_values, hide_secrets
 from inference_site.core.domain.addresses import AllowedAddresses
 from inference_site.core.domain.model_spec import ModelSpec, Price
 from inference_site.ops.doctor.checks import Level, check_models

@@ -168,7 +168,7 @@ def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch, models_dir: Path) 
 def test_a_pull_is_stopped_and_another_goes_on_from_there(
     monkeypatch: pytest.MonkeyPatch, hub: Hub, models_dir: Path
 ) -> None:
-    monkeypatch.setattr(pulls, "_TELL_S", 0.0)
+    monkeypatch.setattr(pulls, "_STORE_S", 0.0)
     move = Pull.objects.move
 
     def stopped_meanwhile(pull: Pull, state: PullState, **facts: Any) -> bool:

@@ -17,6 +17,7 @@ from inference_site.accounts.keys import create_key
 from inference_site.accounts.models import Project, Scope
 from inference_site.catalogue.fleet import fleet
 from inference_site.catalogue.fleet.fleet import ModelStatus
+from inference_site.catalogue.model_store.entries import refresh_catalogue
 from inference_site.catalogue.model_store.models import (
     MOST_UNFINISHED,
     UNFINISHED,
@@ -25,7 +26,6 @@ from inference_site.catalogue.model_store.models import (
     StoredModel,
     TooManyPulls,
 )
-from inference_site.catalogue.model_store.refresh import refresh_catalogue
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, Feed, Outcome

@@ -9,8 +9,7 @@ from django.test import override_settings
 from prometheus_client import REGISTRY
 
 from inference_site.core.domain.deltas import Usage
-from inference_site.core.observability.metrics import Meter
-from inference_site.core.observability.metrics_server import may_scrape
+from inference_site.core.observability.metrics import Meter, may_scrape
 
 
 def value(name: str, **labels: str) -> float:

@@ -9,7 +9,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from inference_site.console.people.openid_provider import (
+from inference_site.console.people.single_sign_on import (
     BadToken,
     merge_claims,
     signing_key,

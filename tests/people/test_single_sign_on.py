@@ -15,7 +15,7 @@ from django.contrib.messages import get_messages
 from django.db import connections
 from django.test import Client
 
-from inference_site.console.people import openid_provider
+from inference_site.console.people import single_sign_on
 from inference_site.console.people.login import LOGINS_PER_ADDRESS
 from inference_site.console.people.models import Identity
 from inference_site.console.people.single_sign_on import user_for_claims
@@ -41,10 +41,10 @@ def provider(
     settings.OIDC_CLIENT_SECRET = running.client_secret
     settings.OIDC_ROLES = {"ops": "operator", "look": "viewer"}
     settings.AUTHENTICATION_BACKENDS = [*settings.AUTHENTICATION_BACKENDS, BACKEND]
-    monkeypatch.setattr(openid_provider, "TIMEOUT_S", 120)
-    openid_provider.clear_cache()
+    monkeypatch.setattr(single_sign_on, "TIMEOUT_S", 120)
+    single_sign_on.clear_cache()
     yield running
-    openid_provider.clear_cache()
+    single_sign_on.clear_cache()
 
 
 def begin(browser: Client, **asked: str) -> str:
@@ -212,7 +212,7 @@ def test_a_provider_in_trouble_is_said_and_passwords_still_work(
         settings.OIDC_ISSUER = provider.issuer.replace("127.0.0.1", "localhost") + "/x"
         answer = browser.get(BEGIN)
     else:
-        monkeypatch.setattr(openid_provider, "TIMEOUT_S", 0.3)
+        monkeypatch.setattr(single_sign_on, "TIMEOUT_S", 0.3)
         provider.process.send_signal(signal.SIGSTOP)
         answer = browser.get(BEGIN)
         provider.process.send_signal(signal.SIGCONT)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
 from tests.served_stack import ServedStack
-from worker.engines.registry import load_engine
+from worker.engines.base import load_engine
 
 pytestmark = pytest.mark.timeout(300)  # The first test starts a whole site.
 

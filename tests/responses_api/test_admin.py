@@ -21,7 +21,7 @@ from django.utils import timezone
 
 from inference_site.accounts.keys import create_key, revoke_key
 from inference_site.accounts.models import ApiKey, Project
-from inference_site.core.admin_pages import keyset
+from inference_site.core.admin_pages import base_admin
 from inference_site.core.domain.deltas import (
     Delta,
     Finish,
@@ -29,7 +29,7 @@ from inference_site.core.domain.deltas import (
     TextDelta,
     ToolCallDelta,
 )
-from inference_site.core.site_settings.current import forget
+from inference_site.core.site_settings.models import forget
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.queue import new_id
 from responses_api import search
@@ -350,8 +350,8 @@ def test_a_search_that_is_slow_shows_a_part_and_goes_on(
     for number in range(9):
         chain.turn(f"about cat {number}")
     monkeypatch.setattr(search, "_MAX_ESTIMATE", -1)
-    monkeypatch.setattr(keyset, "_FIRST_WINDOW", 2)
-    monkeypatch.setattr(keyset, "_TIME_LIMIT_S", -1)
+    monkeypatch.setattr(base_admin, "_FIRST_WINDOW", 2)
+    monkeypatch.setattr(base_admin, "_TIME_LIMIT_S", -1)
     text, pages = admin.get(LIST, {"q": "penguins"}).content.decode(), 1
     while f"/{wanted.pk}/change/" not in text:
         assert "Nothing found yet" in text
@@ -360,7 +360,7 @@ def test_a_search_that_is_slow_shows_a_part_and_goes_on(
         pages += 1
     assert pages > 2
     assert "Nothing found yet" not in text
-    monkeypatch.setattr(keyset, "_TIME_LIMIT_S", 60)
+    monkeypatch.setattr(base_admin, "_TIME_LIMIT_S", 60)
     assert "Nothing matches the search" in admin.get(LIST, {"q": "resp_none"}).content.decode()
 
 

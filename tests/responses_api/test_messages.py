@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from inference_site.core.domain.messages import ImagePart, Message, TextPart, ToolCall
 from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.request import ImagePart, Message, TextPart, ToolCall
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.request_fields.capabilities import require_media
 from inference_site.gateway.submission.model_access import with_capabilities

@@ -8,8 +8,7 @@ import pytest
 
 from inference_site.accounts.keys import Caller, Limits
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.core.domain.messages import Message, TextPart, ToolCall
-from inference_site.core.domain.request import GenerationRequest, Tool
+from inference_site.core.domain.request import GenerationRequest, Message, TextPart, Tool, ToolCall
 from inference_site.gateway.submission.admission import estimate_usage
 
 BUDGETED = Caller(1, 1, has_budget=True)

@@ -8,8 +8,7 @@ import pytest
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.core.domain.errors import ContextLengthExceeded
-from inference_site.core.domain.messages import Message, TextPart, ToolCall
-from inference_site.core.domain.request import GenerationRequest, Tool
+from inference_site.core.domain.request import GenerationRequest, Message, TextPart, Tool, ToolCall
 from inference_site.gateway.submission.context_bound import ContextBound, fit_to_context
 
 DEMO = catalogue().models["demo"]

@@ -23,7 +23,7 @@ from inference_site.catalogue.fleet.leases import (
     ModelReport,
     ModelState,
 )
-from inference_site.catalogue.routes import Route, Target
+from inference_site.catalogue.models_file import Route, Target
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.errors.api_errors import UnavailableError
 from inference_site.core.storage.redis import site_client

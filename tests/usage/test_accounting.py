@@ -18,8 +18,7 @@ from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.usage import accounting
 from inference_site.runs.usage.accounting import account
-from inference_site.runs.usage.histograms import bucket_of
-from inference_site.runs.usage.models import LatencyHistogram, Period, UsageRollup
+from inference_site.runs.usage.models import LatencyHistogram, Period, UsageRollup, bucket_of
 from inference_site.runs.usage.pruning import prune
 from tests.generations.rows import create_generation
 

@@ -10,7 +10,7 @@ from django.db import connection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_site.runs.usage.histograms import bucket_of, bucket_sql, percentile
+from inference_site.runs.usage.models import bucket_of, bucket_sql, percentile
 
 values = st.floats(0.02, 1e7)
 

@@ -15,8 +15,14 @@ from hypothesis import strategies as st
 
 from inference_site.runs.models import Status
 from inference_site.runs.usage.accounting import account
-from inference_site.runs.usage.histograms import bucket_of, percentile
-from inference_site.runs.usage.models import LatencyHistogram, LatencyRollup, Measure, Period
+from inference_site.runs.usage.models import (
+    LatencyHistogram,
+    LatencyRollup,
+    Measure,
+    Period,
+    bucket_of,
+    percentile,
+)
 from inference_site.runs.usage.queries import Span, histograms
 from tests.generations.rows import create_generation
 

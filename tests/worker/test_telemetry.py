@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.model_servers.telemetry import read
+from worker.model_servers.process import read_metrics
 
 LLAMA_CPP = """\
 # HELP llamacpp:prompt_tokens_total Number of prompt tokens processed, excluding cached tokens
@@ -43,4 +43,4 @@ vllm:prefix_cache_hits_total{engine="0",model_name="m"} 64.0
     ],
 )
 def test_it_is_read_under_our_names(page: str, told: dict[str, float]) -> None:
-    assert read(page) == told
+    assert read_metrics(page) == told

@@ -89,17 +89,17 @@ def _has(check: Check, words: list[str]) -> bool:
 
 def _say_versions() -> None:
     """Print the versions of the engine and of Compose. Raise Failed if one is missing or old."""
-    told = []
+    versions = []
     for command in (
         ["docker", "version", "--format", "{{.Server.Version}}"],
         ["docker", "compose", "version", "--short"],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         need(done.returncode == 0, f"{' '.join(command)}: {done.stderr.strip()}")
-        told.append(done.stdout.strip())
-    version = tuple(int(part) for part in re.findall(r"\d+", told[1])[:2])
-    need(version >= (2, 24), f"Compose {told[1]} is too old: the checks need 2.24.")
-    print(f"Docker {told[0]}, Compose {told[1]}", flush=True)
+        versions.append(done.stdout.strip())
+    version = tuple(int(part) for part in re.findall(r"\d+", versions[1])[:2])
+    need(version >= (2, 24), f"Compose {versions[1]} is too old: the checks need 2.24.")
+    print(f"Docker {versions[0]}, Compose {versions[1]}", flush=True)
 
 
 def _remove_images(stack: Stack) -> None:

@@ -38,7 +38,7 @@ def is_upgraded(stack: Stack) -> str:
     with traffic(stack) as quiet:
         time.sleep(_QUIET_S)
     bound = _LONGEST_S + max(quiet.durations_s)
-    told, errors, took = [], [], []
+    longest_s, errors, took = [], [], []
     for _ in range(_ROUNDS):
         old, started = _replaced(stack), time.monotonic()
         with traffic(stack) as seen:
@@ -47,12 +47,12 @@ def is_upgraded(stack: Stack) -> str:
             time.sleep(6)  # The proxy resolves names every 2 s, and addresses fail for 2 s.
         new = _replaced(stack)
         need(len(new) == len(old) and not {*new} & {*old}, f"{old} became {new}")
-        told.append(max(seen.durations_s))
+        longest_s.append(max(seen.durations_s))
         errors += seen.errors
-    longest = ", ".join(f"{one:.2f}" for one in told)
+    longest = ", ".join(f"{one:.2f}" for one in longest_s)
     said = f"in {', '.join(took)} s each; longest request {longest} s, at most {bound:.2f} s"
     need(not errors, f"{said}; {len(errors)} errors: {errors[:3]}")
-    need(max(told) <= bound, said)
+    need(max(longest_s) <= bound, said)
     return said
 
 
@@ -61,7 +61,7 @@ def _replaced(stack: Stack) -> list[str]:
 
 
 def gpu_worker_serves_alone(stack: Stack) -> str:
-    """The profile gpu with ``--scale worker=0``; its image is that of CPUs, for want of a GPU."""
+    """The profile gpu with ``--scale worker=0``; its image is that of CPUs, without a GPU."""
     (stack.folder / "without-gpu.yml").write_text(_WITHOUT_GPU)
     files = {"COMPOSE_FILE": "docker-compose.yml:without-gpu.yml", "COMPOSE_PROFILES": "gpu"}
     up = ("up", "--detach", "--wait", "--no-build")

@@ -40,7 +40,7 @@ def redis_restarts(stack: Stack) -> str:
 
 
 def postgres_outlives_its_health_checks(stack: Stack) -> str:
-    """A process that a health check left behind is not taken for a crash of PostgreSQL."""
+    """An orphan of a health check is not treated as a crash of PostgreSQL."""
     left = "(sleep 1; exit 2) >/dev/null 2>&1 & exit 0"  # As pg_isready ends when none answers it.
     stack.compose("exec", "-T", "postgres", "sh", "-c", left)
     time.sleep(3)

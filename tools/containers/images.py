@@ -16,7 +16,7 @@ def builds_again_without_a_restart(stack: Stack) -> str:
     before = stack.compose("ps", "--quiet").split()
     started = time.monotonic()
     stack.compose("up", "--detach", "--build")
-    need(before == stack.compose("ps", "--quiet").split(), "containers were made anew")
+    need(before == stack.compose("ps", "--quiet").split(), "containers were created again")
     return f"{len(before)} containers kept, {time.monotonic() - started:.0f} s"
 
 
@@ -39,7 +39,7 @@ def cuda_layers_survive_a_failed_index(stack: Stack) -> str:
     for _ in range(2):
         said = stack.command(*build, "--build-arg", _NO_INDEX, check=False)
         need("does not answer: build again" in said, said[-1000:])
-    # A line names a step with its number, a later line with that number tells what became of it.
+    # A line names a step with its number, a later line with that number has its result.
     packages = re.findall(r"(?m)^(#\d+) \[packages-cuda .*--excludes", said)
     need(packages and f"\n{packages[0]} CACHED" in said, said[-1000:])
     return "the second build had the packages before it"

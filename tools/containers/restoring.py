@@ -37,7 +37,7 @@ def is_restored_elsewhere(stack: Stack) -> str:
 
 @contextmanager
 def _elsewhere(stack: Stack) -> Iterator[Stack]:
-    """Another machine's folder: the checkout, and what docs/deployment.md says to keep."""
+    """Another machine's folder: the checkout, and the files to keep by docs/deployment.md."""
     folder = Path(tempfile.mkdtemp(prefix="containers-restored-"))
     other = Stack(f"{stack.name}-restored", folder, stack.https_port + 2, stack.key)
     try:

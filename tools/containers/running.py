@@ -67,14 +67,14 @@ def redis_has_half_of_its_container(stack: Stack) -> str:
 
 
 def doctor_is_content(stack: Stack) -> str:
-    """``manage.py doctor`` warns of nothing."""
+    """``manage.py doctor`` has no warning."""
     said = stack.compose("run", "--rm", "-T", "migrate", "doctor").splitlines()
     need(" 0 warn, 0 fail" in said[-1], "\n".join(said))
     return said[-1]
 
 
 def pull_writes(stack: Stack) -> str:
-    """``pull`` puts a file into ./models; of a hub that it cannot reach it says one line."""
+    """``pull`` puts a file into ./models; if it cannot reach the hub, it prints one line."""
     run = ("run", "--rm", "-T")
     owner = {"PULL_USER": f"{os.getuid()}:{os.getgid()}"}
     hub = (ROOT / "tests" / "hub_server.py").read_text() + _HUB
@@ -89,13 +89,13 @@ def pull_writes(stack: Stack) -> str:
 
 
 def health_checks_are_cheap(stack: Stack) -> str:
-    """What the health check of each of the site's containers costs."""
+    """The processor time of the health check of each of the site's containers."""
     costs = {}
     for service in ("web", "worker", "beat"):
         check = stack.inspect(stack.containers(service)[0], "{{json .Config.Healthcheck.Test}}")
         arguments = ("python", "-IS", "-", json.dumps(json.loads(check)[1:]))
         spent = stack.compose("exec", "-T", service, *arguments, given=_COST)
         costs[service] = float(spent)
-    told = ", ".join(f"{service} {cost:.3f} s" for service, cost in costs.items())
-    need(max(costs.values()) < _HEALTH_CPU_S, f"CPU of one check: {told}")
-    return f"CPU of one check: {told}"
+    costs_text = ", ".join(f"{service} {cost:.3f} s" for service, cost in costs.items())
+    need(max(costs.values()) < _HEALTH_CPU_S, f"CPU of one check: {costs_text}")
+    return f"CPU of one check: {costs_text}"

@@ -31,7 +31,7 @@ class Skipped(Exception):
 
 
 def need(is_so: object, otherwise: str) -> None:
-    """Raise Failed with these words unless it is so."""
+    """Raise Failed with this text if the condition is false."""
     if not is_so:
         raise Failed(otherwise)
 
@@ -105,11 +105,11 @@ class Stack:
         return self.compose("ps", "--quiet", service).split()
 
     def inspect(self, container: str, template: str) -> str:
-        """What the engine says of a container, by a Go template."""
+        """A container's facts from the engine, by a Go template."""
         return self.command("docker", "inspect", "--format", template, container).strip()
 
     def _settings(self) -> dict[str, str]:
-        """What outweighs ``.env``, so that this project is beside others on its host."""
+        """Variables that override ``.env``, so that this project runs beside others on its host."""
         return {
             "COMPOSE_PROJECT_NAME": self.name,
             "IMAGE": IMAGE,
@@ -132,7 +132,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """What Docker needs of this environment; settings of the site must not come from it."""
+    """The variables of this environment that Docker needs, without settings of the site."""
     return {
         name: value
         for name, value in os.environ.items()

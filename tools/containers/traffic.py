@@ -64,7 +64,7 @@ class Traffic:
     errors: list[str] = field(default_factory=list)
 
     def ask(self, http: httpx.Client) -> None:
-        """Send a chat, again if it failed, as the official client does, and note how it went."""
+        """Send a chat, repeat it after a failure like the official client; record the result."""
         started = time.monotonic()
         fault = _fault(http)
         for number in range(self.retries):
@@ -80,7 +80,7 @@ class Traffic:
 
 
 def _fault(http: httpx.Client) -> str:
-    """Send a chat; return what was wrong with the answer."""
+    """Send a chat; return the fault of the answer."""
     try:
         answer = http.post("/chat/completions", json=chat())
     except httpx.HTTPError as exc:

@@ -31,7 +31,7 @@ REQUESTS = (
     ("one background response", "/v1/responses", BACKGROUND),
 )
 _AFTER_S = 1.5
-"""What is left to do when a request is answered: the run of a background response, last frames."""
+"""Time after the answer of a request for the run of a background response and last frames."""
 _IDLE_S = 6.0
 """Longer than the interval of every thread that works without a request, such as the lease's."""
 
@@ -68,7 +68,7 @@ def served(folder: Path) -> Iterator[dict[str, int]]:
 
 
 def noted(folder: Path, pids: dict[str, int], act: Callable[[], None]) -> dict[str, Walk]:
-    """Do something; return what ran meanwhile: by process, the files with their functions."""
+    """Call a function; return the functions that ran meanwhile, by process and file."""
     for pid in pids.values():
         os.kill(pid, signal.SIGRTMIN)
     time.sleep(_AFTER_S / 3)
@@ -86,7 +86,7 @@ def noted(folder: Path, pids: dict[str, int], act: Callable[[], None]) -> dict[s
 
 
 def walk(found: Walk, idle: Walk) -> Walk:
-    """Return what a request made run: without the functions that also run without one."""
+    """Return the functions that ran for a request, without those that also run without one."""
     always = {(file, function) for file, functions in idle for function in functions}
     left = ((file, [each for each in names if (file, each) not in always]) for file, names in found)
     return [(file, names) for file, names in left if names]

@@ -28,7 +28,7 @@ class Notes:
         self._entered: dict[str, dict[str, None]] = {}
 
     def profile(self, frame: FrameType, event: str, _: Any) -> None:
-        """Note a call (see ``sys.setprofile``)."""
+        """Record a call (see ``sys.setprofile``)."""
         name = frame.f_code.co_filename
         if self.is_on and event == "call" and name.startswith(_ROOT):
             inside = name.removeprefix(_ROOT).lstrip("/")
@@ -36,7 +36,7 @@ class Notes:
                 self._entered.setdefault(inside, {})[frame.f_code.co_qualname] = None
 
     def switch(self, *_: Any) -> None:
-        """Begin to note, or write what was noted."""
+        """Begin to record, or write the record."""
         self.is_on = not self.is_on
         if self.is_on:
             self._entered.clear()

@@ -1,4 +1,4 @@
-"""The engine contract.
+"""The engine contract, and the import of an engine by its name in ``models.yaml``.
 
 An engine takes domain values and pushes domain values into a sink: no HTTP, no JSON of the API, no
 Django. It pushes because the libraries call back on the thread that drives them; an iterator would
@@ -8,6 +8,8 @@ It raises the errors of ``inference_site.core.domain.errors``: ``InvalidRequest`
 client must change, ``GenerationFailed`` when its library fails, ``EngineUnavailable`` when it
 cannot run anything now. Its capabilities and the options of its models are declared in
 ``inference_site.catalogue.engines``, which the web process reads without the engine's library.
+The module of an engine is imported on use, so that a host needs only the libraries of the engines
+that it runs.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
 from inference_site.core.domain.deltas import Delta
+from inference_site.core.domain.errors import EngineLoadError
+from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest, Operation
 
 
@@ -190,3 +195,17 @@ class Sink(Protocol):
     @property
     def cancelled(self) -> bool:
         """Whether the engine must stop now. Read for every token, so it costs an attribute."""
+
+
+def load_engine(spec: ModelSpec) -> Engine:
+    """Load the model on its engine. Raise EngineLoadError naming the model and the reason."""
+    module = import_module(f"worker.engines.{spec.engine}")
+    try:
+        engine: Engine = module.load(spec)
+    except ImportError as exc:
+        extra = spec.engine.replace("_", "-")
+        raise EngineLoadError(
+            f"Model '{spec.id}': engine '{spec.engine}' is not installed ({exc}). "
+            f"Install the extra '{extra}' of pyproject.toml."
+        ) from exc
+    return engine

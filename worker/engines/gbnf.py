@@ -82,7 +82,7 @@ Node = Text | Chars | Token | Reference | Repeat | Sequence | Alternatives
 
 
 class _Body:
-    """What comes after the ``::=`` of a rule. ``levels`` are the groups that are open."""
+    """The right-hand side of a rule, after ``::=``. ``levels`` are the groups that are open."""
 
     def __init__(self, line: int) -> None:
         self.line = line
@@ -219,7 +219,7 @@ class Analysis:
         self._first, self._further = dict.fromkeys(rules, 0), dict.fromkeys(rules, 0)
         self._is_lexical = dict.fromkeys(rules, False)
         self.follow = dict.fromkeys(rules, 0)
-        """What may come after the rule, wherever it is used."""
+        """The characters that may follow a match of the rule, at any place that uses it."""
         self._settle(self._is_empty, self.can_be_empty)
         self._settle(self._first, self.first)
         self._settle(self._further, self.further)
@@ -243,7 +243,9 @@ class Analysis:
             case Text(value):
                 return not value
             case Reference(name):
-                return _get(self._is_empty, name)
+                if name not in self._is_empty:
+                    raise ValueError(f"there is no rule {name!r}")
+                return self._is_empty[name]
             case Repeat(inner, sign):
                 return sign[0] in "*?" or sign.startswith("{0") or self.can_be_empty(inner)
             case Sequence(nodes):
@@ -272,7 +274,7 @@ class Analysis:
                 return 0
 
     def first_of(self, nodes: Iterable[Node], follow: int) -> int:
-        """Return what nodes after each other, and then ``follow``, may begin with."""
+        """Return the characters that this sequence of nodes, before ``follow``, may begin with."""
         found = 0
         for node in nodes:
             found |= self.first(node)
@@ -333,7 +335,7 @@ class Analysis:
                     self._pass_down(inner, after)
 
     def inside(self, repeat: Repeat, follow: int) -> int:
-        """Return what may come after each turn of a repetition."""
+        """Return the characters that may follow each turn of a repetition."""
         return follow if repeat.sign == "?" else follow | self.first(repeat.node)
 
     def followed(self, sequence: Sequence, follow: int) -> list[tuple[Node, int]]:
@@ -343,12 +345,6 @@ class Analysis:
             pairs.append((node, follow))
             follow = self.first_of((node,), follow)
         return pairs[::-1]
-
-
-def _get(known: dict[str, bool], name: str) -> bool:
-    if name not in known:
-        raise ValueError(f"there is no rule {name!r}")
-    return known[name]
 
 
 def _union(sets: Iterable[int]) -> int:
@@ -402,7 +398,7 @@ class _Writer:
         return "\n".join([f"start: {root}", *lines, *self._terminals])
 
     def _rule(self, node: Node, follow: int) -> str:
-        """Return what a rule says of the node, which is followed by these characters."""
+        """Return the node as Lark, in a rule; ``follow`` are the characters after it."""
         analysis = self._analysis
         is_exact = analysis.is_lexical(node) and not analysis.further(node) & follow
         match node:
@@ -422,7 +418,7 @@ class _Writer:
                 return self._regular(node)
 
     def _regular(self, node: Node) -> str:
-        """Return what a terminal says of the node."""
+        """Return the node as Lark, in a terminal."""
         match node:
             case Text(value):
                 return json.dumps(value, ensure_ascii=False)

@@ -31,15 +31,13 @@ from inference_site.core.domain.errors import (
     InvalidRequest,
     ModelServerLost,
 )
-from inference_site.core.domain.messages import Message
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import GenerationRequest, Operation
+from inference_site.core.domain.request import GenerationRequest, Message, Operation
 from inference_site.core.host import free_port, is_taken
 from inference_site.core.process_lifecycle import RestartDelay
 from worker.engines.base import Engine, ForwardingEngine, ServerFacts, Sink, run_to_end
 from worker.engines.openai_upstream.server import Endpoint
-from worker.model_servers import telemetry
-from worker.model_servers.process import Order, ServerProcess
+from worker.model_servers.process import Order, ServerProcess, read_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -474,7 +472,7 @@ class _Pulse:
                 page = self._http.get(METRICS)
                 has_answered = page.status_code == httpx.codes.OK
                 if has_answered:
-                    self.telemetry = telemetry.read(page.text)
+                    self.telemetry = read_metrics(page.text)
         if self._launch.pulse == METRICS:
             return has_answered
         if self._launch.pulse:

@@ -40,11 +40,10 @@ from inference_site.core.domain.errors import (
     GenerationFailed,
     InvalidRequest,
 )
-from inference_site.core.domain.messages import Message
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import GenerationRequest, Message
 from worker.engines.base import Engine, Sink
-from worker.engines.stop_texts import StopTexts
+from worker.engines.texts import StopTexts
 
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.01, 0.1
 """Bounds of the interval in which a sleeping script checks for cancellation, a tenth of its sleep.

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import pynvml
 
-from inference_site.core.domain.device import Device
+from inference_site.core.host import Device
 
 logger = logging.getLogger(__name__)
 

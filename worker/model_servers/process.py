@@ -1,4 +1,4 @@
-"""Server processes from the side of the worker: start through a guardian, stop, and clean-up."""
+"""Server processes as the worker sees them: start by a guardian, stop, clean-up, and metrics."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 from worker.model_servers import nvml
 
@@ -33,6 +34,27 @@ _INHERITED = (
     *("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "GOMP_SPINCOUNT"),
 )
 """The variables that a server gets of the worker's environment, which has secrets."""
+MEASURES = {
+    "requests_running": ("llamacpp:requests_processing", "vllm:num_requests_running"),
+    "requests_waiting": ("llamacpp:requests_deferred", "vllm:num_requests_waiting"),
+    "kv_cache_used_ratio": (
+        *("llamacpp:kv_cache_usage_ratio", "vllm:kv_cache_usage_perc"),
+        "vllm:gpu_cache_usage_perc",
+    ),
+    "prompt_tokens_total": ("llamacpp:prompt_tokens_total", "vllm:prompt_tokens_total"),
+    "prompt_tokens_cached_total": (
+        *("llamacpp:prompt_tokens_cached_total", "vllm:prefix_cache_hits_total"),
+    ),
+    "tokens_total": ("llamacpp:tokens_predicted_total", "vllm:generation_tokens_total"),
+    "draft_tokens_total": (
+        *("llamacpp:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_draft_tokens_total"),
+    ),
+    "draft_tokens_accepted_total": (
+        "llamacpp:spec_decode_num_accepted_tokens_total",
+        "vllm:spec_decode_num_accepted_tokens_total",
+    ),
+}
+"""Our names, and the servers' names for the same; the first that a page has is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +207,7 @@ def sweep(folder: Path) -> None:
         if _runs(worker):
             continue
         killed = _kill_marked(mark)
-        logger.warning("%s: %d processes of a worker that is gone were ended", path.stem, killed)
+        logger.warning("%s: %d processes of a dead worker were ended", path.stem, killed)
         if stop:
             with contextlib.suppress(OSError, subprocess.SubprocessError):
                 subprocess.run(stop, check=False, timeout=_KILL_AFTER_S, stdin=subprocess.DEVNULL)
@@ -211,3 +233,19 @@ def _kill_marked(mark: str) -> int:
         with contextlib.suppress(psutil.Error):
             process.kill()
     return len(found)
+
+
+def read_metrics(page: str) -> dict[str, float]:
+    """Return the values of a page of metrics, by our names; none if it cannot be parsed."""
+    found: dict[str, float] = {}
+    try:
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    except ValueError:
+        return {}
+    values: dict[str, float] = {}
+    for name, theirs in MEASURES.items():
+        if (first := next((one for one in theirs if one in found), None)) is not None:
+            values[name] = found[first]
+    return values

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import django.db
@@ -21,15 +22,15 @@ from inference_site.catalogue.fleet.leases import live_workers
 from inference_site.catalogue.model_store import adapters
 from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.host import memory_bytes
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.runs.maintenance import try_and_log
 from inference_site.runs.models import Generation, Status
-from worker.runtime.host import read_ahead
-from worker.runtime.replicas import Replicas
 from worker.runtime.residency import (
     Capacity,
     IdleWatch,
     LoadQueue,
+    Replicas,
     longest_residency_s,
     next_to_evict,
     uses_host,
@@ -45,6 +46,8 @@ _CHECK_WAITING_S = 1.0
 STOP_S = 5.0
 """How long runs may take to end after they were stopped."""
 _POLL_S = 0.2
+_CHUNK_BYTES = 16 * 2**20
+"""Bytes of a model's file that are read into the page cache at once."""
 
 
 def in_background(act: Callable[..., object], *arguments: Any) -> None:
@@ -477,3 +480,23 @@ def _load_unloaded(models: Collection[str]) -> None:
         if fleet.status_among(live, id_) == ModelStatus.UNLOADED:
             with contextlib.suppress(fleet.FleetError):
                 fleet.load(None, id_)
+
+
+def read_ahead(path: Path) -> Iterator[float]:
+    """Read a file into the page cache; yield the fraction that is read, after each chunk.
+
+    Some libraries hold the GIL while they load a model, so less waiting for the disk means a
+    shorter pause of all other threads. A file that is larger than the free memory is not read.
+    Neither is an unreadable one: the library reports that.
+    """
+    try:
+        size = path.stat().st_size
+        if not 0 < size < memory_bytes()[1]:
+            return
+        with path.open("rb", buffering=0) as file:
+            buffer, done = bytearray(_CHUNK_BYTES), 0
+            while count := file.readinto(buffer):
+                done += count
+                yield min(1.0, done / size)
+    except OSError:
+        return

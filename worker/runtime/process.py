@@ -1,4 +1,7 @@
-"""The Celery process of a GPU host: starts and stops the runtime with the Celery worker."""
+"""The Celery process of a GPU host: starts and stops the runtime with the Celery worker.
+
+It also serves the metrics and the health of the worker.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +10,36 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import django.db
 from celery import Celery, bootsteps, signals
 from django.conf import settings
+from prometheus_client import REGISTRY
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.fleet.leases import LiveWorker
 from inference_site.catalogue.model_store import adapters
-from inference_site.catalogue.model_store.refresh import wait_for_specs, watch_models
+from inference_site.catalogue.model_store.entries import wait_for_specs, watch_models
 from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.observability import metrics
+from inference_site.core.observability.metrics import BUILD, LEASE_RENEWED, timestamp_check
 from inference_site.core.observability.tracing import start_tracing
 from inference_site.core.process_lifecycle import (
     default_stop_signals,
     exit_within,
+    freeze_imported_objects,
     handle_stop_signals,
+    switch_threads_often,
 )
-from inference_site.core.process_tuning import freeze_imported_objects, switch_threads_often
 from inference_site.runs.kinds import import_kinds
 from inference_site.runs.streams.request_documents import reader_of
 from inference_site.runs.wake_ups import own_queue, queue_named
 from worker.engines.own_server import server_settings
-from worker.model_servers.process import sweep
-from worker.runtime.metrics import serve_metrics
+from worker.model_servers.process import MEASURES, sweep
 from worker.runtime.pulls import Pulls
 from worker.runtime.runtime import Runtime
 from worker.runtime.wake_up_consumer import WakeUpConsumer
@@ -155,3 +164,71 @@ class _Drain(bootsteps.StartStopStep):
         if not self._runtime.is_ending:
             self._runtime.drain()
             exit_within(settings.DRAIN_TIMEOUT_S + _EXIT_S, status=1)
+
+
+def serve_metrics(runtime: Runtime) -> None:
+    """Serve a worker's metrics and health on ``METRICS_PORT``, if that is set."""
+
+    def why_not_ready() -> str:
+        models = runtime.not_ready()
+        return f"not ready: {', '.join(models)}" if models else ""
+
+    BUILD.labels(settings.VERSION, "worker", runtime.id).set(1)
+    REGISTRY.register(_RuntimeCollector(runtime))
+    metrics.serve_metrics(
+        timestamp_check(LEASE_RENEWED, "the lease was not renewed"), why_not_ready
+    )
+
+
+class _RuntimeCollector(Collector):
+    """Gauges that are read from the runtime at each scrape."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def collect(self) -> Iterator[Metric]:
+        worker = self._runtime.described()
+        slots = GaugeMetricFamily(
+            "inference_worker_slots", "Slots of this worker.", labels=["model", "state"]
+        )
+        running = GaugeMetricFamily(
+            "inference_worker_running", "Generations that run on this worker.", labels=["model"]
+        )
+        for model in worker.models:
+            slots.add_metric([model.id, model.state], model.slots)
+            running.add_metric([model.id], model.busy)
+        yield from _server_metrics(worker)
+        yield slots
+        yield running
+        yield GaugeMetricFamily(
+            "inference_worker_draining", "1 while it takes no new work.", value=worker.is_draining
+        )
+        yield GaugeMetricFamily(
+            "inference_event_log_backlog_seconds",
+            "How long the oldest frame has waited that is not in the event log.",
+            value=self._runtime.lag_s,
+        )
+
+
+def _server_metrics(worker: LiveWorker) -> Iterator[Metric]:
+    """Return the memory of the models' servers, and what these report."""
+    memory = GaugeMetricFamily(
+        "inference_model_server_memory_bytes",
+        "What the processes of a model's server take.",
+        labels=["model"],
+    )
+    reported = {
+        name: GaugeMetricFamily(
+            f"inference_model_server_{name}",
+            f"What a model's server reports as {' or '.join(theirs)}.",
+            labels=["model"],
+        )
+        for name, theirs in MEASURES.items()
+    }
+    for model in worker.models:
+        if model.taken_bytes:
+            memory.add_metric([model.id], model.taken_bytes)
+        for name, value in model.telemetry.items():
+            reported[name].add_metric([model.id], value)
+    yield memory
+    yield from reported.values()

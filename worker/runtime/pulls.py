@@ -18,13 +18,13 @@ from inference_site.catalogue.fleet.leases import live_workers
 from inference_site.catalogue.hub import HubError, Reference, fetch
 from inference_site.catalogue.model_files import files_of
 from inference_site.catalogue.model_store.models import Pull, PullState, StoredModel
-from inference_site.catalogue.routes import Route
+from inference_site.catalogue.models_file import Route
 from inference_site.core.storage.postgresql import release_connection_after
 
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 2.0
-_TELL_S = 1.0
+_STORE_S = 1.0
 _LONGEST_ERROR = 2000
 
 
@@ -35,7 +35,7 @@ class _Stopped(Exception):
 class Pulls:
     """The thread of one worker that fetches models.
 
-    A pull whose worker has ended is gone on with by another worker, from where it was.
+    When a worker ends, another worker continues its pull at the byte where it stopped.
     """
 
     def __init__(self, worker: str) -> None:
@@ -67,9 +67,9 @@ class Pulls:
         except _Stopped:
             logger.info("the pull of %s was stopped", pull.reference)
         except HubError as exc:
-            self._end(pull, PullState.FAILED, error=_told(exc))
+            self._end(pull, PullState.FAILED, error=_error_text(exc))
         except django.db.Error:
-            raise  # The pull stays this worker's, which goes on with it.
+            raise  # The pull stays this worker's, which continues it.
         except Exception:  # Of a hub that answers as none does, say.
             logger.exception("pulls: %s", pull.reference)
             self._end(pull, PullState.FAILED, error="It failed; the log of the worker says why.")
@@ -79,7 +79,7 @@ class Pulls:
 
     def _claimed(self) -> Pull | None:
         going = Pull.objects.filter(state=PullState.RUNNING, worker=self._worker).first()
-        if going is not None:  # PostgreSQL was away when it was to be told of.
+        if going is not None:  # PostgreSQL was not reachable when it was to be stored.
             return going
         if not Pull.objects.filter(state__in=(PullState.QUEUED, PullState.RUNNING)).exists():
             return None
@@ -93,21 +93,21 @@ class Pulls:
 
 
 class _Progress:
-    """One pull: fetches, tells once a second how much is there, and stops when it is not wanted."""
+    """One pull: stores its progress once a second, and ends when an operator stops it."""
 
     def __init__(self, pull: Pull) -> None:
-        self._pull, self._told_at = pull, 0.0
+        self._pull, self._stored_at = pull, 0.0
 
     def fetched(self) -> Path:
         """Return the file. Raise HubError, or _Stopped."""
         reference = Reference.read(self._pull.reference)
-        return fetch(reference, Path(settings.MODELS_DIR), self._pull.revision, self._tell)
+        return fetch(reference, Path(settings.MODELS_DIR), self._pull.revision, self._store)
 
-    def _tell(self, have: int, size: int) -> None:
+    def _store(self, have: int, size: int) -> None:
         now = time.monotonic()
-        if now - self._told_at < _TELL_S and have < size:
+        if now - self._stored_at < _STORE_S and have < size:
             return
-        self._told_at = now
+        self._stored_at = now
         with release_connection_after():
             facts = {"have_bytes": have, "size_bytes": size}
             if not Pull.objects.move(self._pull, PullState.RUNNING, **facts):
@@ -148,10 +148,10 @@ def _is_of_another_file(id_: str, path: Path) -> bool:
     return isinstance(known, Route) or path.parent.resolve() / path.name not in files_of(known)
 
 
-def _told(exc: HubError) -> str:
-    """Return what the page says of a fault, with what to do about it.
+def _error_text(exc: HubError) -> str:
+    """Return the text of a fault for the page of pulls.
 
-    A hub chooses the names in it: what PostgreSQL does not take is replaced.
+    It has names that the hub chose: characters that PostgreSQL refuses are replaced.
     """
     cause = exc.__cause__
     if isinstance(cause, OSError) and cause.errno is not None and cause.filename is not None:

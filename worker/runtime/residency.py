@@ -1,36 +1,49 @@
-"""Which models are in the memory of this host: the load queue, the capacity, eviction, idle unload.
+"""Which models are in the memory of this host: load queue, capacity, eviction, replicas.
 
 A model that does not fit waits in the load queue; the model that has waited longest is loaded next.
 To make room, models that are not pinned are evicted. An idle model, on which nothing runs and for
 which nothing waits, is evicted at once, the least recently used first. If none is idle, a model
 that has been loaded for the ``min_resident_s`` of its entry accepts no new work, and is evicted
 when its runs have ended.
+
+``Replicas`` claims the replicas of models whose entries restrict their number or hosts.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import django.db
 import redis.exceptions
+from django.conf import settings
 from django.db import connection
 
+from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.fleet import fleet, orders
+from inference_site.catalogue.fleet.leases import LiveWorker, live_workers
 from inference_site.catalogue.model_files import file_facts
-from inference_site.core.domain.device import Device
 from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.host import memory_bytes
+from inference_site.core.host import Device, memory_bytes
+from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.core.storage.redis import site_client
 from inference_site.runs.maintenance import try_and_log
 from inference_site.runs.models import Generation, Status
 from worker.engines.own_server import learnt, sizes_of
 from worker.model_servers.nvml import gpus
 from worker.runtime.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from worker.runtime.loading import ModelLoader
+
+logger = logging.getLogger(__name__)
 
 _MEMORY_SHARE = 0.85
 """Share of the host's memory for models; the rest is for the platform and the page cache."""
@@ -39,6 +52,7 @@ _HISTORY_KEPT_S = 30 * 86_400
 _CHECK_IDLE_S = 1.0
 _ANNOUNCED_S = 3.0
 """After this time all web processes have read that the model accepts no new work."""
+_CHECK_REPLICAS_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,3 +346,123 @@ class IdleWatch:
         try_and_log("idle model", query)
         connection.close()
         return waits or self._model.idle_s == 0
+
+
+class Replicas:
+    """Claims replicas of the models assigned to this worker, and drops those it has lost.
+
+    A model is assigned when the worker is to load it without a command.
+    """
+
+    def __init__(self, loader: ModelLoader, assigned: Iterable[str]) -> None:
+        self._loader, self._worker = loader, loader.worker
+        self._assigned = set(assigned)
+        self._unloaded_everywhere: frozenset[str] = frozenset()
+        self.labels: tuple[str, ...] = tuple(settings.WORKER_LABELS or [socket.gethostname()])
+
+    def may_host(self, spec: ModelSpec) -> bool:
+        """Whether the entry of the model allows a worker with these labels."""
+        return fleet.may_host(spec, self.labels)
+
+    def is_assigned(self, model: str) -> bool:
+        """Whether this worker is to load the model without a command."""
+        return model in self._assigned
+
+    def assign(self, model: str) -> None:
+        """Have this worker load a model as soon as there is a place for it."""
+        self._assigned.add(model)
+
+    def unassign(self, model: str) -> None:
+        """Have this worker not load a model by itself: it was unloaded or evicted here.
+
+        A model that was unloaded everywhere stays assigned, for the time after its next load.
+        """
+        self._assigned.discard(model)
+
+    def claim(self, spec: ModelSpec) -> bool:
+        """Claim a place for a model; return whether there was one. Raise redis' errors."""
+        return fleet.claim_replica(spec, self._worker.id)
+
+    def release(self, model: str) -> None:
+        """Give up the place of a model that was dropped."""
+        spec = catalogue().models.get(model)
+        if spec is not None and spec.replicas:
+            with contextlib.suppress(redis.exceptions.RedisError):
+                fleet.give_back_replica(model, self._worker.id)
+
+    def offers(self) -> dict[str, bool]:
+        """Return the models that this worker would load, and whether it has room for each."""
+        if self._worker.is_ending or self._worker.is_draining:
+            return {}
+        present = tuple(self._loader.models)
+        specs = (catalogue().models.get(id_) for id_ in self._assigned.difference(present))
+        return {
+            spec.id: self._loader.has_room_for(spec)
+            for spec in specs
+            if spec is not None
+            and spec.replicas
+            and spec.id not in self._unloaded_everywhere
+            and self.may_host(spec)
+            and (spec.file is None or spec.file.is_file())
+        }
+
+    def watch(self, stopped: threading.Event) -> None:
+        """Call ``reconcile`` every second, on a thread of its own."""
+
+        def main() -> None:
+            while not stopped.wait(_CHECK_REPLICAS_S):
+                self.reconcile()
+
+        threading.Thread(target=main, name="replicas", daemon=True).start()
+
+    def reconcile(self) -> None:
+        """Drop models that this worker may no longer have, and load those whose place it gets."""
+        if not any(spec.replicas or spec.hosts for spec in catalogue().models.values()):
+            return
+        try:
+            with release_connection_after():
+                self._unloaded_everywhere = orders.unloaded_everywhere()
+            self._renew_claims(live_workers())
+            while not self._worker.is_ending and self._load_one():
+                pass
+        except (redis.exceptions.RedisError, django.db.Error) as exc:
+            logger.warning("replicas: %s", exc)
+        except Exception:  # The thread must survive.
+            logger.exception("replicas: cannot look")
+
+    def _renew_claims(self, live: Sequence[LiveWorker]) -> None:
+        held = self._loader.held()
+        for id_ in tuple(self._loader.models):
+            spec = catalogue().models.get(id_)
+            if spec is None or not (spec.replicas or spec.hosts):
+                continue
+            # A draining worker leaves its replica to another one that offers to load it.
+            is_handed_over = self._worker.is_draining and any(
+                id_ in worker.offers for worker in live if worker.id != self._worker.id
+            )
+            if id_ not in held or self._worker.is_ending:
+                self.release(id_)
+            elif not self.may_host(spec) or is_handed_over:
+                self.release(id_)
+                self._loader.leave(id_)
+            elif not self.claim(spec):
+                logger.warning("model %s: its place is another worker's now", id_)
+                self._loader.leave(id_)
+
+    def _load_one(self) -> bool:
+        """Claim and load the first model that the plan gives to this worker; False if none.
+
+        One at a time, because the next plan depends on what is loaded then.
+        """
+        offers, live = self.offers(), live_workers()
+        if not offers or self._worker.id not in [worker.id for worker in live]:
+            return False
+        specs = [spec for spec in catalogue().models.values() if spec.replicas]
+        for id_, workers in fleet.planned(specs, live).items():
+            if self._worker.id in workers and id_ in offers:
+                spec = catalogue().models[id_]
+                if self.claim(spec):
+                    logger.info("model %s: this worker has one of its places", id_)
+                    self._loader.load_replica(id_)
+                    return True
+        return False

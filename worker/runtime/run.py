@@ -43,7 +43,7 @@ from inference_site.core.storage.postgresql import (
     release_connection_after,
     transaction_with_timeouts,
 )
-from inference_site.runs.kept_content.keeping import Keeper, keeper_for
+from inference_site.runs.kept_content.models import Keeper, keeper_for
 from inference_site.runs.kinds import Assembler, GenerationKind, kind_of, recovered
 from inference_site.runs.models import Claim, Generation, Status
 from inference_site.runs.streams.batches import Ending, Sent, sent_so_far
@@ -51,11 +51,11 @@ from inference_site.runs.streams.event_log import read_log
 from inference_site.runs.streams.request_documents import Document, Loaded, ToStore, load_document
 from inference_site.runs.wake_ups import send_wake_up
 from worker.engines.base import Engine
+from worker.engines.context_length import start_truncating
 from worker.media import has_images, resolve_media
 from worker.runtime.hooks import HookContext, Hooks, hooks_for
 from worker.runtime.publisher import StopReason, Stream
 from worker.runtime.tool_calls import CustomCalls, TextCallParser, may_have_text_calls
-from worker.runtime.truncation import start_truncating
 
 logger = logging.getLogger(__name__)
 

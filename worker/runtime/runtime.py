@@ -1,21 +1,33 @@
-"""Runtime: the state of a worker process: its models, its runs, its publisher and its lease."""
+"""Runtime: the state of a worker process: its models, its runs, its publisher and its lease.
+
+A thread reads the orders to this worker and has each carried out once.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import logging
 import os
+import platform
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
+import django.db
+import redis.exceptions
 from django.conf import settings
 
-from inference_site.catalogue.fleet import fleet
+from inference_site.catalogue.fleet import fleet, orders
 from inference_site.catalogue.fleet.leases import (
+    HOST_MEMORY,
+    HostState,
     Lease,
     LiveWorker,
     ModelReport,
@@ -26,25 +38,109 @@ from inference_site.catalogue.fleet.orders import store_server_log
 from inference_site.catalogue.model_store.models import OrderState, WorkerOrder
 from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.host import Device, memory_bytes
 from inference_site.core.process_lifecycle import notify, notify_stopping, predecessor_runs
+from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.core.storage.redis import site_client
 from inference_site.runs.maintenance import end_orphans, try_and_log
 from worker.engines.openai_upstream.event_loop import event_loop
+from worker.model_servers.nvml import gpus
 from worker.runtime.hooks import check_hooks
-from worker.runtime.host import host_state, process_memory_bytes
 from worker.runtime.loading import STOP_S, ModelLoader, in_background
-from worker.runtime.orders import Orders
 from worker.runtime.publisher import Publisher
 from worker.runtime.runs import Runs
 from worker.runtime.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 
+_READ_ORDERS_S = 2.0
+"""How late an order is read whose hint was lost."""
+_RETRY_HINTS_S = 0.5
+_STOP_ORDERS_S = 1.0
 _ORPHANS_S = 10.0
 _CHECK_LOOP_S = 1.0
 _ANNOUNCE_END_S = 5.0
 _PREDECESSOR_ENDS_S = 30.0
 _POLL_S = 0.2
 _UNREAD = "The worker reads no wake-ups; it is connecting to the broker again."
+
+
+class Orders:
+    """Reads the orders to one worker, and carries them out one after the other.
+
+    ``execute`` carries out an order and announces it in the lease; ``store_log`` stores the last
+    lines of the log of a model's server.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        execute: Callable[[WorkerOrder], None],
+        store_log: Callable[[str], None],
+    ) -> None:
+        self._worker, self._execute, self._store_log = worker, execute, store_log
+        self.unloaded: tuple[str, ...] = ()
+        """The models that were unloaded from all workers and not loaded since."""
+        self._carried_out: dict[int, dt.datetime] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="orders", daemon=True)
+
+    def start(self) -> None:
+        """Start to read orders, also those that were given before."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop after the current order."""
+        self._ended.set()
+        if self._thread.is_alive():
+            with contextlib.suppress(redis.exceptions.RedisError):
+                site_client().publish(orders.channel(self._worker), orders.READ_ORDERS)
+            self._thread.join(_STOP_ORDERS_S)
+
+    def _main(self) -> None:
+        client: Any = site_client()
+        while not self._ended.is_set():
+            try:
+                with client.pubsub(ignore_subscribe_messages=True) as hints:
+                    hints.subscribe(orders.channel(self._worker))
+                    while not self._ended.is_set():
+                        self._read()
+                        self._await_hint(hints)
+            except redis.exceptions.RedisError as exc:
+                logger.warning("orders: no hints: %s", exc)
+                self._read()
+                self._ended.wait(_RETRY_HINTS_S)
+
+    def _await_hint(self, hints: Any) -> None:
+        """Wait for the next hint, or until the orders are to be read without one."""
+        hint = hints.get_message(timeout=_READ_ORDERS_S)
+        text = "" if hint is None else hint["data"].decode()
+        if text.startswith(orders.STORE_LOG):
+            self._store_log(text.removeprefix(orders.STORE_LOG))
+
+    def _read(self) -> None:
+        try:
+            with release_connection_after():
+                self._carry_out()
+        except django.db.Error as exc:
+            logger.warning("orders: %s", exc)
+        except Exception:  # The thread must survive.
+            logger.exception("orders: cannot be read")
+
+    def _carry_out(self) -> None:
+        found = orders.orders_of(self._worker)
+        self.unloaded = tuple(order.model_id for order in found if order.worker == orders.ALL)
+        new = [order for order in found if order.worker != orders.ALL and order.seen_at is None]
+        for order in new:
+            if self._carried_out.get(order.pk) == order.ordered_at:
+                continue  # The database was away when the order was to be marked.
+            logger.info("order: %s", order)
+            try:
+                self._execute(order)
+            except Exception:
+                logger.exception("orders: %s failed", order)
+            self._carried_out[order.pk] = order.ordered_at
+        orders.mark_seen(new)
 
 
 class Runtime:
@@ -335,3 +431,34 @@ class Runtime:
         """End rows that claim to run here and do not: the reply to their claim was lost."""
         while not self.stopped.wait(_ORPHANS_S):
             try_and_log("orphans", lambda: end_orphans(self.id, lambda: self.runs.attempts))
+
+
+def host_state() -> HostState:
+    """Return the host's processors, memory, GPUs and load."""
+    return HostState(
+        cpu=_cpu_name(),
+        cores=os.cpu_count() or 0,
+        load=round(os.getloadavg()[0], 2),
+        memory=Device(HOST_MEMORY, *memory_bytes()),
+        gpus=gpus(),
+        python=platform.python_version(),
+    )
+
+
+@cache
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+def process_memory_bytes() -> int:
+    """Return the resident memory of this process, mapped files included; 0 if unknown."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -17,8 +17,7 @@ from inference_site.catalogue.fleet.leases import ModelReport, ModelState
 from inference_site.catalogue.model_files import FileFacts, file_facts
 from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
-from worker.engines.base import Engine, ServerFacts
-from worker.engines.registry import load_engine
+from worker.engines.base import Engine, ServerFacts, load_engine
 
 _BETWEEN_ISOLATED_S = 5.0
 """After an isolated run, a busy worker drains for the next one only after this time. An idle worker
@@ -134,8 +133,8 @@ class ServedModel:
     """A model of the catalogue in this worker, from the start of its load until it is dropped.
 
     ``on_change`` is called when the model opens or closes for generations. ``on_fault`` is called
-    before that if the cause is a fault of its engine, or the end of one. ``reason`` tells operators
-    why the model has to be loaded again.
+    before that if the cause is a fault of its engine, or the end of one. ``reason`` is shown to
+    operators: why the model has to be loaded again.
     """
 
     def __init__(

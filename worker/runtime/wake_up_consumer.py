@@ -153,13 +153,13 @@ class LoopWatch:
     def _interrupt(self) -> None:
         """Restart the consumer; end an idle process if that has not helped."""
         self._is_cut_off = self._must_wake = True
-        logger.error("no wake-up was read for %d s; connecting to the broker anew", self._silent)
+        logger.error("no wake-up was read for %d s; connecting to the broker again", self._silent)
         self._runtime.announce_consumer(reads=False)
         main = threading.main_thread().ident
         assert main is not None
         signal.pthread_kill(main, _WAKES)
         if self._silent >= _HOPELESS and self._runtime.is_idle:
-            logger.critical("the consumer cannot be started anew; this process ends")
+            logger.critical("the consumer cannot be restarted; this process ends")
             self._runtime.end_now()
 
     def _on_signal(self, *_: Any) -> None:

@@ -182,7 +182,7 @@ def modalities(spec: ModelSpec) -> frozenset[str]:
 
 
 def marks(spec: ModelSpec) -> FillInMarks | None:
-    """Return what marks the parts of a text to be filled in: the entry's, or the file's own."""
+    """Return the marks of a text to be filled in: the entry's, or those of the file."""
     if given := spec.options.get("fim_tokens"):
         return FillInMarks(*given)
     return _marks_of(spec.file) if spec.file else None
@@ -203,7 +203,7 @@ def _marks_of(path: Path) -> FillInMarks | None:
 
 
 def capabilities(spec: ModelSpec) -> frozenset[str]:
-    """Return what requests to this model may ask for."""
+    """Return the capabilities that requests to this model may use."""
     if spec.options.get("embedding") == "rank":
         return frozenset({"rerank", "tokens"})
     if "embedding" in spec.options:

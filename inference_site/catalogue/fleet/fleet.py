@@ -1,8 +1,8 @@
-"""The fleet: all live workers of the site, and the actions load, unload, drain and resume.
+"""The fleet: all live workers of the site, what they may load, and the actions on their models.
 
-An action is an order to a worker (``fleet.orders``). Its result is the state that the worker
-announces in its lease a moment later. The callers check permissions: the API requires the scope
-``models:write``, because models belong to the whole site.
+An action (load, unload, drain, resume) is an order to a worker (``fleet.orders``). Its result is
+the state that the worker announces in its lease a moment later. The callers check permissions: the
+API requires the scope ``models:write``, because models belong to the whole site.
 
     FleetError
     ├── UnknownModel     the catalogue has no such model
@@ -10,10 +10,17 @@ announces in its lease a moment later. The callers check permissions: the API re
     ├── NotLoadable      no live worker can load the model
     │   └── AlreadyLoading   a worker is loading it
     └── NotLoaded        the worker does not have the model
+
+A worker loads a model with ``hosts`` only if it has one of these labels. A model with ``replicas``
+is loaded by that number of workers. Before a worker loads it, the worker claims a replica with a
+script in Redis. The claim ends with the lease of its worker, so another worker can claim the
+replica of a dead or frozen worker a few seconds later. Every worker computes from the leases which
+worker should claim a free replica (``planned``).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 from typing import Any, Literal
@@ -22,20 +29,117 @@ from django.conf import settings
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
-from inference_site.catalogue.fleet import orders, placement
+from inference_site.catalogue.fleet import orders
 from inference_site.catalogue.fleet.leases import (
     LiveWorker,
     ModelReport,
     ModelState,
+    lease_key,
     live_view,
     live_workers,
 )
 from inference_site.catalogue.model_store.models import OrderState
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.storage.redis import Deadlines, site_client
+from inference_site.core.storage.redis import ALLOW_WHEN_FULL, Deadlines, site_client
 
+_CLAIMS_TTL_S = 86_400
+"""Redis deletes the claims of a model at this time after the last claim."""
+_COUNTED_STATES = (ModelState.LOADING, ModelState.READY)
+# KEYS: a sorted set of workers by the time of their claims. ARGV: the worker, the number of
+# replicas, the prefix of lease keys, a time to live. Claims of workers without a lease are removed
+# first. The caller is alive, whatever its lease says. Returns 1 if the worker holds a claim.
+_CLAIM = (
+    ALLOW_WHEN_FULL
+    + """
+for _, other in ipairs(redis.call("ZRANGE", KEYS[1], 0, -1)) do
+    if other ~= ARGV[1] and redis.call("EXISTS", ARGV[3] .. other) == 0 then
+        redis.call("ZREM", KEYS[1], other)
+    end
+end
+local replicas = tonumber(ARGV[2])
+if not redis.call("ZSCORE", KEYS[1], ARGV[1]) and redis.call("ZCARD", KEYS[1]) < replicas then
+    local now = redis.call("TIME")
+    redis.call("ZADD", KEYS[1], now[1] + now[2] / 1000000, ARGV[1])
+end
+redis.call("EXPIRE", KEYS[1], ARGV[4])
+local rank = redis.call("ZRANK", KEYS[1], ARGV[1])
+if rank and rank < replicas then return 1 end
+if rank then redis.call("ZREM", KEYS[1], ARGV[1]) end
+return 0
+"""
+)
 _LEASE_VISIBLE_S = 2
 """After this time all web processes have read a new lease."""
+
+
+def may_host(spec: ModelSpec, labels: Collection[str]) -> bool:
+    """Whether a worker with these labels may load a model."""
+    return not spec.hosts or not set(spec.hosts).isdisjoint(labels)
+
+
+def why_no_host(spec: ModelSpec, live: Iterable[LiveWorker]) -> str:
+    """Return an error if no live worker has a label that the model needs; else an empty text."""
+    if not spec.hosts or any(may_host(spec, worker.labels) for worker in live):
+        return ""
+    one_of = "the label" if len(spec.hosts) == 1 else "one of the labels"
+    return f"No worker has {one_of} {', '.join(spec.hosts)}."
+
+
+def planned(specs: Iterable[ModelSpec], live: Sequence[LiveWorker]) -> dict[str, list[str]]:
+    """Return the workers that should have each of these models with ``replicas``.
+
+    Workers that have the model come first, then those with free memory for it, then those with the
+    fewest models. Only workers that offer to load it and are not draining count.
+    """
+    loaded = Counter({worker.id: len(worker.models) for worker in live})
+    plan = {}
+    for spec in sorted(specs, key=lambda spec: spec.id):
+        able = [w for w in live if spec.id in w.offers or _has_replica(w, spec.id)]
+        able = [w for w in able if not w.is_draining and may_host(spec, w.labels)]
+        able.sort(
+            key=lambda w: (
+                not _has_replica(w, spec.id),
+                not w.offers.get(spec.id, True),
+                loaded[w.id],
+                w.id,
+            )
+        )
+        chosen = able[: spec.replicas]
+        loaded.update(w.id for w in chosen if not _has_replica(w, spec.id))
+        plan[spec.id] = [w.id for w in chosen]
+    return plan
+
+
+def replicas_of(spec: ModelSpec, live: Iterable[LiveWorker]) -> int:
+    """Return the number of workers that have a model or are loading it."""
+    return sum(_has_replica(worker, spec.id) for worker in live)
+
+
+def claim_replica(spec: ModelSpec, worker: str) -> bool:
+    """Claim a replica for a live worker, or keep its claim; return whether it has one.
+
+    Raise redis' errors.
+    """
+    if spec.replicas is None:
+        return True
+    keys_and_values = (_key(spec.id), worker, spec.replicas, lease_key(""), _CLAIMS_TTL_S)
+    return bool(site_client().eval(_CLAIM, 1, *keys_and_values))
+
+
+def give_back_replica(model: str, worker: str) -> None:
+    """Release the worker's claim of a replica, if it has one. Raise redis' errors."""
+    site_client().zrem(_key(model), worker)
+
+
+def _has_replica(worker: LiveWorker, model: str) -> bool:
+    served = worker.model(model)
+    return served is not None and served.state in _COUNTED_STATES
+
+
+def _key(model: str) -> str:
+    return f"replicas:{model}"
+
+
 _load_deadlines = Deadlines("load-deadlines")
 
 
@@ -110,12 +214,12 @@ def load(worker: str | None, model: str) -> str:
     live = live_workers()
     if worker is None and status_among(live, spec.id) == ModelStatus.LOADING:
         raise AlreadyLoading(f"The model '{spec.id}' is being loaded.")
-    if spec.replicas is not None and placement.replicas_of(spec, live) >= spec.replicas:
+    if spec.replicas is not None and replicas_of(spec, live) >= spec.replicas:
         raise NotLoadable(f"The model '{spec.id}' has all of its replicas ({spec.replicas}).")
     candidates = live if worker is None else [_worker_among(live, worker)]
     able = [one for one in candidates if spec.id in one.loadable and not one.is_draining]
     if not able:
-        why = placement.why_no_host(spec, candidates)
+        why = why_no_host(spec, candidates)
         raise NotLoadable(f"No live worker can load the model '{spec.id}'. {why}".strip())
     chosen = max(able, key=lambda one: max((d.memory_free for d in one.devices), default=0))
     if worker is not None:
@@ -232,7 +336,7 @@ def is_on_demand(spec: ModelSpec) -> bool:
 
 def why_absent(spec: ModelSpec, live: Sequence[LiveWorker]) -> str:
     """Return why none of these workers serves a model: placement, or the error of a load."""
-    if why := placement.why_no_host(spec, live):
+    if why := why_no_host(spec, live):
         return why
     reports = (worker.model(spec.id) for worker in live)
     return next((served.reason for served in reports if served and served.reason), "")

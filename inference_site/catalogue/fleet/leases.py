@@ -2,7 +2,7 @@
 
 A worker renews a key with a short time to live. A worker without a key is dead or cut off, and
 ``runs.maintenance`` fails or requeues its generations. A worker announces itself before it
-loads its models, so that other processes can tell a loading model from one that no worker serves.
+loads its models, so that other processes see a loading model, which otherwise no worker serves.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import redis.exceptions
 from django.conf import settings
 from pydantic import TypeAdapter
 
-from inference_site.core.domain.device import Device
+from inference_site.core.host import Device
 from inference_site.core.observability.metrics import LEASE_RENEWED
 from inference_site.core.storage.cached_value import CachedValue
 from inference_site.core.storage.redis import ALLOW_WHEN_FULL, site_client
@@ -81,7 +81,7 @@ class ModelReport:
     Facts of the file: ``size_bytes``, 0 without a file; ``architecture``, ``quantisation``;
     ``trained_context`` in tokens; ``memory_bytes``, the estimate with all slots full, and
     ``memory_parts``, its breakdown. ``taken_bytes`` is the memory of the model's server, and
-    ``telemetry`` its own metrics, by the names of ``worker.model_servers.telemetry``.
+    ``telemetry`` its own metrics, by the names in ``worker.model_servers.process``.
 
     ``expected_s`` is the estimated time until a loading model is ready, None if unknown. ``tools``
     is how the model is given the tools of requests; None if it takes no tools. ``away_since`` is
@@ -139,7 +139,7 @@ class LiveWorker:
     it can load on command. ``release`` is the version of this program in the worker. ``state`` is
     that of its host. ``memory_bytes`` is the memory of its process. ``labels`` match the ``hosts``
     of entries. ``offers`` maps the models with ``replicas`` that it would load to whether it has
-    free memory for them (``fleet.placement``). ``unloaded`` has the models that were unloaded from
+    free memory for them (``fleet.fleet``). ``unloaded`` has the models that were unloaded from
     all workers and not loaded since.
     """
 

@@ -1,8 +1,8 @@
 """Orders of operators to workers: rows of what each worker should do, and hints to read them.
 
 A worker carries out its orders, marks them as seen, and announces the result in its lease
-(``worker.runtime.orders``). It reads its rows every 2 s, and at once after a hint through Redis; so
-a lost hint delays an order, and does not lose it. A newer order replaces the one before it for the
+(``worker.runtime.runtime``). It reads its rows every 2 s, and at once after a hint in Redis; so a
+lost hint delays an order, and does not lose it. A newer order replaces the one before it for the
 same worker and model. Orders end with the process of their worker: the one that replaces it has
 another id.
 """

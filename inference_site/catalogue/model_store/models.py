@@ -64,7 +64,7 @@ class Adapter(models.Model):
 
 
 class OrderState(models.TextChoices):
-    """What a worker is ordered to do, with a model or with itself."""
+    """The action of an order: on a model, or on the worker itself."""
 
     LOADED = "loaded"  # Load the model.
     RELOADED = "reloaded"  # Load the model again, with the adapters that it has now.

@@ -30,8 +30,7 @@ from inference_site.core.storage.postgresql import cached_sql
 from inference_site.core.storage.redis import all_clients
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.queue import new_id
-from inference_site.runs.usage.histograms import percentile
-from inference_site.runs.usage.models import Measure, Period
+from inference_site.runs.usage.models import Measure, Period, percentile
 from inference_site.runs.usage.queries import (
     Span,
     Usage,

@@ -66,7 +66,7 @@ def connect() -> None:
 
 def log_own_action(user: Any, flag: int, message: str) -> None:
     """Write an audit entry about a user, with the same user as its author."""
-    from inference_site.core.admin_pages.audit import log_entry  # Needs the loaded models.
+    from inference_site.core.admin_pages.base_admin import log_entry  # Needs the loaded models.
 
     log_entry(user.pk, user, message, flag)
 

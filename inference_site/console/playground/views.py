@@ -39,7 +39,7 @@ from inference_site.core.errors.api_errors import (
     InvalidRequestError,
     NotFoundError,
 )
-from inference_site.core.site_settings.current import site_settings
+from inference_site.core.site_settings.models import site_settings
 from inference_site.gateway.api.authentication import StaffSession, caller_of
 from inference_site.gateway.api.payload import WireRequest, parse
 from inference_site.gateway.api.views import ApiView

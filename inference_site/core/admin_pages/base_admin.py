@@ -1,13 +1,31 @@
-"""Bases of every ``ModelAdmin``: for rows that users edit, and for logs that programs write."""
+"""Bases of every ``ModelAdmin``, for rows that users edit and for logs that programs write.
+
+Rows that users edit: each change is an entry of the audit log, which names the fields that the form
+has changed.
+
+Logs: keyset pages, newest first, by id, without counting or sorting the table. A page begins below
+an id (``before``) or above one (``after``). A search reads windows of ids, one after the other,
+until the page is full or ``_TIME_LIMIT_S`` is over; the next page continues there. So a filter that
+matches few rows answers as fast as any other. The first window is small and windows grow, because a
+filter may cost microseconds for a row or read long texts. A window that would take longer than the
+time that remains is made smaller.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from django import forms
 from django.contrib import admin
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.contenttypes.models import ContentType
 from django.core.paginator import Paginator
-from django.db.models import Model, QuerySet
+from django.db.models import Max, Min, Model, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse
@@ -15,14 +33,175 @@ from django.utils import timezone
 from unfold.admin import ModelAdmin
 from unfold.views import ChangeList
 
-from inference_site.core.admin_pages.audit import form_changes, formset_changes
-from inference_site.core.admin_pages.bubbles import may_see_content
-from inference_site.core.admin_pages.keyset import first_id_since, keyset_page
-from inference_site.core.admin_pages.labels import preview, time_label
+from inference_site.core.admin_pages.labels import may_see_content, preview, time_label
 
+_SECRET = re.compile(r"secret|password|token(?!s)|api_key$|headers", re.IGNORECASE)
+_MAX_LENGTH = 200
+"""Characters of a value."""
+_SMALLEST_WINDOW, _FIRST_WINDOW, _LARGEST_WINDOW = 100, 250, 100_000
+_TIME_LIMIT_S = 0.08
+_MAX_DISORDER = dt.timedelta(minutes=1)
+"""Longest transaction that is allowed for: a row with a lower id may have a later time."""
 _BEFORE, _AFTER = "before", "after"
 _LOOKUPS = ("", "__exact", "__isnull", "__isempty", "__id__exact")
 """Suffixes that Django's list filters add to the name of their field."""
+
+
+def log_action(request: HttpRequest, target: Model | str, message: str) -> None:
+    """Write an entry by the user of a request; ``target`` may be the ID of a worker or model."""
+    log_entry(int(request.user.pk or 0), target, message)
+
+
+def log_entry(user_id: int, target: Model | str, message: str, flag: int = CHANGE) -> None:
+    """Write an entry by a user; ``flag`` is the action, one of Django's or of the login log."""
+    record = target if isinstance(target, Model) else None
+    LogEntry.objects.create(
+        user_id=user_id,
+        content_type=None if record is None else ContentType.objects.get_for_model(record),
+        object_id=None if record is None else str(record.pk),
+        object_repr=str(target)[:200],
+        action_flag=flag,
+        change_message=message,
+    )
+
+
+def form_changes(form: Any) -> list[str]:
+    """Return ``label: old → new`` for each changed field of a valid form; of a secret its label."""
+    changes = []
+    for name in form.changed_data:
+        field = form.fields.get(name)
+        label = name if field is None or not field.label else str(field.label)
+        if field is None or _is_secret(name, field):
+            changes.append(f"{label} changed")
+            continue
+        values = form.get_initial_for_field(field, name), form.cleaned_data.get(name)
+        texts = [_value_text(value, field) for value in values]
+        old, new = (t if len(t) <= _MAX_LENGTH else f"{t[:_MAX_LENGTH]}…" for t in texts)
+        changes.append(f"{label}: {old} → {new}")
+    return changes
+
+
+def formset_changes(formset: Any) -> Iterator[str]:
+    """Yield a text for each inline object that was added, changed or deleted."""
+    for form in formset.forms:
+        what = f"{form.instance._meta.verbose_name} “{form.instance}”"
+        if form in formset.deleted_forms:
+            yield f"deleted {what}"
+        elif form.has_changed():
+            is_new = form.instance in formset.new_objects
+            yield f"added {what}" if is_new else f"{what}: {'; '.join(form_changes(form))}"
+
+
+def _is_secret(name: str, field: forms.Field) -> bool:
+    # A field that refers to an API key holds no secret, whatever its name.
+    is_reference = isinstance(field, forms.ModelChoiceField)
+    is_password = isinstance(field.widget, forms.PasswordInput)
+    return is_password or (not is_reference and bool(_SECRET.search(name)))
+
+
+def _value_text(value: Any, field: forms.Field) -> str:
+    match value:
+        case None | "" | [] | ():
+            return "empty"
+        case bool():
+            return "yes" if value else "no"
+        case dt.datetime():
+            return f"{value:%Y-%m-%d %H:%M:%S}"
+        case list() | tuple() | set() | QuerySet():
+            return ", ".join(sorted(_value_text(one, field) for one in value)) or "empty"
+        case Model():
+            return str(value)
+    if isinstance(field, forms.ModelChoiceField) and field.queryset is not None:
+        found = field.queryset.model._default_manager.filter(pk=value).first()
+        return str(value if found is None else found)
+    for choice, label in getattr(field, "choices", None) or ():
+        # The label of a group of choices is the list of these.
+        if isinstance(label, str) and choice and choice == value:
+            return label
+    return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class KeysetPage:
+    """Rows of one page, in the order of the search.
+
+    ``reached`` is the id at which the next page starts, None if there are no more rows.
+    """
+
+    rows: list[Any]
+    reached: int | None
+
+
+def keyset_page(
+    rows: QuerySet[Any], limit: int, *, before: int | None = None, after: int | None = None
+) -> KeysetPage:
+    """Return at most ``limit`` rows: the newest below ``before``, or the oldest above ``after``.
+
+    The rows above ``after`` are oldest first, all others newest first. Without a cursor the page
+    begins at the newest row.
+    """
+    lowest, highest = _id_bounds(rows.model)
+    is_upward = after is not None
+    # The ids that are not searched yet are those from ``low`` to ``high``, both inclusive.
+    low = lowest if after is None else max(after + 1, lowest)
+    high = highest if before is None else min(before - 1, highest)
+    found: list[Any] = []
+    windows = _Windows()
+    while low <= high and len(found) <= limit:
+        first, last = (
+            (low, min(high, low + windows.size - 1))
+            if is_upward
+            else (max(low, high - windows.size + 1), high)
+        )
+        window = rows.filter(pk__gte=first, pk__lte=last).order_by("pk" if is_upward else "-pk")
+        found += window[: limit + 1 - len(found)]
+        low, high = (last + 1, high) if is_upward else (low, first - 1)
+        if not windows.has_next() and len(found) <= limit and low <= high:
+            return KeysetPage(found, last if is_upward else first)
+    return KeysetPage(found[:limit], found[limit - 1].pk if len(found) > limit else None)
+
+
+class _Windows:
+    """The number of ids in each window, from the time that the previous window took."""
+
+    def __init__(self) -> None:
+        self.size = _FIRST_WINDOW
+        self._began = time.monotonic()
+        self._deadline = self._began + _TIME_LIMIT_S
+
+    def has_next(self) -> bool:
+        """Return whether there is time for another window; call it after each search."""
+        now = time.monotonic()
+        left_s, took_s = self._deadline - now, now - self._began
+        fitting = int(self.size * left_s / took_s) if took_s else _LARGEST_WINDOW
+        self.size = min(4 * self.size, max(fitting, _SMALLEST_WINDOW), _LARGEST_WINDOW)
+        self._began = now
+        return left_s > 0
+
+
+def _id_bounds(model: type[Model]) -> tuple[int, int]:
+    """Return the lowest and the highest id of a table; (0, -1) if it is empty."""
+    bounds = model._default_manager.aggregate(low=Min("pk"), high=Max("pk"))
+    return (0, -1) if bounds["low"] is None else (bounds["low"], bounds["high"])
+
+
+def first_id_since(model: type[Model], field: str, moment: dt.datetime) -> int:
+    """Return an id below which all rows are older than ``moment``.
+
+    Ids grow with time, so a bisection of the ids needs no index on the time.
+    """
+    earliest = moment - _MAX_DISORDER
+    low, high = _id_bounds(model)
+    high += 1
+    while low < high:
+        middle = (low + high) // 2
+        following = model._default_manager.filter(pk__gte=middle).order_by("pk")
+        row = following.values_list("pk", field).first()
+        if row is None or row[1] >= earliest:
+            high = middle
+        else:
+            low = row[0] + 1
+    return low
 
 
 class SiteAdmin(ModelAdmin):

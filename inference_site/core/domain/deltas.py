@@ -188,7 +188,7 @@ Delta = (
     | Finish
     | Usage
 )
-"""What an engine feeds to its sink: pieces, one ``Finish`` for each choice, and ``Usage`` last.
+"""Values that an engine feeds to its sink: pieces, a ``Finish`` for each choice, ``Usage`` last.
 
 ``Usage`` may also come earlier, as a running count; each replaces the last. A generation that is
 stopped before its end is charged for the last ``Usage``, or for the number of its pieces if that is

@@ -1,14 +1,111 @@
-"""The request that an engine runs: messages or prompts, sampling, tools and constraints."""
+"""The request that an engine runs: messages or prompts, sampling, tools and constraints.
+
+Messages are the turns of a conversation, as a chat template receives them.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Literal
 
-from inference_site.core.domain.messages import Message
+Role = Literal["system", "user", "assistant", "tool"]
+_CUSTOM_TOOL_SCHEMA = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the assistant made; ``arguments`` is JSON text, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A piece of text between media."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    """An image by its URL: http(s) until the worker has fetched it, then ``data:``.
+
+    ``param`` names the field of the request it came from, for errors.
+    """
+
+    url: str
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class AudioPart:
+    """Audio: a file of this format, in base64."""
+
+    audio: str
+    format: Literal["wav", "mp3"]
+    param: str
+
+
+Part = TextPart | ImagePart | AudioPart
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of the conversation, as the model's chat template receives it.
+
+    A turn with media has ``parts``, in order, and no ``text``. Otherwise ``text`` is None only for
+    an assistant turn with calls and no text. A turn of the role ``tool`` is the result of the call
+    ``tool_call_id``. ``reasoning`` is the assistant's reasoning before its answer.
+    """
+
+    role: Role
+    text: str | None
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    parts: tuple[Part, ...] = ()
+    reasoning: str | None = None
+
+    @property
+    def all_text(self) -> str:
+        """The text of the turn, or the texts between its media."""
+        texts = (part.text for part in self.parts if isinstance(part, TextPart))
+        return "".join(texts) if self.parts else self.text or ""
+
+
+def drop_oldest_turns(
+    messages: Sequence[Message], lengths: Sequence[float], excess: float
+) -> tuple[Message, ...]:
+    """Return the messages without the oldest turns, which together have at least this length.
+
+    Used when a conversation is too long for its model. ``lengths`` are those of the messages in
+    any unit: characters, bytes or tokens. At least one turn is dropped, if there is one before the
+    last message of the user; that message and all after it stay. System messages stay, too.
+    """
+    last_turn = max((i for i, m in enumerate(messages) if m.role == "user"), default=0)
+    dropped: set[int] = set()
+    dropped_length = 0.0
+    for position in range(last_turn):
+        message = messages[position]
+        if message.role == "system":
+            continue
+        # A turn is dropped up to the next message of the user: templates require that a
+        # conversation starts with the user, and a result needs its call.
+        if message.role == "user" and dropped and dropped_length >= excess:
+            break
+        dropped.add(position)
+        dropped_length += lengths[position]
+    return tuple(message for i, message in enumerate(messages) if i not in dropped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,14 +310,6 @@ class GenerationRequest:
         if self.operation in ("embed", "rank"):
             return "input" if self.operation == "embed" else "documents"
         return "prompt" if self.prompts else "messages"
-
-
-_CUSTOM_TOOL_SCHEMA = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
 
 
 def custom_tool(name: str, description: str | None, grammar: Constraint | None = None) -> Tool:

@@ -44,7 +44,7 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""What Anthropic's API calls errors, by their status."""
+"""The names of errors in Anthropic's API, by their status."""
 
 
 class ApiError(Exception):

@@ -105,9 +105,6 @@ _TABLE: tuple[tuple[tuple[type[Exception], ...], Callable[[Any], ApiError]], ...
 )
 """Exceptions, and how to make their API error; the first matching row applies."""
 
-STORAGE_CODES = frozenset({"database_unavailable", "queue_unavailable"})
-"""The codes of errors that PostgreSQL or Redis caused."""
-
 
 def api_error(exc: Exception) -> ApiError:
     """Return the API error for this exception; InternalError if the table has no matching row."""

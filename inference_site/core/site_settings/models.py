@@ -1,16 +1,27 @@
-"""SiteSettings: one row of settings that operators change while the site runs."""
+"""SiteSettings: one row of settings that operators change while the site runs.
+
+Requests read them, so a process caches them for two seconds.
+"""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+import django.db
+from django.conf import settings
 from django.core.validators import MaxValueValidator, MinValueValidator
-from django.db import models
+from django.db import connection, models
+
+from inference_site.core.storage.cached_value import CachedValue
+
+logger = logging.getLogger(__name__)
 
 LONGEST_DAYS = 36_500
 """The longest retention: 100 years ago is still a valid date."""
 LONGEST_DEBUG_HOURS = 24
 _DAYS = [MinValueValidator(1), MaxValueValidator(LONGEST_DAYS)]
+_TTL_S = 2.0
 
 
 def retention_field(label: str, help_text: str) -> Any:
@@ -69,3 +80,46 @@ class SiteSettings(models.Model):
 
     def __str__(self) -> str:
         return "Settings"
+
+
+_last = SiteSettings()
+
+
+def _read() -> SiteSettings:
+    global _last  # noqa: PLW0603  # One value for the process.
+    try:
+        _last = SiteSettings.objects.first() or SiteSettings()
+    except django.db.Error as exc:
+        if connection.in_atomic_block:
+            raise
+        logger.warning("settings: cannot be read, the last ones hold: %s", exc)
+    return _last
+
+
+_recent = CachedValue(_read, _TTL_S)
+
+
+def site_settings() -> SiteSettings:
+    """Return the settings; while the database is unavailable, the last known ones."""
+    return _recent.now()
+
+
+def forget() -> None:
+    """Read the settings from the database at the next use."""
+    _recent.forget()
+
+
+def disconnect_grace_s(own: int | None) -> int:
+    """Return for how long a stored response continues without its client.
+
+    ``own`` is the setting of its project, which takes precedence.
+    """
+    if own is not None:
+        return own
+    site_s = site_settings().disconnect_grace_s
+    return settings.DISCONNECT_GRACE_S if site_s is None else site_s
+
+
+def usage_log_days() -> int:
+    """Return for how many days generations are kept; 0 means forever."""
+    return site_settings().usage_log_days or settings.USAGE_LOG_DAYS

@@ -7,9 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference_site.catalogue.engines.registry import supported_fields
-from inference_site.catalogue.sampler_fields import MAX_BIAS, SamplerFields
-from inference_site.core.domain.messages import AudioPart, ImagePart, Message
-from inference_site.core.domain.request import GenerationRequest, Tool
+from inference_site.catalogue.operator_settings import MAX_BIAS, SamplerFields
+from inference_site.core.domain.request import (
+    AudioPart,
+    GenerationRequest,
+    ImagePart,
+    Message,
+    Tool,
+)
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.api.payload import WireRequest
 from inference_site.gateway.request_fields.constraint import STRUCTURAL_TAG

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from inference_site.core.domain import messages as domain
+from inference_site.core.domain import request as domain
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import Constraint, GenerationRequest, Tool
 from inference_site.core.errors.api_errors import InvalidRequestError

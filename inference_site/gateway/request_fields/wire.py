@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from inference_site.catalogue.sampler_fields import Bias, SamplerFields
+from inference_site.catalogue.operator_settings import Bias, SamplerFields
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.api.payload import WireRequest
 

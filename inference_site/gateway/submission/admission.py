@@ -22,8 +22,7 @@ from inference_site.accounts.budgets import BudgetExhausted, Estimate, reserve
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.rate_limits import count_request
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.core.domain.messages import TextPart
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import GenerationRequest, TextPart
 from inference_site.core.errors.api_errors import QuotaError, RateLimitError
 from inference_site.gateway.submission.model_access import BYTES_PER_TOKEN, unknown_model
 from inference_site.runs.queue import WithRow

@@ -22,9 +22,13 @@ import orjson
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.core.domain.errors import ContextLengthExceeded
-from inference_site.core.domain.messages import Message, TextPart, drop_oldest_turns
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import (
+    GenerationRequest,
+    Message,
+    TextPart,
+    drop_oldest_turns,
+)
 
 _TOKEN_BYTES = 16
 _MESSAGE_BYTES = 2 * _TOKEN_BYTES

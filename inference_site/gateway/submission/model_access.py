@@ -19,11 +19,11 @@ from django.conf import settings
 
 from inference_site.accounts.keys import Caller
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.catalogue.fleet import fleet, placement
+from inference_site.catalogue.fleet import fleet
 from inference_site.catalogue.fleet.fleet import AlreadyLoading, ModelStatus, NotLoadable
 from inference_site.catalogue.fleet.leases import LiveWorker, ModelState, live_view
 from inference_site.catalogue.model_store.adapters import added_view
-from inference_site.catalogue.routes import Route, Target
+from inference_site.catalogue.models_file import Route, Target
 from inference_site.core.domain.errors import ModelServerUnreachable
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.errors.api_errors import (
@@ -155,7 +155,7 @@ def require_served(spec: ModelSpec, *, background: bool = False) -> None:
     if status != ModelStatus.FAILED and fleet.restarting([spec.id]):
         return
     if not _is_loading(spec, status):
-        why = placement.why_no_host(spec, live_view.workers())
+        why = fleet.why_no_host(spec, live_view.workers())
         raise UnavailableError(
             f"No worker serves the model `{spec.id}` now. {why or 'Please try again later.'}",
             code="no_worker",

@@ -11,7 +11,7 @@ from rest_framework.request import Request
 
 from inference_site.accounts.budgets import BudgetExhausted
 from inference_site.accounts.keys import Caller
-from inference_site.core.site_settings.current import disconnect_grace_s as site_grace_s
+from inference_site.core.site_settings.models import disconnect_grace_s as site_grace_s
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.handoff import HandOff, hand_off, outcome_of

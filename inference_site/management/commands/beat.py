@@ -10,13 +10,16 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandParser
 
-from inference_site.catalogue.model_store.refresh import watch_models
+from inference_site.catalogue.model_store.entries import watch_models
 from inference_site.console.alarms.evaluation import evaluate
 from inference_site.console.alarms.outbox import deliver
-from inference_site.core.observability.metrics import MAINTENANCE_DONE
-from inference_site.core.observability.metrics_server import serve_beat_metrics
-from inference_site.core.process_lifecycle import handle_stop_signals, notify, notify_stopping
-from inference_site.core.process_tuning import freeze_imported_objects
+from inference_site.core.observability.metrics import MAINTENANCE_DONE, serve_beat_metrics
+from inference_site.core.process_lifecycle import (
+    freeze_imported_objects,
+    handle_stop_signals,
+    notify,
+    notify_stopping,
+)
 from inference_site.core.storage.migrations import add_wait_option, wait_for_migrations
 from inference_site.core.storage.postgresql import (
     release_connection_after,

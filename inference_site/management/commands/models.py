@@ -15,7 +15,7 @@ from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.catalogue.fleet.fleet import context_of
 from inference_site.catalogue.memory import ModelMemory, fitting_sizes
 from inference_site.catalogue.model_files import model_file_error, quantisation_of
-from inference_site.catalogue.model_store.refresh import refresh_catalogue
+from inference_site.catalogue.model_store.entries import refresh_catalogue
 from inference_site.catalogue.models_file import entry_lines, read_models_and_routes
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.host import memory_bytes

@@ -18,10 +18,11 @@ from inference_site.catalogue.catalogue import DEMO_FILE, REAL_MODEL, catalogue,
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.catalogue.hub import HubError, Reference, downloaded
 from inference_site.catalogue.model_files import model_file_error
-from inference_site.catalogue.model_store.refresh import wait_for_specs
+from inference_site.catalogue.model_store.entries import wait_for_specs
 from inference_site.core import environment
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.management.commands.pull import pulled
+from inference_site.ops.serve.processes import say, stop
 from inference_site.ops.serve.real_model import RealModel
 from inference_site.ops.serve.services import ServiceError
 from inference_site.ops.serve.stack import Stack
@@ -32,7 +33,6 @@ from inference_site.ops.serve.startup import (
     show_secrets,
     wait_until_ready,
 )
-from inference_site.ops.serve.supervision import say, stop
 
 _MAX_PROCESSES = 64
 

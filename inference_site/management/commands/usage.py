@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
-from inference_site.runs.usage import reconciliation
+from inference_site.runs.usage import accounting
 from inference_site.runs.usage.accounting import settle
 from inference_site.runs.usage.models import Period
 from inference_site.runs.usage.queries import Span, usage_by, usage_rows
@@ -42,22 +42,19 @@ class Command(BaseCommand):
         while settle():
             pass
         if rebuild:
-            reconciliation.rebuild()
+            accounting.rebuild()
             self.stderr.write("Roll-ups and budget counters were rebuilt.")
         if check:
-            self._check()
+            found = accounting.differences()
+            for difference in found:
+                self.stdout.write(str(difference))
+            if found:
+                raise CommandError(
+                    f"{len(found)} counters differ from the usage log; correct them with --rebuild."
+                )
+            self.stdout.write("Roll-ups and budgets add up to the usage log.")
         if not check and not rebuild:
             now = timezone.now()
             span = Span(Period.DAY, now - dt.timedelta(days=days - 1), now)
             rows = usage_rows(usage_by(span, "project_id", "api_key_id", "model"))
             csv.writer(self.stdout).writerows(rows)
-
-    def _check(self) -> None:
-        found = reconciliation.differences()
-        for difference in found:
-            self.stdout.write(str(difference))
-        if found:
-            raise CommandError(
-                f"{len(found)} counters differ from the usage log; correct them with --rebuild."
-            )
-        self.stdout.write("Roll-ups and budgets add up to the usage log.")

@@ -10,9 +10,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.catalogue.model_store.refresh import watch_models
-from inference_site.core.process_lifecycle import exit_within
-from inference_site.core.process_tuning import raise_open_file_limit
+from inference_site.catalogue.model_store.entries import watch_models
+from inference_site.core.process_lifecycle import exit_within, raise_open_file_limit
 from inference_site.core.storage.migrations import add_wait_option, wait_for_migrations
 from inference_site.core.storage.postgresql import set_statement_timeout
 from inference_site.gateway.daphne_server import run_server

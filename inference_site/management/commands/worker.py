@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from inference_site.celery import app
 from inference_site.core.domain.errors import EngineLoadError
-from inference_site.core.process_tuning import raise_open_file_limit
+from inference_site.core.process_lifecycle import raise_open_file_limit
 from inference_site.core.storage.migrations import add_wait_option, wait_for_migrations
 from inference_site.core.storage.postgresql import set_statement_timeout
 from worker.runtime.process import run_worker

@@ -23,13 +23,16 @@ from django.db.models.functions import Now
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import LIBRARIES
+from inference_site.catalogue.fleet.fleet import why_no_host
 from inference_site.catalogue.fleet.leases import live_workers
-from inference_site.catalogue.fleet.placement import why_no_host
 from inference_site.catalogue.gguf_files import parts_of
 from inference_site.catalogue.model_files import model_file_error
-from inference_site.catalogue.model_store.entries import entry_error, private_address_error
+from inference_site.catalogue.model_store.entries import (
+    entry_error,
+    private_address_error,
+    refresh_catalogue,
+)
 from inference_site.catalogue.model_store.models import StoredModel
-from inference_site.catalogue.model_store.refresh import refresh_catalogue
 from inference_site.core import environment
 from inference_site.core.storage.capacity import disks, memory_of
 from inference_site.core.storage.postgresql import unpooled_connection
@@ -413,7 +416,7 @@ def check_logs() -> Iterator[Finding]:
         f"{', '.join(incomplete[:3])}"
         if incomplete
         else f"{len(ids)} running streams are whole",
-        "Their readers are told so, stored responses are not affected. Redis was flushed, evicted "
+        "Their readers get an error, stored responses are not affected. Redis was flushed, evicted "
         "keys or lost its last writes: set `appendonly yes` and `maxmemory-policy noeviction`.",
         warn=bool(incomplete),
     )

@@ -46,7 +46,7 @@ _POSTGRES_ERRORS = (
     AssertionError,
     LookupError,  # Of ``pwd``, for a user without a name.
 )
-"""What the wheel raises when a program of PostgreSQL fails."""
+"""The exceptions of the wheel when a program of PostgreSQL fails."""
 
 made_directories: list[Path] = []
 """Directories outside of DATA_DIR that are removed when this process ends."""

@@ -19,14 +19,13 @@ from typing import IO
 from django.conf import settings
 
 from inference_site.core import environment
-from inference_site.ops.serve.processes import Child, Program
+from inference_site.ops.serve.processes import Child, Program, Supervisor, say
 from inference_site.ops.serve.services import (
     EmbeddedPostgres,
     ServiceError,
     plan_redis,
     wait_for_redis,
 )
-from inference_site.ops.serve.supervision import Supervisor, say
 
 _ROOT = Path(__file__).resolve().parents[3]
 _BACKLOG = 4096

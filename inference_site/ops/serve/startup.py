@@ -123,7 +123,7 @@ def _unserved_models(failed: dict[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """What ``serve`` prints when the site is ready: addresses, secrets, an example request.
+    """The text that ``serve`` prints when it is ready: addresses, secrets, an example request.
 
     ``models`` are served. ``example_model`` is the model of the example request; without one, none
     is printed. ``secrets`` are those of a first run.

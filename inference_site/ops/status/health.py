@@ -13,7 +13,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.catalogue.fleet import fleet, placement
+from inference_site.catalogue.fleet import fleet
 from inference_site.catalogue.fleet.fleet import ModelStatus
 from inference_site.catalogue.fleet.leases import LiveWorker, ModelState, live_view
 from inference_site.core.storage.postgresql import unpooled_connection
@@ -168,7 +168,7 @@ def _may_be_absent(
 def _why_no_host(model: str, workers: list[LiveWorker]) -> str:
     """Return a sentence if the model needs a label that no worker has now."""
     spec = catalogue().models.get(model)
-    return "" if spec is None else placement.why_no_host(spec, workers)
+    return "" if spec is None else fleet.why_no_host(spec, workers)
 
 
 def _describe(model: str, status: ModelStatus, workers: list[LiveWorker]) -> str:

@@ -26,8 +26,8 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.fleet import fleet
 from inference_site.catalogue.fleet.leases import live_workers
 from inference_site.core.errors.api_errors import AuthenticationError
-from inference_site.core.observability.metrics import BUILD
-from inference_site.core.observability.metrics_server import (
+from inference_site.core.observability.metrics import (
+    BUILD,
     is_forwarded,
     may_scrape,
     render_metrics,

@@ -7,4 +7,4 @@ class KeptContentConfig(AppConfig):
     name = "inference_site.runs.kept_content"
     label = "kept_content"
     default_auto_field = "django.db.models.BigAutoField"
-    retention = "inference_site.runs.kept_content.keeping"
+    retention = "inference_site.runs.kept_content.models"

@@ -112,7 +112,7 @@ class StoredStream:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a stream has sent: all of its frames, and the number of the next.
+    """The frames that a stream has sent, all of them, and the number of the next.
 
     ``frames`` is empty when Redis has lost some of them.
     """
@@ -158,7 +158,7 @@ def is_whole(batches: Sequence[Batch]) -> bool:
 
 
 def sent_so_far(batches: Sequence[Batch]) -> Sent:
-    """Return what a stream has sent, by its log."""
+    """Return the frames that a stream has sent, from the entries of its log."""
     frames = tuple(frames_of(batches)) if is_whole(batches) else ()
     return Sent(frames, batches[-1].next if batches else 0)
 

@@ -289,7 +289,7 @@ def may_have_more(batches: Sequence[Batch]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """What a log has for a reader.
+    """The entries that a log has for a reader.
 
     ``first`` is the number of the first frame of the entry that the reader gets next, and ``next``
     that of the frame after the entry; both are None when there is no such entry yet.
@@ -302,7 +302,7 @@ class LogPosition:
 
 
 def log_position(generation_id: str, number: int) -> LogPosition:
-    """Return what the log has for a reader of this frame, without reading it."""
+    """Return the position of a reader of this frame in the log, without reading entries."""
     key = log_key(generation_id)
     found: Any = client_for(generation_id).eval(POSITION, 1, key, f"{number + 1}-0")
     span = frame_span(found[2]) if len(found) > 2 else (None, None)

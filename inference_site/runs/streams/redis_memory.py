@@ -101,7 +101,7 @@ def release_expired(client: Any) -> None:
 
 
 def open_since(client: Any, age_s: float) -> list[str]:
-    """Return generations of this server that have not ended and were last seen so long ago."""
+    """Return generations of this server that have not ended and were last seen before then."""
     return [id_.decode() for id_ in client.eval(_OPEN_SINCE, 0, int(age_s * 1000), _MOST)]
 
 

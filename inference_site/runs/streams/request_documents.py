@@ -77,7 +77,7 @@ _DROP = HELD_LUA + 'redis.call("DEL", unpack(KEYS)) release(ARGV[1])'
 
 @dataclass(frozen=True)
 class Assembly:
-    """What the assembler of one kind of generation needs. Each kind has a subclass."""
+    """The input of the assembler of one kind of generation. Each kind has a subclass."""
 
     @property
     def is_stored(self) -> bool:
@@ -90,7 +90,7 @@ AssemblyT = TypeVar("AssemblyT", bound=Assembly)
 
 @dataclass(frozen=True)
 class ToStore:
-    """What is stored of a chat completion beside its answer; messages as the client sent them."""
+    """The stored parts of a chat completion beside its answer; messages as the client sent them."""
 
     project_id: int
     metadata: dict[str, str] = field(default_factory=dict)
@@ -132,7 +132,7 @@ NOTHING = Opening()
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[AssemblyT]):
-    """What Redis has of a request. ``document`` is None when it has expired or Redis lost it.
+    """A request as Redis has it. ``document`` is None when it has expired or Redis lost it.
 
     ``sent`` are the frames of the web process that accepted the request, and of earlier attempts;
     ``texts`` are the shared texts of the log.

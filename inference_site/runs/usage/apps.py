@@ -21,7 +21,7 @@ class UsageConfig(AppConfig):
 
 
 def _on_budget_saved(instance: Any, raw: bool = False, **_: Any) -> None:
-    from inference_site.runs.usage.reconciliation import count_spends
+    from inference_site.runs.usage.accounting import count_spends
 
     if not raw:
         count_spends(instance.pk)

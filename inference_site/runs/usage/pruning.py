@@ -16,7 +16,7 @@ from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
-from inference_site.core.site_settings.current import usage_log_days
+from inference_site.core.site_settings.models import usage_log_days
 from inference_site.core.storage.postgresql import delete_older
 from inference_site.runs.kinds import retentions
 from inference_site.runs.models import Generation

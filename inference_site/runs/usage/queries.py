@@ -143,7 +143,7 @@ Histograms = dict[str, dict[dt.datetime, Counter[int]]]
 
 
 def histograms(span: Span) -> Histograms:
-    """Return the histograms of all measures with one query, for ``histograms.percentile``."""
+    """Return the histograms of all measures with one query, for ``percentile``."""
     if span.api_keys is None:  # Then read the stored sums over all keys, or over all projects.
         every = [LatencyHistogram.EVERY]
         projects = every if span.projects is None else span.projects

@@ -11,13 +11,11 @@ import pytest
 from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.core.domain.errors import EngineLoadError
-from inference_site.core.domain.messages import Message
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import GenerationRequest, Sampling
+from inference_site.core.domain.request import GenerationRequest, Message, Sampling
 from tests.sinks import RecordingSink
 from tests.tiny_weights import write_adapter
-from worker.engines.base import Engine
-from worker.engines.registry import load_engine
+from worker.engines.base import Engine, load_engine
 
 SPEC = ModelSpec(
     "demo",

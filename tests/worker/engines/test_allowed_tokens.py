@@ -12,13 +12,17 @@ import pytest
 from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.core.domain.deltas import TextDelta, TokensDelta
 from inference_site.core.domain.errors import InvalidRequest
-from inference_site.core.domain.messages import Message
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import Constraint, GenerationRequest, Sampling, Tool
+from inference_site.core.domain.request import (
+    Constraint,
+    GenerationRequest,
+    Message,
+    Sampling,
+    Tool,
+)
 from tests.sinks import RecordingSink
 from tests.worker.engines.llama_payloads import payloads
-from worker.engines.base import Engine
-from worker.engines.registry import load_engine
+from worker.engines.base import Engine, load_engine
 
 SPEC = ModelSpec("demo", "llama_cpp", DEMO_FILE, slots=2, context_length=512)
 STORY = (Message("user", "Tell me a story."),)

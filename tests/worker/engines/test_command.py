@@ -13,9 +13,8 @@ import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.core.domain.errors import EngineUnavailable
-from inference_site.core.domain.messages import Message
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import GenerationRequest, Message
 from tests.sinks import RecordingSink
 from tests.waiting import wait_until
 from worker.engines.command import load

@@ -18,18 +18,20 @@ from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.core.domain.deltas import Finish, ReasoningDelta, TextDelta, ToolCallDelta
 from inference_site.core.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
-from inference_site.core.domain.messages import Message
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import Constraint, GenerationRequest, Sampling, Tool
+from inference_site.core.domain.request import (
+    Constraint,
+    GenerationRequest,
+    Message,
+    Sampling,
+    Tool,
+)
 from tests.sinks import RecordingSink
 from tests.tiny_ggml import CONTEXT, write_ggml
-from worker.engines.base import Engine
-from worker.engines.ctransformers.contexts import common_prefix
-from worker.engines.ctransformers.engine import open_model
-from worker.engines.ctransformers.run import AnswerText
+from worker.engines.base import Engine, load_engine
+from worker.engines.ctransformers.engine import AnswerText, common_prefix, open_model
 from worker.engines.ctransformers.sampler import Sampler, dry_penalties, log_probabilities
 from worker.engines.ctransformers.vocabulary import Vocabulary
-from worker.engines.registry import load_engine
 
 pytestmark = pytest.mark.slow  # It generates with weights.
 

@@ -20,14 +20,12 @@ from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.engines.registry import ENGINES
 from inference_site.core.domain.deltas import Finish, TextDelta, Usage
 from inference_site.core.domain.errors import ContextLengthExceeded, InvalidRequest
-from inference_site.core.domain.messages import Message
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import GenerationRequest, Sampling
+from inference_site.core.domain.request import GenerationRequest, Message, Sampling
 from tests.sinks import RecordingSink
 from tests.upstream_server import llama_server
 from tests.waiting import wait_until
-from worker.engines.base import Engine
-from worker.engines.registry import load_engine
+from worker.engines.base import Engine, load_engine
 
 pytestmark = pytest.mark.slow  # It generates with weights.
 

@@ -21,11 +21,10 @@ from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import Constraint, GenerationRequest, Sampling
 from tests.sinks import RecordingSink
 from tests.tiny_ggml import ARCHITECTURES, CONTEXT, write_ggml
-from worker.engines.base import Engine
+from worker.engines.base import Engine, load_engine
 from worker.engines.ctransformers.engine import open_model
 from worker.engines.ctransformers.files import read_ggml
 from worker.engines.ctransformers.vocabulary import own_tokenizer
-from worker.engines.registry import load_engine
 
 pytestmark = pytest.mark.slow  # It generates with weights.
 

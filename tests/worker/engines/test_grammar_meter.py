@@ -16,7 +16,7 @@ from inference_site.core.domain.deltas import (
 from inference_site.core.domain.errors import GenerationFailed, InvalidRequest
 from inference_site.core.domain.request import Constraint
 from tests.sinks import RecordingSink
-from worker.engines.llama_cpp.grammar_meter import GrammarMeter, measured
+from worker.engines.llama_cpp.constraints import GrammarMeter, measured
 
 AMBIGUOUS = "root ::= w w w\nw ::= [^\\x00] | [^\\x00] w | [^\\x00] w w | [^\\x00] w w w"
 

@@ -22,19 +22,23 @@ from inference_site.core.domain.deltas import (
     TokensDelta,
 )
 from inference_site.core.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
-from inference_site.core.domain.messages import Message
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import Constraint, GenerationRequest, Sampling, Tool
+from inference_site.core.domain.request import (
+    Constraint,
+    GenerationRequest,
+    Message,
+    Sampling,
+    Tool,
+)
 from inference_site.core.host import free_port
 from tests.sinks import RecordingSink
 from tests.tiny_weights import write_model
 from worker.engines import own_server
-from worker.engines.base import Engine
+from worker.engines.base import Engine, load_engine
 from worker.engines.llama_cpp.chat import TemplateTrial
-from worker.engines.llama_cpp.launch import checked
+from worker.engines.llama_cpp.engine import checked
 from worker.engines.openai_upstream.client import Upstream
 from worker.engines.own_server import server_settings
-from worker.engines.registry import load_engine
 from worker.model_servers import llama_server
 from worker.model_servers.llama_server import arguments, parameters
 

@@ -8,9 +8,8 @@ import orjson
 import pytest
 
 from inference_site.core.domain.errors import InvalidRequest
-from inference_site.core.domain.messages import Message
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import Constraint, GenerationRequest, Tool
+from inference_site.core.domain.request import Constraint, GenerationRequest, Message, Tool
 from tests.worker.engines.llama_payloads import chat_payload
 
 SPEC = ModelSpec("m", "llama_cpp")

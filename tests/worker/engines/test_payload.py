@@ -11,12 +11,12 @@ import pytest
 from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.engines.llama_cpp import capabilities, marks
 from inference_site.core.domain.errors import InvalidRequest
-from inference_site.core.domain.messages import Message
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import (
     Constraint,
     ConstraintKind,
     GenerationRequest,
+    Message,
 )
 from tests.worker.engines.llama_payloads import payloads
 

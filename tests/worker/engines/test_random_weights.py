@@ -10,20 +10,19 @@ from typing import Any
 import pytest
 
 from inference_site.core.domain.deltas import ToolCallDelta
-from inference_site.core.domain.messages import Message
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import (
     Constraint,
     ConstraintKind,
     GenerationRequest,
+    Message,
     Sampling,
     Tool,
     custom_tool,
 )
 from tests.sinks import RecordingSink
 from tests.tiny_weights import write_model
-from worker.engines.base import Engine
-from worker.engines.registry import load_engine
+from worker.engines.base import Engine, load_engine
 from worker.runtime.tool_calls import CustomCalls
 
 pytestmark = pytest.mark.slow  # It generates with weights.

@@ -16,9 +16,8 @@ from inference_site.core.domain.deltas import (
     Usage,
 )
 from inference_site.core.domain.errors import GenerationFailed, InvalidRequest
-from inference_site.core.domain.messages import Message
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import GenerationRequest, Message
 from tests.sinks import RecordingSink
 from worker.engines.scripted import load
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engines.stop_texts import StopTexts
+from worker.engines.texts import StopTexts
 
 
 def read(pieces: list[str], stops: list[str]) -> tuple[str, str | None]:

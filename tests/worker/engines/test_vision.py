@@ -12,15 +12,21 @@ from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.models_file import read_models_file
 from inference_site.core.domain.deltas import TextDelta
 from inference_site.core.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
-from inference_site.core.domain.messages import AudioPart, ImagePart, Message, Part, TextPart
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import GenerationRequest, Sampling
+from inference_site.core.domain.request import (
+    AudioPart,
+    GenerationRequest,
+    ImagePart,
+    Message,
+    Part,
+    Sampling,
+    TextPart,
+)
 from tests.images import PARAM, data_url, encoded
 from tests.sinks import RecordingSink
 from tests.tiny_vision import IMAGE_TOKENS, write_projector
 from tests.worker.engines.llama_payloads import chat_payload
-from worker.engines.base import Engine
-from worker.engines.registry import load_engine
+from worker.engines.base import Engine, load_engine
 from worker.media import resolve_media
 
 EMBEDDING_LENGTH = 192  # Of the demo model.

@@ -11,8 +11,13 @@ import pytest
 from PIL import Image
 from pytest_django.fixtures import Settings
 
-from inference_site.core.domain.messages import AudioPart, ImagePart, Message, TextPart
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import (
+    AudioPart,
+    GenerationRequest,
+    ImagePart,
+    Message,
+    TextPart,
+)
 from tests.image_server import ImageServer
 from tests.images import JPEG, PNG, data_url, encoded, refusal, request_of, resolved
 from worker import media

@@ -9,9 +9,8 @@ import pytest
 
 from inference_site.accounts.models import ApiKey
 from inference_site.core.domain.deltas import Finish, Usage
-from inference_site.core.domain.messages import ImagePart, TextPart
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import GenerationRequest, ImagePart, TextPart
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.streams.request_documents import save_document
 from tests.generations.rows import chat_document, create_generation

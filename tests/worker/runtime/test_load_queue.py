@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from inference_site.core.domain.device import Device
 from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.host import Device
 from inference_site.core.storage.redis import site_client
 from inference_site.runs.queue import new_id
 from tests.waiting import wait_until

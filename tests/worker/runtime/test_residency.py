@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
-from inference_site.core.domain.device import Device
 from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.host import Device
 from worker.engines import own_server
 from worker.engines.own_server import Taken, server_settings
 from worker.runtime import residency

@@ -42,9 +42,8 @@ from inference_site.runs.streams.request_documents import save_document
 from tests.generations.rows import chat_document, create_generation
 from tests.waiting import wait_until
 from worker import tasks
-from worker.engines.base import Engine
-from worker.engines.registry import load_engine
-from worker.runtime import host, runs, served_model
+from worker.engines.base import Engine, load_engine
+from worker.runtime import loading, runs, served_model
 from worker.runtime.runtime import Runtime
 
 Key = tuple[ApiKey, str]
@@ -313,9 +312,9 @@ def test_a_load_tells_how_much_of_its_file_is_read(
 ) -> None:
     file = tmp_path / "weights"
     file.write_bytes(bytes(1000))
-    monkeypatch.setattr(host, "_CHUNK_BYTES", 250)
-    assert list(host.read_ahead(file)) == [0.25, 0.5, 0.75, 1.0]
-    assert list(host.read_ahead(tmp_path / "absent")) == []
+    monkeypatch.setattr(loading, "_CHUNK_BYTES", 250)
+    assert list(loading.read_ahead(file)) == [0.25, 0.5, 0.75, 1.0]
+    assert list(loading.read_ahead(tmp_path / "absent")) == []
 
 
 def test_a_worker_tells_its_host_its_memory_and_what_runs_its_models(runtime: Runtime) -> None:

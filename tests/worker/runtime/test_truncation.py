@@ -10,13 +10,18 @@ from hypothesis import strategies as st
 
 from inference_site.core.domain.deltas import Finish, Usage
 from inference_site.core.domain.errors import ContextLengthExceeded, InvalidRequest
-from inference_site.core.domain.messages import ImagePart, Message, TextPart, ToolCall
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import (
+    GenerationRequest,
+    ImagePart,
+    Message,
+    TextPart,
+    ToolCall,
+)
 from tests.sinks import RecordingSink
 from worker.engines.base import Engine, Sink
+from worker.engines.context_length import start_truncating
 from worker.engines.scripted import ScriptedEngine
-from worker.runtime.truncation import start_truncating
 
 
 class CountingEngine(ScriptedEngine):

@@ -32,7 +32,8 @@ from inference_site.core.domain.errors import ContextLengthExceeded, InvalidRequ
 from inference_site.core.domain.request import GenerationRequest
 from worker.engines.base import Engine, Sink
 from worker.engines.chat.configuration import ChatConfiguration
-from worker.engines.chat.parser import OutputParser, ends_in_reasoning
+from worker.engines.chat.parser.formats import ends_in_reasoning
+from worker.engines.chat.parser.parser import OutputParser
 from worker.engines.chat.template import without_bos
 from worker.engines.chat.tools import forced_constraint, forced_reader, with_tools_in_text
 
@@ -125,7 +126,7 @@ class ChatAdapter(Engine):
 
     @property
     def fault(self) -> str:
-        """That of the engine (see ``Engine.fault``)."""
+        """The engine's fault (see ``Engine.fault``)."""
         return self._engine.fault
 
     def watch(self, on_change: Callable[[], None]) -> None:

@@ -10,13 +10,14 @@ from inference_site.catalogue.engines.options import ChatOptions, TemplateOption
 from inference_site.core.domain.errors import EngineLoadError, InvalidRequest
 from inference_site.core.domain.model_spec import ModelSpec
 from worker.engines.chat.families import FAMILIES, Family
-from worker.engines.chat.parser import HARMONY, TOOL_FORMATS, Reasoning, Syntax, syntax_of
+from worker.engines.chat.parser.formats import HARMONY, TOOL_FORMATS, syntax_of
+from worker.engines.chat.parser.output import Reasoning, Syntax
 from worker.engines.chat.template import ChatTemplate
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a model file contains for chats.
+    """The template and the tokens of a model file that chats need.
 
     ``chat_template`` is its template, if any. ``bos`` and ``eos`` are the texts of these tokens;
     ``adds_bos``: the tokenizer begins every prompt with the first. ``special_tokens`` are others by

@@ -12,8 +12,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from inference_site.core.domain.errors import InvalidRequest
-from inference_site.core.domain.messages import AudioPart, ImagePart, Message, Part, TextPart
-from inference_site.core.domain.request import GenerationRequest, Tool
+from inference_site.core.domain.request import (
+    AudioPart,
+    GenerationRequest,
+    ImagePart,
+    Message,
+    Part,
+    TextPart,
+    Tool,
+)
 from worker.engines.limited_process import LOAD_PATIENCE_S, PATIENCE_S, LimitedProcess
 
 TOO_COMPLEX = "the template takes too much time or memory"

@@ -10,8 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 from inference_site.core.domain.deltas import ToolCallDelta
-from inference_site.core.domain.messages import Message, TextPart, ToolCall
-from inference_site.core.domain.request import Constraint, GenerationRequest, Tool
+from inference_site.core.domain.request import (
+    Constraint,
+    GenerationRequest,
+    Message,
+    TextPart,
+    Tool,
+    ToolCall,
+)
 
 Schema = dict[str, Any]
 _LISTS = {"allOf", "anyOf", "oneOf", "prefixItems"}
@@ -161,22 +167,19 @@ class ForcedCall:
         for position, character in enumerate(text):
             if self.is_complete:
                 return text[:position]
-            self._step(character)
+            if self._escaped:
+                self._escaped = False
+            elif self._in_string:
+                self._escaped = character == "\\"
+                self._in_string = character != '"'
+            elif character == '"':
+                self._in_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                self.is_complete = self._depth == 0
         return text
-
-    def _step(self, character: str) -> None:
-        if self._escaped:
-            self._escaped = False
-        elif self._in_string:
-            self._escaped = character == "\\"
-            self._in_string = character != '"'
-        elif character == '"':
-            self._in_string = True
-        elif character in "{[":
-            self._depth += 1
-        elif character in "}]":
-            self._depth -= 1
-            self.is_complete = self._depth == 0
 
 
 class ForcedText:

@@ -1,4 +1,4 @@
-"""The ctransformers engine, for models of the GGML era; only the engine registry imports it."""
+"""The ctransformers engine, for models of the GGML era; only ``load_engine`` imports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The llama.cpp engine, through ``xllamacpp``; only the engine registry imports it."""
+"""The llama.cpp engine, through ``xllamacpp``; only ``load_engine`` imports it."""
 
 from worker.engines.llama_cpp.engine import load
 

@@ -14,9 +14,8 @@ from inference_site.catalogue.engines.llama_cpp import LlamaCppOptions
 from inference_site.catalogue.engines.options import PARSING_OPTIONS, ChatOptions
 from inference_site.catalogue.gguf_files import metadata
 from inference_site.core.domain.errors import EngineLoadError, InvalidRequest
-from inference_site.core.domain.messages import TextPart
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import GenerationRequest, TextPart
 from worker.engines.base import Engine, Sink
 from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import (

@@ -14,9 +14,14 @@ import orjson
 
 from inference_site.catalogue.engines.llama_cpp import FillInMarks, marks, modalities
 from inference_site.core.domain.errors import EngineUnavailable, InvalidRequest
-from inference_site.core.domain.messages import AudioPart, ImagePart
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import Constraint, GenerationRequest, objects_in
+from inference_site.core.domain.request import (
+    AudioPart,
+    Constraint,
+    GenerationRequest,
+    ImagePart,
+    objects_in,
+)
 from worker.engines.chat.families import FAMILIES
 from worker.engines.chat.template import wire_tool
 from worker.engines.chat.tools import call_schema, plain_schema

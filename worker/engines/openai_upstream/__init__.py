@@ -1,4 +1,4 @@
-"""The engine that asks an OpenAI-compatible server; only the engine registry imports it."""
+"""The engine that asks an OpenAI-compatible server; only ``load_engine`` imports it."""
 
 from worker.engines.openai_upstream.engine import load
 

@@ -21,7 +21,7 @@ from inference_site.core.domain.deltas import (
 from inference_site.core.domain.errors import GenerationFailed
 from inference_site.core.domain.request import GenerationRequest
 from worker.engines.chat.tools import forced_reader, new_call_id
-from worker.engines.stop_texts import StopTexts
+from worker.engines.texts import StopTexts
 
 _FAILURES = ("abort", "error")
 _LIMITS = ("length", "max_tokens", "model_length")

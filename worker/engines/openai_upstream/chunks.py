@@ -20,8 +20,7 @@ from inference_site.core.domain.deltas import (
     Usage,
 )
 from inference_site.core.domain.errors import ConnectionLost, EngineError, GenerationFailed
-from inference_site.core.domain.messages import TextPart
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import GenerationRequest, TextPart
 from worker.engines.base import Sink
 from worker.engines.openai_upstream.choices import ChoiceReader
 from worker.engines.openai_upstream.errors import ErrorReader

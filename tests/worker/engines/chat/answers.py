@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from inference_site.core.domain.deltas import Delta, ReasoningDelta, TextDelta, ToolCallDelta
 from inference_site.core.domain.request import Tool
-from worker.engines.chat.parser import OutputParser, Reasoning, Syntax
 from worker.engines.chat.parser.formats import TOOL_FORMATS
+from worker.engines.chat.parser.output import Reasoning, Syntax
+from worker.engines.chat.parser.parser import OutputParser
 
 TOOLS = (
     Tool("f", None, {"properties": {"a": {"type": "string"}, "n": {"type": "integer"}}}),

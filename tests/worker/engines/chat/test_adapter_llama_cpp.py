@@ -13,15 +13,13 @@ from inference_site.catalogue.engines.llama_cpp import capabilities
 from inference_site.catalogue.engines.options import ChatOptions
 from inference_site.core.domain.deltas import Finish, PromptDelta, Usage
 from inference_site.core.domain.errors import ContextLengthExceeded
-from inference_site.core.domain.messages import Message, ToolCall
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import GenerationRequest, Sampling, Tool
+from inference_site.core.domain.request import GenerationRequest, Message, Sampling, Tool, ToolCall
 from tests.sinks import RecordingSink
 from tests.worker.engines.chat.answers import Answer, add_up
-from worker.engines.base import Engine
+from worker.engines.base import Engine, load_engine
 from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import Vocabulary, configure_chat
-from worker.engines.registry import load_engine
 
 SPEC = ModelSpec("m", "llama_cpp", DEMO_FILE, slots=2, context_length=1024)
 WEATHER = Tool(

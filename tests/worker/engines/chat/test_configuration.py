@@ -10,11 +10,11 @@ import pytest
 from inference_site.catalogue.engines.options import ChatOptions
 from inference_site.catalogue.models_file import read_models_file
 from inference_site.core.domain.errors import EngineLoadError
-from inference_site.core.domain.messages import Message
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import GenerationRequest, Message
 from worker.engines.chat.configuration import ChatConfiguration, Vocabulary, configure_chat
-from worker.engines.chat.parser import TOOL_FORMATS, Reasoning
+from worker.engines.chat.parser.formats import TOOL_FORMATS
+from worker.engines.chat.parser.output import Reasoning
 
 ASK = GenerationRequest("m", (Message("user", "Hi"),))
 

@@ -6,7 +6,9 @@ import pytest
 
 from inference_site.core.domain.deltas import TextDelta, TokenLogprob
 from tests.worker.engines.chat.answers import SYNTAXES, THINK, TOOLS, Answer, parse
-from worker.engines.chat.parser import OutputParser, Reasoning, Syntax, ends_in_reasoning
+from worker.engines.chat.parser.formats import ends_in_reasoning
+from worker.engines.chat.parser.output import Reasoning, Syntax
+from worker.engines.chat.parser.parser import OutputParser
 
 CALL = '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.worker.engines.chat.answers import SYNTAXES, TOOLS, parse
 from tests.worker.engines.chat.test_tool_formats import TWO_CALLS
-from worker.engines.chat.parser import OutputParser, Reasoning, Syntax
 from worker.engines.chat.parser.formats import TOOL_FORMATS
-from worker.engines.chat.parser.parser import HARMONY_TAGS
+from worker.engines.chat.parser.output import Reasoning, Syntax
+from worker.engines.chat.parser.parser import HARMONY_TAGS, OutputParser
 
 EXAMPLES = settings().max_examples
 

@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from inference_site.core.domain.errors import InvalidRequest
-from inference_site.core.domain.messages import Message, TextPart, ToolCall
-from inference_site.core.domain.request import GenerationRequest, Tool
+from inference_site.core.domain.request import GenerationRequest, Message, TextPart, Tool, ToolCall
 from worker.engines.chat.families import FAMILIES
 from worker.engines.chat.template import ChatTemplate, stop_texts_of, without_bos
 

@@ -9,8 +9,8 @@ import pytest
 
 from inference_site.core.domain.deltas import ToolCallDelta
 from tests.worker.engines.chat.answers import SYNTAXES, TOOLS, Answer, parse
-from worker.engines.chat.parser import OutputParser, syntax_of
-from worker.engines.chat.parser.formats import to_json
+from worker.engines.chat.parser.formats import syntax_of, to_json
+from worker.engines.chat.parser.parser import OutputParser
 
 DEEPSEEK = (
     '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": "b"}\n```'

@@ -10,8 +10,7 @@ import pytest
 
 from inference_site.core.domain.model_spec import ModelSpec
 from tests.upstream_server import UpstreamServer
-from worker.engines.base import Engine
-from worker.engines.registry import load_engine
+from worker.engines.base import Engine, load_engine
 
 Load = Callable[..., Engine]
 

@@ -23,15 +23,13 @@ from inference_site.core.domain.errors import (
     InvalidRequest,
     RateLimited,
 )
-from inference_site.core.domain.messages import Message
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import GenerationRequest, Message
 from tests.ports import free_port
 from tests.sinks import RecordingSink
 from tests.upstream_server import Answer, Talk, UpstreamServer, streamed, text
 from tests.waiting import wait_until
-from worker.engines.base import Engine
-from worker.engines.registry import load_engine
+from worker.engines.base import Engine, load_engine
 
 HELLO = GenerationRequest("m", (Message("user", "Hello"),))
 DEAD = "http://127.0.0.1:9/v1"

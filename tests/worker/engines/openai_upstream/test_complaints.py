@@ -19,8 +19,7 @@ from inference_site.core.domain.errors import (
     InvalidRequest,
     RateLimited,
 )
-from inference_site.core.domain.messages import Message
-from inference_site.core.domain.request import Constraint, GenerationRequest
+from inference_site.core.domain.request import Constraint, GenerationRequest, Message
 from inference_site.core.errors.exceptions import api_error
 from tests.sinks import RecordingSink
 from tests.upstream_server import UpstreamServer, chunks, text

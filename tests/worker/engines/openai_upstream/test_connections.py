@@ -21,8 +21,7 @@ from inference_site.core.domain.errors import (
     GenerationFailed,
     ModelServerUnreachable,
 )
-from inference_site.core.domain.messages import Message
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import GenerationRequest, Message
 from tests.certificates import write_certificate
 from tests.ports import free_port
 from tests.served_stack import ROOT

@@ -10,14 +10,13 @@ import pytest
 from inference_site.catalogue.engines.registry import ENGINES, model_capabilities
 from inference_site.catalogue.models_file import read_models_file
 from inference_site.core.domain.errors import EngineLoadError
-from inference_site.core.domain.messages import Message
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import GenerationRequest, Message
 from tests.sinks import RecordingSink
 from tests.upstream_server import Talk, UpstreamServer
 from tests.worker.engines.openai_upstream.conftest import Load
+from worker.engines.base import load_engine
 from worker.engines.openai_upstream.server import server_of
-from worker.engines.registry import load_engine
 
 HELLO = GenerationRequest("m", (Message("user", "Hello"),))
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from inference_site.core.domain.deltas import Finish, ReasoningDelta, TextDelta, Usage
 from inference_site.core.domain.errors import GenerationFailed
-from inference_site.core.domain.messages import Message
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import GenerationRequest, Message
 from tests.sinks import RecordingSink
 from tests.upstream_server import UpstreamServer, chunks, delta, finish, text, usage
 from tests.worker.engines.openai_upstream.conftest import Load

@@ -10,8 +10,17 @@ import pytest
 
 from inference_site.core.domain.deltas import TextDelta
 from inference_site.core.domain.errors import InvalidRequest
-from inference_site.core.domain.messages import AudioPart, ImagePart, Message, TextPart, ToolCall
-from inference_site.core.domain.request import Constraint, GenerationRequest, Sampling, Tool
+from inference_site.core.domain.request import (
+    AudioPart,
+    Constraint,
+    GenerationRequest,
+    ImagePart,
+    Message,
+    Sampling,
+    TextPart,
+    Tool,
+    ToolCall,
+)
 from tests.sinks import RecordingSink
 from tests.upstream_server import UpstreamServer, chunks, delta, finish, text, usage
 from tests.worker.engines.openai_upstream.conftest import Load

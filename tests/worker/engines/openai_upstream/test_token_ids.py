@@ -8,8 +8,7 @@ import pytest
 
 from inference_site.core.domain.deltas import AnswerTokens, PromptTokens, RankedLogprob, TextDelta
 from inference_site.core.domain.errors import GenerationFailed
-from inference_site.core.domain.messages import Message
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import GenerationRequest, Message
 from tests.sinks import RecordingSink
 from tests.upstream_server import Talk, UpstreamServer, chunks, finish, text, usage
 from tests.worker.engines.openai_upstream.conftest import Load

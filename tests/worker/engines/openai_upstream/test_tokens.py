@@ -18,8 +18,7 @@ from inference_site.core.domain.deltas import (
     TokensDelta,
 )
 from inference_site.core.domain.errors import GenerationFailed, InvalidRequest
-from inference_site.core.domain.messages import ImagePart, Message
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import GenerationRequest, ImagePart, Message
 from tests.sinks import RecordingSink
 from tests.upstream_server import Talk, UpstreamServer
 from tests.worker.engines.openai_upstream.conftest import Load

@@ -78,14 +78,11 @@ def _head(source: Source, at: int) -> Reading[re.Match[str] | None]:
     while True:
         found = _HEAD.match(source.text, at)
         text = source.text[at : at + _MAX_HEAD]
-        if found or source.has_ended or len(text) == _MAX_HEAD or not _may_be_head(text):
+        # Text that cannot become a function's name, such as JSON, is not held back.
+        may_be_head = len(text) < _MAX_HEAD and re.fullmatch(r"[\w.\s]*", text)
+        if found or source.has_ended or not may_be_head:
             return found
         yield
-
-
-def _may_be_head(text: str) -> bool:
-    """Whether the text may be a function's name; an answer in JSON is not held back."""
-    return re.fullmatch(r"[\w.\s]*", text) is not None
 
 
 def _end(source: Source, begin: int) -> Reading[int | None]:
@@ -130,7 +127,9 @@ def _piece(token: re.Match[str], depth: int) -> str | None:
         case "text":
             return json.dumps(_ESCAPE.sub(_unescaped, token["text"][1:-1]), ensure_ascii=False)
         case "number":
-            return _number(token["number"])
+            # JSON has digits on both sides of a point.
+            number = re.sub(r"\.(?!\d)", ".0", token["number"])
+            return re.sub(r"^(-?)\.", r"\g<1>0.", number)
         case "word" if depth == 0 and token.string[token.end() :].startswith("="):
             return json.dumps(token["word"])
         case "word":
@@ -139,12 +138,6 @@ def _piece(token: re.Match[str], depth: int) -> str | None:
             return ":" if depth == 0 else None
         case _:
             return _MARKS.get(token["mark"], token["mark"])
-
-
-def _number(text: str) -> str:
-    """Return a number as JSON writes it: with digits on both sides of a point."""
-    text = re.sub(r"\.(?!\d)", ".0", text)
-    return re.sub(r"^(-?)\.", r"\g<1>0.", text)
 
 
 def _unescaped(escape: re.Match[str]) -> str:
@@ -229,16 +222,12 @@ def _parameter(
     pieces: list[str] = []
     end = yield from source.copy_until(_VALUE_ENDS, pieces.append)
     if end is not None:
-        key, value = head[1], _value("".join(pieces), _schema(schemas, head[1]))
-        key = json.dumps(key, ensure_ascii=False)
+        properties = schemas.get("properties")
+        schema = properties.get(head[1]) if isinstance(properties, dict) else None
+        value = _value("".join(pieces), schema if isinstance(schema, dict) else {})
+        key = json.dumps(head[1], ensure_ascii=False)
         output.arguments(f"{'{' if is_first else ', '}{key}: {value}")
     return end
-
-
-def _schema(schemas: dict[str, Any], key: str) -> dict[str, Any]:
-    properties = schemas.get("properties")
-    schema = properties.get(key) if isinstance(properties, dict) else None
-    return schema if isinstance(schema, dict) else {}
 
 
 def _value(text: str, schema: dict[str, Any]) -> str:

@@ -94,7 +94,10 @@ class _ObjectCall:
         self._is_sent = False
 
     def read(self) -> Reading[bool]:
-        at = yield from self._opened()
+        at = yield from self._source.after_spaces(0)
+        if (yield from self._source.character(at)) != "{":
+            return False
+        at += 1
         while at >= 0:
             at = yield from self._source.after_spaces(at)
             if (yield from self._source.character(at)) == "}":
@@ -109,12 +112,11 @@ class _ObjectCall:
             at = at + 1 if separator == "," else -1
         return self._is_sent
 
-    def _opened(self) -> Reading[int]:
-        at = yield from self._source.after_spaces(0)
-        return at + 1 if (yield from self._source.character(at)) == "{" else -1
-
     def _member(self, at: int) -> Reading[int]:
-        """Scan a key and its value; return the offset after them, -1 if this is no call."""
+        """Scan a key and its value, or send the value if it is the arguments of a known name.
+
+        Return the offset after them, -1 if this is no call or the arguments are incomplete.
+        """
         end = yield from self._value_end(at)
         key = _string(self._source.text[at:end]) if end > at else None
         if key is None or (self._names is not None and key not in _KNOWN):
@@ -125,7 +127,12 @@ class _ObjectCall:
         at = yield from self._source.after_spaces(at + 1)
         first = yield from self._source.character(at)
         if key in _ARGUMENTS and self._name is not None and first == "{" and not self._is_sent:
-            return (yield from self._stream(at))
+            self._begin()
+            self._source.take(at)
+            if not (yield from stream_object(self._source, self._output)):
+                return -1
+            self._output.end_call()
+            return 0
         end = yield from self._value_end(at)
         if end <= at or not self._note(key, self._source.text[at:end]):
             return -1
@@ -142,15 +149,6 @@ class _ObjectCall:
         elif key in _ARGUMENTS:
             self._arguments = value
         return True
-
-    def _stream(self, at: int) -> Reading[int]:
-        """Stream the arguments; return the offset after them, -1 if they are incomplete."""
-        self._begin()
-        self._source.take(at)
-        if not (yield from stream_object(self._source, self._output)):
-            return -1
-        self._output.end_call()
-        return 0
 
     def _begin(self) -> None:
         self._is_sent = True
@@ -269,7 +267,8 @@ def _read_mistral(
 
 def _array(source: Source, output: Output, at: int) -> Reading[bool]:
     """Read the calls of an array after its bracket, which ends at this offset."""
-    if not (yield from _is_object(source, at)):
+    first = yield from source.after_spaces(at)
+    if (yield from source.character(first)) != "{":
         return False
     bracket = source.take(at)
     is_call = False
@@ -284,11 +283,6 @@ def _array(source: Source, output: Output, at: int) -> Reading[bool]:
     if not is_call:
         output.text(bracket)
     return is_call
-
-
-def _is_object(source: Source, at: int) -> Reading[bool]:
-    at = yield from source.after_spaces(at)
-    return (yield from source.character(at)) == "{"
 
 
 MISTRAL = ToolFormat(

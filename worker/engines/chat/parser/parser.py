@@ -140,7 +140,10 @@ class _Tagged:
             marker = yield from self._until_marker(is_first)
             if marker is None:
                 return
-            yield from self._follow(marker)
+            if self._reasoning and marker == self._reasoning.start:
+                yield from self._reason()
+            elif marker in self._starts and (yield from self._calls(marker)):
+                yield from self._source.spaces()
             is_first = False
 
     def _until_marker(self, is_first: bool) -> Reading[str | None]:
@@ -162,13 +165,6 @@ class _Tagged:
         if (yield from self._source.character(0)) != self._format.bare_start:
             return False
         return (yield from self._format.read(self._source, self._output, self._tools, ""))
-
-    def _follow(self, marker: str) -> Reading[None]:
-        """Read the reasoning or the calls after a marker."""
-        if self._reasoning and marker == self._reasoning.start:
-            yield from self._reason()
-        elif marker in self._starts and (yield from self._calls(marker)):
-            yield from self._source.spaces()
 
     def _calls(self, start: str) -> Reading[bool]:
         if self._format is None:
@@ -283,15 +279,10 @@ def read_named(
 def _switch(source: Source, output: Output) -> Reading[None]:
     """Read the name of a channel; a mark without a name is text."""
     found = yield from source.match(_NAME, 65)
-    name = found[1] if found else _last_name(source)
-    if not name:
+    name = found[1] if found else source.text  # The name may end the text.
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
         (output.reasoning if output.in_reasoning else output.text)(CHANNEL)
         return
     source.take(len(name))
     output.in_reasoning = name.lower() in REASONING_CHANNELS
     yield from source.spaces()
-
-
-def _last_name(source: Source) -> str:
-    """Return the name that ends the text, if nothing else follows."""
-    return source.text if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", source.text) else ""

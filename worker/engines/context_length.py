@@ -1,7 +1,12 @@
-"""Truncation: a conversation that exceeds the context loses its oldest turns.
+"""Texts and conversations that are too long for the context: refused early, or truncated.
 
-The number of tokens of a prompt is known only after the engine has refused it. So the turns to drop
-are estimated from the lengths of their texts, and the engine is asked again.
+A library tokenizes a text in one call that cannot be cancelled, and that may take the square of the
+text's length: llama.cpp's SentencePiece tokenizer copies all previous tokens for each character
+that its vocabulary lacks. So the text is tokenized in pieces first; a cut splits a few tokens only.
+
+Truncation drops the oldest turns of a conversation. The number of tokens of a prompt is known only
+after the engine has refused it. So the turns to drop are estimated from the lengths of their texts,
+and the engine is asked again.
 """
 
 from __future__ import annotations
@@ -11,12 +16,52 @@ from dataclasses import replace
 from functools import partial
 
 from inference_site.core.domain.errors import ContextLengthExceeded
-from inference_site.core.domain.messages import Message, TextPart, drop_oldest_turns
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import (
+    GenerationRequest,
+    Message,
+    TextPart,
+    drop_oldest_turns,
+)
 from worker.engines.base import Engine, Sink
 
+PIECE = 8_192
+"""Characters of one piece; the library tokenizes a piece in ten milliseconds at most."""
+_SPLIT_TOKENS = 64
+"""Upper bound on the additional tokens of a piece because the cuts split tokens."""
+TOKENIZE_LIMIT = 65_536
+"""Tokens of a text that is only tokenized, even where the context is shorter. The web process
+accepts texts of this length for every model."""
 _MEDIA_CHARACTERS = 2_000
 """Counted for an image or a sound: it has about as many tokens as a text of this length."""
+
+
+def is_short_enough(
+    text: str,
+    limit: int,
+    context_length: int,
+    count: Callable[[str], int],
+    sink: Sink,
+    param: str,
+) -> bool:
+    """Return True if the text has at most ``limit`` tokens, False if the sink is cancelled.
+
+    ``count`` returns the number of tokens of a piece. Raise ContextLengthExceeded, with an estimate
+    of the tokens, if there are more.
+    """
+    if sink.cancelled:
+        return False
+    if len(text) <= PIECE:
+        return True
+    tokens = 0
+    for start in range(0, len(text), PIECE):
+        if sink.cancelled:
+            return False
+        end = min(start + PIECE, len(text))
+        tokens += max(0, count(text[start:end]) - _SPLIT_TOKENS)
+        if tokens > limit:
+            estimate = tokens * len(text) // end
+            raise ContextLengthExceeded(context_length, estimate, param, is_estimated=True)
+    return not sink.cancelled
 
 
 def start_truncating(
