@@ -209,7 +209,9 @@ def test_a_client_that_leaves_during_a_write_is_noticed_at_once(run: Run) -> Non
         (await exchange.followed()).offer(Batch(0, [b"data: 0\n\n"]))
         await asyncio.wait_for(task, 10)  # Before the next ping.
 
-    assert run(scenario, client=LeavingClient()).hub.cancelled == ["g"]
+    exchange = run(scenario, client=LeavingClient())
+    assert exchange.hub.cancelled == ["g"]
+    assert exchange.client.writes == [b"data: 0\n\n"]  # And no ping.
 
 
 def test_a_server_that_gives_up_the_request_has_the_generation_cancelled(run: Run) -> None:
