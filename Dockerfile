@@ -60,7 +60,7 @@ ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     DATA_DIR=/data MODELS_DIR=/models LOG_FORMAT=json
 RUN groupadd --gid 10001 site \
     && useradd --uid 10001 --gid site --no-create-home --home-dir /data --shell /usr/sbin/nologin site \
-    && install -d -o site -g site /data /models
+    && install -d -o site -g site /data /models /files
 COPY --from=packages-web /venv /venv
 WORKDIR /app
 # Whatever umask the checkout was made with, the user of the image reads it.
@@ -89,7 +89,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* \
     && groupadd --gid 10001 site \
     && useradd --uid 10001 --gid site --no-create-home --home-dir /data --shell /usr/sbin/nologin site \
-    && install -d -o site -g site /data /models
+    && install -d -o site -g site /data /models /files
 COPY --from=packages-worker /venv /venv
 WORKDIR /app
 COPY --from=web /app /app
@@ -119,7 +119,7 @@ ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 RUN groupadd --gid 10001 site \
     && useradd --uid 10001 --gid site --no-create-home --home-dir /data --shell /usr/sbin/nologin site \
-    && install -d -o site -g site /data /models
+    && install -d -o site -g site /data /models /files
 COPY --from=packages-cuda /venv /venv
 WORKDIR /app
 COPY --from=web /app /app

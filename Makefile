@@ -116,10 +116,10 @@ SERVE := $(ENGINES) --extra embedded
 
 lock: .venv/.installed-dev
 	$(UV_COMPILE) $(SERVE) -o requirements.lock
-	$(UV_COMPILE) $(SERVE) --extra dev --extra otel -c requirements.lock -o requirements-dev.lock
+	$(UV_COMPILE) $(SERVE) --extra dev --extra otel --extra s3 -c requirements.lock -o requirements-dev.lock
 	$(UV_COMPILE) $(SERVE) --extra redis-source -c requirements.lock -o requirements-redis.lock
-	$(UV_COMPILE) $(ENGINES) --extra otel -c requirements-dev.lock -o requirements-worker.lock
-	$(UV_COMPILE) --extra otel -c requirements-worker.lock -o requirements-web.lock
+	$(UV_COMPILE) $(ENGINES) --extra otel --extra s3 -c requirements-dev.lock -o requirements-worker.lock
+	$(UV_COMPILE) --extra otel --extra s3 -c requirements-worker.lock -o requirements-web.lock
 
 # uv installs in seconds what takes pip a minute; where it does not run, pip does the same. A dot is two
 # seconds: the first run downloads some 200 MB.

@@ -24,6 +24,7 @@ from benchmarks.report import TITLES
 from benchmarks.run import run_load, warm_up
 from benchmarks.targets import TARGETS, ServedFile
 from inference_site.core.host import physical_cores
+from inference_site.ops.serve.real_model import link_file, packaged_file
 
 SMOLLM2 = ROOT / "var" / "models" / "smollm2.gguf"
 SLOTS, CONTEXT = 8, 8192
@@ -159,15 +160,30 @@ def table(rows: list[dict[str, str | int | float]]) -> str:
     return "\n".join(lines)
 
 
+def model_file(parser: argparse.ArgumentParser, given: Path | None) -> Path:
+    """Return the file that was given, else SmolLM2, linked from its package as ``serve`` does it.
+
+    End with a message if there is none.
+    """
+    file = SMOLLM2 if given is None else given
+    if given is None and not SMOLLM2.exists() and (packaged := packaged_file()) is not None:
+        link_file(packaged, SMOLLM2)
+    if not file.is_file():
+        how = "`make .venv/.real-model` installs it" if given is None else "it does not exist"
+        parser.error(f"no model {file}: {how}. Any other GGUF file may be given instead.")
+    return file
+
+
 def main() -> None:
     end_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", nargs="?", type=Path, default=SMOLLM2, help="a GGUF file")
+    parser.add_argument("file", nargs="?", type=Path, help="a GGUF file")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each target")
     parser.add_argument("--short", action="store_true", help="no long prompts")
     parser.add_argument("--no-litellm", dest="litellm", action="store_false")
     add_write_option(parser)
     options = parser.parse_args()
+    options.file = model_file(parser, options.file)
     served = partial(ServedFile, options.file.stem, options.file, SLOTS, context_length=CONTEXT)
     cells: list[Cell] = []
     for machine, cores in (("quiet", 0), ("one core taken", 1)):

@@ -17,6 +17,11 @@ class CompletionsConfig(AppConfig):
         "message.input_tokens",
         "rerank",
         "score",
+        "moderation",
+        "speech",
+        "speech.events",
+        "transcription",
+        "translation",
         "ollama",
         "ollama.embedding",
     )

@@ -8,6 +8,16 @@ from completions.anthropic.assembler import (
     MessageAssembly,
 )
 from completions.anthropic.assembler import failure as message_failure
+from completions.assemblers.audio import (
+    SPEECH,
+    SPEECH_EVENTS,
+    TRANSCRIPTION,
+    TRANSLATION,
+    AudioAssembly,
+    SpeechAssembler,
+    TranscriptAssembler,
+    speech_failure,
+)
 from completions.assemblers.chat import CHAT, ChatAssembler, ChatAssembly
 from completions.assemblers.completion import (
     COMPLETION,
@@ -16,6 +26,11 @@ from completions.assemblers.completion import (
     CompletionAssembly,
     InfillAssembler,
     InfillAssembly,
+)
+from completions.assemblers.moderation import (
+    MODERATION,
+    ModerationAssembler,
+    ModerationAssembly,
 )
 from completions.assemblers.ranking import (
     RERANK,
@@ -52,11 +67,16 @@ KINDS = {
     INFILL: GenerationKind(InfillAssembly, InfillAssembler, failure),
     INPUT_TOKENS: GenerationKind(Assembly, InputTokensAssembler, message_failure),
     MESSAGE: GenerationKind(MessageAssembly, MessageAssembler, message_failure),
-    OLLAMA: GenerationKind(OllamaAssembly, OllamaAssembler, ollama_failure, lines=True),
+    MODERATION: GenerationKind(ModerationAssembly, ModerationAssembler, failure),
+    OLLAMA: GenerationKind(OllamaAssembly, OllamaAssembler, ollama_failure, form="lines"),
     OLLAMA_EMBEDDING: GenerationKind(
         OllamaEmbeddingAssembly, OllamaEmbeddingAssembler, ollama_failure
     ),
     RERANK: GenerationKind(RankingAssembly, RerankAssembler, failure),
+    SPEECH: GenerationKind(AudioAssembly, SpeechAssembler, speech_failure, form="bytes"),
+    SPEECH_EVENTS: GenerationKind(AudioAssembly, TranscriptAssembler, failure),
+    TRANSCRIPTION: GenerationKind(AudioAssembly, TranscriptAssembler, failure),
+    TRANSLATION: GenerationKind(AudioAssembly, TranscriptAssembler, failure),
     SCORE: GenerationKind(RankingAssembly, ScoreAssembler, failure),
     TOKENS: GenerationKind(TokenAssembly, TokenAssembler, failure),
 }

@@ -3,6 +3,7 @@
 from django.urls import path
 
 from completions.anthropic.views import CountTokensView, MessagesView
+from completions.views.audio import SpeechView, TranscriptionsView, TranslationsView
 from completions.views.chat import (
     ChatCompletionsView,
     CompletionsView,
@@ -18,6 +19,7 @@ from completions.views.models import (
     ModelView,
     UnloadAdapterView,
 )
+from completions.views.moderation import ModerationsView
 from completions.views.ranking import RerankView, ScoreView
 from completions.views.tokens import (
     DetokenizeView,
@@ -28,6 +30,9 @@ from completions.views.tokens import (
 )
 
 urlpatterns = [
+    path("audio/speech", SpeechView.as_view()),
+    path("audio/transcriptions", TranscriptionsView.as_view()),
+    path("audio/translations", TranslationsView.as_view()),
     path("chat/completions", ChatCompletionsView.as_view()),
     path("chat/completions/<str:completion_id>", StoredCompletionView.as_view()),
     path("chat/completions/<str:completion_id>/messages", StoredMessagesView.as_view()),
@@ -43,6 +48,7 @@ urlpatterns = [
     path("models/unload", ModelUnloadView.as_view()),
     path("models/<path:model_id>/events", ModelEventsView.as_view()),
     path("models/<path:model_id>", ModelView.as_view()),
+    path("moderations", ModerationsView.as_view()),
     path("rerank", RerankView.as_view()),
     path("score", ScoreView.as_view()),
     path("tokenize", TokenizeView.as_view()),

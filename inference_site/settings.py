@@ -66,6 +66,7 @@ INSTALLED_APPS = [
     "inference_site",
     "inference_site.accounts",
     "inference_site.runs",
+    "inference_site.files",
     "inference_site.gateway.idempotency",
     "inference_site.runs.kept_content",
     "inference_site.catalogue.model_store",
@@ -391,6 +392,35 @@ DISCONNECT_GRACE_S = environment.number("DISCONNECT_GRACE_S", 0)
 WEB_THREADS = _threads
 
 DATA_UPLOAD_MAX_MEMORY_SIZE = MAX_BODY_BYTES
+FILE_UPLOAD_TEMP_DIR = environment.text("FILE_UPLOAD_TEMP_DIR") or None
+MAX_FILE_BYTES = environment.number("MAX_FILE_BYTES", 512 * 1024 * 1024, minimum=1)
+MAX_PART_BYTES = environment.number("MAX_PART_BYTES", 64 * 1024 * 1024, minimum=1)
+# The room in temporary files for all files that one web process is receiving.
+MAX_SPOOLED_BYTES = environment.number("MAX_SPOOLED_BYTES", 8 * MAX_FILE_BYTES, minimum=1)
+FILES_PER_PROJECT = environment.number("FILES_PER_PROJECT", 100_000, minimum=1)
+FILE_BYTES_PER_PROJECT = environment.number("FILE_BYTES_PER_PROJECT", 100 * 2**30, minimum=1)
+FILES_DIR = environment.text("FILES_DIR", str(DATA_DIR / "files"))
+FILES_BUCKET = environment.text("FILES_BUCKET")
+_folder_of_files = {
+    "BACKEND": "django.core.files.storage.FileSystemStorage",
+    "OPTIONS": {"location": FILES_DIR, "file_permissions_mode": 0o640},
+}
+BUCKET_OPTIONS = {
+    "bucket_name": FILES_BUCKET,
+    "endpoint_url": environment.text("FILES_BUCKET_ENDPOINT") or None,
+    "region_name": environment.text("FILES_BUCKET_REGION") or None,
+    # Without them those of the host: AWS_ACCESS_KEY_ID, an instance's role …
+    "access_key": environment.text("FILES_BUCKET_ACCESS_KEY") or None,
+    "secret_key": environment.text("FILES_BUCKET_SECRET_KEY") or None,
+    "file_overwrite": True,  # Names are never used again: it need not look.
+    "max_memory_size": 2 * 1024 * 1024,  # Beyond it, what is read goes to a temporary file.
+}
+_bucket_of_files = {"BACKEND": "storages.backends.s3.S3Storage", "OPTIONS": BUCKET_OPTIONS}
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
+    "files": _bucket_of_files if FILES_BUCKET else _folder_of_files,
+}
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [

@@ -9,6 +9,15 @@ from completions.views.models import AdaptersView
 from completions.views.ranking import RerankView
 from completions.views.tokens import DetokenizeView, TokenizerInfoView, TokenizeView
 from inference_site.gateway.api.documentation import OpenApiView, documentation
+from inference_site.gateway.file_views import (
+    FileContentView,
+    FilesView,
+    FileView,
+    UploadCancelView,
+    UploadCompleteView,
+    UploadPartsView,
+    UploadsView,
+)
 from inference_site.gateway.usage_views import OrganizationUsageView, ProjectUsageView
 from inference_site.ops.status.health import HealthView, ReadyView, VersionView
 from inference_site.ops.status.metrics import metrics
@@ -23,6 +32,13 @@ urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index")),
     path("v1/openapi.json", OpenApiView.as_view(), name="openapi"),
     path("v1/usage", ProjectUsageView.as_view()),
+    path("v1/files", FilesView.as_view()),
+    path("v1/files/<str:file_id>", FileView.as_view()),
+    path("v1/files/<str:file_id>/content", FileContentView.as_view()),
+    path("v1/uploads", UploadsView.as_view()),
+    path("v1/uploads/<str:upload_id>/parts", UploadPartsView.as_view()),
+    path("v1/uploads/<str:upload_id>/complete", UploadCompleteView.as_view()),
+    path("v1/uploads/<str:upload_id>/cancel", UploadCancelView.as_view()),
     path("v1/organization/usage/completions", OrganizationUsageView.as_view()),
     path("v1/", include("completions.urls")),
     path("v1/", include("responses_api.urls")),

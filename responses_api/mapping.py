@@ -358,6 +358,8 @@ def _to_content(
 def _to_part(part: dict[str, Any], param: str) -> domain.Part:
     match part["type"]:
         case "input_image":
+            if not part["image_url"] and part.get("file_id"):
+                return domain.FilePart(f"{param}.file_id", part["file_id"])
             if not part["image_url"]:
                 raise InvalidRequestError(
                     f"Missing required parameter: '{param}.image_url'.",

@@ -31,7 +31,7 @@ def request_of(*parts: Part) -> GenerationRequest:
 
 def resolved(*urls: str) -> list[str]:
     """Return what these URLs of images become."""
-    request = resolve_media(request_of(*(ImagePart(url, PARAM) for url in urls)))
+    request = resolve_media(request_of(*(ImagePart(url, PARAM) for url in urls)), 1)
     parts = request.messages[0].parts
     assert all(isinstance(part, ImagePart) and part.param == PARAM for part in parts)
     return [part.url for part in parts if isinstance(part, ImagePart)]

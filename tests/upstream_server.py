@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from email import policy
+from email.parser import BytesParser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -68,10 +70,10 @@ class Talk:
         self._handler.end_headers()
         self._handler.wfile.write(encoded)
 
-    def begin(self) -> None:
+    def begin(self, content_type: str = "text/event-stream") -> None:
         """Begin a stream."""
         self._handler.send_response(200)
-        self._handler.send_header("Content-Type", "text/event-stream")
+        self._handler.send_header("Content-Type", content_type)
         self._handler.send_header("Transfer-Encoding", "chunked")
         self._handler.end_headers()
 
@@ -164,12 +166,22 @@ class UpstreamServer:
                 site.list_models(Talk(self, {}))
 
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                sent, kind = self._read(), self.headers["Content-Type"]
+                body = form_of(kind, sent) if kind.startswith("multipart/") else json.loads(sent)
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 site.asked.append(Asked(self.path, headers, body))
                 answer = site.answers.pop(0) if len(site.answers) > 1 else site.answers[0]
                 with suppress(OSError):  # The client may hang up.
                     answer(Talk(self, body))
+
+            def _read(self) -> bytes:
+                if "Content-Length" in self.headers:
+                    return self.rfile.read(int(self.headers["Content-Length"]))
+                chunks = []
+                while size := int(self.rfile.readline(), 16):
+                    chunks.append(self.rfile.read(size + 2)[:-2])
+                self.rfile.readline()
+                return b"".join(chunks)
 
             def handle(self) -> None:
                 with suppress(OSError, ValueError):
@@ -196,6 +208,19 @@ class UpstreamServer:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         thread.join()
+
+
+def form_of(content_type: str, body: bytes) -> dict[str, Any]:
+    """The fields of a form: text, or the name and the content of a file; ``name[]`` is a list."""
+    head = f"Content-Type: {content_type}\r\n\r\n".encode()
+    message: Any = BytesParser(policy=policy.HTTP).parsebytes(head + body)
+    fields: dict[str, Any] = {}
+    for part in message.iter_parts():
+        name = part.get_param("name", header="content-disposition")
+        content, file = part.get_payload(decode=True), part.get_filename()
+        value = content.decode() if file is None else (file, content)
+        fields[name] = [*fields.get(name, []), value] if name.endswith("[]") else value
+    return fields
 
 
 def text(content: str, index: int = 0, **fields: Any) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""The images of a request, fetched and decoded: engines get bytes, never addresses.
+"""The images and files of a request: engines get bytes and text, never addresses.
 
-Images are fetched by HTTP from public hosts only (``checked_connections``). Redirects are followed
-by hand, so each URL on the way is checked like the first.
+Stored files are read from their storage, and the text of PDFs is extracted. Images are fetched by
+HTTP from public hosts only (``checked_connections``). Redirects are followed by hand, so each URL
+on the way is checked like the first.
 """
 
 from __future__ import annotations
@@ -25,7 +26,18 @@ from inference_site.core.checked_connections import (
 )
 from inference_site.core.domain.addresses import is_listed
 from inference_site.core.domain.errors import InvalidRequest
-from inference_site.core.domain.request import GenerationRequest, ImagePart, Part
+from inference_site.core.domain.request import (
+    FilePart,
+    GenerationRequest,
+    ImagePart,
+    Message,
+    Part,
+    TextPart,
+)
+from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.files import storage
+from inference_site.files.models import StoredFile
+from worker.document_text import UnreadableDocument, text_of_pdf
 
 MAX_REDIRECTS = 3
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -77,7 +89,7 @@ class Allowance:
         """Raise MediaError if an image of this size exceeds the allowance."""
         if size_bytes > self.size_bytes:
             raise MediaError(
-                "The images of a request may have at most "
+                "The images and files of a request may have at most "
                 f"{settings.MEDIA_MAX_BYTES} bytes, all together."
             )
 
@@ -102,35 +114,72 @@ def _timed_out() -> MediaError:
     return MediaError(f"The image could not be fetched within {settings.MEDIA_TIMEOUT_S} s.")
 
 
-def resolve_media(request: GenerationRequest) -> GenerationRequest:
-    """Return the request with each image as a checked ``data:`` URL; the same one without images.
+def resolve_media(request: GenerationRequest, project_id: int) -> GenerationRequest:
+    """Return the request with each file as its text or image, and each image as a checked ``data:``
+    URL; the same one without either. Stored files are those of the project.
 
-    Blocks while it fetches. Raise InvalidRequest, for the image's field, if an image cannot be
-    fetched, decoded or allowed.
+    Blocks while it fetches. Raise InvalidRequest, for the part's field, if an image or file cannot
+    be fetched, decoded or allowed.
     """
-    if not has_images(request):
+    if not has_media(request):
         return request
     allowance = Allowance.full()
 
     def resolved(part: Part) -> Part:
-        if not isinstance(part, ImagePart):
+        if not isinstance(part, ImagePart | FilePart):
             return part
         try:
+            if isinstance(part, FilePart):
+                return _read_file(part, project_id, allowance)
             if part.url[:5].lower() == "data:":
                 content = _decode_data_url(part.url, allowance)
             else:
                 content = _fetch(part.url, allowance)
             return replace(part, url=_image_url(content, allowance))
-        except MediaError as exc:
+        except (MediaError, UnreadableDocument) as exc:
             raise InvalidRequest(str(exc), part.param) from exc
 
-    messages = (replace(m, parts=tuple(map(resolved, m.parts))) for m in request.messages)
+    messages = (_with_parts(m, tuple(map(resolved, m.parts))) for m in request.messages)
     return replace(request, messages=tuple(messages))
 
 
-def has_images(request: GenerationRequest) -> bool:
-    """Whether the request has images to resolve."""
-    return any(isinstance(part, ImagePart) for turn in request.messages for part in turn.parts)
+def has_media(request: GenerationRequest) -> bool:
+    """Whether the request has images or files to resolve."""
+    media = ImagePart | FilePart
+    return any(isinstance(part, media) for turn in request.messages for part in turn.parts)
+
+
+def _with_parts(message: Message, parts: tuple[Part, ...]) -> Message:
+    """Return the message with these parts, or with their text if they are all text."""
+    if not parts or not all(isinstance(part, TextPart) for part in parts):
+        return replace(message, parts=parts)
+    text = "".join(part.text for part in parts if isinstance(part, TextPart))
+    return replace(message, text=text, parts=())
+
+
+def _read_file(part: FilePart, project_id: int, allowance: Allowance) -> Part:
+    """Return the text of a file, after its name, or its image.
+
+    A stored file of an earlier turn may have been deleted: a note takes its place.
+    """
+    name = part.filename
+    if part.file_id is None:
+        content = _decode_data_url(f"data:;base64,{part.content}", allowance)
+    else:
+        with release_connection_after():
+            file = StoredFile.objects.readable(project_id).filter(public_id=part.file_id).first()
+        if file is None:
+            return TextPart(f"[The file {part.file_id} was deleted.]")
+        allowance.take_bytes(file.size_bytes)
+        name, content = file.filename, b"".join(storage.read(file))
+    if content.startswith(b"%PDF-"):
+        text = text_of_pdf(content)
+    else:
+        try:
+            text = content.decode("utf-8")
+        except UnicodeDecodeError:
+            return ImagePart(_image_url(content, allowance), part.param)
+    return TextPart(f"{name}:\n{text}\n" if name else text)
 
 
 def _decode_data_url(url: str, allowance: Allowance) -> bytes:

@@ -208,6 +208,8 @@ def _parts(block: Any, where: str) -> list[Body]:
             return [{"type": "image_url", "image_url": {"url": url}}]
         case wire.ImageBlock(source=wire.Base64Source(media_type=kind, data=data)):
             return [{"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}]
+        case wire.ImageBlock(source=wire.FileSource(file_id=id_)):
+            return [{"type": "file", "file": {"file_id": id_}}]
         case wire.SearchResultBlock():
             texts = "\n".join(text.text for text in block.content)
             return [_text(f"{block.title} ({block.source})\n{texts}")]
@@ -232,6 +234,8 @@ def _document(block: wire.DocumentBlock, where: str) -> list[Body]:
                 for number, one in enumerate(blocks)
                 for part in _parts(one, f"{where}.source.content.{number}")
             ]
+        case wire.FileSource(file_id=id_):
+            return [{"type": "file", "file": {"file_id": id_}}]
         case wire.Base64Source(media_type=kind, data=data):
             name = {"filename": block.title} if block.title else {}
             return [{"type": "file", "file": {"file_data": f"data:{kind};base64,{data}", **name}}]

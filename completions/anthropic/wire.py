@@ -70,19 +70,27 @@ class ContentSource(WireRequest):
     content: str | list[ResultBlock]
 
 
+class FileSource(_Block):
+    """The source of a block: a file that was uploaded."""
+
+    type: Literal["file"]
+    file_id: str
+
+
 class ImageBlock(_Block):
     """A block of type ``image``."""
 
     type: Literal["image"]
-    source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
+    source: Annotated[Base64Source | UrlSource | FileSource, Field(discriminator="type")]
 
 
 class DocumentBlock(_Block):
-    """A block of type ``document``; of files those of text are read."""
+    """A block of type ``document``: of files, PDFs, texts and images are read."""
 
     type: Literal["document"]
     source: Annotated[
-        Base64Source | TextSource | ContentSource | UrlSource, Field(discriminator="type")
+        Base64Source | TextSource | ContentSource | UrlSource | FileSource,
+        Field(discriminator="type"),
     ]
     title: str | None = None
     context: str | None = None

@@ -17,6 +17,7 @@ _MODELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("Conversations", "forum", "responses_api.conversation"),
             ("Chat completions", "sms", "completions.storedcompletion"),
             ("Generations", "receipt_long", "generations.generation"),
+            ("Files", "description", "files.storedfile"),
         ),
     ),
     (
@@ -54,6 +55,7 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
         _link("Models and workers", "dns", "admin:fleet", shown=sees_queue),
         _link("Settings", "settings", "admin:settings", shown=sees_settings),
         _link("Playground", "science", "admin:playground", shown=True),
+        _link("API documents", "menu_book", "docs", shown=True),
     ]
     groups: list[dict[str, Any]] = [{"items": operation}]
     for group_title, models in _MODELS:

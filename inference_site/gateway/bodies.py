@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import tempfile
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import IO, Any
 
 from django.conf import settings
 from django.http import HttpResponse
@@ -25,17 +28,19 @@ from inference_site.gateway.head import length_of_body, require_no_nul, too_larg
 SOCKET_MEMORY_KEY = "inference_site.message_room"
 """The key of a WebSocket's ``SocketMemory`` in its scope."""
 _LARGEST_FORM = 1024 * 1024
+_SPOOLED_AT_ONCE = 1024 * 1024
 _MOST_WAITING = 1000
 """Bodies of one project that may wait for memory. Those of clients that left count for a while."""
 
 
 class BodyMemory:
-    """The memory for bodies in this process: ``MAX_BODIES_BYTES``.
+    """The room for bodies in this process: as many bytes as the setting of this name says.
 
     A project may use a quarter of it, or one body if that is larger. For the event loop's thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, setting: str) -> None:
+        self._setting = setting
         self._used: Counter[int | None] = Counter()
         self._queues: dict[int | None, deque[tuple[asyncio.Future[None], int]]] = {}
 
@@ -55,11 +60,12 @@ class BodyMemory:
 
     def try_reserve(self, project_id: int | None, size: int) -> bool:
         """Reserve memory if there is some now; return whether there was."""
-        most, own, total = settings.MAX_BODIES_BYTES, self._used[project_id], self._used.total()
+        most: int = getattr(settings, self._setting)
+        own, total = self._used[project_id], self._used.total()
         fits = (own == 0 or own + size <= most // 4) and (total == 0 or total + size <= most)
         if fits:
             self._used[project_id] += size
-        return bool(fits)
+        return fits
 
     def give_back(self, project_id: int | None, size: int) -> None:
         """Give reserved bytes back, to the bodies that wait."""
@@ -102,8 +108,10 @@ class BodyMemory:
             del self._queues[project_id]
 
 
-body_memory = BodyMemory()
-"""The memory of this process."""
+body_memory = BodyMemory("MAX_BODIES_BYTES")
+"""The memory of this process for bodies."""
+spool_room = BodyMemory("MAX_SPOOLED_BYTES")
+"""The room for bodies that this process keeps in temporary files."""
 
 
 class SocketMemory:
@@ -203,3 +211,72 @@ async def read_body(receive: Receive, most: int | None = None) -> bytes:
                     return b"".join(chunks)
     except TimeoutError:
         raise RequestTimeoutError from None
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledBody:
+    """A body in a temporary file, which is deleted when it is closed."""
+
+    file: IO[bytes]
+    size: int
+    sha256: str
+
+    def open(self) -> IO[bytes]:
+        """Return the file, to be read from its beginning."""
+        self.file.seek(0)
+        return self.file
+
+
+async def spool_body(receive: Receive, most: int) -> SpooledBody:
+    """Write a request's body of at most ``most`` bytes to a temporary file.
+
+    Raise ClientGone, PayloadTooLargeError for a longer body, RequestTimeoutError when a MiB of it
+    does not come within ``BODY_TIMEOUT_S``, and UnavailableError when it cannot be written.
+    """
+    try:
+        # The caller closes it.
+        file = tempfile.TemporaryFile(dir=settings.FILE_UPLOAD_TEMP_DIR)  # noqa: SIM115
+    except OSError as exc:
+        raise no_room_for_files() from exc
+    digest, size, more = hashlib.sha256(), 0, True
+    try:
+        while more:
+            part, more = await _next_part(receive)
+            size += len(part)
+            if size > most:
+                raise too_large(most)
+            await asyncio.to_thread(_write, file, part, digest)
+    except OSError as exc:
+        file.close()
+        raise no_room_for_files() from exc
+    except BaseException:
+        file.close()
+        raise
+    return SpooledBody(file, size, digest.hexdigest())
+
+
+async def _next_part(receive: Receive) -> tuple[bytes, bool]:
+    """Return about a MiB of a body, and whether more follows."""
+    part = bytearray()
+    try:
+        async with asyncio.timeout(settings.BODY_TIMEOUT_S):
+            while len(part) < _SPOOLED_AT_ONCE:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                part += message.get("body", b"")
+                if not message.get("more_body", False):
+                    return bytes(part), False
+    except TimeoutError:
+        raise RequestTimeoutError from None
+    return bytes(part), True
+
+
+def _write(file: IO[bytes], part: bytes, digest: Any) -> None:
+    file.write(part)
+    digest.update(part)
+
+
+def no_room_for_files() -> UnavailableError:
+    """Return the error for a file that cannot be stored: the disk is full, or storage is away."""
+    return UnavailableError("The storage of files is not available.", code="storage_unavailable")

@@ -43,7 +43,7 @@ from inference_site.core.errors.api_errors import (
 )
 from inference_site.gateway.bodies import SocketMemory
 from inference_site.gateway.connections import ClientConnections, dropped_without_head
-from inference_site.gateway.delivery import EVENTS, SAFE_HEADERS
+from inference_site.gateway.delivery import ABORT, EVENTS, SAFE_HEADERS
 
 logger = logging.getLogger(__name__)
 
@@ -288,6 +288,8 @@ class BoundedRequest(FlowControl, WebRequest):  # type: ignore[misc]  # Daphne h
             self.registerProducer(self, True)
         if message["type"] == EVENTS:
             self._write_events(message["events"])
+        elif message["type"] == ABORT:
+            self.transport.abortConnection()
         else:
             super().handle_reply(message)
 

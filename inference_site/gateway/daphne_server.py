@@ -43,7 +43,7 @@ from inference_site.core.storage.redis import broker_client
 from inference_site.gateway.bodies import SOCKET_MEMORY_KEY
 from inference_site.gateway.connections import ClientConnections
 from inference_site.gateway.daphne_protocols import BoundedFactory, FlowControl, bounded_sockets
-from inference_site.gateway.delivery import EVENTS
+from inference_site.gateway.delivery import ABORT, EVENTS
 from inference_site.gateway.hub import hub
 from inference_site.runs.kinds import import_kinds
 from inference_site.runs.wake_ups import connect_to_broker
@@ -102,7 +102,7 @@ class WebServer(Server):  # type: ignore[misc]  # Daphne has no types.
 
     def create_application(self, protocol: Any, scope: dict[str, Any]) -> Any:
         """Run the application for a request or a socket."""
-        extensions = {**scope.get("extensions", {}), EVENTS: {}}
+        extensions = {**scope.get("extensions", {}), EVENTS: {}, ABORT: {}}
         scope = {**scope, _PROTOCOL: protocol, "extensions": extensions}
         return super().create_application(protocol, scope)
 

@@ -1,4 +1,4 @@
-"""Delivery: writes the frames of a follower to its client: SSE, JSON lines or one JSON body."""
+"""Delivery: writes the frames of a follower to its client: events, lines, bytes or one body."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from http import HTTPStatus
+from typing import Any, cast
 
 import orjson
 import redis.exceptions
 from django import db
 from django.conf import settings
-from django.http.response import HttpResponseBase
+from django.http.response import HttpResponse, HttpResponseBase, StreamingHttpResponse
 
-from inference_site.core.errors.api_errors import InternalError
+from inference_site.core.errors.api_errors import ApiError, InternalError
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.hub import hub
 from inference_site.runs.streams.batches import Batch, Ending, frames_of
@@ -26,6 +27,10 @@ logger = logging.getLogger(__name__)
 EVENTS = "inference_site.events"
 """An ASGI extension, and the type of its message: the server writes each of ``events`` as if it
 came in a message of its own. For a server without the extension each does."""
+
+ABORT = "inference_site.abort"
+"""An ASGI extension, and the type of its message: the server closes the connection at once, so that
+the client does not take what it has for the whole answer."""
 
 SAFE_HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 """Headers of every answer that does not set them itself."""
@@ -119,7 +124,7 @@ class Delivery:
 
 
 class JsonSink(Sink):
-    """One JSON body, with the status of the ending.
+    """One body, of JSON unless the ending says otherwise, with the status of the ending.
 
     ``headers`` are those of the view's response; ``started_at`` is a time of the monotonic clock.
     """
@@ -131,6 +136,8 @@ class JsonSink(Sink):
         if ending is None:
             return
         headers = list(_JSON_HEADERS)
+        if ending.media_type:
+            headers = [(b"content-type", ending.media_type.encode())]
         if ending.retry_after_s is not None:
             headers.append((b"retry-after", str(ending.retry_after_s).encode()))
         await self._begin(ending.status, headers)
@@ -241,9 +248,39 @@ class LinesSink(SseSink):
         return [orjson.dumps({"error": InternalError().message}) + b"\n"]
 
 
+class BytesSink(JsonSink):
+    """The frames as they are, after the first one, which is their media type.
+
+    A failure before the first byte is answered as JSON, with its status. One after it closes the
+    connection: bytes of sound have no place for an error.
+    """
+
+    _has_begun = False
+
+    async def write(self, batches: Sequence[Batch], ending: Ending | None) -> None:
+        frames = frames_of(batches)
+        has_failed = ending is not None and ending.status != HTTPStatus.OK
+        if has_failed and not self._has_begun:
+            await super().write(batches, ending)
+            return
+        if frames and not self._has_begun:
+            self._has_begun = True
+            media_type, *frames = frames
+            await self._begin(HTTPStatus.OK, [(b"content-type", media_type)])
+        if frames:
+            await self._write(b"".join(frames), more=True)
+        if has_failed:
+            await self._send({"type": ABORT, "more_body": True})
+        elif ending is not None:
+            await self._write(b"", more=False)
+
+
 async def send_response(response: HttpResponseBase, send: Send) -> None:
-    """Send a complete Django response."""
-    body = b"" if response.streaming else response.content  # type: ignore[attr-defined]  # Set on HttpResponse only.
+    """Send a Django response. A streaming one has its length in a header."""
+    if isinstance(response, StreamingHttpResponse):
+        await _send_stream(response, send)
+        return
+    body = response.content  # type: ignore[attr-defined]  # It is an HttpResponse.
     await send(
         {
             "type": "http.response.start",
@@ -255,6 +292,38 @@ async def send_response(response: HttpResponseBase, send: Send) -> None:
         }
     )
     await send({"type": "http.response.body", "body": body})
+
+
+async def _send_stream(response: StreamingHttpResponse, send: Send) -> None:
+    """Send a response whose chunks are read from a file, each on a thread.
+
+    The headers follow the first chunk, so that an error that comes before it has its status. After
+    a later one the connection is closed.
+    """
+    chunks, has_begun = cast(Iterator[bytes], response.streaming_content), False
+    headers = _encoded(response.items())
+    try:
+        while chunk := await asyncio.to_thread(next, chunks, b""):
+            if not has_begun:
+                has_begun = True
+                await _send_head(send, response.status_code, headers)
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        if not has_begun:
+            await _send_head(send, response.status_code, headers)
+        await send({"type": "http.response.body", "body": b""})
+    except ApiError as exc:
+        if has_begun:
+            await send({"type": ABORT, "more_body": True})
+            return
+        failed = HttpResponse(exc.body, "application/json", exc.status, headers=exc.headers)
+        failed["x-request-id"] = failed["request-id"] = response["x-request-id"]
+        await send_response(failed, send)
+    finally:
+        await asyncio.to_thread(response.close)
+
+
+async def _send_head(send: Send, status: int, headers: Headers) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": headers})
 
 
 def own_headers(response: HttpResponseBase) -> Headers:

@@ -26,7 +26,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 from weakref import WeakValueDictionary
 
 import orjson
@@ -49,6 +49,7 @@ from inference_site.core.observability.logs import add_log_fields, log_fields
 from inference_site.core.observability.tracing import current_traceparent
 from inference_site.gateway.access import SCOPE_KEY as access_key
 from inference_site.gateway.access import Access
+from inference_site.gateway.bodies import SpooledBody
 from inference_site.gateway.head import SCOPE_KEY as head_key
 from inference_site.gateway.head import Head
 
@@ -186,24 +187,32 @@ class ViewPool:
 class ApiHandler:
     """Calls the view of a request. Every failure becomes the API's error envelope."""
 
-    def respond(self, scope: dict[str, Any], body: bytes) -> HttpResponseBase:
+    def respond(self, scope: dict[str, Any], body: bytes | SpooledBody) -> HttpResponseBase:
         """Answer one request. Never raises."""
         started = time.monotonic()
         signals.request_started.send(sender=type(self), scope=scope)
         # The body may have come in chunks, without a length. Routes have no trailing slash.
         headers = [(key, value) for key, value in scope["headers"] if key != b"content-length"]
-        headers.append((b"content-length", str(len(body)).encode()))
+        stream: IO[bytes]
+        if isinstance(body, SpooledBody):
+            size, stream = body.size, body.open()
+        else:
+            size, stream = len(body), io.BytesIO(body)
+        headers.append((b"content-length", str(size).encode()))
         view_scope = {**scope, "path": scope["path"].rstrip("/"), "headers": headers}
         try:
-            request = ASGIRequest(view_scope, io.BytesIO(body))
+            request = ASGIRequest(view_scope, stream)
         except UnicodeDecodeError:
             error = InvalidRequestError("The query of the URL is not UTF-8.")
             return self.refuse(scope, error, started)
         request_id = _request_id(request.META.get("HTTP_X_REQUEST_ID", ""))
+        if isinstance(body, SpooledBody):
+            request.body_sha256 = body.sha256  # type: ignore[attr-defined]  # As the next.
         request.request_id = request_id  # type: ignore[attr-defined]  # Read by views and logs.
         with _with_facts(scope, request, request_id):
             response = _with_common_headers(self._answer(request), request_id, started)
-            response.close()  # Sends request_finished, which gives the database connection back.
+            if not response.streaming:  # Else the relay does, when it was sent.
+                response.close()  # Sends request_finished, which gives the connection back.
         return response
 
     def refuse(self, scope: dict[str, Any], error: ApiError, started: float) -> HttpResponseBase:

@@ -18,6 +18,7 @@ from django.http import HttpRequest, HttpResponse
 
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.hub import hub
+from inference_site.runs.kinds import StreamForm
 from inference_site.runs.streams.batches import Ending
 
 SCOPE_KEY = "inference_site.handoff"
@@ -28,21 +29,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class HandOff:
-    """A stream to relay, as SSE if ``stream``, else as one JSON body.
+    """A stream to relay, in its ``form`` if ``stream``, else as one body.
 
     ``opening``: frames before those that are followed. They are sent with the first frame that
     follows, so that a generation that fails before it can be answered with an HTTP status.
     ``cancels``: the generation is cancelled when the client leaves, unless the follower has a
-    grace. ``lines``: JSON lines instead of SSE. ``comment`` returns the SSE comment for a stream
-    without frames so far, b"" for the usual one; it blocks. ``closing``: frames for a stream that
-    ends without any, because its reader had all of them.
+    grace. ``form`` is that of the frames, if they are no events. ``comment`` returns the SSE
+    comment for a stream without frames so far, b"" for the usual one; it blocks. ``closing``:
+    frames for a stream that ends without any, because its reader had all of them.
     """
 
     follower: Follower
     stream: bool
     opening: Sequence[bytes] = ()
     cancels: bool = True
-    lines: bool = False
+    form: StreamForm = "events"
     comment: Callable[[], bytes] | None = None
     closing: Sequence[bytes] = ()
 
@@ -57,7 +58,7 @@ class Feed:
     """A stream that follows no generation.
 
     The last of ``frames`` may be an ``Ending``. Without ``stream``, its body is the answer and
-    the frames are not sent. ``lines`` is as in a ``HandOff``.
+    the frames are not sent. ``lines``: the frames are JSON lines instead of SSE.
     """
 
     frames: AsyncIterator[bytes | Ending]

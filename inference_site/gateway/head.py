@@ -28,6 +28,7 @@ from inference_site.gateway.api.authentication import KeyAuthentication
 
 SCOPE_KEY = "inference_site.head"
 _LONGEST_CACHED = 100
+_FORM_EXPECTED = "The request body must be a form: send 'Content-Type: multipart/form-data'."
 
 
 @dataclass(slots=True)
@@ -35,11 +36,14 @@ class Head:
     """The facts in a request's head, read without the database.
 
     ``project_id`` is known before the sender when a key was valid a moment ago. The body is read
-    only if ``takes_body``, and only of an authenticated ``user``: see ``authenticate``.
+    only if ``takes_body``, and only of an authenticated ``user``: see ``authenticate``. It may have
+    ``largest_body`` bytes, and goes to a temporary file if ``spools_body``.
     """
 
     project_id: int | None = None
     takes_body: bool = False
+    largest_body: int = 0
+    spools_body: bool = False
     route: ResolverMatch | None = None
     user: Any = None
 
@@ -84,10 +88,12 @@ def read_head(scope: dict[str, Any]) -> Head:
         return head
     if needs_key:
         read_secret(*key_headers)
-    head.takes_body = length_of_body(scope) > 0
+    head.spools_body = getattr(view, "spools_body", False)
+    head.largest_body = settings.MAX_FILE_BYTES if head.spools_body else settings.MAX_BODY_BYTES
+    head.takes_body = length_of_body(scope, head.largest_body) > 0
     content_type = headers.get(b"content-type", "").partition(";")[0]
     if head.takes_body and not _has_parser(view, content_type):
-        raise UnsupportedMediaError
+        raise UnsupportedMediaError(_FORM_EXPECTED if head.spools_body else None)
     return head
 
 

@@ -21,10 +21,17 @@ from django.http.response import HttpResponseBase
 
 from inference_site.core.errors.api_errors import ApiError, UnavailableError
 from inference_site.core.storage.postgresql import release_connection_after
-from inference_site.gateway.bodies import body_memory, read_body
+from inference_site.gateway.bodies import (
+    SpooledBody,
+    body_memory,
+    read_body,
+    spool_body,
+    spool_room,
+)
 from inference_site.gateway.connections import OpenRequest
 from inference_site.gateway.delivery import (
     EVENTS,
+    BytesSink,
     ClientGone,
     Delivery,
     JsonSink,
@@ -152,16 +159,22 @@ class Relay:
             if checked.status_code != HTTPStatus.NO_CONTENT:
                 return checked, Outcome()
             opened.count_for(head.project_id)
-        size = length_of_body(scope)
+        size = length_of_body(scope, head.largest_body)
         key = QueueKey(head.project_id, is_large=size > _LARGE)
         self._views.require_room(key)  # Do not read a body that would be refused.
+        if head.spools_body:
+            async with spool_room.reserved(head.project_id, size):
+                spooled = await spool_body(receive, head.largest_body)
+                with spooled.file:
+                    call = partial(self._call_view, scope, spooled, key)
+                    return await call_until_done(call, started_at)
         async with body_memory.reserved(head.project_id, size):
             body = await read_body(receive)
             call = partial(self._call_view, scope, body, key)
             return await call_until_done(call, started_at)
 
     async def _call_view(
-        self, scope: dict[str, Any], body: bytes, key: QueueKey
+        self, scope: dict[str, Any], body: bytes | SpooledBody, key: QueueKey
     ) -> CallResult[Answer]:
         loop, outcome = asyncio.get_running_loop(), Outcome()
 
@@ -203,7 +216,9 @@ def _sending(
         return send_response(response, send)
     if not handoff.stream:
         return _send_generation(handoff, JsonSink(*http), receive)
-    streamed = LinesSink if handoff.lines else SseSink
+    if handoff.form == "bytes":
+        return _send_generation(handoff, BytesSink(*http), receive)
+    streamed = LinesSink if handoff.form == "lines" else SseSink
     sink = streamed(
         *http,
         handoff.opening,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
-from typing import Any, Generic, Protocol
+from typing import Any, Generic, Literal, Protocol
 
 import orjson
 from django.apps import AppConfig, apps
@@ -26,6 +26,10 @@ from inference_site.core.errors.api_errors import ApiError
 from inference_site.core.errors.exceptions import api_error
 from inference_site.runs.streams.batches import Ending, Sent, StoredStream
 from inference_site.runs.streams.request_documents import Assembly, AssemblyT, Document, ToStore
+
+StreamForm = Literal["events", "lines", "bytes"]
+"""How the frames of a stream are written: server-sent events, lines of JSON, or bytes as they are,
+after a first frame that is their media type."""
 
 
 class Assembler(ABC):
@@ -104,8 +108,7 @@ class GenerationKind(Generic[AssemblyT]):
 
     ``assembler`` creates the assembler from the ``assembly`` of the request document, which has the
     type ``assembly``. ``failure`` ends a generation without an assembler: its document is lost, it
-    never reached a worker, or its frames are lost. Streams of kinds with ``lines`` are lines of
-    JSON instead of server-sent events.
+    never reached a worker, or its frames are lost. ``form`` is that of its streams.
 
     Kinds whose results are stored have the others, too. ``store_result`` stores the result.
     ``recover`` makes an assembler from the id and the sent frames, to end a generation in place of
@@ -122,7 +125,7 @@ class GenerationKind(Generic[AssemblyT]):
     rebuild: Callable[[str], Document[AssemblyT] | None] | None = None
     replay: Replay | None = None
     is_deleted: Callable[[str], bool] | None = None
-    lines: bool = False
+    form: StreamForm = "events"
 
 
 @cache

@@ -49,6 +49,7 @@ MENU = [
     "/admin/admin/logentry/",
     "/admin/axes/accessfailurelog/",
     "/admin/password_change/",
+    "/docs",
 ]
 PAGES = [
     "/admin/?range=custom",

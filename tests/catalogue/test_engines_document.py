@@ -21,6 +21,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "embedding": {"embedding": "mean"},
     "matryoshka": {"embedding": "mean", "matryoshka": True},
     "embedding: rank": {"embedding": "rank"},
+    "guard": {"guard": "llama_guard"},
     "fim_tokens": {"fim_tokens": ["a", "b", "c"]},
     "mmproj": {"mmproj": "p.gguf"},
     "modalities": {"mmproj": "p.gguf", "modalities": ["audio"]},

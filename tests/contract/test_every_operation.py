@@ -19,6 +19,8 @@ from tests.served_stack import ServedStack
 
 PARAMETER = re.compile(r"\{(\w+)\}")
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+FORMS = {"/v1/files", "/v1/uploads/{upload_id}/parts"}
+FORMS |= {"/v1/audio/transcriptions", "/v1/audio/translations"}
 HELLO = {"role": "user", "content": "Hello"}
 Ids = Mapping[str, str]
 Operations = list[tuple[str, str]]
@@ -52,7 +54,10 @@ def anybody(stack: ServedStack) -> Iterator[httpx.Client]:
 def ask(who: httpx.Client, path: str, method: str, ids: Ids | None = None, **sent: Any) -> Any:
     """Ask with these ids in the path, and with a body that reaches the id where there is one."""
     address = PARAMETER.sub(lambda found: (ids or {}).get(found[1], "x"), path)
-    body = {"metadata": {}, "items": [HELLO]} if method in ("POST", "PUT", "PATCH") else None
+    if method == "POST" and path in FORMS:
+        return who.request(method, address, files={"file": b"x", "data": b"x"}, **sent)
+    reaching = {"metadata": {}, "items": [HELLO], "part_ids": []}
+    body = reaching if method in ("POST", "PUT", "PATCH") else None
     return who.request(method, address, json=body, **sent)
 
 
@@ -149,12 +154,16 @@ def ids(stack: ServedStack, owner: MadeKey) -> dict[str, str]:
         chat = {"model": "scripted", "messages": [HELLO], "store": True}
         made = http.post(RESPONSES, json={"model": "scripted", "input": "Hello"}).json()
         conversation = http.post("/v1/conversations", json={"items": [HELLO]}).json()["id"]
+        form = {"data": {"purpose": "user_data"}, "files": {"file": b"x"}}
+        upload = {"filename": "a", "bytes": 1, "mime_type": "a/b", "purpose": "user_data"}
         items = http.get(f"/v1/conversations/{conversation}/items").json()["data"]
         return {
             "completion_id": http.post(CHAT, json=chat).json()["id"],
             "response_id": made["id"],
             "conversation_id": conversation,
             "item_id": items[0]["id"],
+            "file_id": http.post("/v1/files", **form).json()["id"],  # type: ignore[arg-type]
+            "upload_id": http.post("/v1/uploads", json=upload).json()["id"],
         }
 
 

@@ -93,6 +93,8 @@ class LocalSite:
         self.secrets = directory / "secrets"
         self.running: list[Container] = []
         self._postgres = EmbeddedPostgres(directory)
+        self.files = directory / "files"
+        self.files.mkdir()
         self._redis_port = free_port()
 
     def start_services(self) -> None:
@@ -151,6 +153,7 @@ class LocalSite:
             "/run/secrets": str(self.secrets),
             "/data": str(self.directory / "data"),
             "/models": str(self.directory / "models"),
+            "/files": str(self.files),
             "0.0.0.0": "127.0.0.1",  # noqa: S104  # Only replaced.
             "8000": str(port),
             "9100": str(port),

@@ -17,6 +17,7 @@ from tests.tiny_weights import write_adapter, write_reranker
 from tests.upstream_server import UpstreamServer, llama_server
 
 SHARE_OF_REDIS = 24 * 1024 * 1024
+MAX_FILE_BYTES = 8 * 1024 * 1024
 ODD_CONTEXT = 8192
 """What the server of the model ``odd`` says; its entry says nothing."""
 OTHER_MODELS = """
@@ -66,6 +67,31 @@ OTHER_MODELS = """
     base_url: {odd}
     model: odd
     capabilities: [chat, vision]
+    slots: 4
+  judge:
+    engine: openai_upstream
+    base_url: {odd}
+    model: odd
+    capabilities: [moderation, vision]
+    aliases: [omni-moderation-latest]
+    slots: 4
+  guard:
+    engine: openai_upstream
+    base_url: {odd}
+    model: odd
+    guard: llama_guard
+    slots: 4
+  told-guard:
+    engine: scripted
+    guard: qwen3_guard
+    slots: 2
+    context_length: 5000
+  sounds:
+    engine: openai_upstream
+    base_url: {odd}
+    model: odd
+    capabilities: [speech, transcription, translation]
+    price: {{input: 2, cached: 1, output: 10}}
     slots: 4
   away:
     engine: openai_upstream
@@ -142,6 +168,8 @@ def stack(models: str, hook_notes: Path) -> Iterator[ServedStack]:
         "IDEMPOTENCY_KEYS": "40",
         "SERVER_WAIT_S": "4",
         "PROJECT_REDIS_BYTES": str(SHARE_OF_REDIS),
+        "MAX_FILE_BYTES": str(MAX_FILE_BYTES),
+        "FILE_BYTES_PER_PROJECT": str(5 * MAX_FILE_BYTES // 2),
         "ODD_KEY": "sk-of-the-operator",
     }
     env["CORS_ALLOWED_ORIGINS"] = "https://app.example, http://localhost:5173"

@@ -12,6 +12,7 @@ from django.http import HttpResponse
 
 from inference_site.accounts.keys import Caller
 from inference_site.gateway import delivery, handoff, relay
+from inference_site.gateway.bodies import SpooledBody
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, Feed, HandOff
@@ -49,7 +50,8 @@ class FakeHandler(ApiHandler):
         self.may_answer = threading.Event()
         self.may_answer.set()
 
-    def respond(self, scope: dict[str, Any], body: bytes) -> HttpResponse:
+    def respond(self, scope: dict[str, Any], body: bytes | SpooledBody) -> HttpResponse:
+        assert isinstance(body, bytes)
         self.bodies.append(body)
         self.may_answer.wait(60)
         if self.feed is not None:

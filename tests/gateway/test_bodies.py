@@ -49,7 +49,7 @@ async def _settled() -> None:
 
 def test_a_project_holds_a_quarter_and_others_get_the_rest() -> None:
     async def main() -> None:
-        memory = BodyMemory()
+        memory = BodyMemory("MAX_BODIES_BYTES")
         first, second, third = (Holder(memory, 1, 10) for _ in range(3))
         other = Holder(memory, 2, 20)
         await _settled()
@@ -67,7 +67,7 @@ def test_a_project_holds_a_quarter_and_others_get_the_rest() -> None:
 
 def test_one_body_has_memory_however_large_it_may_be() -> None:
     async def main() -> None:
-        memory = BodyMemory()
+        memory = BodyMemory("MAX_BODIES_BYTES")
         await asyncio.wait_for(Holder(memory, 1, 30).end(), 1)
         await asyncio.wait_for(Holder(memory, 1, 500).end(), 1)
 
@@ -78,7 +78,7 @@ def test_a_body_without_memory_in_time_is_refused_and_keeps_none(settings: Setti
     settings.BODY_TIMEOUT_S = 0.05
 
     async def main() -> None:
-        memory = BodyMemory()
+        memory = BodyMemory("MAX_BODIES_BYTES")
         first = Holder(memory, 1, 20)
         await _settled()
         with pytest.raises(UnavailableError):
@@ -94,7 +94,7 @@ def test_a_body_without_memory_in_time_is_refused_and_keeps_none(settings: Setti
 
 def test_bodies_of_one_project_that_wait_are_bounded_and_others_go_on() -> None:
     async def main() -> None:
-        memory = BodyMemory()
+        memory = BodyMemory("MAX_BODIES_BYTES")
         holders = [Holder(memory, 1, 20) for _ in range(1001)]
         await _settled()
         with pytest.raises(UnavailableError):
@@ -115,7 +115,7 @@ def test_giving_memory_back_tries_few_of_the_bodies_that_wait() -> None:
             return super().try_reserve(project_id, size)
 
     async def main() -> None:
-        memory = Counting()
+        memory = Counting("MAX_BODIES_BYTES")
         holders = [Holder(memory, project, 20) for _ in range(300) for project in (1, 2)]
         await _settled()
         for holder in holders:
@@ -128,7 +128,7 @@ def test_giving_memory_back_tries_few_of_the_bodies_that_wait() -> None:
 
 def test_a_waiter_that_leaves_keeps_no_memory() -> None:
     async def main() -> None:
-        memory = BodyMemory()
+        memory = BodyMemory("MAX_BODIES_BYTES")
         first, leaving = Holder(memory, 1, 20), Holder(memory, 1, 20)
         await _settled()
         leaving.task.cancel()

@@ -14,6 +14,7 @@ from django.http import HttpResponse
 
 from inference_site.accounts.keys import Caller
 from inference_site.gateway import delivery, handoff, relay
+from inference_site.gateway.bodies import SpooledBody
 from inference_site.gateway.handler import ApiHandler
 from inference_site.gateway.handoff import SCOPE_KEY, HandOff, Wait
 from inference_site.gateway.head import Head
@@ -60,7 +61,8 @@ class OneConversation(ApiHandler):
         self.served: list[bytes] = []
         self.calls = self.plain_calls = 0
 
-    def respond(self, scope: dict[str, Any], body: bytes) -> HttpResponse:
+    def respond(self, scope: dict[str, Any], body: bytes | SpooledBody) -> HttpResponse:
+        assert isinstance(body, bytes)
         if body == b"plain":
             self.plain_calls += 1
             return HttpResponse(b"{}")

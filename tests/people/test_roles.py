@@ -38,6 +38,8 @@ LEFT_TO_ADMINISTRATORS = {
     "auth.user": "add change delete view",
     "axes.accessfailurelog": "add change delete view",
     "completions.storedcompletion": "add change delete",
+    "files.storedfile": "add change delete view",
+    "files.upload": "add change delete view",  # No page shows them.
     "generations.generation": "add delete",
     "kept_content.keptcontent": "add change delete view",  # ``view_content`` opens it.
     "model_store.adapter": "add change delete view",  # The API's, with its scope.

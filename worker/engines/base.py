@@ -70,6 +70,25 @@ class Engine(ABC):
         """Feed one ``ScoreDelta`` and ``Finish`` for each prompt; otherwise like ``chat``."""
         raise NotImplementedError
 
+    def moderate(self, request: GenerationRequest, sink: Sink) -> None:
+        """Feed one ``ModerationDelta`` and ``Finish`` for each prompt, or for the one message."""
+        raise NotImplementedError
+
+    def transcribe(self, request: GenerationRequest, sink: Sink) -> None:
+        """Feed the transcript of the audio: ``DataDelta``, ``Finish`` and ``Usage``.
+
+        A transcript is one delta; one that ``streams`` has a delta for the JSON of each event.
+        """
+        raise NotImplementedError
+
+    def translate(self, request: GenerationRequest, sink: Sink) -> None:
+        """Feed the transcript of the audio in English (see ``transcribe``)."""
+        raise NotImplementedError
+
+    def speak(self, request: GenerationRequest, sink: Sink) -> None:
+        """Feed the bytes of the speech in pieces, or the JSON of its events if it ``streams``."""
+        raise NotImplementedError
+
     def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Feed one ``TokensDelta`` and ``Finish`` for each prompt, which is text."""
         raise NotImplementedError
@@ -148,6 +167,22 @@ class ForwardingEngine(Engine):
     def rank(self, request: GenerationRequest, sink: Sink) -> None:
         """Compare the prompts with their queries (see ``Engine.rank``)."""
         self._wait(request, sink, "rank")
+
+    def moderate(self, request: GenerationRequest, sink: Sink) -> None:
+        """Judge the prompts (see ``Engine.moderate``)."""
+        self._wait(request, sink, "moderate")
+
+    def transcribe(self, request: GenerationRequest, sink: Sink) -> None:
+        """Write down the audio (see ``Engine.transcribe``)."""
+        self._wait(request, sink, "transcribe")
+
+    def translate(self, request: GenerationRequest, sink: Sink) -> None:
+        """Write down the audio in English (see ``Engine.translate``)."""
+        self._wait(request, sink, "translate")
+
+    def speak(self, request: GenerationRequest, sink: Sink) -> None:
+        """Say the prompt (see ``Engine.speak``)."""
+        self._wait(request, sink, "speak")
 
     def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn texts into tokens (see ``Engine.tokenize``)."""

@@ -52,7 +52,8 @@ from inference_site.runs.streams.request_documents import Document, Loaded, ToSt
 from inference_site.runs.wake_ups import send_wake_up
 from worker.engines.base import Engine
 from worker.engines.context_length import start_truncating
-from worker.media import has_images, resolve_media
+from worker.media import has_media, resolve_media
+from worker.runtime.guards import start_moderating
 from worker.runtime.hooks import HookContext, Hooks, hooks_for
 from worker.runtime.publisher import StopReason, Stream
 from worker.runtime.tool_calls import CustomCalls, TextCallParser, may_have_text_calls
@@ -261,9 +262,11 @@ class Run:
             return False
 
         def start() -> bool:
-            return start_truncating(engine, resolve_media(document.request), self, ended)
+            request = resolve_media(document.request, self._claim.project_id)
+            begin = start_moderating if request.guard else start_truncating
+            return begin(engine, request, self, ended)
 
-        if engine.blocks or not has_images(document.request):
+        if engine.blocks or not has_media(document.request):
             return start()
 
         def start_with_media() -> None:

@@ -27,8 +27,9 @@ from inference_site.core.domain.model_spec import ModelSpec
 
 Capability = Literal[
     "audio", "cache_prompt", "chat", "chat_template", "choices", "completions", "dimensions",
-    "embeddings", "grammar", "logprobs", "mirostat", "prompt_logprobs", "render", "rerank",
-    "response_prefix", "stop_token_ids", "suffix", "token_ids", "tokens", "tools", "vision",
+    "embeddings", "grammar", "logprobs", "mirostat", "moderation", "prompt_logprobs", "render",
+    "rerank", "response_prefix", "speech", "stop_token_ids", "suffix", "token_ids", "tokens",
+    "tools", "transcription", "translation", "vision",
 ]  # fmt: skip
 """The values of the option ``capabilities``."""
 

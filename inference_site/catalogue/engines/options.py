@@ -15,9 +15,16 @@ from inference_site.catalogue.operator_settings import (
 from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
 
+GuardName = Literal["llama_guard", "qwen3_guard", "shield_gemma"]
+
 
 class EngineOptions(OperatorSettings):
-    """The options of one engine."""
+    """The options of one engine.
+
+    ``guard``: the model is a guard of this family, which judges texts for moderations in chats.
+    """
+
+    guard: GuardName | None = None
 
     _shows_input: ClassVar[bool] = False
     _cache: ClassVar[dict[str, tuple[Any, Any]]] = {}

@@ -54,7 +54,8 @@ LIBRARIES = {name: engine.library for name, engine in ENGINES.items() if engine.
 
 def model_capabilities(spec: ModelSpec) -> frozenset[str]:
     """Return the capabilities of this model; see docs/glossary.md."""
-    return ENGINES[spec.engine].capabilities(spec)
+    own = ENGINES[spec.engine].capabilities(spec)
+    return own | {"moderation"} if "chat" in own and spec.options.get("guard") else own
 
 
 def supported_fields(spec: ModelSpec) -> frozenset[str] | None:

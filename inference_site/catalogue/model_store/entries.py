@@ -51,8 +51,8 @@ ALLOWED_OPTIONS: Mapping[str, frozenset[str]] = {
     "": frozenset(
         {
             *("aliases", "context_length", "engine", "file", "forced_sampling", "gpu_layers"),
-            *("hosts", "keep_alive", "listed", "lora_adapters", "preload", "price", "projects"),
-            *("replicas", "sampling", "slots", "threads"),
+            *("guard", "hosts", "keep_alive", "listed", "lora_adapters", "preload", "price"),
+            *("projects", "replicas", "sampling", "slots", "threads"),
         }
     ),
     "ctransformers": _CHAT | {"lib", "model_type"},

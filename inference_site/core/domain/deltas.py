@@ -84,6 +84,29 @@ class ScoreDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ModerationDelta:
+    """What is harmful in one input, by the API's categories, such as ``hate/threatening``.
+
+    ``scores`` are from 0 to 1. ``input_types`` has for each category what its score is about:
+    ``text`` and ``image``. A model may flag an input for a reason that no category names.
+    """
+
+    is_flagged: bool
+    categories: Mapping[str, bool]
+    scores: Mapping[str, float]
+    input_types: Mapping[str, tuple[str, ...]]
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DataDelta:
+    """A piece of speech, the JSON of one event about it, or a whole transcript: sent as it is."""
+
+    data: bytes
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class TokensDelta:
     """The token ids of one prompt, and the tokens' ``texts`` if they were requested."""
 
@@ -180,6 +203,8 @@ Delta = (
     | ToolCallDelta
     | EmbeddingDelta
     | ScoreDelta
+    | ModerationDelta
+    | DataDelta
     | TokensDelta
     | PromptDelta
     | PromptTokens

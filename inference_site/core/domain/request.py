@@ -56,7 +56,20 @@ class AudioPart:
     param: str
 
 
-Part = TextPart | ImagePart | AudioPart
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """A file that the worker replaces by its text or image: stored, or sent with the request.
+
+    ``content`` is base64; None for the stored file ``file_id`` of the project.
+    """
+
+    param: str
+    file_id: str | None = None
+    content: str | None = None
+    filename: str | None = None
+
+
+Part = TextPart | ImagePart | AudioPart | FilePart
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +205,18 @@ class Constraint:
     named: dict[str, Any] = field(default_factory=dict, hash=False)
 
 
-Operation = Literal["chat", "complete", "embed", "rank", "tokenize", "detokenize", "render"]
+Operation = Literal[
+    "chat", "complete", "embed", "rank", "moderate", "tokenize", "detokenize", "render",
+    "transcribe", "translate", "speak",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class AudioFile:
+    """A sound to hear: base64 of a file, and the ending of its name, by its content."""
+
+    content: str
+    ending: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +228,10 @@ class GenerationRequest:
     chat template; with a ``suffix``, by the text between prompt and suffix. Each prompt has
     ``choices`` answers, sampled from one prefill; the index of an answer is
     prompt × choices + choice. ``rank`` compares each prompt with its query: ``queries`` has one for
-    all prompts, or one for each.
+    all prompts, or one for each. ``moderate`` judges each prompt, or the one message; with a
+    ``guard`` the model is asked in a chat (``worker.runtime.guards``). ``transcribe`` and
+    ``translate`` hear the ``audio``, and ``speak`` says the one prompt; ``fields`` are the other
+    fields of their requests, and with ``streams`` the answer has events.
 
     Length: ``max_output_tokens=None`` means "until the context is full". ``stop`` has texts and
     ``stop_token_ids`` tokens that end an answer and are not in the output. ``ignore_eos`` continues
@@ -269,6 +296,10 @@ class GenerationRequest:
     tokens_as_ids: bool = False
     prompt_logprobs: int | None = None
     extensions: dict[str, Any] = field(default_factory=dict)
+    guard: str = ""
+    audio: AudioFile | None = None
+    fields: dict[str, Any] = field(default_factory=dict)
+    streams: bool = False
 
     @property
     def answers(self) -> int:
@@ -307,8 +338,10 @@ class GenerationRequest:
     @property
     def subject(self) -> str:
         """The field of the client's request with the model's input, for errors."""
-        if self.operation in ("embed", "rank"):
-            return "input" if self.operation == "embed" else "documents"
+        if self.operation in ("embed", "moderate", "speak"):
+            return "input"
+        if self.operation == "rank":
+            return "documents"
         return "prompt" if self.prompts else "messages"
 
 

@@ -45,7 +45,10 @@ def documentation(request: HttpRequest) -> HttpResponseBase:
     """Show the document with Swagger UI; imported here, since web processes rarely need it."""
     from drf_spectacular.views import SpectacularSwaggerSplitView
 
-    return SpectacularSwaggerSplitView.as_view(url_name="openapi")(request)
+    view = SpectacularSwaggerSplitView.as_view(
+        url_name="openapi", template_name="console/docs.html"
+    )
+    return view(request)
 
 
 @cache

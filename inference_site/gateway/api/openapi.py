@@ -26,6 +26,7 @@ from inference_site.gateway.api.schema import ErrorEnvelope, declared, documente
 Schema = dict[str, Any]
 
 _JSON, _SSE, _LINES = "application/json", "text/event-stream", "application/x-ndjson"
+_FORM = "multipart/form-data"
 _STREAMABLE = (
     "The answer; with `stream`, events: the schema is that of each `data`; the last is `[DONE]`."
 )
@@ -119,14 +120,23 @@ class ViewSchema(AutoSchema):
         return summary, description.strip()
 
     def get_request_serializer(self) -> Any:
-        body = self._endpoint.body
-        return None if body is None else {_JSON: _schema(body, "validation")}
+        endpoint = self._endpoint
+        if endpoint.form is not None:
+            return {_FORM: _schema(endpoint.form, "validation")}
+        return None if endpoint.body is None else {_JSON: _schema(endpoint.body, "validation")}
 
     def get_response_serializers(self) -> Any:
         endpoint = self._endpoint
         text = "The answer." if endpoint.event is None else _STREAMABLE
         text = text if endpoint.lines is None else _STREAMABLE_LINES
-        responses: dict[Any, Any] = {(200, _JSON): OpenApiResponse(_schema(endpoint.answer), text)}
+        responses: dict[Any, Any] = {}
+        if endpoint.answer is not None:
+            responses[200, _JSON] = OpenApiResponse(_schema(endpoint.answer), text)
+        for media_type in (*endpoint.texts, *endpoint.binaries):
+            other = {"type": "string"}
+            if media_type in endpoint.binaries:
+                other["format"] = "binary"
+            responses[200, media_type] = OpenApiResponse(other, text)
         if endpoint.event is not None:
             responses[200, _SSE] = OpenApiResponse(_schema(endpoint.event), text)
         if endpoint.lines is not None:
@@ -146,7 +156,7 @@ class ViewSchema(AutoSchema):
         yield from endpoint.errors
         if self.view.get_authenticators():
             yield from (api_errors.AuthenticationError, api_errors.ForbiddenError)
-        if endpoint.body is not None:
+        if endpoint.body is not None or endpoint.form is not None:
             yield from (api_errors.PayloadTooLargeError, api_errors.UnsupportedMediaError)
         if endpoint.queued or "{" in self.path:
             yield api_errors.NotFoundError
@@ -248,8 +258,9 @@ def _schemas() -> tuple[dict[tuple[int, JsonSchemaMode], Schema], Schema]:
         errors = (ErrorEnvelope, endpoint.error, *endpoint.also.values())
         sent = (endpoint.answer, *streamed, *errors)
         types |= {(id(type_), "serialization"): type_ for type_ in sent if type_ is not None}
-        if endpoint.body is not None:
-            types[id(endpoint.body), "validation"] = endpoint.body
+        for body in (endpoint.body, endpoint.form):
+            if body is not None:
+                types[id(body), "validation"] = body
     schemas, definitions = TypeAdapter.json_schemas(
         [(key, mode, TypeAdapter(type_)) for (key, mode), type_ in types.items()],
         ref_template="#/components/schemas/{model}",

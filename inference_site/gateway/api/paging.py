@@ -53,12 +53,17 @@ def position_of(id_: str, ids: Sequence[str], kind: str, param: str = "after") -
     return ids.index(id_)
 
 
-def parse_page(query: QueryDict, default_order: Literal["asc", "desc"]) -> Page:
+def parse_page(
+    query: QueryDict,
+    default_order: Literal["asc", "desc"],
+    default_limit: int = _DEFAULT_LIMIT,
+    max_limit: int = _MAX_LIMIT,
+) -> Page:
     """Return the requested page. Raise InvalidRequestError for an invalid parameter."""
-    limit = query.get("limit", str(_DEFAULT_LIMIT))
-    if not limit.isdecimal() or len(limit) > 3 or not 1 <= int(limit) <= _MAX_LIMIT:
+    limit = query.get("limit", str(default_limit))
+    if not limit.isdecimal() or len(limit) > 5 or not 1 <= int(limit) <= max_limit:
         raise InvalidRequestError(
-            f"Invalid 'limit': expected a whole number from 1 to {_MAX_LIMIT}.", param="limit"
+            f"Invalid 'limit': expected a whole number from 1 to {max_limit}.", param="limit"
         )
     order = query.get("order", default_order)
     if order not in ("asc", "desc"):

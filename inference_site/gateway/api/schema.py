@@ -27,7 +27,9 @@ class documented:  # Lower case, because it is used as a decorator.
     """Decorator that declares one view method; the first line of its docstring is the summary.
 
     ``answer`` is the body of a 200, ``event`` the data of an SSE event, ``lines`` a line of a
-    stream of JSON lines, and ``body`` the request body: types that pydantic can describe. ``error``
+    stream of JSON lines, and ``body`` the request body: types that pydantic can describe. A
+    ``form`` is a request body of the type ``multipart/form-data``. ``texts`` and ``binaries`` are
+    media types that the answer may have instead of JSON, or, without ``answer``, has. ``error``
     is the body of errors, by default ``ErrorEnvelope``; ``also`` maps statuses to other bodies.
     Each field of ``query`` is a query parameter. ``queued`` means that a worker generates the
     answer, which adds the errors of models and the queue. ``errors`` are further errors, beyond
@@ -36,8 +38,11 @@ class documented:  # Lower case, because it is used as a decorator.
 
     answer: Any
     body: Any = None
+    form: Any = None
     event: Any = None
     lines: Any = None
+    texts: tuple[str, ...] = ()
+    binaries: tuple[str, ...] = ()
     query: type[BaseModel] | None = None
     queued: bool = False
     errors: tuple[type[ApiError], ...] = ()

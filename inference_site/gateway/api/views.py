@@ -37,6 +37,9 @@ class ApiView(APIView):
     the database; with an idempotency key, it runs in one transaction.
     """
 
+    spools_body: ClassVar[bool] = False
+    """Whether the body goes to a temporary file, and may have ``MAX_FILE_BYTES``."""
+
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         """Handle the request, then break the reference cycles of the view.
 

@@ -76,7 +76,9 @@ def answer_once(
         raise InvalidRequestError(
             f"Invalid '{HEADER}': expected 1 to 255 visible ASCII characters.", param=HEADER
         )
-    digest = hashlib.sha256(request.path.encode() + b"\0" + request.body).hexdigest()
+    # Only the digest of a body in a file is known; reading it here would take its memory.
+    body = getattr(request._request, "body_sha256", "").encode() or request.body
+    digest = hashlib.sha256(request.path.encode() + b"\0" + body).hexdigest()
     key = hashlib.sha256(given.encode()).hexdigest()
     claim = KeyClaim(caller.api_key_id, caller.project_id, key, digest)
     handle = _write_objects if writes else _handle
@@ -139,8 +141,8 @@ def _first_answer(request: Request, use: KeyUse) -> HttpResponse | None:
     follower = hub.resume(use.generation_id, use.kind, grace_s=use.grace_s, has_ended=has_ended)
     if follower is None:
         raise _expired()
-    lines = kind_of(use.kind).lines
-    return hand_off(request, HandOff(follower, bool(use.streamed), cancels=False, lines=lines))
+    form = kind_of(use.kind).form
+    return hand_off(request, HandOff(follower, bool(use.streamed), cancels=False, form=form))
 
 
 def _write_objects(

@@ -28,9 +28,13 @@ _ENDPOINTS = {
     "chat": "chat completions",
     "completions": "completions",
     "embeddings": "embeddings",
+    "moderation": "moderations",
     "render": "chat prompts",
     "rerank": "reranking",
+    "speech": "speech",
     "tokens": "tokens",
+    "transcription": "transcriptions",
+    "translation": "translations",
 }
 
 

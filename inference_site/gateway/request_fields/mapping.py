@@ -30,6 +30,9 @@ from inference_site.gateway.request_fields.wire import (
     TokenReportFields,
 )
 
+_PDF = "JVBERi0"
+"""How the base64 of a PDF begins."""
+
 
 def to_content(content: Content, where: str) -> tuple[str | None, tuple[domain.Part, ...]]:
     """Return the text, or None and the parts. ``where`` is the path of the content in the request.
@@ -79,12 +82,12 @@ def to_image(url: str, where: str) -> domain.ImagePart:
 
 
 def to_file(file: InputFile, where: str) -> domain.Part:
-    """Return the text of a file, after its name, or its image. Raise InvalidRequestError."""
+    """Return the text of a file, after its name, or its image, or the file for the worker to read.
+
+    Raise InvalidRequestError.
+    """
     if file.file_id is not None:
-        raise InvalidRequestError(
-            f"Invalid '{where}.file_id': there is no file '{file.file_id[:100]}'.",
-            param=f"{where}.file_id",
-        )
+        return domain.FilePart(f"{where}.file_id", file.file_id)
     if file.file_data is None:
         raise InvalidRequestError(
             f"Missing required parameter: '{where}.file_data'.",
@@ -96,12 +99,14 @@ def to_file(file: InputFile, where: str) -> domain.Part:
         return to_image(file.file_data, where)
     data = file.file_data
     encoded = data.partition(",")[2] if data.startswith("data:") else data
+    if encoded.startswith(_PDF):
+        return domain.FilePart(where, content=encoded, filename=file.filename)
     try:
         text = base64.b64decode(encoded, validate=True).decode("utf-8")
     except ValueError as exc:  # No base64, or no UTF-8.
         raise InvalidRequestError(
-            f"Invalid '{where}': expected base64 of a text in UTF-8, or of an image with its type "
-            "in a 'data:' URL.",
+            f"Invalid '{where}': expected base64 of a PDF, of a text in UTF-8, or of an image with "
+            "its type in a 'data:' URL.",
             param=where,
             code="unsupported_file",
         ) from exc

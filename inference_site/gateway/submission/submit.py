@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from django.conf import settings
 from django.http import HttpResponse
 from rest_framework.request import Request
 
 from inference_site.accounts.budgets import BudgetExhausted
 from inference_site.accounts.keys import Caller
+from inference_site.core.domain.request import FilePart, GenerationRequest
+from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.core.site_settings.models import disconnect_grace_s as site_grace_s
 from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.files.models import StoredFile
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
 from inference_site.gateway.hub import hub
@@ -83,6 +87,7 @@ def submit(
     """
     try:
         document = submission.document
+        _require_files(document.request, submission.caller.project_id)
         request = fit_to_context(document.request, submission.subject)
         if request is not document.request:
             submission = replace(submission, document=replace(document, request=request))
@@ -100,6 +105,31 @@ def submit(
             hub.leave(follower)
         raise
     return admission.headers | place.headers | {"x-model": request.model}
+
+
+def _require_files(request: GenerationRequest, project_id: int) -> None:
+    """Raise InvalidRequestError if a file that the request names is not the project's or too large.
+
+    Files of earlier turns may have been deleted: the worker puts a note in their place.
+    """
+    parts = [part for message in request.messages for part in message.parts]
+    named = [part for part in parts if isinstance(part, FilePart) and part.file_id is not None]
+    named = [part for part in named if part.param.startswith(("input", "messages"))]
+    if not named:
+        return
+    files = StoredFile.objects.readable(project_id)
+    ids = {part.file_id for part in named}
+    sizes = dict(files.filter(public_id__in=ids).values_list("public_id", "size_bytes"))
+    for part in named:
+        if part.file_id not in sizes:
+            message = f"Invalid '{part.param}': there is no file '{(part.file_id or '')[:100]}'."
+            raise InvalidRequestError(message, param=part.param)
+        if sizes[part.file_id] > settings.MEDIA_MAX_BYTES:
+            raise InvalidRequestError(
+                f"Invalid '{part.param}': the images and files of a request may have at most "
+                f"{settings.MEDIA_MAX_BYTES} bytes, all together.",
+                param=part.param,
+            )
 
 
 def _enqueue(
@@ -173,7 +203,7 @@ def respond(
             submission.stream,
             submission.frames,
             cancels=not submission.background,
-            lines=kind_of(submission.kind).lines,
+            form=kind_of(submission.kind).form,
             comment=comment if submission.stream else None,
         )
         answer = hand_off(request._request, handoff)

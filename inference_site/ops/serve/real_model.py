@@ -20,9 +20,12 @@ from http.client import HTTPException
 from importlib import invalidate_caches
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from inference_site.catalogue.catalogue import REAL_MODEL
-from inference_site.ops.serve.startup import Welcome
+
+if TYPE_CHECKING:  # Benchmarks use this module without Django.
+    from inference_site.ops.serve.startup import Welcome
 
 ROOT = Path(__file__).resolve().parents[3]
 LOCK = ROOT / "requirements-real-model.lock"

@@ -41,7 +41,7 @@ class Ending:
     contains only a failure. ``error_code`` is empty unless the generation failed, ``finish_reason``
     unless it completed. ``retry_after_s`` is the ``Retry-After`` of a 429, 503 or 504. With
     ``begins_log`` the log was empty when a stream was ended in place of its worker: frames that a
-    reader has were in a log that is lost.
+    reader has were in a log that is lost. ``media_type`` is that of a body that is not JSON.
     """
 
     frames: Sequence[bytes]
@@ -52,6 +52,7 @@ class Ending:
     is_early: bool = False
     retry_after_s: int | None = None
     begins_log: bool = False
+    media_type: str = ""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

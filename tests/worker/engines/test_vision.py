@@ -131,7 +131,7 @@ def test_the_order_of_images_and_text_reaches_the_model(engine: Engine) -> None:
 def test_every_format_that_is_taken_is_read(engine: Engine, format_: str) -> None:
     image = ImagePart(data_url(encoded(format_, (40, 30))), "p")
     sink = RecordingSink()
-    engine.chat(resolve_media(request_of(HELLO, image)), sink)
+    engine.chat(resolve_media(request_of(HELLO, image), 1), sink)
     tokens = ask(engine, HELLO).usage.input_tokens + IMAGE_TOKENS
     assert sink.usage.input_tokens == tokens
 

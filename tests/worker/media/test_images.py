@@ -31,8 +31,8 @@ HELLO = TextPart("Hello")
 def test_a_request_without_images_is_left_as_it_is() -> None:
     texts = GenerationRequest("m", messages=(Message("user", "Hello"),))
     sounds = request_of(HELLO, AudioPart("UklG", "wav", "p"))
-    assert resolve_media(texts) is texts
-    assert resolve_media(sounds) is sounds
+    assert resolve_media(texts, 1) is texts
+    assert resolve_media(sounds, 1) is sounds
 
 
 def test_an_image_is_fetched(server: ImageServer) -> None:
@@ -47,7 +47,7 @@ def test_an_image_is_fetched_whatever_its_host_calls_it(server: ImageServer) -> 
 
 def test_what_is_around_the_images_keeps_its_place(server: ImageServer) -> None:
     url, sound = server.give("/a", PNG), AudioPart("UklG", "wav", "p")
-    request = resolve_media(request_of(HELLO, ImagePart(url, "p"), sound, HELLO))
+    request = resolve_media(request_of(HELLO, ImagePart(url, "p"), sound, HELLO), 1)
     parts = request.messages[0].parts
     assert parts == (HELLO, ImagePart(data_url(PNG), "p"), sound, HELLO)
 

@@ -14,6 +14,7 @@ from typing import Any
 from inference_site.core.domain.errors import InvalidRequest
 from inference_site.core.domain.request import (
     AudioPart,
+    FilePart,
     GenerationRequest,
     ImagePart,
     Message,
@@ -181,6 +182,8 @@ def wire_part(part: Part) -> dict[str, Any]:
             return {"type": "image_url", "image_url": {"url": url}}
         case AudioPart(audio, format_):
             return {"type": "input_audio", "input_audio": {"data": audio, "format": format_}}
+        case FilePart(param):
+            raise InvalidRequest("The file was not read.", param)
 
 
 def wire_tool(tool: Tool) -> dict[str, Any]:

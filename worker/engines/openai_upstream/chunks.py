@@ -35,7 +35,7 @@ _IGNORED = (b":", b"event:", b"id:", b"retry:")
 _MAX_LOGGED = 200
 _MAX_LINE_BYTES = 16 * 2**20
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-_CHARACTERS_PER_TOKEN = 4
+CHARACTERS_PER_TOKEN = 4
 
 
 class NoEventStream(Exception):
@@ -92,6 +92,11 @@ class ChunkReader:
     def begun(self) -> bool:
         """Whether the sink got a part of the answer; if so, the request cannot be retried."""
         return self.usage.begun
+
+    @property
+    def lacks_usage(self) -> bool:
+        """Whether the answer has begun, and the server has reported no usage."""
+        return self.usage.begun and self.usage.is_estimate
 
     @property
     def is_complete(self) -> bool:
@@ -328,7 +333,7 @@ class UsageReader:
 
     def _sum(self) -> _TokenCounts:
         if not self._reported:
-            return _TokenCounts(_estimated_input(self._request), 0, self._pieces, None)
+            return _TokenCounts(estimated_input(self._request), 0, self._pieces, None)
         if None in self._reported:
             return self._reported[None]
         prompts: dict[int, _TokenCounts] = {}
@@ -345,11 +350,12 @@ class UsageReader:
         )
 
 
-def _estimated_input(request: GenerationRequest) -> int:
+def estimated_input(request: GenerationRequest) -> int:
+    """Return about how many tokens the input of a request has: four characters count as one."""
     texts = [len(message.text or "") for message in request.messages]
     texts += [
         len(part.text) for m in request.messages for part in m.parts if isinstance(part, TextPart)
     ]
     texts += [len(prompt) for prompt in request.prompts if isinstance(prompt, str)]
     ids = sum(len(prompt) for prompt in request.prompts if isinstance(prompt, tuple))
-    return ids + -(-sum(texts) // _CHARACTERS_PER_TOKEN)
+    return ids + -(-sum(texts) // CHARACTERS_PER_TOKEN)

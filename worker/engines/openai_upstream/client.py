@@ -9,7 +9,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import aiohttp
 import httpx
@@ -27,7 +27,6 @@ from inference_site.core.domain.errors import (
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest
 from worker.engines.base import Sink
-from worker.engines.openai_upstream.chunks import ChunkReader
 from worker.engines.openai_upstream.errors import ErrorReader, retry_after_s
 from worker.engines.openai_upstream.event_loop import Cancelled, Lost, Silent, Watch, event_loop
 from worker.engines.openai_upstream.health import Address, Addresses, Health
@@ -51,8 +50,50 @@ _SILENT_S = 5.0
 """How long a stream may bring nothing once its server is gone: a server that stops may finish its
 streams after it has closed its port."""
 _MAX_ERROR_BYTES = 65_536
+MAX_ANSWER_BYTES = 32 * 2**20
+"""Bytes of an answer that is no stream of tokens: a JSON object, a transcript or a speech."""
 
 T = TypeVar("T")
+Body = Mapping[str, Any] | Callable[[str], aiohttp.MultipartWriter]
+"""The body of a request without the model's name: the fields of a JSON object, or what makes the
+form for a model's name. Each attempt makes another form, because one can be sent only once."""
+
+
+class AnswerReader(Protocol):
+    """Takes the answer of one run as it comes, and feeds it to a sink."""
+
+    request: GenerationRequest
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether to stop reading."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether the sink got a part of the answer; if so, the request cannot be retried."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether an end of the connection is the end of the answer."""
+
+    @property
+    def lacks_usage(self) -> bool:
+        """Whether to warn the operator that the server reports no usage."""
+
+    def restart(self) -> None:
+        """Discard the state of a failed attempt, before the next one."""
+
+    def feed(self, data: bytes) -> None:
+        """Take a piece of the answer. Raise Cancelled or EngineError."""
+
+    def whole(self, body: bytes) -> None:
+        """Take an answer of the type ``application/json``. Raise EngineError."""
+
+    def end(self) -> None:
+        """Take the end of the answer. Raise EngineError if it came too early."""
+
+    def account(self) -> None:
+        """Feed the usage to the sink, if there is any."""
 
 
 class _NotHere(Exception):
@@ -120,7 +161,7 @@ class Upstream:
         await self.health.check()
         self._watch = asyncio.create_task(self.health.watch())
 
-    async def stream(self, path: str, payload: Mapping[str, Any], reader: ChunkReader) -> None:
+    async def stream(self, path: str, payload: Body, reader: AnswerReader) -> None:
         """Run a request into the reader, to its end or until it is cancelled. Raise EngineError."""
         try:
             await self._attempt(lambda a: self._read(a, path, payload, reader), reader, reader)
@@ -128,7 +169,7 @@ class Upstream:
             pass
         finally:
             reader.account()
-        if reader.begun and reader.usage.is_estimate:
+        if reader.lacks_usage:
             self._warn_once()
 
     async def post(
@@ -145,7 +186,7 @@ class Upstream:
                 async with self._request(address, url(address), payload) as answer:
                     watch.is_lost = partial(_is_cut_off, answer)
                     await self._raise_for_status(address, answer, request)
-                    body = await answer.read()
+                    body = await _whole_body(answer)
             try:
                 content = orjson.loads(body)
             except orjson.JSONDecodeError as exc:
@@ -168,8 +209,8 @@ class Upstream:
     async def _attempt(
         self,
         run: Callable[[Address], Awaitable[T]],
-        sink: Sink | ChunkReader,
-        reader: ChunkReader | None,
+        sink: Sink | AnswerReader,
+        reader: AnswerReader | None,
     ) -> T:
         """Run it on the best server; retry elsewhere or again until the sink is fed."""
         tried: set[Address] = set()
@@ -195,7 +236,7 @@ class Upstream:
                 reader.restart()
 
     def _failure(
-        self, address: Address, exc: Exception, reader: ChunkReader | None
+        self, address: Address, exc: Exception, reader: AnswerReader | None
     ) -> tuple[EngineError, bool]:
         """Return the error to raise if no other server is up, and whether to retry then.
 
@@ -225,16 +266,14 @@ class Upstream:
     def _unreachable(self) -> str:
         return f"The server of the model '{self._id}' cannot be reached."
 
-    async def _read(
-        self, address: Address, path: str, payload: Mapping[str, Any], reader: ChunkReader
-    ) -> None:
+    async def _read(self, address: Address, path: str, payload: Body, reader: AnswerReader) -> None:
         with self._watched(address, reader, reader) as watch:
             async with self._request(address, f"{address.base_url}{path}", payload) as answer:
                 watch.heard()
                 watch.is_lost = partial(_is_cut_off, answer)
                 await self._raise_for_status(address, answer, reader.request)
                 if answer.headers.get("content-type", "").startswith("application/json"):
-                    reader.whole(await answer.read())
+                    reader.whole(await _whole_body(answer))
                     return
 
                 def take(data: bytes) -> None:
@@ -252,9 +291,13 @@ class Upstream:
                 reader.end()
 
     def _request(
-        self, address: Address, url: str, payload: Mapping[str, Any]
+        self, address: Address, url: str, payload: Body
     ) -> Any:  # aiohttp's request context manager has no public type.
         model = address.model or self._server.model or self._id
+        if callable(payload):
+            form = payload(model)
+            headers = {"Content-Type": form.content_type}
+            return self._session.post(url, data=form, headers=headers, allow_redirects=False)
         body = orjson.dumps({**payload, "model": model})
         return self._session.post(url, data=body, allow_redirects=False)
 
@@ -274,7 +317,7 @@ class Upstream:
         raise error
 
     def _watched(
-        self, address: Address, sink: Sink | ChunkReader, reader: ChunkReader | None
+        self, address: Address, sink: Sink | AnswerReader, reader: AnswerReader | None
     ) -> AbstractContextManager[Watch]:
         def why_not(silent_s: float) -> Exception | None:
             """Return why to stop waiting: this server is gone, or another one can take the run."""
@@ -320,6 +363,18 @@ class _CheckedResolver(AbstractResolver):
 
     async def close(self) -> None:
         """Do nothing."""
+
+
+async def _whole_body(answer: aiohttp.ClientResponse) -> bytes:
+    """Return the body. Raise GenerationFailed for one of more than ``MAX_ANSWER_BYTES``."""
+    body = bytearray()
+    async for data in answer.content.iter_any():
+        body += data
+        if len(body) > MAX_ANSWER_BYTES:
+            raise GenerationFailed(
+                f"The model's server sent an answer of more than {MAX_ANSWER_BYTES} bytes."
+            )
+    return bytes(body)
 
 
 def _is_cut_off(answer: aiohttp.ClientResponse) -> bool:

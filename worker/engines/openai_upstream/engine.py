@@ -19,6 +19,7 @@ from inference_site.core.domain.deltas import (
     Delta,
     EmbeddingDelta,
     Finish,
+    ModerationDelta,
     PromptDelta,
     PromptProgress,
     PromptTokens,
@@ -32,8 +33,10 @@ from inference_site.core.domain.errors import GenerationFailed, InvalidRequest
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest, Operation
 from worker.engines.base import ForwardingEngine, Sink
-from worker.engines.openai_upstream.chunks import ChunkReader
-from worker.engines.openai_upstream.client import Upstream
+from worker.engines.chat.template import wire_part
+from worker.engines.openai_upstream.audio import AudioReader, Form, speaking_fields
+from worker.engines.openai_upstream.chunks import ChunkReader, estimated_input
+from worker.engines.openai_upstream.client import Body, Upstream
 from worker.engines.openai_upstream.event_loop import Cancelled, event_loop
 from worker.engines.openai_upstream.payload import Payloads
 from worker.engines.openai_upstream.server import Server, server_of
@@ -112,6 +115,11 @@ class UpstreamEngine(ForwardingEngine):
             case "complete":
                 payload = self._payloads.complete(request)
                 return self._stream("/completions", payload, request, sink)
+            case "transcribe" | "translate" as hears:
+                path = "/audio/transcriptions" if hears == "transcribe" else "/audio/translations"
+                return self._hear_or_speak(path, Form(request), request, sink)
+            case "speak":
+                return self._hear_or_speak("/audio/speech", speaking_fields(request), request, sink)
             case _:
                 return self._ask(getattr(self._tokens, operation)(request, sink))
 
@@ -123,6 +131,12 @@ class UpstreamEngine(ForwardingEngine):
         if not sink.cancelled:
             reader = ChunkReader(request, sink, self._upstream.errors, self._server)
             await self._upstream.stream(path, payload, reader)
+
+    async def _hear_or_speak(
+        self, path: str, body: Body, request: GenerationRequest, sink: Sink
+    ) -> None:
+        reader = AudioReader(request, sink, self._upstream.errors)
+        await self._upstream.stream(path, body, reader)
 
     async def _ask(self, work: Coroutine[Any, Any, None]) -> None:
         with suppress(Cancelled):
@@ -142,7 +156,7 @@ _UNREADABLE = (AttributeError, LookupError, TypeError, ValueError)
 
 
 class TokenService:
-    """Embeddings, scores, tokens and rendered prompts of one model's server."""
+    """Embeddings, scores, moderations, tokens and rendered prompts of one model's server."""
 
     def __init__(self, upstream: Upstream, server: Server, payloads: Payloads) -> None:
         self._upstream, self._server, self._payloads = upstream, server, payloads
@@ -193,6 +207,39 @@ class TokenService:
                 sink.feed(ScoreDelta(score, index))
                 sink.feed(Finish("stop", index))
             sink.feed(Usage(input_tokens=tokens))
+
+    async def moderate(self, request: GenerationRequest, sink: Sink) -> None:
+        """Judge the prompts, or the one message (see ``Engine.moderate``)."""
+        types = {"text"}
+        if request.messages:
+            [message] = request.messages
+            parts = [wire_part(part) for part in message.parts]
+            types = {"image" if part["type"] == "image_url" else "text" for part in parts}
+            inputs: list[Any] = [parts or message.text]
+        else:
+            prompts = request.prompts
+            inputs = [list(prompts[n : n + _BATCH]) for n in range(0, len(prompts), _BATCH)]
+        tokens = index = 0
+        for given in inputs:
+            answer = await self._upstream.post(
+                lambda address: f"{address.base_url}/moderations", {"input": given}, request, sink
+            )
+            expected = 1 if request.messages else len(given)
+            try:
+                results = [
+                    _moderation(result, sorted(types, reverse=True), index + number)
+                    for number, result in enumerate(answer["results"])
+                ]
+                tokens += int((answer.get("usage") or {}).get("prompt_tokens") or 0)
+            except _UNREADABLE as exc:
+                raise GenerationFailed("The model's server sent no moderation.") from exc
+            if len(results) != expected:
+                raise GenerationFailed("The model's server sent another number of results.")
+            for result in results:
+                sink.feed(result)
+                sink.feed(Finish("stop", result.index))
+            index += expected
+        sink.feed(Usage(input_tokens=tokens or estimated_input(request)))
 
     async def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn texts into tokens (see ``Engine.tokenize``)."""
@@ -262,6 +309,19 @@ class TokenService:
             lambda address: f"{address.root_url}{path}", payload, request, sink
         )
         return answer
+
+
+def _moderation(result: dict[str, Any], types: list[str], index: int) -> ModerationDelta:
+    """Return a result of the server. Raise LookupError, TypeError or ValueError for a malformed."""
+    categories = {str(name): bool(value) for name, value in result["categories"].items()}
+    given = result.get("category_applied_input_types") or {}
+    return ModerationDelta(
+        bool(result["flagged"]),
+        categories,
+        {str(name): float(value) for name, value in result["category_scores"].items()},
+        {name: tuple(map(str, given.get(name, types))) for name in categories},
+        index,
+    )
 
 
 def _checked(answer: dict[str, Any], key: str, kind: type[T]) -> T:

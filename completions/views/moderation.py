@@ -1,0 +1,78 @@
+"""The view of ``POST /v1/moderations``."""
+
+from __future__ import annotations
+
+from django.http import HttpResponse
+from rest_framework.request import Request
+
+from completions.assemblers.moderation import MODERATION, ModerationAssembly
+from completions.wire.moderation import ModerationList, ModerationRequest
+from inference_site.core.domain.request import GenerationRequest, Message, Part
+from inference_site.gateway.api.authentication import caller_of
+from inference_site.gateway.api.payload import parse
+from inference_site.gateway.api.schema import documented
+from inference_site.gateway.api.views import ApiView
+from inference_site.gateway.request_fields.capabilities import require_fields, require_media
+from inference_site.gateway.request_fields.mapping import join_parts, to_part
+from inference_site.gateway.submission.model_access import served_model
+from inference_site.gateway.submission.submit import Submission, respond
+from inference_site.runs.queue import new_id
+from inference_site.runs.streams.request_documents import Document
+
+_TOP_LOGPROBS = 5
+"""The likeliest tokens among which the verdicts of a guard are."""
+
+
+class ModerationsView(ApiView):
+    """``POST /v1/moderations``."""
+
+    @documented(body=ModerationRequest, answer=ModerationList, queued=True)
+    def post(self, request: Request) -> HttpResponse:
+        """Say whether texts or images are harmful."""
+        body = parse(ModerationRequest, request.data)
+        caller = caller_of(request)
+        model = served_model(caller, body.model, body)
+        require_fields(model, "moderation", body)
+        prompts, messages = to_inputs(body)
+        require_media(model, messages)
+        guard = str(model.spec.options.get("guard") or "")
+        has_logprobs = bool(guard) and "logprobs" in model.capabilities
+        generation = GenerationRequest(
+            model.spec.id,
+            messages,
+            operation="moderate",
+            prompts=prompts,
+            guard=guard,
+            top_logprobs=_TOP_LOGPROBS if has_logprobs else None,
+        )
+        assembly = ModerationAssembly(new_id("modr-"), body.model)
+        submission = Submission(
+            MODERATION,
+            assembly.id,
+            caller,
+            Document(generation, assembly),
+            ignored_params=body.ignored_params,
+            end_user=body.user or "",
+            subject="input",
+        )
+        return respond(request, submission)
+
+
+def to_inputs(body: ModerationRequest) -> tuple[tuple[str, ...], tuple[Message, ...]]:
+    """Return the texts to judge, or the one message that the parts are. Raise InvalidRequestError.
+
+    Parts that are all text are one text.
+    """
+    if isinstance(body.input, str):
+        return (body.input,), ()
+    parts: list[Part] = []
+    texts: list[str] = []
+    for number, given in enumerate(body.input):
+        if isinstance(given, str):
+            texts.append(given)
+        else:
+            parts.append(to_part(given, f"input[{number}]"))
+    if texts:
+        return tuple(texts), ()
+    text, media = join_parts(parts)
+    return ((text,), ()) if text is not None else ((), (Message("user", None, parts=media),))

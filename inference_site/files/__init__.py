@@ -1,0 +1,1 @@
+"""Files that clients upload, and files that the site makes for them."""

@@ -1,0 +1,128 @@
+"""The content of files: stored, read and deleted through Django's storage API.
+
+A row is written before its content and deleted after it, so a process that dies between the two
+leaves a row that ``prune`` finds, and never content without a row.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, Any
+
+from django.conf import settings
+from django.core.files import File
+from django.core.files.storage import Storage, storages
+from django.utils import timezone
+
+from inference_site.core.errors.api_errors import UnavailableError
+from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE
+from inference_site.files.models import StoredFile, Upload
+
+logger = logging.getLogger(__name__)
+
+STORING_TIMEOUT = dt.timedelta(hours=1)
+"""After this, the row of a file whose content is not complete is deleted."""
+_CHUNK = 256 * 1024
+_BATCH = 100
+
+
+def store(file: StoredFile, content: IO[bytes]) -> None:
+    """Store a new file with its content.
+
+    Raise InvalidRequestError beyond the project's quota, and UnavailableError if it cannot be
+    stored; then nothing is left of it.
+    """
+    StoredFile.objects.accept(
+        file,
+        most_files=settings.FILES_PER_PROJECT,
+        most_bytes=settings.FILE_BYTES_PER_PROJECT,
+    )
+    try:
+        with _storage_errors():
+            _storage().save(file.key, File(content))
+        is_ready = StoredFile.objects.make_ready(file)
+    except BaseException:
+        delete([file])
+        raise
+    if not is_ready:  # It took more than an hour.
+        delete([file])
+        raise UnavailableError("The file was stored too slowly.", code="storage_unavailable")
+
+
+def delete(files: Sequence[StoredFile]) -> None:
+    """Delete files: hide them, then delete their content. What fails is done by ``prune``."""
+    try:
+        StoredFile.objects.filter(pk__in=[file.pk for file in files]).hide()
+        for file in files:
+            _erase(file)
+    except (UnavailableError, *DATABASE_UNAVAILABLE) as exc:
+        logger.warning("the content of %d files is deleted later: %s", len(files), exc)
+
+
+def _erase(file: StoredFile) -> None:
+    """Delete the content, then the row."""
+    with _storage_errors():
+        _storage().delete(file.key)
+    StoredFile.objects.filter(pk=file.pk).delete()
+
+
+def read(file: StoredFile, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+    """Yield the bytes from ``start`` to before ``end``. Opens the content at the first ``next``.
+
+    Raise UnavailableError if it cannot be read.
+    """
+    left = (file.size_bytes if end is None else end) - start
+    with _storage_errors(), _storage().open(file.key) as content:
+        content.seek(start)
+        while left > 0 and (chunk := content.read(min(_CHUNK, left))):
+            left -= len(chunk)
+            yield chunk
+    if left > 0:
+        raise UnavailableError("A part of the file is missing.", code="storage_unavailable")
+
+
+def prune(until: float) -> int:
+    """Delete expired, hidden and incomplete files, and the parts of ended uploads.
+
+    Stop when the monotonic clock passes ``until``, or when storage fails; return how many files
+    were deleted.
+    """
+    StoredFile.objects.filter(upload__in=Upload.objects.expire()).hide()
+    deleted = 0
+    while time.monotonic() < until:
+        stale = timezone.now() - STORING_TIMEOUT
+        batch = list(StoredFile.objects.to_delete(stale).order_by("pk")[:_BATCH])
+        for file in batch:
+            if time.monotonic() >= until:
+                return deleted
+            try:
+                _erase(file)
+            except UnavailableError as exc:
+                logger.warning("files are deleted later: %s", exc)
+                return deleted
+            deleted += 1
+        if len(batch) < _BATCH:
+            break
+    return deleted
+
+
+def _storage() -> Storage:
+    return storages["files"]
+
+
+@contextmanager
+def _storage_errors() -> Iterator[Any]:
+    """Raise UnavailableError for an error of the storage, which may have any type."""
+    try:
+        yield
+    except UnavailableError:
+        raise
+    except Exception as exc:
+        logger.exception("the storage of files failed")
+        raise UnavailableError(
+            "The storage of files is not available.", code="storage_unavailable"
+        ) from exc

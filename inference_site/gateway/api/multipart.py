@@ -1,0 +1,87 @@
+"""Forms with a file, as clients upload sounds: ``multipart/form-data``.
+
+The body is in memory already, and bounded (``gateway.bodies``); nothing is written to the disk. The
+types and names of files that a client sends are not looked at: ``ending_of`` looks at the content.
+"""
+
+from __future__ import annotations
+
+import re
+from io import BytesIO
+from typing import IO, Any
+
+from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.core.files.uploadhandler import FileUploadHandler
+from django.http.multipartparser import MultiPartParser, MultiPartParserError
+from rest_framework.parsers import BaseParser
+
+from inference_site.core.errors.api_errors import InvalidRequestError
+
+MEDIA_TYPE = "multipart/form-data"
+_ENTRY = re.compile(r"([^\[\]]+)\[([^\[\]]*)\]")
+_SIGNATURES = (
+    (re.compile(rb"RIFF....WAVE", re.S), "wav"),
+    (re.compile(rb"fLaC"), "flac"),
+    (re.compile(rb"OggS"), "ogg"),
+    (re.compile(rb"....ftyp", re.S), "m4a"),
+    (re.compile(rb"\x1a\x45\xdf\xa3"), "webm"),
+    (re.compile(rb"ID3|\xff[\xe2-\xff]"), "mp3"),
+)
+"""How files of each format begin. ``m4a`` stands for all files of MPEG-4."""
+
+
+class FormParser(BaseParser):
+    """Parses a form into a dict, with the content of each file as bytes.
+
+    ``name[]`` or a repeated name is a list, and ``name[key]`` an entry of an object, as OpenAI's
+    clients send them.
+    """
+
+    media_type = MEDIA_TYPE
+
+    def parse(self, stream: IO[bytes], media_type: Any = None, parser_context: Any = None) -> Any:
+        """Return the fields. Raise InvalidRequestError for a malformed form."""
+        meta = parser_context["request"].META
+        held = BytesIO(stream.read())
+        try:
+            fields, files = MultiPartParser(meta, held, [_InMemory()]).parse()
+        except (MultiPartParserError, SuspiciousOperation, RequestDataTooBig) as exc:
+            message = f"We could not parse the form of your request: {exc}."
+            raise InvalidRequestError(message) from exc
+        body: dict[str, Any] = {}
+        for name, values in fields.lists():
+            entry = _ENTRY.fullmatch(name)
+            if entry is None:
+                body[name] = values if len(values) > 1 else values[0]
+            elif entry[2]:
+                values_of = body.setdefault(entry[1], {})
+                if isinstance(values_of, dict):
+                    values_of[entry[2]] = values[0]
+            else:
+                body[entry[1]] = values
+        for name, uploaded in files.lists():
+            body[name] = uploaded[0].read()
+        return body
+
+
+class _InMemory(FileUploadHandler):
+    """Keeps files in memory, whatever their size."""
+
+    def new_file(self, *args: Any, **kwargs: Any) -> None:
+        """Begin a file."""
+        super().new_file(*args, **kwargs)
+        self._content = bytearray()
+
+    def receive_data_chunk(self, raw_data: bytes, start: int) -> None:
+        """Take a part of a file."""
+        self._content += raw_data
+
+    def file_complete(self, file_size: int) -> SimpleUploadedFile:
+        """Return the file."""
+        return SimpleUploadedFile(self.file_name or "file", bytes(self._content))
+
+
+def ending_of(sound: bytes) -> str | None:
+    """Return the usual ending of a file with this content; None for no known format of sounds."""
+    return next((ending for begins, ending in _SIGNATURES if begins.match(sound)), None)

@@ -1,0 +1,545 @@
+"""The files API: ``/v1/files`` and ``/v1/uploads``.
+
+Source of the wire models: API reference, "Files" and "Uploads".
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import re
+import tempfile
+from typing import IO, Annotated, Any, Literal, cast
+
+from django.conf import settings
+from django.core.files.uploadedfile import UploadedFile
+from django.http import StreamingHttpResponse
+from django.http.multipartparser import MultiPartParserError
+from django.http.response import HttpResponseBase
+from django.utils import timezone
+from django.utils.http import content_disposition_header
+from pydantic import AfterValidator, Field
+from pydantic.json_schema import SkipJsonSchema
+from rest_framework.exceptions import ParseError
+from rest_framework.parsers import MultiPartParser
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from inference_site.accounts.rate_limits import count_request
+from inference_site.core.errors.api_errors import (
+    ApiError,
+    ConflictError,
+    InvalidRequestError,
+    PayloadTooLargeError,
+)
+from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.files import storage
+from inference_site.files.models import (
+    FilePurpose,
+    StoredFile,
+    Upload,
+    UploadStatus,
+)
+from inference_site.gateway.api.authentication import caller_of
+from inference_site.gateway.api.paging import PageQuery, list_object, parse_page
+from inference_site.gateway.api.payload import WireObject, WireRequest, parse
+from inference_site.gateway.api.schema import ListObject, documented
+from inference_site.gateway.api.views import ApiView
+from inference_site.runs.queue import new_id
+
+_UPLOAD_LIFETIME = dt.timedelta(hours=1)
+_BATCH_LIFETIME_S = 30 * 86_400
+_COMPLETING_TIMEOUT = dt.timedelta(minutes=10)
+"""After this, a ``complete`` that has not ended may be tried again: its process has died."""
+_MAX_PARTS = 8_192
+_MAX_PAGE = 10_000
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
+_NOT_IN_NAMES = re.compile(r"[\x00-\x1f\x7f]")
+
+Content = Annotated[bytes, Field(json_schema_extra={"format": "binary"})]
+Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
+
+
+def _file_name(given: str) -> str:
+    """Return the last part of a path, without control characters. Raise ValueError if it is empty.
+
+    Of a name of more than 255 characters, the end is kept: it has the type.
+    """
+    name = _NOT_IN_NAMES.sub("", given.replace("\\", "/").rpartition("/")[2])[-255:]
+    if name in ("", ".", ".."):
+        raise ValueError("Expected the name of a file.")
+    return name
+
+
+class ExpiresAfter(WireRequest):
+    """``expires_after``: the file is deleted so many seconds after its creation."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=3600, le=2_592_000)]
+
+
+class FileRequest(WireRequest):
+    """The fields of ``POST /v1/files`` beside the file itself."""
+
+    purpose: Purpose
+    expires_after: ExpiresAfter | None = None
+
+
+class FileForm(FileRequest):
+    """The form of ``POST /v1/files``."""
+
+    file: Content
+
+
+class PartForm(WireRequest):
+    """The form of ``POST /v1/uploads/{upload_id}/parts``."""
+
+    data: Content
+
+
+class UploadRequest(WireRequest):
+    """Body of ``POST /v1/uploads``."""
+
+    bytes: Annotated[int, Field(ge=0)]
+    filename: Annotated[str, AfterValidator(_file_name)]
+    mime_type: Annotated[str, Field(min_length=1, max_length=255)]
+    purpose: Purpose
+    expires_after: ExpiresAfter | None = None
+
+
+class CompleteRequest(WireRequest):
+    """Body of ``POST /v1/uploads/{upload_id}/complete``."""
+
+    part_ids: Annotated[list[str], Field(max_length=_MAX_PARTS)]
+    md5: Annotated[str | None, Field(description="The MD5 digest of the whole file, to check.")] = (
+        None
+    )
+
+
+class FileObject(WireObject):
+    """A file."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    purpose: str
+    status: Literal["processed"] = "processed"
+    status_details: str | None = None
+
+
+class DeletedFile(WireObject):
+    """The answer of ``DELETE /v1/files/{file_id}``."""
+
+    id: str
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True
+
+
+class UploadObject(WireObject):
+    """An upload; ``file`` is set when it is completed."""
+
+    id: str
+    object: Literal["upload"] = "upload"
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: str
+    status: UploadStatus
+    file: FileObject | None
+
+
+class UploadPartObject(WireObject):
+    """A part of an upload."""
+
+    id: str
+    object: Literal["upload.part"] = "upload.part"
+    created_at: int
+    upload_id: str
+
+
+class FilesQuery(PageQuery):
+    """Query parameters of the list of files."""
+
+    limit: Annotated[int, Field(ge=1, le=_MAX_PAGE)] = _MAX_PAGE
+    order: Literal["asc", "desc"] = "desc"
+    purpose: str | SkipJsonSchema[None] = Field(None, description="Only files with this purpose.")
+
+
+class FileFormParser(MultiPartParser):
+    """Parses ``multipart/form-data`` with Django's parser; files go to temporary files."""
+
+    def parse(self, stream: IO[bytes], media_type: Any = None, parser_context: Any = None) -> Any:
+        """Return the fields and files. Raise InvalidRequestError for a malformed form."""
+        try:
+            return super().parse(stream, media_type, parser_context)
+        except (ParseError, MultiPartParserError) as exc:
+            raise InvalidRequestError(f"We could not parse the form: {exc}") from exc
+
+
+class FileFormView(ApiView):
+    """A view whose POST takes a form with a file, which is never held in memory as a whole."""
+
+    spools_body = True
+    parser_classes = (FileFormParser,)
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """Count a POST. ``counts_writes`` would make one transaction of it, file included."""
+        super().initial(request, *args, **kwargs)
+        if request.method == "POST":
+            self.headers = count_request(caller_of(request))
+
+
+class FilesView(FileFormView):
+    """``/v1/files``."""
+
+    @documented(answer=FileObject, form=FileForm)
+    def post(self, request: Request) -> Response:
+        """Upload a file.
+
+        A form (`multipart/form-data`) with `file`, `purpose` and optionally `expires_after[anchor]`
+        and `expires_after[seconds]`. Files with the purpose `batch` expire after 30 days if it is
+        not given.
+        """
+        given: Any = request.data
+        fields: dict[str, Any] = {name: given[name] for name in ("purpose",) if name in given}
+        if any(name.startswith("expires_after[") for name in given):
+            fields["expires_after"] = _expiry(given)
+        body = parse(FileRequest, fields)
+        content = _file_of(request, "file")
+        try:
+            name = _file_name(content.name or "")
+        except ValueError as exc:
+            raise InvalidRequestError(f"Invalid 'file': {exc}", param="file") from exc
+        file = _new_file(
+            caller_of(request).project_id,
+            name,
+            body.purpose,
+            (content.content_type or "")[:255],
+            content.size or 0,
+            body.expires_after.seconds if body.expires_after else None,
+        )
+        storage.store(file, cast(IO[bytes], content))
+        return Response(_wire_file(file).model_dump())
+
+    @documented(answer=ListObject[FileObject], query=FilesQuery)
+    def get(self, request: Request) -> Response:
+        """List the project's files."""
+        query = request._request.GET
+        page = parse_page(query, "desc", _MAX_PAGE, _MAX_PAGE)
+        rows = StoredFile.objects.readable(caller_of(request).project_id)
+        if purpose := query.get("purpose"):
+            rows = rows.filter(purpose=purpose)
+        last = None
+        if page.after is not None:
+            last = rows.filter(public_id=page.after).values_list("pk", flat=True).first()
+            if last is None:
+                raise InvalidRequestError("Invalid 'after': there is no such file.", param="after")
+        entries = [_wire_file(file).model_dump() for file in page.rows_of(rows, "pk", last)]
+        return Response(list_object(entries, page))
+
+
+class FileView(ApiView):
+    """``/v1/files/{file_id}``."""
+
+    counts_writes = True
+
+    @documented(answer=FileObject)
+    def get(self, request: Request, file_id: str) -> Response:
+        """Get a file's description."""
+        return Response(_wire_file(_file(request, file_id)).model_dump())
+
+    @documented(answer=DeletedFile)
+    def delete(self, request: Request, file_id: str) -> Response:
+        """Delete a file."""
+        storage.delete([_file(request, file_id)])
+        return Response(DeletedFile(id=file_id).model_dump())
+
+
+class FileContentView(ApiView):
+    """``/v1/files/{file_id}/content``."""
+
+    @documented(answer=None, binaries=("application/octet-stream",))
+    def get(self, request: Request, file_id: str) -> HttpResponseBase:
+        """Get a file's content.
+
+        With a header `Range` of one range, status 206 and that part of it.
+        """
+        with release_connection_after():  # The content may be sent for minutes.
+            file = _file(request, file_id)
+        span = _requested_range(request.headers.get("Range", ""), file.size_bytes)
+        start, end = span or (0, file.size_bytes)
+        answer = StreamingHttpResponse(
+            storage.read(file, start, end),
+            status=206 if span else 200,
+            content_type=file.content_type or "application/octet-stream",
+            headers={
+                "Accept-Ranges": "bytes",
+                "Content-Length": str(end - start),
+                "Content-Disposition": content_disposition_header(True, file.filename),
+            },
+        )
+        if span:
+            answer["Content-Range"] = f"bytes {start}-{end - 1}/{file.size_bytes}"
+        return answer
+
+
+class UploadsView(ApiView):
+    """``/v1/uploads``."""
+
+    counts_writes = True
+
+    @documented(answer=UploadObject, body=UploadRequest)
+    def post(self, request: Request) -> Response:
+        """Begin an upload in parts, which has to be completed within an hour."""
+        body = parse(UploadRequest, request.data)
+        if body.bytes > settings.MAX_FILE_BYTES:
+            raise InvalidRequestError(
+                f"Invalid 'bytes': a file may have at most {settings.MAX_FILE_BYTES} bytes.",
+                param="bytes",
+            )
+        upload = Upload.objects.create(
+            public_id=new_id("upload_"),
+            project_id=caller_of(request).project_id,
+            filename=body.filename,
+            purpose=body.purpose,
+            content_type=body.mime_type,
+            size_bytes=body.bytes,
+            lifetime_s=body.expires_after.seconds if body.expires_after else None,
+            expires_at=timezone.now() + _UPLOAD_LIFETIME,
+        )
+        return Response(_wire_upload(upload).model_dump())
+
+
+class UploadPartsView(FileFormView):
+    """``/v1/uploads/{upload_id}/parts``."""
+
+    @documented(answer=UploadPartObject, form=PartForm)
+    def post(self, request: Request, upload_id: str) -> Response:
+        """Add a part to an upload.
+
+        A form (`multipart/form-data`) with the file `data`. Parts may come at the same time.
+        """
+        upload = _upload(request, upload_id)
+        _require_pending(upload)
+        content = _file_of(request, "data")
+        size = content.size or 0
+        if size > settings.MAX_PART_BYTES:
+            raise PayloadTooLargeError(f"A part may have at most {settings.MAX_PART_BYTES} bytes.")
+        part = _new_file(upload.project_id, upload.filename, upload.purpose, "", size, None, upload)
+        storage.store(part, cast(IO[bytes], content))
+        answer = UploadPartObject(
+            id=part.public_id,
+            created_at=int(part.created_at.timestamp()),
+            upload_id=upload.public_id,
+        )
+        return Response(answer.model_dump())
+
+
+class UploadCompleteView(ApiView):
+    """``/v1/uploads/{upload_id}/complete``."""
+
+    @documented(answer=UploadObject, body=CompleteRequest, errors=(ConflictError,))
+    def post(self, request: Request, upload_id: str) -> Response:
+        """Join the parts of an upload, in the order of `part_ids`, to a file."""
+        body, upload = parse(CompleteRequest, request.data), _upload(request, upload_id)
+        _require_pending(upload)
+        parts = _parts(upload, body)
+        stale_before = timezone.now() - _COMPLETING_TIMEOUT
+        if not Upload.objects.begin_completing(upload, stale_before):
+            upload.refresh_from_db()
+            _require_pending(upload)
+            raise ConflictError("The upload is being completed.")
+        file = _new_file(
+            upload.project_id,
+            upload.filename,
+            upload.purpose,
+            upload.content_type,
+            upload.size_bytes,
+            upload.lifetime_s,
+        )
+        try:
+            with tempfile.TemporaryFile(dir=settings.FILE_UPLOAD_TEMP_DIR) as joined:
+                md5 = _join(parts, joined)
+                if body.md5 is not None and md5 != body.md5.lower():
+                    raise InvalidRequestError(
+                        f"Invalid 'md5': that of the parts is {md5}.", param="md5"
+                    )
+                storage.store(file, joined)
+        except BaseException:
+            Upload.objects.stop_completing(upload)
+            raise
+        if not Upload.objects.complete(upload, file):
+            storage.delete([file])
+            upload.refresh_from_db()
+            _require_pending(upload)
+        storage.delete(list(upload.parts.all()))
+        upload.refresh_from_db()
+        return Response(_wire_upload(upload).model_dump())
+
+
+class UploadCancelView(ApiView):
+    """``/v1/uploads/{upload_id}/cancel``."""
+
+    @documented(answer=UploadObject)
+    def post(self, request: Request, upload_id: str) -> Response:
+        """Cancel an upload. No parts can be added after that."""
+        upload = _upload(request, upload_id)
+        if not Upload.objects.cancel(upload):
+            upload.refresh_from_db()
+            _require_pending(upload)
+        storage.delete(list(upload.parts.all()))
+        upload.refresh_from_db()
+        return Response(_wire_upload(upload).model_dump())
+
+
+def _file_of(request: Request, name: str) -> UploadedFile[Any]:
+    """Return the file in the field of a form. Raise InvalidRequestError if there is none."""
+    content = request.FILES.get(name)
+    if content is None:
+        raise InvalidRequestError(
+            f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter"
+        )
+    return cast("UploadedFile[Any]", content)
+
+
+def _expiry(form: Any) -> dict[str, Any]:
+    """Return ``expires_after`` of a form, whose fields are texts."""
+    prefix = "expires_after["
+    given = {name[len(prefix) : -1]: form[name] for name in form if name.startswith(prefix)}
+    seconds = given.get("seconds")
+    if isinstance(seconds, str) and seconds.isdecimal() and len(seconds) < 10:
+        given["seconds"] = int(seconds)
+    return given
+
+
+def _new_file(
+    project_id: int,
+    filename: str,
+    purpose: str,
+    content_type: str,
+    size_bytes: int,
+    lifetime_s: int | None,
+    upload: Upload | None = None,
+) -> StoredFile:
+    """Return a file that is not stored yet."""
+    now = timezone.now()
+    if lifetime_s is None and upload is None and purpose == FilePurpose.BATCH:
+        lifetime_s = _BATCH_LIFETIME_S
+    return StoredFile(
+        public_id=new_id("file-" if upload is None else "part_"),
+        project_id=project_id,
+        filename=filename,
+        purpose=purpose,
+        content_type=content_type,
+        size_bytes=size_bytes,
+        created_at=now,
+        expires_at=None if lifetime_s is None else now + dt.timedelta(seconds=lifetime_s),
+        upload=upload,
+    )
+
+
+def _file(request: Request, file_id: str) -> StoredFile:
+    return StoredFile.objects.get_readable(caller_of(request).project_id, file_id)
+
+
+def _upload(request: Request, upload_id: str) -> Upload:
+    return Upload.objects.get_of(caller_of(request).project_id, upload_id)
+
+
+def _require_pending(upload: Upload) -> None:
+    """Raise InvalidRequestError unless parts can be added."""
+    status = upload.status
+    if status == UploadStatus.PENDING and upload.expires_at <= timezone.now():
+        status = UploadStatus.EXPIRED
+    if status != UploadStatus.PENDING:
+        raise InvalidRequestError(
+            f"The upload is {status}: only a pending upload can be changed.",
+            param="upload_id",
+            code="invalid_upload_status",
+        )
+
+
+def _parts(upload: Upload, body: CompleteRequest) -> list[StoredFile]:
+    """Return the parts in order. Raise InvalidRequestError if they are not the upload's bytes."""
+    stored = {part.public_id: part for part in upload.parts.filter(state="ready")}
+    for i, id_ in enumerate(body.part_ids):
+        if id_ not in stored:
+            raise InvalidRequestError(
+                f"Invalid 'part_ids[{i}]': the upload has no part '{id_[:100]}'.",
+                param=f"part_ids[{i}]",
+            )
+    parts = [stored[id_] for id_ in body.part_ids]
+    size = sum(part.size_bytes for part in parts)
+    if size != upload.size_bytes:
+        raise InvalidRequestError(
+            f"The parts have {size} bytes; the upload was created for {upload.size_bytes}.",
+            param="part_ids",
+        )
+    return parts
+
+
+def _join(parts: list[StoredFile], joined: IO[bytes]) -> str:
+    """Write the parts to a file, one after the other; return the MD5 digest of them."""
+    digest = hashlib.md5(usedforsecurity=False)
+    for part in parts:
+        for chunk in storage.read(part):
+            joined.write(chunk)
+            digest.update(chunk)
+    joined.seek(0)
+    return digest.hexdigest()
+
+
+def _requested_range(header: str, size: int) -> tuple[int, int] | None:
+    """Return (start, end) of a single range in bytes, ``end`` exclusive; None for the whole file.
+
+    Raise RangeError for a range that begins after the end (RFC 9110, 14.1.2).
+    """
+    found = _RANGE.fullmatch(header.strip())
+    if found is None or not any(found.groups()):
+        return None
+    first, last = found.groups()
+    if not first:  # The last so many bytes.
+        start, end = max(0, size - int(last)), size
+    else:
+        start, end = int(first), min(int(last) + 1, size) if last else size
+        if last and int(last) < start:
+            return None
+    if start >= size or start >= end:
+        raise RangeError(headers={"Content-Range": f"bytes */{size}"})
+    return start, end
+
+
+class RangeError(ApiError):
+    """The file has no bytes in this range."""
+
+    status = 416
+    type = "invalid_request_error"
+    code = "range_not_satisfiable"
+
+
+def _wire_file(file: StoredFile) -> FileObject:
+    return FileObject(
+        id=file.public_id,
+        bytes=file.size_bytes,
+        created_at=int(file.created_at.timestamp()),
+        expires_at=None if file.expires_at is None else int(file.expires_at.timestamp()),
+        filename=file.filename,
+        purpose=file.purpose,
+    )
+
+
+def _wire_upload(upload: Upload) -> UploadObject:
+    return UploadObject(
+        id=upload.public_id,
+        bytes=upload.size_bytes,
+        created_at=int(upload.created_at.timestamp()),
+        expires_at=int(upload.expires_at.timestamp()),
+        filename=upload.filename,
+        purpose=upload.purpose,
+        status=UploadStatus(upload.status),
+        file=None if upload.file is None else _wire_file(upload.file),
+    )

@@ -1,0 +1,185 @@
+"""Files in storage: what a crash, a failure or the clock leaves is deleted."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from django.core.files.storage import storages
+from django.utils import timezone
+
+from inference_site.accounts.models import Project
+from inference_site.core.errors.api_errors import UnavailableError
+from inference_site.files import storage
+from inference_site.files.models import FileState, StoredFile, Upload, UploadStatus
+from inference_site.settings import BUCKET_OPTIONS
+from tests.ports import free_port
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def folder(settings: Any, tmp_path: Path) -> Path:
+    """The folder of the files."""
+    files = {
+        "BACKEND": "django.core.files.storage.FileSystemStorage",
+        "OPTIONS": {"location": str(tmp_path / "files")},
+    }
+    settings.STORAGES = {**settings.STORAGES, "files": files}
+    return tmp_path / "files"
+
+
+def made_bucket(url: str) -> bool:
+    try:
+        return httpx.put(f"{url}/bucket").is_success
+    except httpx.TransportError:
+        return False
+
+
+@pytest.fixture
+def bucket(settings: Any) -> Iterator[str]:
+    """Files in a bucket of a real S3 server instead; returns its URL."""
+    port = free_port()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_until(lambda: made_bucket(url))
+        options = {"bucket_name": "bucket", "endpoint_url": url, "region_name": "us-east-1"}
+        keys = {"access_key": "a", "secret_key": "b"}
+        backend = "storages.backends.s3.S3Storage"
+        files = {"BACKEND": backend, "OPTIONS": {**BUCKET_OPTIONS, **options, **keys}}
+        settings.STORAGES = {**settings.STORAGES, "files": files}
+        yield url
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_bucket(project: Project, bucket: str) -> None:
+    content = bytes(range(256)) * 40_000
+    file = made(project, "big", expires_at=timezone.now() - dt.timedelta(seconds=1))
+    file.size_bytes = len(content)
+    storage.store(file, io.BytesIO(content))
+    assert b"".join(storage.read(file)) == content
+    assert b"".join(storage.read(file, 300_000, 900_000)) == content[300_000:900_000]
+    assert prune() == 1
+    listed = httpx.get(f"{bucket}/bucket?list-type=2").text
+    assert "file-big" not in listed
+    assert not StoredFile.objects.exists()
+
+
+def made(project: Project, name: str, **fields: Any) -> StoredFile:
+    return StoredFile(
+        public_id=f"file-{name}",
+        project=project,
+        filename=name,
+        purpose="user_data",
+        size_bytes=3,
+        **fields,
+    )
+
+
+def stored(project: Project, name: str, **fields: Any) -> StoredFile:
+    file = made(project, name, **fields)
+    storage.store(file, io.BytesIO(b"abc"))
+    return file
+
+
+def prune() -> int:
+    return storage.prune(time.monotonic() + 10)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.rglob("file-*")}
+
+
+def test_expired_hidden_and_incomplete_files_are_deleted(project: Project, folder: Path) -> None:
+    now, past = timezone.now(), timezone.now() - dt.timedelta(hours=2)
+    stored(project, "kept", expires_at=now + dt.timedelta(hours=1))
+    stored(project, "expired", expires_at=past)
+    hidden = StoredFile.objects.filter(pk=stored(project, "hidden").pk)
+    assert hidden.hide() == 1
+    # As a process leaves them that is killed while it stores a file.
+    for name, created_at in (("incomplete", past), ("arriving", now)):
+        file = stored(project, name, created_at=created_at)
+        StoredFile.objects.filter(pk=file.pk).update(state=FileState.STORING)
+    assert prune() == 3
+    assert names(folder) == {"file-kept", "file-arriving"}
+    assert prune() == 0
+
+
+def test_expired_file_cannot_be_read_before_it_is_deleted(project: Project) -> None:
+    stored(project, "old", expires_at=timezone.now() - dt.timedelta(seconds=1))
+    assert not StoredFile.objects.readable(project.pk).exists()
+
+
+def test_parts_of_ended_uploads_are_deleted(project: Project, folder: Path) -> None:
+    past = timezone.now() - dt.timedelta(seconds=1)
+    for status, expires_at, name in (
+        (UploadStatus.PENDING, past, "late"),
+        (UploadStatus.CANCELLED, past, "cancelled"),
+        (UploadStatus.PENDING, past + dt.timedelta(hours=1), "going-on"),
+    ):
+        upload = Upload.objects.create(
+            public_id=f"upload_{name}",
+            project=project,
+            filename="a",
+            purpose="user_data",
+            content_type="a/b",
+            size_bytes=3,
+            status=status,
+            expires_at=expires_at,
+        )
+        stored(project, name, upload=upload)
+    assert prune() == 2
+    assert names(folder) == {"file-going-on"}
+    assert Upload.objects.get(public_id="upload_late").status == UploadStatus.EXPIRED
+
+
+def test_storage_that_fails_leaves_no_row_and_says_so(project: Project, folder: Path) -> None:
+    folder.write_text("a file where the folder should be")
+    with pytest.raises(UnavailableError) as caught:
+        stored(project, "a")
+    assert caught.value.code == "storage_unavailable"
+    assert not StoredFile.objects.readable(project.pk).exists()
+    folder.unlink()
+    assert prune() <= 1
+    assert not StoredFile.objects.exists()
+    stored(project, "a")
+
+
+def test_content_is_deleted_later_when_storage_is_away(
+    project: Project, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = stored(project, "a")
+
+    def fail(name: str) -> None:
+        raise OSError("gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(storages["files"], "delete", fail)
+        storage.delete([file])
+        assert prune() == 0
+    assert not StoredFile.objects.readable(project.pk).exists()
+    assert prune() == 1
+    assert names(folder) == set()
+
+
+def test_content_that_is_cut_is_an_error(project: Project, folder: Path) -> None:
+    file = stored(project, "a")
+    next(iter(folder.rglob("file-a"))).write_bytes(b"ab")
+    with pytest.raises(UnavailableError):
+        list(storage.read(file))
