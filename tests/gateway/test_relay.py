@@ -204,6 +204,7 @@ class LeavingClient(FakeClient):
             await asyncio.sleep(0)
 
 
+@pytest.mark.usefixtures("pinging")
 def test_a_client_that_leaves_during_a_write_is_noticed_at_once(run: Run) -> None:
     async def scenario(exchange: Exchange, task: asyncio.Task[None]) -> None:
         (await exchange.followed()).offer(Batch(0, [b"data: 0\n\n"]))
