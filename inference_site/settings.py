@@ -73,6 +73,7 @@ INSTALLED_APPS = [
     "inference_site.core.admin_pages",
     "inference_site.core.site_settings",
     "inference_site.runs.request_log",
+    "inference_site.runs.tool_calls",
     "inference_site.runs.usage",
     "inference_site.console.alarms",
     "inference_site.console.people",
@@ -339,6 +340,9 @@ RATE_LIMITS_FAIL_OPEN = environment.boolean("RATE_LIMITS_FAIL_OPEN", False)
 # What budgets hold back for an answer that may be of any length.
 RESERVED_OUTPUT_TOKENS = environment.number("RESERVED_OUTPUT_TOKENS", 512, minimum=1)
 QUEUE_TIMEOUT_S = environment.number("QUEUE_TIMEOUT_S", 600, minimum=1)
+TOOL_CALLS_MAX = environment.number("TOOL_CALLS_MAX", 50, minimum=1)
+TOOL_TIMEOUT_S = environment.number("TOOL_TIMEOUT_S", 60, minimum=1)
+TOOL_OUTPUT_BYTES = environment.number("TOOL_OUTPUT_BYTES", 256 * 1024, minimum=1024)
 DRAIN_TIMEOUT_S = environment.number("DRAIN_TIMEOUT_S", 30)
 # How long the server of a model may give no sign of life; 0: for ever.
 ENGINE_STALL_S = environment.number("ENGINE_STALL_S", 120)

@@ -1,4 +1,4 @@
-"""Tools that the client runs: how the model is taught them, and how its calls become items.
+"""Tools of a request: how the model is taught them, and how calls of the client's become items.
 
 Models know functions only. ``CLIENT_TOOLS`` has, for each tool that the API defines by its type,
 the function that stands for it. ``OfferedTools`` are the functions of one request: those of the
@@ -23,6 +23,7 @@ from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.request_fields.mapping import to_grammar
 from inference_site.gateway.request_fields.wire import GrammarInput
 from inference_site.runs.queue import new_id
+from responses_api.site_tools import FirstCall, site_tool_named
 from responses_api.wire.input_items import ItemStatus
 from responses_api.wire.objects import (
     ApplyPatchCall,
@@ -224,6 +225,10 @@ class OfferedTools:
     functions: dict[str, request.Tool] = field(default_factory=dict)
     routes: dict[str, Route] = field(default_factory=dict)
     unsupported: list[str] = field(default_factory=list)
+    site_tools: list[dict[str, Any]] = field(default_factory=list)
+    """The options of the tools that the site runs (see ``responses_api.site_tools``)."""
+    first_calls: list[FirstCall] = field(default_factory=list)
+    """Calls of these that come before the first turn of the model."""
     _names: dict[Route, str] = field(default_factory=dict)
 
     @property
@@ -237,7 +242,7 @@ class OfferedTools:
         return {
             name: asdict(route)
             for name, route in self.routes.items()
-            if route.type in CLIENT_TOOLS or route.name != name
+            if route.type not in ("function", "custom") or route.name != name
         }
 
     def name_of(self, type_: str, name: str, namespace: str | None) -> str:
@@ -291,7 +296,9 @@ def _is_chosen(choice: NamedChoice | TypedChoice, name: str, route: Route) -> bo
     return choice.type == route.type
 
 
-def offer_tools(tools: Sequence[Tool], items: Iterable[dict[str, Any]] = ()) -> OfferedTools:
+def offer_tools(
+    tools: Sequence[Tool], items: Iterable[dict[str, Any]] = (), *, project_id: int
+) -> OfferedTools:
     """Return the functions of a request: its tools, and those that its stored items have loaded.
 
     Tools with ``defer_loading`` are left out until an item has loaded them, if the request has a
@@ -313,6 +320,11 @@ def offer_tools(tools: Sequence[Tool], items: Iterable[dict[str, Any]] = ()) -> 
                 known = CLIENT_TOOLS[kind]
                 description = "\n".join([known.description, *_skills(tool)])
                 _offer_typed(offered, known, description, known.parameters)
+            case TypedTool(type=kind) if site_tool := site_tool_named(kind):
+                if (options := site_tool.offer(tool, offered, project_id)) is None:
+                    offered.unsupported.append(kind)
+                else:
+                    offered.site_tools.append(options)
             case ToolSearchTool() | TypedTool():
                 offered.unsupported.append(tool.type)
             case _:

@@ -100,7 +100,7 @@ def to_counting_request(
 ) -> GenerationRequest:
     """Return the request to render the prompt of a context, in order to count its tokens."""
     require_fields(model, "render", body, unused=("tools", "text.format"))
-    offered = offer_tools(body.tools or (), (item.data for item in items))
+    offered = offer_tools(body.tools or (), (item.data for item in items), project_id=project_id)
     messages = to_messages(body.instructions, items, project_id, offered)
     require_media(model, messages)
     return GenerationRequest(

@@ -155,7 +155,9 @@ def new_response(
             summary=reasoning.summary if reasoning else None,
         ),
         safety_identifier=body.safety_identifier,
-        service_tier="flex" if body.service_tier == "flex" else "default",
+        service_tier=(
+            body.service_tier if body.service_tier in ("flex", "priority") else "default"
+        ),
         store=body.store is not False,
         temperature=1.0 if body.temperature is None else body.temperature,
         text=TextEcho(
@@ -171,6 +173,9 @@ def new_response(
         usage=None,
         metadata=metadata,
         conversation=None if conversation_id is None else ConversationId(id=conversation_id),
+        prompt=None
+        if body.prompt is None
+        else body.prompt.model_dump(mode="json", exclude_none=True),
         user=body.user,
     )
 

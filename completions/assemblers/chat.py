@@ -211,7 +211,7 @@ class ChatAssembly(Assembly):
     choices: int = 1
     logprobs: bool = False
     is_legacy: bool = False
-    service_tier: Literal["default", "flex"] = "default"
+    service_tier: Literal["default", "flex", "priority"] = "default"
     timings: bool = False
     continuous_usage: bool = False
     repeats_calls: bool = False

@@ -70,8 +70,6 @@ class ChatCompletionRequest(ConstraintFields, SamplingFields, TokenReportFields)
     ``prompt_template``, ``response_prefix``, ``add_generation_prompt``, ``continue_final_message``,
     ``truncate_sequence``, and those of ``SamplingFields``, ``ConstraintFields`` and
     ``TokenReportFields``.
-    ``prompt_cache_key`` is taken as a hint that is not needed: every prompt's beginning is looked
-    for among those computed before.
     """
 
     model: str
@@ -245,7 +243,7 @@ class ChatCompletion(WireObject):
     model: str
     choices: list[Choice]
     usage: CompletionUsage
-    service_tier: Literal["default", "flex"] = "default"
+    service_tier: Literal["default", "flex", "priority"] = "default"
     system_fingerprint: str
     timings: Timings | None = None
     prompt_token_ids: list[int] | None = None
@@ -318,7 +316,7 @@ class ChatCompletionChunk(WireObject):
     created: int
     model: str
     choices: list[ChunkChoice]
-    service_tier: Literal["default", "flex"] = "default"
+    service_tier: Literal["default", "flex", "priority"] = "default"
     system_fingerprint: str
     usage: CompletionUsage | None = None
     timings: Timings | None = None

@@ -119,6 +119,15 @@ class ApiKey(Limited):
         blank=True,
         help_text="Model ids, separated by commas. Leave empty to allow all models.",
     )
+    priority_requests_per_minute = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        validators=_AT_LEAST_ONE,
+        help_text=(
+            'Requests for the service tier "priority" that are served before others; more are '
+            "served as usual. Leave empty for none."
+        ),
+    )
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     expires_at = models.DateTimeField(null=True, blank=True)
     # Written at most once a minute.

@@ -16,6 +16,7 @@ _MODELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("Responses", "chat", "responses_api.storedresponse"),
             ("Conversations", "forum", "responses_api.conversation"),
             ("Chat completions", "sms", "completions.storedcompletion"),
+            ("Prompts", "edit_note", "responses_api.prompttemplate"),
             ("Generations", "receipt_long", "generations.generation"),
             ("Files", "description", "files.storedfile"),
         ),

@@ -60,6 +60,13 @@ _EVENTS = (
     _event("response.shell_call_command.added", **_COMMAND_PLACE, command=const("")),
     _event("response.shell_call_command.delta", **_COMMAND_PLACE, delta=STRING),
     _event("response.shell_call_command.done", **_COMMAND_PLACE, command=STRING),
+    *(
+        _event(f"response.{item}.{state}", **_ITEM_PLACE)
+        for item in ("mcp_call", "mcp_list_tools")
+        for state in ("in_progress", "completed", "failed")
+    ),
+    _event("response.mcp_call_arguments.delta", **_ITEM_PLACE, delta=STRING),
+    _event("response.mcp_call_arguments.done", **_ITEM_PLACE, arguments=STRING),
     _event(
         "error",
         code=STRING,

@@ -158,6 +158,11 @@ FIELDS = {
     "CustomToolCallInputDone.input": "The text that the model gave to the tool.",
     "RequestCustomCall.input": "The text that the model gave to the tool.",
     "prompt": "The text that the model continues.",
+    "ResponseRequest.prompt": "A prompt template of the project, and values for its variables.",
+    "ResponseObject.prompt": "The prompt template that was used, and its version.",
+    "PromptParam.id": "The id of the prompt template.",
+    "PromptParam.version": "Its version; the default version unless given.",
+    "variables": "A value for each variable of the prompt template.",
     "ChatPrompt.prompt": "What the model would read.",
     "CompletionRequest.prompt": "What the model continues: a text, token ids, or a list of either.",
     "EmbedRequest.prompt": "What is embedded, in the older form of the API.",
@@ -238,7 +243,9 @@ FIELDS = {
     "truncated": "Whether the prompt was cut.",
     "cache_prompt": "Whether the engine may reuse what it has read before; true by default.",
     "cache_salt": "Requests with other salts share no cache (vLLM).",
-    "prompt_cache_key": "Has no effect: prefixes are always reused.",
+    "prompt_cache_key": (
+        "The same for prompts that begin alike: they go to the worker that has their beginning."
+    ),
     "priority": "The priority in vLLM's own queue.",
     "vllm_xargs": "More arguments for vLLM.",
     "n": "The number of answers.",
@@ -444,8 +451,13 @@ FIELDS = {
     "modified_at": "When the file was changed.",
     "expires_at": "When the model is unloaded if nobody uses it.",
     "system_fingerprint": "Names the engine and the model's settings.",
-    "service_tier": "`flex` waits behind all other requests.",
-    "MessagesRequest.service_tier": "Has no effect.",
+    "service_tier": (
+        "`flex` waits behind all other requests; `priority` and `fast` go before them, if the key "
+        "has priority. In the answer: the tier that was used."
+    ),
+    "MessagesRequest.service_tier": (
+        "`auto` goes before other requests, if the key has priority; `standard_only` does not."
+    ),
     "error": "The error; null if there is none.",
     "ErrorEnvelope.error": "The error.",
     "MessagesError.error": "The error.",
