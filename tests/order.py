@@ -34,7 +34,7 @@ TOGETHER = {
 Most tests of faults wait, so two processes have a site for them.
 """
 OWN_SITE = (
-    *("faults/test_replicas.py", "faults/test_room.py"),
+    *("faults/test_replicas.py", "faults/test_room.py", "faults/test_celery.py"),
     "e2e/test_routes.py",
 )
 FIRST = (*TOGETHER, *OWN_SITE, "worker/")

@@ -11,8 +11,8 @@ from tests.served_stack import ServedStack, served_stack
 
 @pytest.fixture(scope="package")
 def stack() -> Iterator[ServedStack]:
-    """A stack to be ill-treated. Its worker sends Celery's events."""
+    """A stack to be ill-treated."""
     soon = {"ENGINE_STALL_S": "5", "READER_TIMEOUT_S": "3"}
-    soon |= {"DRAIN_TIMEOUT_S": "15", "TASK_EVENTS": "true"}
+    soon["DRAIN_TIMEOUT_S"] = "15"
     with served_stack(**soon, ON_CHUNK="tests.hook_functions.freeze") as running:
         yield running

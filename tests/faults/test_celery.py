@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -14,13 +15,15 @@ from celery import Celery
 
 from tests.faults.test_processes_die import Reader, slow, works
 from tests.ports import free_port
-from tests.served_stack import ROOT, ServedStack, wait_until
+from tests.served_stack import ROOT, ServedStack, served_stack, wait_until
 
 
-@pytest.fixture(autouse=True)
-def _works(stack: ServedStack) -> None:
-    """Begin with all parts up: other tests of the stack end them."""
-    wait_until(lambda: works(stack), 120, "the stack")
+@pytest.fixture(scope="module")
+def stack() -> Iterator[ServedStack]:
+    """A stack whose worker sends events."""
+    with served_stack(TASK_EVENTS="true", DRAIN_TIMEOUT_S="60") as running:
+        wait_until(lambda: works(running), 120, "the stack")
+        yield running
 
 
 def _environment(stack: ServedStack) -> dict[str, str]:
@@ -52,7 +55,7 @@ def test_inspect_shows_the_worker_and_the_generations_that_run(stack: ServedStac
     said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True)
     assert list(json.loads(said.stdout).values()) == [{"ok": "pong"}]
     assert "worker.generate" in _inspect(stack, "registered")
-    wait_until(lambda: _inspect(stack, "active") == [], 60, "the ends of other tests' runs")
+    assert _inspect(stack, "active") == []
     queues = {queue["name"] for queue in _inspect(stack, "active_queues")}
     assert {"model.scripted", "model.demo"} < queues
     reader = Reader(stack, slow(100))
@@ -132,4 +135,4 @@ def test_control_shutdown_drains_the_worker(stack: ServedStack) -> None:
     assert (reader.error, reader.text) == (None, "x " * 100)
     wait_until(lambda: not psutil.pid_exists(worker), 120, "the end of the worker")
     wait_until(lambda: works(stack), 120, "the next worker")
-    assert "draining for 15 s" in (stack.data_dir / "log" / "worker.log").read_text()
+    assert "draining for 60 s" in (stack.data_dir / "log" / "worker.log").read_text()
