@@ -379,12 +379,21 @@ ON_CHUNK = environment.text("ON_CHUNK")
 ON_DONE = environment.text("ON_DONE")
 # What requests and the model's entry leave out, by the names of requests: {"temperature": 0.7}.
 SAMPLING = environment.mapping("SAMPLING")
-# What images of requests may take, and where they are fetched from: worker/media/.
+# What images of requests may take, and where they are fetched from: worker/media.py.
 MEDIA_MAX_BYTES = environment.number("MEDIA_MAX_BYTES", 20 * 1024 * 1024, minimum=1)
 MEDIA_MAX_PIXELS = environment.number("MEDIA_MAX_PIXELS", 33_000_000, minimum=1)
 MEDIA_TIMEOUT_S = environment.number("MEDIA_TIMEOUT_S", 10, minimum=1)
 MEDIA_ALLOWED_HOSTS = environment.items("MEDIA_ALLOWED_HOSTS")
 MEDIA_ALLOW_PRIVATE = environment.boolean("MEDIA_ALLOW_PRIVATE", False)
+# The search engine of the tool web_search, and where pages may be read from.
+WEB_SEARCH_PROVIDER = environment.choice("WEB_SEARCH_PROVIDER", ("off", "searxng", "brave"))
+WEB_SEARCH_URL = environment.text("WEB_SEARCH_URL")
+WEB_SEARCH_API_KEY = environment.text("WEB_SEARCH_API_KEY")
+WEB_SEARCH_ALLOW_PRIVATE = environment.boolean("WEB_SEARCH_ALLOW_PRIVATE", False)
+if WEB_SEARCH_PROVIDER == "searxng" and not WEB_SEARCH_URL:
+    raise ImproperlyConfigured("WEB_SEARCH_PROVIDER=searxng needs WEB_SEARCH_URL.")
+if WEB_SEARCH_PROVIDER == "brave" and not WEB_SEARCH_API_KEY:
+    raise ImproperlyConfigured("WEB_SEARCH_PROVIDER=brave needs WEB_SEARCH_API_KEY.")
 # Where servers of models in the database may be, beside public addresses.
 UPSTREAM_ALLOWED_HOSTS = environment.items("UPSTREAM_ALLOWED_HOSTS")
 UPSTREAM_ALLOWED_NETWORKS = environment.networks("UPSTREAM_ALLOWED_NETWORKS")

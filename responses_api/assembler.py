@@ -48,6 +48,7 @@ from responses_api.items import new_item
 from responses_api.sealing import seal
 from responses_api.site_tools import FirstCall, SiteToolType, site_tools
 from responses_api.turns import SitePlan, TokensSpent, Turns
+from responses_api.web_search import with_citations
 from responses_api.wire import objects as wire
 from responses_api.wire.input_items import ItemStatus
 from responses_api.wire.objects import (
@@ -567,7 +568,7 @@ class OutputWriter(Output):
         if (open_ := self.open_item) is None:
             return []
         self._held = []
-        return self._close(open_.ended(status))
+        return self._close(with_citations(open_.ended(status), self.sources))
 
     def _close(self, ended: OutputItem) -> list[bytes]:
         """End the open item, which has this form now; return the frames of that."""

@@ -229,6 +229,10 @@ class OfferedTools:
     """The options of the tools that the site runs (see ``responses_api.site_tools``)."""
     first_calls: list[FirstCall] = field(default_factory=list)
     """Calls of these that come before the first turn of the model."""
+    items: list[dict[str, Any]] = field(default_factory=list)
+    """The data of all items of the context, oldest first."""
+    include: frozenset[str] = frozenset()
+    """``include`` of the request."""
     _names: dict[Route, str] = field(default_factory=dict)
 
     @property
@@ -293,25 +297,30 @@ def _is_chosen(choice: NamedChoice | TypedChoice, name: str, route: Route) -> bo
         return route.namespace is not None and route.namespace == (choice.model_extra or {}).get(
             "name"
         )
-    return choice.type == route.type
+    site_tool = site_tool_named(choice.type)
+    return route.type == (choice.type if site_tool is None else site_tool.type)
 
 
 def offer_tools(
-    tools: Sequence[Tool], items: Iterable[dict[str, Any]] = (), *, project_id: int
+    tools: Sequence[Tool],
+    items: Iterable[dict[str, Any]] = (),
+    *,
+    project_id: int,
+    include: Iterable[str] = (),
 ) -> OfferedTools:
     """Return the functions of a request: its tools, and those that its stored items have loaded.
 
     Tools with ``defer_loading`` are left out until an item has loaded them, if the request has a
     tool search that the client executes. Raise InvalidRequestError for too many tools.
     """
+    offered, deferred = OfferedTools(items=list(items), include=frozenset(include)), list[str]()
     given, loaded = list(tools), list[Tool]()
-    for item in items:
+    for item in offered.items:
         if item["type"] == "additional_tools":
             given += _TOOLS.validate_python(item["tools"])
         elif item["type"] == "tool_search_output":
             loaded += _TOOLS.validate_python(item["tools"])
     searches = [t for t in given if isinstance(t, ToolSearchTool) and t.execution == "client"]
-    offered, deferred = OfferedTools(), list[str]()
     for tool in given:
         match tool:
             case ToolSearchTool(execution="client"):

@@ -188,7 +188,7 @@ def to_document(
 
 def _offered(body: ResponseRequest, context: Context, project_id: int) -> OfferedTools:
     items = (item.data for item in (*context.before, *context.new))
-    return offer_tools(body.tools or (), items, project_id=project_id)
+    return offer_tools(body.tools or (), items, project_id=project_id, include=body.include or ())
 
 
 def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:

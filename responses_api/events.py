@@ -215,7 +215,7 @@ def _text(item: OutputItem) -> tuple[str, Logprobs]:
 class ItemEvents:
     """Makes the events of one output item.
 
-    item added → part added → deltas → text done → part done → item done
+    item added → part added → deltas → annotations → text done → part done → item done
 
     A call has no part. One of a function or a custom tool always has at least one delta, because
     clients expect one also of a call without arguments. The commands of a shell call have their own
@@ -292,6 +292,10 @@ class ItemEvents:
             yield self.delta(item, text)
         match item:
             case Message(content=[OutputText() as part]):
+                for index, annotation in enumerate(part.annotations):
+                    yield wire.AnnotationAdded(
+                        **self._in_part(), annotation_index=index, annotation=annotation
+                    )
                 yield wire.OutputTextDone(**self._in_part(), text=text, logprobs=list(logprobs))
                 yield self._part_event("response.content_part.done", part)
             case ReasoningItem(content=[TextPart() as part]):

@@ -53,6 +53,11 @@ def _searched(data: Data) -> str:
     return "\n".join(texts) or "(The results were not kept.)"
 
 
+def _action_type(data: Data) -> Any:
+    action = data.get("action")
+    return action.get("type") if isinstance(action, dict) else None
+
+
 def _run_code(data: Data) -> str:
     outputs = _objects(data.get("outputs"))
     return "\n".join(str(output.get("logs") or "(an image)") for output in outputs)
@@ -88,8 +93,8 @@ WHOLE_CALLS: dict[str, Callable[[Data], PromptCall]] = {
     ),
     "web_search_call": lambda data: PromptCall(
         "web_search",
-        "web_search",
-        _without(data.get("action"), "type"),
+        "open_page" if _action_type(data) == "open_page" else "web_search",
+        _without(data.get("action"), "type", "queries", "sources"),
         result="(The results were not kept.)",
     ),
     "file_search_call": lambda data: PromptCall(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from responses_api.client_tools import OfferedTools, Route
     from responses_api.wire.tools import TypedTool
 
-_MODULES: tuple[str, ...] = ()
+_MODULES: tuple[str, ...] = ("responses_api.web_search",)
 """Modules with a ``TYPE``, the ``SiteToolType`` of a tool."""
 _registered: list[SiteToolType] = []
 

@@ -45,6 +45,7 @@ from responses_api.wire.tools import (
     Tool,
     ToolSearchTool,
     TypedTool,
+    WebSearchTool,
 )
 
 # The ids are selected, because the planner does not see the length of a selected array. If it saw
@@ -225,6 +226,8 @@ def tool_object(tool: Tool) -> dict[str, Any]:
         case ToolSearchTool():
             given = tool.model_dump(mode="json", exclude_none=True)
             return {**given, "execution": tool.execution or "server"}
+        case WebSearchTool():
+            return tool.model_dump(mode="json", exclude_unset=True)
         case TypedTool():
             return tool.model_dump(mode="json")
 

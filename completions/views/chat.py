@@ -12,7 +12,12 @@ from rest_framework.response import Response
 
 from completions.assemblers.chat import CHAT, ChatAssembly
 from completions.assemblers.completion import COMPLETION, INFILL, CompletionAssembly, InfillAssembly
-from completions.mapping import echoes, to_completion_request, to_generation_request
+from completions.mapping import (
+    echoes,
+    to_completion_request,
+    to_generation_request,
+    to_site_tools,
+)
 from completions.storage import (
     completions_of,
     find,
@@ -63,6 +68,8 @@ class ChatCompletionsView(ApiView):
         caller = caller_of(request)
         model = served_model(caller, body.model, body)
         generation = to_generation_request(body, model)
+        site_tools = to_site_tools(body, generation)
+        is_unsearched = body.web_search_options is not None and not site_tools
         tier = service_tier(caller, body.service_tier)
         to_store = None
         if body.store:
@@ -84,6 +91,7 @@ class ChatCompletionsView(ApiView):
             records=bool(body.store),
             token_ids=generation.token_ids,
             prompt_logprobs=generation.prompt_logprobs is not None,
+            site_tools=site_tools,
         )
         submission = Submission(
             CHAT,
@@ -92,7 +100,10 @@ class ChatCompletionsView(ApiView):
             Document(generation, assembly, to_store),
             stream=assembly.stream,
             is_replayable=assembly.is_replayable or (not assembly.stream and bool(body.store)),
-            ignored_params=ignored_fields(model, body, generation),
+            ignored_params=[
+                *ignored_fields(model, body, generation),
+                *(["web_search_options"] if is_unsearched else []),
+            ],
             service_class=tier.service_class,
             end_user=body.safety_identifier or body.user or "",
             cache_key=body.prompt_cache_key or "",

@@ -43,12 +43,22 @@ class LogprobEntry(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
+class UrlCitation(WireObject):
+    """An annotation of type ``url_citation``; the indexes are characters of the part's text."""
+
+    type: Literal["url_citation"] = "url_citation"
+    start_index: int
+    end_index: int
+    url: str
+    title: str
+
+
 class OutputText(WireObject):
     """A part of type ``output_text``."""
 
     type: Literal["output_text"] = "output_text"
     text: str
-    annotations: list[None]
+    annotations: list[UrlCitation]
     logprobs: list[LogprobEntry]
 
 
@@ -466,6 +476,14 @@ class OutputTextDelta(PartEvent):
     logprobs: list[LogprobEntry]
 
 
+class AnnotationAdded(PartEvent):
+    """An annotation of a message's text."""
+
+    type: Literal["response.output_text.annotation.added"] = "response.output_text.annotation.added"
+    annotation_index: int
+    annotation: UrlCitation
+
+
 class OutputTextDone(PartEvent):
     """The whole text of a message."""
 
@@ -606,6 +624,7 @@ ResponseEvent = Annotated[
     | ShellCommandAdded
     | ShellCommandDelta
     | ShellCommandDone
+    | AnnotationAdded
     | SiteCallEvent
     | McpCallArgumentsDone
     | ErrorEvent,

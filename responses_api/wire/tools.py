@@ -10,12 +10,19 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticKnownError
 
 from inference_site.gateway.api.payload import WireRequest
+from inference_site.gateway.request_fields.web_search import ContextSize, Location
 from inference_site.gateway.request_fields.wire import CustomFormat, flat_tool
 
-_TYPES_ALONE = frozenset(
+WEB_SEARCH_NAMES = frozenset(
     {
         *("web_search", "web_search_2025_08_26", "web_search_preview"),
-        *("web_search_preview_2025_03_11", "file_search", "code_interpreter", "computer"),
+        "web_search_preview_2025_03_11",
+    }
+)
+"""The names of the web search tool."""
+_TYPES_ALONE = WEB_SEARCH_NAMES | frozenset(
+    {
+        *("file_search", "code_interpreter", "computer"),
         *("computer_use_preview", "computer_use", "mcp", "image_generation"),
         *("programmatic_tool_calling", "local_shell", "shell", "apply_patch"),
     }
@@ -109,6 +116,37 @@ class TypedTool(WireRequest):
         return iter(())
 
 
+class SearchFilters(WireRequest):
+    """``filters`` of the web search tool: domains, each with its subdomains."""
+
+    allowed_domains: (
+        Annotated[
+            list[Annotated[str, Field(max_length=253, pattern=r"^[\w-]+(\.[\w-]+)*\.?$")]],
+            Field(max_length=100),
+        ]
+        | None
+    ) = None
+
+
+class UserLocation(Location):
+    """``user_location`` of the web search tool."""
+
+    type: Literal["approximate"] | None = None
+
+
+class WebSearchTool(TypedTool):
+    """``tools[]`` of type ``web_search``, under all of its names."""
+
+    filters: SearchFilters | None = None
+    user_location: UserLocation | None = None
+    search_context_size: ContextSize | None = None
+    external_web_access: bool | None = None
+    search_content_types: list[str] | None = None
+
+    def _ignored(self) -> Any:
+        return WireRequest._ignored(self)
+
+
 def _type_of(value: object) -> str | None:
     """Return the ``type`` of a JSON object or of a parsed model."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
@@ -117,6 +155,8 @@ def _type_of(value: object) -> str | None:
 
 def _tool_kind(value: object) -> str | None:
     kind = _type_of(value)
+    if kind in WEB_SEARCH_NAMES:
+        return "web_search"
     return kind if kind in (*_TYPES, None) else "typed"
 
 
@@ -125,6 +165,7 @@ Tool = Annotated[
     | Annotated[CustomTool, Tag("custom")]
     | Annotated[NamespaceTool, Tag("namespace")]
     | Annotated[ToolSearchTool, Tag("tool_search")]
+    | Annotated[WebSearchTool, Tag("web_search")]
     | Annotated[TypedTool, Tag("typed")],
     Discriminator(_tool_kind),
     BeforeValidator(flat_tool),

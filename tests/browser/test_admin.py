@@ -37,6 +37,7 @@ MENU = [
     "/admin/responses_api/storedresponse/",
     "/admin/responses_api/conversation/",
     "/admin/completions/storedcompletion/",
+    "/admin/files/storedfile/",
     "/admin/responses_api/prompttemplate/",
     "/admin/generations/generation/",
     "/admin/alarms/alarm/",

@@ -63,11 +63,20 @@ LOGPROB = record(
         "top_logprobs": array(TOP_LOGPROB, maxItems=20),
     }
 )
+URL_CITATION = record(
+    {
+        "type": const("url_citation"),
+        "start_index": COUNT,
+        "end_index": COUNT,
+        "url": STRING,
+        "title": STRING,
+    }
+)
 OUTPUT_TEXT = record(
     {
         "type": const("output_text"),
         "text": STRING,
-        "annotations": array(STRING, maxItems=0),
+        "annotations": array(URL_CITATION),
         "logprobs": array(LOGPROB),
     }
 )
@@ -221,6 +230,21 @@ APPLY_PATCH_CALL = _typed_call(
 TOOL_SEARCH_CALL = _typed_call(
     "tool_search_call", "tsc_", execution=const("client"), arguments={"type": "object"}
 )
+_SOURCE = record({"type": const("url"), "url": STRING})
+WEB_SEARCH_CALL = record(
+    {
+        "id": prefixed("ws_"),
+        "type": const("web_search_call"),
+        "status": const("in_progress", "searching", "completed", "failed"),
+        "action": any_of(
+            record(
+                {"type": const("search"), "query": STRING, "queries": array(STRING)},
+                sources=array(_SOURCE),
+            ),
+            record({"type": const("open_page"), "url": nullable(STRING)}),
+        ),
+    }
+)
 _MCP_ERROR = any_of(
     record({"type": const("mcp_protocol_error", "http_error"), "code": INTEGER, "message": STRING}),
     record(
@@ -279,6 +303,7 @@ OUTPUT_ITEM = any_of(
     LOCAL_SHELL_CALL,
     APPLY_PATCH_CALL,
     TOOL_SEARCH_CALL,
+    WEB_SEARCH_CALL,
     MCP_CALL,
     MCP_LIST_TOOLS,
     MCP_APPROVAL_REQUEST,
