@@ -50,7 +50,9 @@ def problems(site: LoopSite, response: dict[str, Any], mark: str, function: str)
         if len(calls) != 2 or response["output"][-1]["type"] != "message":
             yield f"{mark}: completed with {[item['type'] for item in response['output']]}"
         for call, count in zip(calls, counted, strict=False):
-            said = call["error"]["content"][0]["text"] if call["error"] else ""
+            said = str(call["error"] or "")
+            if call["status"] == "incomplete":
+                yield f"{mark}: completed with a call that was not ended: {call}"
             if not count and "Outcome unknown" not in said:
                 yield f"{mark}: a call has a result and was not made: {call}"
     rows = site.stack.sql(

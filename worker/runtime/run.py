@@ -267,11 +267,12 @@ class Run:
                 if self._text_calls is not None:
                     for piece in self._text_calls.rest():
                         self._assemble(piece)
-                if error is None and not self._unfinished and not self._stream.cancelled:
-                    assert self._assembler is not None
-                    self.calls_tools = bool(self._assembler.calls())
-                    if self.calls_tools:
+                assembler = self._assembler
+                if error is None and not self._unfinished and assembler and assembler.calls():
+                    if not self._stream.cancelled:
+                        self.calls_tools = True
                         return
+                    self._unfinished = 1  # It was stopped before its calls.
                 if self._unfinished and self._pieces > self._usage.output_tokens:
                     # The engine has not counted an unfinished answer; each piece is a token.
                     self._usage = replace(self._usage, output_tokens=self._pieces)
