@@ -158,7 +158,10 @@ UNFOLD = {
     ],
     "LOGIN": {"form": "inference_site.console.people.login.LoginForm"},
     "STYLES": ["inference_site.console.navigation.stylesheet"],
-    "SCRIPTS": ["inference_site.console.navigation.landmarks"],
+    "SCRIPTS": [
+        "inference_site.console.navigation.landmarks",
+        "inference_site.console.navigation.palette",
+    ],
     "SIDEBAR": {"navigation": "inference_site.console.navigation.navigation"},
     "COLORS": {"primary": _TEAL},
 }

@@ -84,6 +84,11 @@ def landmarks(_: HttpRequest) -> str:
     return static("console/landmarks.js")
 
 
+def palette(_: HttpRequest) -> str:
+    """Return the address of the script of the command palette."""
+    return static("console/palette.js")
+
+
 def stylesheet(_: HttpRequest) -> str:
     """Return the address of the console's own stylesheet."""
     return static("console/admin.css")
