@@ -26,4 +26,5 @@ class CompletionsConfig(AppConfig):
         "ollama.embedding",
     )
     retention = "completions.storage"
+    forgetting = "completions.storage"
     stored_as = {"chatcmpl-": "storedcompletion"}

@@ -18,7 +18,7 @@ from completions.assemblers.audio import (
     TranscriptAssembler,
     speech_failure,
 )
-from completions.assemblers.chat import CHAT, ChatAssembler, ChatAssembly
+from completions.assemblers.chat import CHAT, ChatAssembly
 from completions.assemblers.completion import (
     COMPLETION,
     INFILL,
@@ -47,6 +47,7 @@ from completions.assemblers.tokens import (
     TokenAssembler,
     TokenAssembly,
 )
+from completions.assemblers.web_search import chat_assembler
 from completions.ollama.assembler import (
     OLLAMA,
     OLLAMA_EMBEDDING,
@@ -61,7 +62,7 @@ from inference_site.runs.kinds import GenerationKind, failure
 from inference_site.runs.streams.request_documents import Assembly
 
 KINDS = {
-    CHAT: GenerationKind(ChatAssembly, ChatAssembler, failure, store_result, replay=replay_of),
+    CHAT: GenerationKind(ChatAssembly, chat_assembler, failure, store_result, replay=replay_of),
     COMPLETION: GenerationKind(CompletionAssembly, CompletionAssembler, failure),
     EMBEDDING: GenerationKind(EmbeddingAssembly, EmbeddingAssembler, failure),
     INFILL: GenerationKind(InfillAssembly, InfillAssembler, failure),

@@ -59,6 +59,12 @@ from inference_site.gateway.request_fields.mapping import (
     to_template_vars,
     with_token_report,
 )
+from inference_site.gateway.request_fields.web_search import (
+    ARGUMENTS,
+    can_search,
+    search_functions,
+    search_options,
+)
 from inference_site.gateway.request_fields.wire import Content, NestedGrammarInput
 from inference_site.gateway.submission.model_access import ResolvedModel
 
@@ -182,6 +188,7 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
     plan = to_tool_plan(body)
     constraint = to_constraint(body, response_format_constraint(body.response_format))
     require_fields(model, "chat", body, () if plan.tools else ("tools", "functions"))
+    plan = _with_search(body, plan, model)
     require_grammars(model, plan.tools)
     messages = to_messages(body.messages)
     require_media(model, messages)
@@ -226,6 +233,35 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
         running_usage=bool(body.stream_options and body.stream_options.continuous_usage),
     )
     return with_token_report(request, body, stream=bool(body.stream))
+
+
+def _with_search(body: ChatCompletionRequest, plan: ToolPlan, model: ResolvedModel) -> ToolPlan:
+    """Return the plan with the functions of the web search, if the request and the site have one.
+
+    An answer that must be a call of the client's functions is not searched for.
+    """
+    options = body.web_search_options
+    if options is None or not can_search() or plan.must_call or "tools" not in model.capabilities:
+        return plan
+    if (body.n or 1) > 1:
+        raise InvalidRequestError(
+            "Invalid 'n': with 'web_search_options' there is one choice.", param="n"
+        )
+    if taken := {tool.name for tool in plan.tools} & ARGUMENTS.keys():
+        raise InvalidRequestError(
+            f"Invalid 'tools': '{min(taken)}' is a function of 'web_search_options'.",
+            param="tools",
+        )
+    return replace(plan, tools=(*plan.tools, *search_functions(options.location)))
+
+
+def to_site_tools(body: ChatCompletionRequest, request: GenerationRequest) -> list[dict[str, Any]]:
+    """Return the options of the web search that the request offers the model; empty if none."""
+    options = body.web_search_options
+    if options is None or request.must_call or all(t.name not in ARGUMENTS for t in request.tools):
+        return []
+    texts = [message.all_text for message in request.messages if message.role == "user"]
+    return [search_options(texts, options.search_context_size, options.location)]
 
 
 def _refuse_audio_output(body: ChatCompletionRequest) -> None:

@@ -5,12 +5,12 @@ A project can only reach its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import orjson
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.db.models.fields.json import KT
 from django.db.models.functions import Coalesce, Left
 
@@ -247,6 +247,19 @@ def prune(until: float) -> int:
         rows = StoredCompletion.objects.filter(project=project)
         deleted += delete_older(rows, since, until, _BATCH)
     return deleted
+
+
+def forget(
+    end_user: str, project_id: int | None, generation_ids: Sequence[str]
+) -> Mapping[str, int]:
+    """Delete stored completions of an end user (see ``inference_site.runs.kinds.Forgetting``)."""
+    rows = StoredCompletion.objects.filter(
+        Q(public_id__in=generation_ids) | Q(metadata__contains={"user_id": end_user})
+    )
+    if project_id is not None:
+        rows = rows.filter(project=project_id)
+    deleted, _ = rows.delete()
+    return {"chat completions": deleted}
 
 
 def with_previews(rows: QuerySet[StoredCompletion]) -> QuerySet[StoredCompletion]:

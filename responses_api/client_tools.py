@@ -1,4 +1,4 @@
-"""Tools that the client runs: how the model is taught them, and how its calls become items.
+"""Tools of a request: how the model is taught them, and how calls of the client's become items.
 
 Models know functions only. ``CLIENT_TOOLS`` has, for each tool that the API defines by its type,
 the function that stands for it. ``OfferedTools`` are the functions of one request: those of the
@@ -23,6 +23,7 @@ from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.request_fields.mapping import to_grammar
 from inference_site.gateway.request_fields.wire import GrammarInput
 from inference_site.runs.queue import new_id
+from responses_api.site_tools import FirstCall, site_tool_named
 from responses_api.wire.input_items import ItemStatus
 from responses_api.wire.objects import (
     ApplyPatchCall,
@@ -224,6 +225,18 @@ class OfferedTools:
     functions: dict[str, request.Tool] = field(default_factory=dict)
     routes: dict[str, Route] = field(default_factory=dict)
     unsupported: list[str] = field(default_factory=list)
+    site_tools: list[dict[str, Any]] = field(default_factory=list)
+    """The options of the tools that the site runs (see ``responses_api.site_tools``)."""
+    first_calls: list[FirstCall] = field(default_factory=list)
+    """Calls of these that come before the first turn of the model."""
+    items: list[dict[str, Any]] = field(default_factory=list)
+    """The data of all items of the context, oldest first."""
+    include: frozenset[str] = frozenset()
+    """``include`` of the request."""
+    new_items: list[dict[str, Any]] = field(default_factory=list)
+    """Those of them that came with this request."""
+    param: str = "tools"
+    """The path of the tool that is being offered, for errors."""
     _names: dict[Route, str] = field(default_factory=dict)
 
     @property
@@ -237,7 +250,7 @@ class OfferedTools:
         return {
             name: asdict(route)
             for name, route in self.routes.items()
-            if route.type in CLIENT_TOOLS or route.name != name
+            if route.type not in ("function", "custom") or route.name != name
         }
 
     def name_of(self, type_: str, name: str, namespace: str | None) -> str:
@@ -288,24 +301,37 @@ def _is_chosen(choice: NamedChoice | TypedChoice, name: str, route: Route) -> bo
         return route.namespace is not None and route.namespace == (choice.model_extra or {}).get(
             "name"
         )
-    return choice.type == route.type
+    if choice.type == "mcp":
+        named = choice.model_extra or {}
+        is_server = named.get("server_label") in (None, route.namespace)
+        return route.type == "mcp" and is_server and named.get("name") in (None, route.name)
+    site_tool = site_tool_named(choice.type)
+    return route.type == (choice.type if site_tool is None else site_tool.type)
 
 
-def offer_tools(tools: Sequence[Tool], items: Iterable[dict[str, Any]] = ()) -> OfferedTools:
+def offer_tools(
+    tools: Sequence[Tool],
+    items: Iterable[dict[str, Any]] = (),
+    *,
+    project_id: int,
+    include: Iterable[str] = (),
+    new_items: Sequence[dict[str, Any]] = (),
+) -> OfferedTools:
     """Return the functions of a request: its tools, and those that its stored items have loaded.
 
     Tools with ``defer_loading`` are left out until an item has loaded them, if the request has a
     tool search that the client executes. Raise InvalidRequestError for too many tools.
     """
+    offered = OfferedTools(items=list(items), new_items=list(new_items), include=frozenset(include))
+    deferred = list[str]()
     given, loaded = list(tools), list[Tool]()
-    for item in items:
+    for item in offered.items:
         if item["type"] == "additional_tools":
             given += _TOOLS.validate_python(item["tools"])
         elif item["type"] == "tool_search_output":
             loaded += _TOOLS.validate_python(item["tools"])
     searches = [t for t in given if isinstance(t, ToolSearchTool) and t.execution == "client"]
-    offered, deferred = OfferedTools(), list[str]()
-    for tool in given:
+    for position, tool in enumerate(given):
         match tool:
             case ToolSearchTool(execution="client"):
                 pass
@@ -313,6 +339,12 @@ def offer_tools(tools: Sequence[Tool], items: Iterable[dict[str, Any]] = ()) -> 
                 known = CLIENT_TOOLS[kind]
                 description = "\n".join([known.description, *_skills(tool)])
                 _offer_typed(offered, known, description, known.parameters)
+            case TypedTool(type=kind) if site_tool := site_tool_named(kind):
+                offered.param = f"tools[{position}]"
+                if (options := site_tool.offer(tool, offered, project_id)) is None:
+                    offered.unsupported.append(kind)
+                else:
+                    offered.site_tools.append(options)
             case ToolSearchTool() | TypedTool():
                 offered.unsupported.append(tool.type)
             case _:

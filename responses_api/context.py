@@ -19,6 +19,7 @@ from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundE
 from inference_site.core.storage.postgresql import end_transaction_if_idle, execute_prepared
 from inference_site.gateway.submission.context_bound import ContextBound
 from responses_api.items import IdentifiedItem, ItemData, is_instruction, new_items, size_of
+from responses_api.mcp_approvals import answers_in
 from responses_api.models import ENDED, Conversation, Item, StoredResponse
 from responses_api.prompt_items import CALLS, RESULTS
 from responses_api.stored_responses import row_of
@@ -112,6 +113,12 @@ class Context:
         if self.conversation is None:
             return self.previous_response_id or ""
         return _newest_id(self.conversation.responses.all())
+
+    @property
+    def approvals(self) -> list[ItemData]:
+        """The answers to approval requests that came with the request."""
+        new = [item.data for item in self.new]
+        return answers_in(new, [*(item.data for item in self.before), *new])
 
     def items(self) -> list[ContextItem]:
         """Return all items, oldest first."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -21,8 +21,8 @@ from inference_site.gateway.submission.model_access import (
     served_model,
     with_capabilities,
 )
+from inference_site.gateway.submission.service_tiers import service_tier
 from inference_site.gateway.submission.submit import Submission
-from inference_site.runs.models import ServiceClass
 from inference_site.runs.queue import new_id
 from inference_site.runs.streams.batches import long_texts
 from inference_site.runs.streams.request_documents import Document
@@ -40,7 +40,10 @@ from responses_api.context import (
 from responses_api.events import accepted_frames
 from responses_api.items import IdentifiedItem
 from responses_api.mapping import ENCRYPTED_REASONING, to_generation_request
+from responses_api.mcp import narrow
+from responses_api.mcp_approvals import answer_questions, is_approved, questions_of
 from responses_api.models import StoredResponse
+from responses_api.prompt_templates import with_template
 from responses_api.storage import accept
 from responses_api.stored_responses import new_response, stored_response
 from responses_api.wire.requests import ResponseRequest
@@ -61,6 +64,7 @@ class NewResponse:
     def write(self) -> None:
         """Write the response and its input. Raise ConversationLocked."""
         accept(self.project_id, self.response, self.body, self.context)
+        answer_questions(self.context.approvals, self.project_id, self.response["id"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ def create(
     ``grace_s`` is the disconnect grace of stored foreground responses.
     """
     _refuse_contradictions(body)
+    body = with_template(caller.project_id, body)
     project_id, is_background = caller.project_id, bool(body.background)
     model = served_model(
         caller,
@@ -105,6 +110,9 @@ def create(
             "Invalid 'store': what builds on a response that is not stored cannot be stored.",
             param="store",
         )
+    tier = service_tier(caller, body.service_tier, background=is_background)
+    if body.service_tier is not None:  # What is stored and shown is the tier that it gets.
+        body = body.model_copy(update={"service_tier": tier.name})
     response = new_response(
         body,
         response_id=new_id("resp_"),
@@ -114,9 +122,10 @@ def create(
         conversation_id=context.conversation.public_id if context.conversation else None,
         metadata=body.metadata or {},
     ).model_dump()
-    offered = _offered(body, context)
+    offered = _offered(body, context, project_id)
+    _check_approvals(project_id, body, context, offered)
     document = to_document(project_id, body, context, model, response, offered)
-    is_stored, is_flex = response["store"], body.service_tier == "flex"
+    is_stored = response["store"]
     submission = Submission(
         RESPONSE,
         response["id"],
@@ -128,9 +137,7 @@ def create(
             *ignored_fields(model, body, document.request),
             *(f"tools.{type_}" for type_ in offered.unsupported),
         ],
-        service_class=(
-            ServiceClass.BACKGROUND if is_background or is_flex else ServiceClass.FOREGROUND
-        ),
+        service_class=tier.service_class,
         end_user=body.safety_identifier or body.user or "",
         frames=accepted_frames(response) if document.assembly.emits else (),
         texts=long_texts(to_json(response[field]) for field in _ECHOED),
@@ -139,6 +146,7 @@ def create(
         background=is_background,
         grace_s=grace_s if is_stored and not is_background else 0,
         continues=context.continues,
+        cache_key=body.prompt_cache_key or "",
     )
     return Creation(response, context, submission)
 
@@ -175,13 +183,49 @@ def to_document(
         sends_done=settings.RESPONSES_SEND_DONE,
         seal_for=project_id if ENCRYPTED_REASONING in (body.include or ()) else None,
         routes=offered.uncommon_routes,
+        first_calls=[asdict(call) for call in offered.first_calls],
+        most_calls=min(body.max_tool_calls or settings.TOOL_CALLS_MAX, settings.TOOL_CALLS_MAX),
+        site_tools=offered.site_tools,
     )
     return Document(request, assembly)
 
 
-def _offered(body: ResponseRequest, context: Context) -> OfferedTools:
+def _offered(body: ResponseRequest, context: Context, project_id: int) -> OfferedTools:
     items = (item.data for item in (*context.before, *context.new))
-    return offer_tools(body.tools or (), items)
+    new = [item.data for item in context.new]
+    offered = offer_tools(
+        body.tools or (),
+        items,
+        project_id=project_id,
+        new_items=new,
+        include=body.include or (),
+    )
+    narrow(offered, body.tool_choice)
+    return offered
+
+
+def _check_approvals(
+    project_id: int, body: ResponseRequest, context: Context, offered: OfferedTools
+) -> None:
+    """Raise InvalidRequestError for an approval of a call that this response would not make."""
+    answers = context.approvals
+    if not (questions := questions_of(answers, project_id)):
+        return
+    if body.store is False:
+        raise InvalidRequestError(
+            "Invalid 'store': a response to an approval request must be stored, so that the call "
+            "is made once.",
+            param="store",
+        )
+    made = {call.fields.get("approval_request_id") for call in offered.first_calls}
+    for answer in answers:
+        id_ = answer.get("approval_request_id")
+        if id_ in questions and is_approved(answer) and id_ not in made:
+            raise InvalidRequestError(
+                "Invalid 'tools': they have no MCP server "
+                f"'{questions[id_].server_label}', whose call is approved.",
+                param="tools",
+            )
 
 
 def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
@@ -209,5 +253,5 @@ def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
         context,
         with_capabilities(spec),
         response,
-        _offered(body, context),
+        _offered(body, context, stored.project_id),
     )

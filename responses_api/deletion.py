@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from django.db import transaction
-from django.db.models import Exists, OuterRef
+from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
 from inference_site.accounts.models import retention_cutoffs
@@ -24,6 +24,8 @@ from inference_site.runs.streams.request_documents import drop_document
 from responses_api.models import ENDED, Conversation, Item, StoredResponse
 
 _BATCH = 100
+_KEPT_TEXTS = frozenset({"type", "role", "status", "call_id", "name", "namespace", "phase"})
+"""Fields of an item that stay when its content is removed: a later prompt needs its form."""
 Row = TypeVar("Row")
 
 
@@ -130,3 +132,58 @@ def _old_conversations(project: int, since: dt.datetime) -> list[Conversation]:
     running = StoredResponse.objects.filter(conversation=OuterRef("pk")).exclude(status__in=ENDED)
     rows = Conversation.objects.filter(project=project, created_at__lt=since, deleted_at=None)
     return list(rows.exclude(Exists(later)).exclude(Exists(running)).order_by("pk")[:_BATCH])
+
+
+def forget(
+    end_user: str, project_id: int | None, generation_ids: Sequence[str]
+) -> Mapping[str, int]:
+    """Delete the responses and conversations of an end user.
+
+    A conversation is the user's if its metadata name the user, or all of its responses are the
+    user's. Of a response that others build on, or in a conversation of others too, the content is
+    removed and the hidden row stays. See ``inference_site.runs.kinds.Forgetting``.
+    """
+    named = Q(metadata__contains={"user_id": end_user})
+    own = {} if project_id is None else {"project": project_id}
+    ended = StoredResponse.objects.filter(status__in=ENDED, **own)
+    rows = ended.filter(named | Q(public_id__in=generation_ids))
+    responses = list(rows.exclude(request={}).order_by("-pk"))
+    others = StoredResponse.objects.filter(conversation=OuterRef("pk"), deleted_at=None)
+    others = others.exclude(pk__in=[stored.pk for stored in responses])
+    touched = Q(pk__in={stored.conversation_id for stored in responses})
+    theirs = Conversation.objects.filter(named | (touched & ~Exists(others)), **own)
+    conversations = list(theirs.filter(deleted_at=None))
+    for stored in responses:
+        delete(stored)
+    for conversation in conversations:
+        delete_conversation(conversation)
+    _remove_content([stored.pk for stored in responses])
+    return {"responses": len(responses), "conversations": len(conversations)}
+
+
+def _remove_content(pks: Sequence[int]) -> None:
+    """Remove the content of these responses as far as their rows are still there."""
+    for item in Item.objects.filter(response__in=pks).iterator(_BATCH):
+        item.data = _without_content(item.data)
+        item.save(update_fields=["data"])
+    rows = StoredResponse.objects.filter(pk__in=pks)
+    rows.update(request={}, metadata={}, error=None, deltas=None)
+
+
+def _without_content(data: dict[str, Any]) -> dict[str, Any]:
+    """Return an item of the same form without what was said: calls, results, messages stay such."""
+    if data["type"] == "reasoning":
+        return {**data, "content": [], "summary": [], "encrypted_content": None}
+    kept: dict[str, Any] = {}
+    for name, value in data.items():
+        if name in _KEPT_TEXTS or not isinstance(value, str | list | dict):
+            kept[name] = value
+        elif name == "arguments":
+            kept[name] = "{}"
+        elif name == "content":
+            kept[name] = [{"type": "input_text", "text": "[deleted]"}]
+        elif isinstance(value, str):
+            kept[name] = ""
+        else:
+            kept[name] = type(value)()
+    return kept

@@ -25,6 +25,9 @@ from responses_api.wire.objects import (
     Event,
     FunctionCall,
     LogprobEntry,
+    McpApprovalRequest,
+    McpCall,
+    McpListTools,
     Message,
     NamedCall,
     OutputItem,
@@ -34,8 +37,10 @@ from responses_api.wire.objects import (
     ResponseObject,
     ResponseStateEvent,
     ShellCall,
+    SiteCallItem,
     StateEventType,
     TextPart,
+    WebSearchCall,
     changed,
 )
 
@@ -54,6 +59,8 @@ _EMPTY_PARTS: dict[str, OutputText | TextPart] = {
     "message": OutputText(text="", annotations=[], logprobs=[]),
     "reasoning": TextPart(type="reasoning_text", text=""),
 }
+_STATES = frozenset({"web_search_call", "mcp_call", "mcp_list_tools"})
+"""Items with events of their state."""
 
 Logprobs = Sequence[LogprobEntry]
 
@@ -126,7 +133,7 @@ def error_event(error: dict[str, Any], numbers: Iterator[int]) -> ErrorEvent:
 def with_text(item: OutputItem, text: str, logprobs: Logprobs, status: ItemStatus) -> OutputItem:
     """Return the item with this text; a function call without arguments gets ``{}``.
 
-    A call whose fields are no text keeps them.
+    A call whose fields are no text keeps them. A call that the site runs has no result yet.
     """
     match item:
         case Message():
@@ -141,8 +148,26 @@ def with_text(item: OutputItem, text: str, logprobs: Logprobs, status: ItemStatu
             return changed(item, status=status, input=text)
         case ApplyPatchCall():
             return changed(item, status="completed" if status == "completed" else "in_progress")
+        case McpCall():
+            state = status if status == "in_progress" else "incomplete"
+            return changed(item, arguments=text or "{}", status=state)
+        case McpApprovalRequest():
+            return changed(item, arguments=text or "{}")
+        case WebSearchCall():
+            return changed(item, status=status if status == "in_progress" else "failed")
+        case McpListTools():
+            error = None if status == "in_progress" else "The response ended before."
+            return changed(item, error=error)
         case _:
             return changed(item, status=status)
+
+
+_UNKNOWN_ACTIONS: dict[str, dict[str, Any]] = {
+    "search": {"type": "search", "query": "", "queries": []},
+    "open_page": {"type": "open_page", "url": None},
+    "find_in_page": {"type": "find_in_page", "url": "", "pattern": ""},
+}
+"""Actions of searches whose arguments are not known yet."""
 
 
 def _announced(item: OutputItem) -> OutputItem:
@@ -161,6 +186,15 @@ def _announced(item: OutputItem) -> OutputItem:
             return changed(item, status="in_progress", input="")
         case ShellCall(action=action):
             return changed(item, status="in_progress", action=changed(action, commands=[]))
+        case WebSearchCall(action=action):
+            unknown = _UNKNOWN_ACTIONS[action["type"]]
+            return changed(item, status="in_progress", action=unknown)
+        case McpCall():
+            return changed(item, status="in_progress", arguments="", output=None, error=None)
+        case McpListTools():
+            return changed(item, tools=[], error=None)
+        case SiteCallItem():
+            return item
         case _:
             return changed(item, status="in_progress")
 
@@ -171,9 +205,9 @@ def _text(item: OutputItem) -> tuple[str, Logprobs]:
             return text, logprobs
         case ReasoningItem(content=[TextPart(text=text)]):
             return text, ()
-        case FunctionCall(arguments=text) | CustomToolCall(input=text):
+        case FunctionCall(arguments=text) | CustomToolCall(input=text) | McpCall(arguments=text):
             return text, ()
-        case Call():
+        case Call() | SiteCallItem():
             return "", ()
     raise ValueError(f"The item {item.id} has other parts than a model's output.")
 
@@ -181,11 +215,14 @@ def _text(item: OutputItem) -> tuple[str, Logprobs]:
 class ItemEvents:
     """Makes the events of one output item.
 
-    item added → part added → deltas → text done → part done → item done
+    item added → part added → deltas → annotations → text done → part done → item done
 
     A call has no part. One of a function or a custom tool always has at least one delta, because
     clients expect one also of a call without arguments. The commands of a shell call have their own
     events. An interrupted item ends in the same way, with the status ``incomplete``.
+
+    A call that the site runs: item added → in progress → deltas of the arguments → called →
+    completed or failed → item done. ``called`` is sent when the arguments are whole.
     """
 
     def __init__(self, item_id: str, output_index: int, numbers: Iterator[int]) -> None:
@@ -210,12 +247,17 @@ class ItemEvents:
             piece = text[start : start + size]
             yield self.delta(item, piece, logprobs[first : first + entries])
             start, first = start + size, first + entries
+        if isinstance(item, SiteCallItem):
+            yield from self.called(item)
         yield from self.closing(item, has_delta=bool(sizes))
 
     def opening(self, item: OutputItem) -> Iterator[Event]:
         """Yield the events that announce an item, which has no text yet."""
         yield self._item_event("response.output_item.added", item)
-        if not isinstance(item, Call):
+        if isinstance(item, SiteCallItem):
+            if item.type in _STATES:
+                yield self._state(item, "in_progress")
+        elif not isinstance(item, Call):
             yield self._part_event("response.content_part.added", _EMPTY_PARTS[item.type])
 
     def delta(self, item: OutputItem, text: str, logprobs: Logprobs = ()) -> wire.DeltaEvent:
@@ -230,8 +272,18 @@ class ItemEvents:
                 return wire.FunctionCallArgumentsDelta(**self._in_item(), delta=text)
             case CustomToolCall():
                 return wire.CustomToolCallInputDelta(**self._in_item(), delta=text)
+            case McpCall():
+                return wire.McpCallArgumentsDelta(**self._in_item(), delta=text)
             case _:
                 raise TypeError(f"A {item.type} has no deltas.")
+
+    def called(self, item: OutputItem) -> Iterator[Event]:
+        """Yield the events of a call that the site runs when its arguments are whole."""
+        match item:
+            case McpCall(arguments=text):
+                yield wire.McpCallArgumentsDone(**self._in_item(), arguments=text)
+            case WebSearchCall():
+                yield self._state(item, "searching")
 
     def closing(self, item: OutputItem, *, has_delta: bool) -> Iterator[Event]:
         """Yield the events that end an item, which has all of its text."""
@@ -240,6 +292,10 @@ class ItemEvents:
             yield self.delta(item, text)
         match item:
             case Message(content=[OutputText() as part]):
+                for index, annotation in enumerate(part.annotations):
+                    yield wire.AnnotationAdded(
+                        **self._in_part(), annotation_index=index, annotation=annotation
+                    )
                 yield wire.OutputTextDone(**self._in_part(), text=text, logprobs=list(logprobs))
                 yield self._part_event("response.content_part.done", part)
             case ReasoningItem(content=[TextPart() as part]):
@@ -252,6 +308,12 @@ class ItemEvents:
                 yield wire.CustomToolCallInputDone(**self._in_item(), input=text)
             case ShellCall(action=action):
                 yield from self._commands(action.commands)
+            case McpCall(status=("completed" | "failed") as status):
+                yield self._state(item, status)
+            case McpListTools(error=error):
+                yield self._state(item, "completed" if error is None else "failed")
+            case WebSearchCall(status="completed"):
+                yield self._state(item, "completed")
         yield self._item_event("response.output_item.done", item)
 
     def _commands(self, commands: Sequence[str]) -> Iterator[Event]:
@@ -267,6 +329,10 @@ class ItemEvents:
             yield wire.ShellCommandDone(
                 sequence_number=next(self._numbers), **place, command=command
             )
+
+    def _state(self, item: SiteCallItem, state: str) -> wire.SiteCallEvent:
+        type_: Any = f"response.{item.type}.{state}"
+        return wire.SiteCallEvent(type=type_, **self._in_item())
 
     def _item_event(
         self,

@@ -100,7 +100,7 @@ def to_counting_request(
 ) -> GenerationRequest:
     """Return the request to render the prompt of a context, in order to count its tokens."""
     require_fields(model, "render", body, unused=("tools", "text.format"))
-    offered = offer_tools(body.tools or (), (item.data for item in items))
+    offered = offer_tools(body.tools or (), (item.data for item in items), project_id=project_id)
     messages = to_messages(body.instructions, items, project_id, offered)
     require_media(model, messages)
     return GenerationRequest(
@@ -166,14 +166,14 @@ def to_tool_plan(body: ContextFields, offered: OfferedTools) -> ToolPlan:
         case "none":
             return ToolPlan()
         case "required":
-            return ToolPlan(_require_any(offered.tools), must_call=True)
+            return ToolPlan(_require_any(offered.tools, offered), must_call=True)
         case NamedChoice() as choice:
             return ToolPlan(offered.select([choice]), must_call=True)
         case AllowedTools(mode=mode, tools=allowed):
             tools, must_call = offered.select(allowed), mode == "required"
-            return ToolPlan(_require_any(tools) if must_call else tools, must_call)
+            return ToolPlan(_require_any(tools, offered) if must_call else tools, must_call)
         case TypedChoice(type=kind) as choice:
-            if not (tools := offered.select([choice])):
+            if not (tools := offered.select([choice])) and not offered.first_calls:
                 raise InvalidRequestError(
                     f"Invalid value for 'tool_choice': there is no tool of the type '{kind}' that "
                     "runs here or at the client.",
@@ -185,8 +185,11 @@ def to_tool_plan(body: ContextFields, offered: OfferedTools) -> ToolPlan:
             return ToolPlan(offered.tools)
 
 
-def _require_any(tools: tuple[request.Tool, ...]) -> tuple[request.Tool, ...]:
-    if not tools:
+def _require_any(
+    tools: tuple[request.Tool, ...], offered: OfferedTools
+) -> tuple[request.Tool, ...]:
+    """Return the tools. Raise InvalidRequestError if there are none, and none are to be listed."""
+    if not tools and not offered.first_calls:
         raise InvalidRequestError(
             "Invalid value for 'tool_choice': there is no tool that could be called.",
             param="tool_choice",

@@ -1,4 +1,4 @@
-"""Stored responses, items and conversations.
+"""Stored responses, items, conversations and prompt templates.
 
 An item is stored once, with the response or the conversation that it was added by. The history of a
 response is found by following ``previous``; nothing is copied.
@@ -6,6 +6,9 @@ response is found by following ``previous``; nothing is copied.
 
 from __future__ import annotations
 
+import secrets
+
+from django.conf import settings
 from django.contrib.postgres.indexes import GinIndex
 from django.db import models
 from django.utils import timezone
@@ -197,3 +200,104 @@ class Item(models.Model):
 
     def __str__(self) -> str:
         return self.public_id
+
+
+class McpApproval(models.Model):
+    """The request to approve a call of an MCP tool, and its answer.
+
+    ``item`` is the output item that asks; ``arguments_sha256`` is the hash of its arguments, as hex
+    digits. ``approve`` is null until it is answered, by the response ``answered_by``.
+    """
+
+    item = models.OneToOneField(
+        Item, on_delete=models.CASCADE, primary_key=True, related_name="approval"
+    )
+    project = models.ForeignKey("accounts.Project", on_delete=models.PROTECT, db_index=False)
+    server_label = models.CharField(max_length=64)
+    name = models.CharField(max_length=128)
+    arguments_sha256 = models.CharField(max_length=64)
+    asked_at = models.DateTimeField(default=timezone.now)
+    approve = models.BooleanField(null=True)
+    answered_by = models.CharField(max_length=64, blank=True, default="")
+    answered_at = models.DateTimeField(null=True)
+
+    class Meta:
+        verbose_name = "approval"
+        default_permissions = ("view",)
+        indexes = [
+            models.Index(
+                fields=["item"],
+                name="approval_waiting",
+                condition=models.Q(answered_at__isnull=True),
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.server_label}.{self.name}"
+
+
+LONGEST_PROMPT = 50_000
+"""Characters of one message of a prompt template."""
+
+
+def new_prompt_id() -> str:
+    """Return the id of a new prompt template."""
+    return f"pmpt_{secrets.token_hex(24)}"
+
+
+class PromptTemplate(models.Model):
+    """A prompt that requests of its project use by its id (see ``prompt_templates``)."""
+
+    public_id = models.CharField(
+        "ID", max_length=64, unique=True, default=new_prompt_id, editable=False
+    )
+    project = models.ForeignKey("accounts.Project", on_delete=models.PROTECT)
+    name = models.CharField(max_length=100)
+    default_version = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        help_text="The version for requests that name none. Leave empty for the newest.",
+    )
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["name", "id"]
+        constraints = [
+            models.UniqueConstraint(fields=["project", "name"], name="prompt_name_once"),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def newest(self) -> PromptVersion | None:
+        """The version that was saved last."""
+        return self.versions.order_by("-number").first()
+
+
+class PromptVersion(models.Model):
+    """One version of a prompt template. It is never changed: requests name it by its number."""
+
+    template = models.ForeignKey(PromptTemplate, on_delete=models.CASCADE, related_name="versions")
+    number = models.PositiveIntegerField()
+    developer_message = models.TextField(max_length=LONGEST_PROMPT, blank=True)
+    user_message = models.TextField(max_length=LONGEST_PROMPT, blank=True)
+    # For requests that name no model.
+    model = models.CharField(max_length=200, blank=True)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    created_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        on_delete=models.SET_NULL,
+        null=True,
+        blank=True,
+        related_name="+",
+    )
+
+    class Meta:
+        ordering = ["-number"]
+        constraints = [
+            models.UniqueConstraint(fields=["template", "number"], name="prompt_version_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"version {self.number}"

@@ -53,6 +53,11 @@ def _searched(data: Data) -> str:
     return "\n".join(texts) or "(The results were not kept.)"
 
 
+def _action_type(data: Data) -> Any:
+    action = data.get("action")
+    return action.get("type") if isinstance(action, dict) else None
+
+
 def _run_code(data: Data) -> str:
     outputs = _objects(data.get("outputs"))
     return "\n".join(str(output.get("logs") or "(an image)") for output in outputs)
@@ -80,7 +85,7 @@ CALLS: dict[str, Callable[[Data], PromptCall]] = {
 
 WHOLE_CALLS: dict[str, Callable[[Data], PromptCall]] = {
     "mcp_call": lambda data: PromptCall(
-        "function",
+        "mcp",
         str(data.get("name")),
         _json(data.get("arguments") or {}),
         str(data.get("server_label")),
@@ -88,8 +93,8 @@ WHOLE_CALLS: dict[str, Callable[[Data], PromptCall]] = {
     ),
     "web_search_call": lambda data: PromptCall(
         "web_search",
-        "web_search",
-        _without(data.get("action"), "type"),
+        "open_page" if _action_type(data) == "open_page" else "web_search",
+        _without(data.get("action"), "type", "queries", "sources"),
         result="(The results were not kept.)",
     ),
     "file_search_call": lambda data: PromptCall(
@@ -148,11 +153,6 @@ RESULTS: dict[str, Callable[[Data], str | list[Data]]] = {
 """Results of ``CALLS``: a text, or parts of a message."""
 
 
-def _listed(data: Data) -> str:
-    names = ", ".join(str(tool.get("name")) for tool in _objects(data.get("tools")))
-    return f"The MCP server {data.get('server_label')} has the tools: {names}"
-
-
 def _asked(data: Data) -> str:
     name = f"{data.get('name')} of {data.get('server_label')}"
     return f"Approval was asked to call {name} with {data.get('arguments')}"
@@ -164,7 +164,6 @@ def _approved(data: Data) -> str:
 
 
 WORDS: dict[str, Callable[[Data], str]] = {
-    "mcp_list_tools": _listed,
     "mcp_approval_request": _asked,
     "mcp_approval_response": _approved,
 }

@@ -19,6 +19,7 @@ from inference_site.runs.streams.request_documents import ToStore
 from responses_api.assembler import ResponseAssembler
 from responses_api.context import Context, conversation_not_found, previous_not_found
 from responses_api.items import IdentifiedItem, from_wire
+from responses_api.mcp_approvals import record_questions
 from responses_api.models import Conversation, Item, ResponseStatus
 from responses_api.wire.requests import ResponseRequest
 
@@ -158,7 +159,10 @@ def store_result(
         "completed_at": completed_at,
         **_item_parameters([from_wire(item.model_dump()) for item in final.output]),
     }
-    for pk, conversation_pk in execute_prepared(_END, parameters):
+    ended = list(execute_prepared(_END, parameters))
+    if ended:
+        record_questions(final.output)
+    for pk, conversation_pk in ended:
         if conversation_pk is None:
             continue
         conversation = Conversation.objects.select_for_update().get(pk=conversation_pk)

@@ -41,10 +41,12 @@ from responses_api.wire.tools import (
     CallableTool,
     CustomTool,
     FunctionTool,
+    McpTool,
     NamespaceTool,
     Tool,
     ToolSearchTool,
     TypedTool,
+    WebSearchTool,
 )
 
 # The ids are selected, because the planner does not see the length of a selected array. If it saw
@@ -155,7 +157,9 @@ def new_response(
             summary=reasoning.summary if reasoning else None,
         ),
         safety_identifier=body.safety_identifier,
-        service_tier="flex" if body.service_tier == "flex" else "default",
+        service_tier=(
+            body.service_tier if body.service_tier in ("flex", "priority") else "default"
+        ),
         store=body.store is not False,
         temperature=1.0 if body.temperature is None else body.temperature,
         text=TextEcho(
@@ -171,6 +175,9 @@ def new_response(
         usage=None,
         metadata=metadata,
         conversation=None if conversation_id is None else ConversationId(id=conversation_id),
+        prompt=None
+        if body.prompt is None
+        else body.prompt.model_dump(mode="json", exclude_none=True),
         user=body.user,
     )
 
@@ -220,6 +227,12 @@ def tool_object(tool: Tool) -> dict[str, Any]:
         case ToolSearchTool():
             given = tool.model_dump(mode="json", exclude_none=True)
             return {**given, "execution": tool.execution or "server"}
+        case WebSearchTool():
+            return tool.model_dump(mode="json", exclude_unset=True)
+        case McpTool():
+            server = tool.model_dump(mode="json", exclude_none=True)
+            unset = {"allowed_tools": None, "headers": None, "require_approval": "always"}
+            return {**unset, **server}
         case TypedTool():
             return tool.model_dump(mode="json")
 

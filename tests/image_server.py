@@ -1,4 +1,4 @@
-"""A web server for what images are fetched from: it notes what it is asked, and can misbehave."""
+"""A web server for what is fetched: images, pages. It notes what it is asked, and can misbehave."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -15,13 +16,16 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 class ImageServer:
     """Answers each path as it was told to; with a certificate, over TLS.
 
-    ``asked`` holds the paths and ``hosts`` the Host headers, in order.
+    ``asked`` holds the paths, ``hosts`` the Host headers and ``headers`` all of them, in order. A
+    path with a query that has no answer of its own is answered like the path alone.
     """
 
     def __init__(self, certificate: Path | None = None) -> None:
         self.answers: dict[str, Answer] = {}
         self.asked: list[str] = []
         self.hosts: list[str | None] = []
+        self.headers: list[Message] = []
+        self.poured = 0
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
         if certificate is not None:
@@ -37,8 +41,10 @@ class ImageServer:
             def do_GET(self) -> None:
                 site.asked.append(self.path)
                 site.hosts.append(self.headers.get("Host"))
+                site.headers.append(self.headers)
                 with suppress(OSError):  # The client may hang up.
-                    site.answers[self.path](self)
+                    path = self.path
+                    site.answers[path if path in site.answers else path.split("?")[0]](self)
 
             def log_message(self, format: str, *args: object) -> None:
                 """Say nothing."""
@@ -48,15 +54,34 @@ class ImageServer:
     def url(self, path: str, host: str = "127.0.0.1") -> str:
         return f"http://{host}:{self.port}{path}"
 
-    def give(self, path: str, content: bytes, *, with_length: bool = True) -> str:
-        """Answer the path with this content; return its URL."""
+    def give(self, path: str, content: bytes, *, with_length: bool = True, kind: str = "") -> str:
+        """Answer the path with this content of this media type; return its URL."""
 
         def answer(handler: BaseHTTPRequestHandler) -> None:
             handler.send_response(200)
+            if kind:
+                handler.send_header("Content-Type", kind)
             if with_length:
                 handler.send_header("Content-Length", str(len(content)))
             handler.end_headers()
             handler.wfile.write(content)
+
+        self.answers[path] = answer
+        return self.url(path)
+
+    def pour(self, path: str, size_bytes: int, kind: str) -> str:
+        """Answer the path with so much content, while the client reads; return its URL.
+
+        ``poured`` counts the bytes that were sent.
+        """
+
+        def answer(handler: BaseHTTPRequestHandler) -> None:
+            handler.send_response(200)
+            handler.send_header("Content-Type", kind)
+            handler.end_headers()
+            for _ in range(size_bytes // len(_PIECE)):
+                handler.wfile.write(_PIECE)
+                self.poured += len(_PIECE)
 
         self.answers[path] = answer
         return self.url(path)
@@ -104,4 +129,5 @@ class ImageServer:
         thread.join()
 
 
+_PIECE = b"<p>It is a long page.</p>" * 2**12
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"

@@ -23,6 +23,7 @@ TOGETHER = {
     "contract/": "plain stack",
     "faults/on_demand/": "faults on demand",
     "faults/silent/": "faults silent",
+    "tool_loop/": "tool loop",
     "deployment/": "deployment",
     "first_hour/": "first_hour",
     "real/": "real",

@@ -1,8 +1,7 @@
 """The images and files of a request: engines get bytes and text, never addresses.
 
 Stored files are read from their storage, and the text of PDFs is extracted. Images are fetched by
-HTTP from public hosts only (``checked_connections``). Redirects are followed by hand, so each URL
-on the way is checked like the first.
+HTTP from public hosts only (``fetching``).
 """
 
 from __future__ import annotations
@@ -13,18 +12,9 @@ import io
 import time
 from dataclasses import dataclass, replace
 
-import httpcore
-import httpx
 from django.conf import settings
 from PIL import Image
 
-from inference_site.core.checked_connections import (
-    NoAnswer,
-    NoPublicAddress,
-    checked_pool,
-    target_of,
-)
-from inference_site.core.domain.addresses import is_listed
 from inference_site.core.domain.errors import InvalidRequest
 from inference_site.core.domain.request import (
     FilePart,
@@ -38,19 +28,12 @@ from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.files import storage
 from inference_site.files.models import StoredFile
 from worker.document_text import UnreadableDocument, text_of_pdf
+from worker.fetching import FetchError, FetchPolicy, FetchTimedOut, fetched
 
-MAX_REDIRECTS = 3
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _FORMATS_OF_ENGINES = ("PNG", "JPEG")
 _IMAGES = 4
 """How many images of the largest size one request may have; more images must be smaller."""
-_REDIRECTS = {301, 302, 303, 307, 308}
-_FAILURES = (
-    httpcore.NetworkError,
-    httpcore.ProtocolError,
-    httpcore.ProxyError,
-    httpcore.UnsupportedProtocol,
-)
 
 
 class MediaError(Exception):
@@ -229,62 +212,22 @@ def _fetch(url: str, allowance: Allowance) -> bytes:
 
     Raise MediaError if it cannot or must not be fetched.
     """
-    address, allow_private = _checked_url(url), settings.MEDIA_ALLOW_PRIVATE
-    try:
-        with checked_pool(allowance.seconds_left, allow_private=allow_private) as pool:
-            for _ in range(MAX_REDIRECTS + 1):
-                headers_sent = [
-                    (b"Host", address.netloc),
-                    (b"User-Agent", b"inference-site"),
-                    (b"Accept", b"image/*"),
-                    (b"Accept-Encoding", b"identity"),  # The size limit counts received bytes.
-                ]
-                with pool.stream("GET", target_of(address), headers=headers_sent) as response:
-                    headers = {name.lower(): value for name, value in response.headers}
-                    if response.status not in _REDIRECTS or b"location" not in headers:
-                        return _read_body(response, headers, allowance)
-                    location = headers[b"location"].decode("latin-1")
-                    try:
-                        address = _checked_url(str(address.join(location)))
-                    except httpx.InvalidURL as exc:
-                        raise MediaError("The image's host redirects to no valid URL.") from exc
-    except NoPublicAddress as exc:
-        raise MediaError("The host of the image has no public address.") from exc
-    except NoAnswer as exc:
-        raise MediaError("The image could not be fetched: its host does not answer.") from exc
-    except httpcore.TimeoutException as exc:
-        raise _timed_out() from exc
-    except _FAILURES as exc:
-        raise MediaError("The image could not be fetched: its host closed the connection.") from exc
-    raise MediaError(f"The image is behind more than {MAX_REDIRECTS} redirects.")
-
-
-def _checked_url(url: str) -> httpx.URL:
-    """Return the parsed URL. Raise MediaError if it must not be fetched."""
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as exc:
-        raise MediaError("The image's URL is not valid.") from exc
-    if parsed.scheme not in ("http", "https"):
-        raise MediaError("The image's URL must begin with http://, https:// or data:.")
-    if parsed.userinfo:
-        raise MediaError("The image's URL must hold no user name or password.")
-    if not parsed.host or not 0 < (parsed.port or 80) < 65536:
-        raise MediaError("The image's URL is not valid.")
-    if settings.MEDIA_ALLOWED_HOSTS and not is_listed(parsed.host, settings.MEDIA_ALLOWED_HOSTS):
-        raise MediaError("Images are not fetched from this host here.")
-    return parsed
-
-
-def _read_body(
-    response: httpcore.Response, headers: dict[bytes, bytes], allowance: Allowance
-) -> bytes:
-    if response.status != 200:
-        raise MediaError(f"The image could not be fetched: HTTP status {response.status}.")
-    if (length := headers.get(b"content-length", b"")).isdigit():
-        allowance.check_bytes(int(length))
+    policy = FetchPolicy(
+        "image",
+        b"image/*",
+        allow_private=settings.MEDIA_ALLOW_PRIVATE,
+        allowed_hosts=settings.MEDIA_ALLOWED_HOSTS,
+        schemes=("http://", "https://", "data:"),
+    )
     content = bytearray()
-    for chunk in response.iter_stream():
-        allowance.take_bytes(len(chunk))
-        content += chunk
+    try:
+        with fetched(url, policy, allowance.seconds_left) as image:
+            allowance.check_bytes(image.announced_bytes)
+            for chunk in image.chunks:
+                allowance.take_bytes(len(chunk))
+                content += chunk
+    except FetchTimedOut as exc:
+        raise _timed_out() from exc
+    except FetchError as exc:
+        raise MediaError(str(exc)) from exc
     return bytes(content)

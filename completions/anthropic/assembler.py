@@ -17,6 +17,7 @@ from completions.anthropic.wire import (
     MessagesAnswer,
     MessagesUsage,
     StopReason,
+    Tier,
 )
 from completions.assemblers.chat import arguments_object
 from inference_site.core.domain.deltas import (
@@ -53,6 +54,7 @@ class MessageAssembly(Assembly):
     model: str
     project_id: int
     stream: bool = False
+    service_tier: Tier = "standard"
 
 
 class _Block:
@@ -104,7 +106,7 @@ class MessageAssembler(Assembler):
             body = orjson.dumps(self._message().model_dump())
             return Ending([], 200, body, finish_reason=reason)
         ended = {"stop_reason": reason, "stop_sequence": self._stop_sequence}
-        usage = wire_usage(self._usage).model_dump()
+        usage = wire_usage(self._usage, self._assembly.service_tier).model_dump()
         frames = [
             *self._start(),
             *self._close(),
@@ -196,7 +198,7 @@ class MessageAssembler(Assembler):
             content=[self._wire(block) for block in self._blocks],
             stop_reason=self._stop_reason,
             stop_sequence=self._stop_sequence,
-            usage=wire_usage(self._usage),
+            usage=wire_usage(self._usage, self._assembly.service_tier),
         )
 
     def _wire(self, block: _Block) -> AnswerText | AnswerThinking | AnswerToolUse:
@@ -212,12 +214,13 @@ class MessageAssembler(Assembler):
                 )
 
 
-def wire_usage(usage: Usage) -> MessagesUsage:
+def wire_usage(usage: Usage, tier: Tier) -> MessagesUsage:
     """Return the counts; ``input_tokens`` excludes the cached ones."""
     return MessagesUsage(
         input_tokens=usage.input_tokens - usage.cached_tokens,
         cache_read_input_tokens=usage.cached_tokens,
         output_tokens=usage.output_tokens,
+        service_tier=tier,
     )
 
 

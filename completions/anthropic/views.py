@@ -26,6 +26,7 @@ from inference_site.gateway.api.schema import documented
 from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.request_fields.capabilities import ignored_fields, require_endpoint
 from inference_site.gateway.submission.model_access import ResolvedModel, served_model
+from inference_site.gateway.submission.service_tiers import service_tier
 from inference_site.gateway.submission.submit import Submission, respond
 from inference_site.runs.queue import new_id
 from inference_site.runs.streams.request_documents import Assembly, Document
@@ -75,8 +76,14 @@ class MessagesView(_MessagesApiView):
             model.spec
         ):
             asked = replace(asked, max_output_tokens=None)  # The context is the shorter limit.
+        # "auto" is the default, and means priority for those who have it.
+        tier = service_tier(caller, None if body.service_tier == "standard_only" else "priority")
         assembly = MessageAssembly(
-            new_id("msg_"), model.spec.id, caller.project_id, stream=bool(body.stream)
+            new_id("msg_"),
+            model.spec.id,
+            caller.project_id,
+            stream=bool(body.stream),
+            service_tier="priority" if tier.name == "priority" else "standard",
         )
         # So the first event of a stream knows the tokens of the prompt.
         asked = replace(asked, running_usage=assembly.stream)
@@ -87,6 +94,7 @@ class MessagesView(_MessagesApiView):
             Document(asked, assembly),
             stream=assembly.stream,
             ignored_params=_ignored(body, model, chat, asked),
+            service_class=tier.service_class,
             end_user=chat.user or "",
         )
         return respond(request, submission)

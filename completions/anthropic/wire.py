@@ -268,6 +268,7 @@ class MessagesRequest(_Prompt):
 
 # --- Answer --------------------------------------------------------------------------------------
 
+Tier = Literal["standard", "priority"]
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn", "refusal"]
 
 
@@ -278,7 +279,7 @@ class MessagesUsage(WireObject):
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int
     output_tokens: int
-    service_tier: Literal["standard"] = "standard"
+    service_tier: Tier = "standard"
 
 
 class AnswerText(WireObject):

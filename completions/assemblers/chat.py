@@ -211,7 +211,7 @@ class ChatAssembly(Assembly):
     choices: int = 1
     logprobs: bool = False
     is_legacy: bool = False
-    service_tier: Literal["default", "flex"] = "default"
+    service_tier: Literal["default", "flex", "priority"] = "default"
     timings: bool = False
     continuous_usage: bool = False
     repeats_calls: bool = False
@@ -222,7 +222,7 @@ class ChatAssembly(Assembly):
     @property
     def is_replayable(self) -> bool:
         """Whether its stream can be rebuilt from the stored completion (see ``replay``)."""
-        return self.records and not self.continuous_usage and not self.token_ids
+        return self.records and not (self.continuous_usage or self.token_ids or self.site_tools)
 
 
 class ChatAssembler(Assembler):

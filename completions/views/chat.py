@@ -12,7 +12,12 @@ from rest_framework.response import Response
 
 from completions.assemblers.chat import CHAT, ChatAssembly
 from completions.assemblers.completion import COMPLETION, INFILL, CompletionAssembly, InfillAssembly
-from completions.mapping import echoes, to_completion_request, to_generation_request
+from completions.mapping import (
+    echoes,
+    to_completion_request,
+    to_generation_request,
+    to_site_tools,
+)
 from completions.storage import (
     completions_of,
     find,
@@ -45,8 +50,8 @@ from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.request_fields.capabilities import ignored_fields
 from inference_site.gateway.submission.model_access import served_model
+from inference_site.gateway.submission.service_tiers import service_tier
 from inference_site.gateway.submission.submit import Submission, respond
-from inference_site.runs.models import ServiceClass
 from inference_site.runs.queue import new_id
 from inference_site.runs.streams.request_documents import Document, ToStore, drop_document
 
@@ -63,7 +68,9 @@ class ChatCompletionsView(ApiView):
         caller = caller_of(request)
         model = served_model(caller, body.model, body)
         generation = to_generation_request(body, model)
-        is_flex = body.service_tier == "flex"
+        site_tools = to_site_tools(body, generation)
+        is_unsearched = body.web_search_options is not None and not site_tools
+        tier = service_tier(caller, body.service_tier)
         to_store = None
         if body.store:
             messages = [m.model_dump(mode="json", exclude_unset=True) for m in body.messages]
@@ -79,11 +86,12 @@ class ChatCompletionsView(ApiView):
             logprobs=generation.top_logprobs is not None,
             is_legacy=body.functions is not None,
             repeats_calls=settings.TOOL_CALLS_IN_CHOICES,
-            service_tier="flex" if is_flex else "default",
+            service_tier=tier.name,
             timings=bool(body.timings),
             records=bool(body.store),
             token_ids=generation.token_ids,
             prompt_logprobs=generation.prompt_logprobs is not None,
+            site_tools=site_tools,
         )
         submission = Submission(
             CHAT,
@@ -92,9 +100,13 @@ class ChatCompletionsView(ApiView):
             Document(generation, assembly, to_store),
             stream=assembly.stream,
             is_replayable=assembly.is_replayable or (not assembly.stream and bool(body.store)),
-            ignored_params=ignored_fields(model, body, generation),
-            service_class=ServiceClass.BACKGROUND if is_flex else ServiceClass.FOREGROUND,
+            ignored_params=[
+                *ignored_fields(model, body, generation),
+                *(["web_search_options"] if is_unsearched else []),
+            ],
+            service_class=tier.service_class,
             end_user=body.safety_identifier or body.user or "",
+            cache_key=body.prompt_cache_key or "",
         )
         return respond(request, submission)
 

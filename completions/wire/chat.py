@@ -23,6 +23,7 @@ from completions.wire.messages import (
 )
 from inference_site.gateway.api.paging import PageQuery
 from inference_site.gateway.api.payload import WireObject, WireRequest
+from inference_site.gateway.request_fields.web_search import ContextSize, Location
 from inference_site.gateway.request_fields.wire import (
     ConstraintFields,
     EndUser,
@@ -62,6 +63,25 @@ class MetadataUpdate(WireRequest):
 _RequestMessages = Annotated[list[RequestMessage], Field(min_length=1)]
 
 
+class ChatLocation(WireRequest):
+    """``web_search_options.user_location``."""
+
+    type: Literal["approximate"] | None = None
+    approximate: Location
+
+
+class WebSearchOptions(WireRequest):
+    """``web_search_options``: the model may search the web before it answers."""
+
+    search_context_size: ContextSize | None = None
+    user_location: ChatLocation | None = None
+
+    @property
+    def location(self) -> Location | None:
+        """Where the user is, if that was given."""
+        return self.user_location.approximate if self.user_location else None
+
+
 class ChatCompletionRequest(ConstraintFields, SamplingFields, TokenReportFields):
     """The body of ``POST /v1/chat/completions``.
 
@@ -70,8 +90,6 @@ class ChatCompletionRequest(ConstraintFields, SamplingFields, TokenReportFields)
     ``prompt_template``, ``response_prefix``, ``add_generation_prompt``, ``continue_final_message``,
     ``truncate_sequence``, and those of ``SamplingFields``, ``ConstraintFields`` and
     ``TokenReportFields``.
-    ``prompt_cache_key`` is taken as a hint that is not needed: every prompt's beginning is looked
-    for among those computed before.
     """
 
     model: str
@@ -94,6 +112,7 @@ class ChatCompletionRequest(ConstraintFields, SamplingFields, TokenReportFields)
         None
     )
     function_call: FunctionCallChoice | None = None
+    web_search_options: WebSearchOptions | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: ReasoningEffort | None = None
     enable_thinking: bool | None = None
@@ -197,6 +216,22 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """
 
 
+class ChatCitation(WireObject):
+    """A citation of a web page; the indexes are characters of the content."""
+
+    start_index: int
+    end_index: int
+    title: str
+    url: str
+
+
+class ChatUrlCitation(WireObject):
+    """An annotation of type ``url_citation``."""
+
+    type: Literal["url_citation"] = "url_citation"
+    url_citation: ChatCitation
+
+
 class ResponseMessage(WireObject):
     """``choices[].message``."""
 
@@ -206,7 +241,7 @@ class ResponseMessage(WireObject):
     tool_calls: list[MessageToolCall] | None = None
     function_call: FunctionCall | None = None
     refusal: None = None
-    annotations: list[None] = Field(default_factory=list)
+    annotations: list[ChatUrlCitation] = Field(default_factory=list)
 
 
 class Choice(WireObject):
@@ -245,7 +280,7 @@ class ChatCompletion(WireObject):
     model: str
     choices: list[Choice]
     usage: CompletionUsage
-    service_tier: Literal["default", "flex"] = "default"
+    service_tier: Literal["default", "flex", "priority"] = "default"
     system_fingerprint: str
     timings: Timings | None = None
     prompt_token_ids: list[int] | None = None
@@ -318,7 +353,7 @@ class ChatCompletionChunk(WireObject):
     created: int
     model: str
     choices: list[ChunkChoice]
-    service_tier: Literal["default", "flex"] = "default"
+    service_tier: Literal["default", "flex", "priority"] = "default"
     system_fingerprint: str
     usage: CompletionUsage | None = None
     timings: Timings | None = None

@@ -88,7 +88,7 @@ class ProjectAdmin(UndeletedAdmin):
     list_filter = ("is_active",)
     search_fields = ("name",)
     fieldsets = (
-        (None, {"fields": ("name", "is_active", "disconnect_grace_s")}),
+        (None, {"fields": ("name", "is_active", "disconnect_grace_s", "mcp_hosts")}),
         ("Project-wide limits", {"fields": _LIMITS}),
         ("Retention", {"fields": RETENTION}),
     )
@@ -149,7 +149,7 @@ class ApiKeyAdmin(UndeletedAdmin):
     fieldsets = (
         (None, {"fields": ("project", "name", "shown_prefix")}),
         ("Access", {"fields": ("scopes", "allowed_models", "expires_at")}),
-        ("Limits", {"fields": _LIMITS}),
+        ("Limits", {"fields": (*_LIMITS, "priority_requests_per_minute")}),
         ("Times", {"fields": ("created_at", "last_used_at", "revoked_at")}),
     )
     readonly_fields = ("shown_prefix", "created_at", "last_used_at", "revoked_at")

@@ -30,7 +30,7 @@ SELECT key.id, key.project_id, project.name, key.scopes, key.allowed_models,
        key.last_used_at IS NULL OR key.last_used_at < %(used_before)s,
        key.requests_per_minute, key.tokens_per_minute, key.concurrent_runs,
        project.requests_per_minute, project.tokens_per_minute, project.concurrent_runs,
-       project.disconnect_grace_s,
+       project.disconnect_grace_s, key.priority_requests_per_minute,
        EXISTS (SELECT FROM accounts_budget budget WHERE budget.project_id = key.project_id)
 FROM accounts_apikey key JOIN accounts_project project ON project.id = key.project_id
 WHERE {which} AND key.revoked_at IS NULL AND project.is_active
@@ -73,6 +73,7 @@ class Caller:
     key_limits: Limits = field(default=Limits())
     project_limits: Limits = field(default=Limits())
     disconnect_grace_s: int | None = None
+    priority_requests_per_minute: int | None = None
     has_budget: bool = False
     is_authenticated: bool = True
 
@@ -179,7 +180,7 @@ def _query_caller(statement: str, **params: object) -> Caller | None:
     row = execute_prepared(statement, {**params, **times}).fetchone()
     if row is None:
         return None
-    key, project, name, scopes, models, must_note_use, *rest, grace_s, has_budget = row
+    key, project, name, scopes, models, must_note_use, *rest, grace_s, priority, has_budget = row
     if must_note_use:
         with contextlib.suppress(*DATABASE_UNAVAILABLE):  # A read-only server serves what is read.
             execute_prepared(_USED, {"key": key, **times})
@@ -192,6 +193,7 @@ def _query_caller(statement: str, **params: object) -> Caller | None:
         key_limits=Limits(*rest[:3]),
         project_limits=Limits(*rest[3:]),
         disconnect_grace_s=grace_s,
+        priority_requests_per_minute=priority,
         has_budget=has_budget,
     )
 

@@ -70,6 +70,17 @@ class Project(Limited):
             "client can read it again. Leave empty to use that of the site's settings."
         ),
     )
+    mcp_hosts = ArrayField(
+        models.CharField(max_length=253),
+        default=list,
+        db_default=[],
+        blank=True,
+        verbose_name="hosts of MCP servers",
+        help_text=(
+            "Hosts, separated by commas, whose MCP servers requests may name by a URL; "
+            ".example.org includes all names below it. Leave empty for all that the site allows."
+        ),
+    )
     responses_days = retention_field("responses (days)", _RETENTION_HELP)
     conversations_days = retention_field("conversations (days)", _RETENTION_HELP)
     completions_days = retention_field("chat completions (days)", _RETENTION_HELP)
@@ -118,6 +129,15 @@ class ApiKey(Limited):
         default=list,
         blank=True,
         help_text="Model ids, separated by commas. Leave empty to allow all models.",
+    )
+    priority_requests_per_minute = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        validators=_AT_LEAST_ONE,
+        help_text=(
+            'Requests for the service tier "priority" that are served before others; more are '
+            "served as usual. Leave empty for none."
+        ),
     )
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     expires_at = models.DateTimeField(null=True, blank=True)

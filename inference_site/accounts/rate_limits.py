@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 _WINDOW_S = 60
 _NO_LIMIT = 2**53
+_PRIORITY = "priority requests"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """A limit of requests or tokens per minute, of one key or project."""
+    """A limit of requests, tokens or priority requests per minute, of one key or project."""
 
     owner: str
     id: int
@@ -158,6 +159,22 @@ def hit(caller: Caller, tokens: int | None) -> list[Window]:
     return windows
 
 
+def takes_priority(caller: Caller) -> bool:
+    """Count a request that asks for priority; return whether its key has one more this minute.
+
+    While Redis is down no request has priority.
+    """
+    amount = caller.priority_requests_per_minute
+    if not amount:
+        return False
+    item, identifiers = _Limit("key", caller.api_key_id, _PRIORITY, amount).item
+    try:
+        return _limiter().hit(item, *identifiers)
+    except redis.exceptions.RedisError as exc:
+        logger.warning("rate limits: a request is served without priority: %s", exc)
+        return False
+
+
 def give_back(caller: Caller, tokens: int) -> None:
     """Undo ``hit`` for a request that was refused later."""
     try:
@@ -171,6 +188,8 @@ def used(tenant: ApiKey | Project) -> list[Window]:
     """Return the current windows of a key or a project. Raise redis' errors."""
     owner = "key" if isinstance(tenant, ApiKey) else "project"
     amounts = {"requests": tenant.requests_per_minute, "tokens": tenant.tokens_per_minute}
+    if isinstance(tenant, ApiKey):
+        amounts[_PRIORITY] = tenant.priority_requests_per_minute
     return [
         _Limit(owner, tenant.pk, unit, amount).window()
         for unit, amount in amounts.items()

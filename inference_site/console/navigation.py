@@ -15,7 +15,9 @@ _MODELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
         (
             ("Responses", "chat", "responses_api.storedresponse"),
             ("Conversations", "forum", "responses_api.conversation"),
+            ("Approvals", "approval", "responses_api.mcpapproval"),
             ("Chat completions", "sms", "completions.storedcompletion"),
+            ("Prompts", "edit_note", "responses_api.prompttemplate"),
             ("Generations", "receipt_long", "generations.generation"),
             ("Files", "description", "files.storedfile"),
         ),
@@ -35,6 +37,7 @@ _MODELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("Projects", "workspaces", "accounts.project"),
             ("API keys", "key", "accounts.apikey"),
             ("Budgets", "savings", "accounts.budget"),
+            ("MCP servers", "construction", "mcp_servers.mcpserver"),
             ("Users", "person", "auth.user"),
             ("Roles", "group", "auth.group"),
             ("Audit log", "history", "admin.logentry"),

@@ -18,6 +18,8 @@ import httpx
 from inference_site.core.domain.addresses import is_public
 from inference_site.core.resolver import resolve_within
 
+_READ_STEP_S = 1.0
+
 SecondsLeft = Callable[[], float]
 """Returns the seconds until a deadline; raises an exception of the caller once it has passed."""
 
@@ -100,14 +102,21 @@ class CheckedBackend(httpcore.NetworkBackend):
 class _TimedStream(httpcore.NetworkStream):
     """A stream whose reads and writes together take no longer than the time that is left.
 
-    A host that sends one byte at a time cannot exceed it.
+    A host that sends one byte at a time cannot exceed it. Reads ask for the time left once a
+    second, so its function may also end them by an exception.
     """
 
     def __init__(self, inner: httpcore.NetworkStream, seconds_left: SecondsLeft) -> None:
         self._inner, self._seconds_left = inner, seconds_left
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self._inner.read(max_bytes, self._seconds_left())
+        while True:
+            seconds = self._seconds_left()
+            try:
+                return self._inner.read(max_bytes, min(seconds, _READ_STEP_S))
+            except httpcore.ReadTimeout:
+                if seconds <= _READ_STEP_S:
+                    raise
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         self._inner.write(buffer, self._seconds_left())

@@ -33,7 +33,7 @@ from inference_site.core.domain.model_spec import Price
 from inference_site.core.observability.metrics import count_ended
 from inference_site.core.storage.postgresql import in_database_thread, transaction_with_timeouts
 from inference_site.core.storage.redis import Deadlines, shard_of
-from inference_site.runs.kinds import Assembler, kind_of, recovered
+from inference_site.runs.kinds import Assembler, closings, kind_of, recovered
 from inference_site.runs.models import TERMINAL, Generation, Status
 from inference_site.runs.streams.batches import Ending
 from inference_site.runs.streams.event_log import (
@@ -233,6 +233,8 @@ def end_without_worker(
             rows.update(output_tokens=tokens, cost=price.cost(0, 0, tokens))
         if kind.store_result is not None and assembler is not None:
             kind.store_result(generation.public_id, status, assembler, None)
+        for app in closings():
+            app.close(generation.public_id)
     error_code = "" if ending is None else ending.error_code
     count_ended(generation.model, generation.kind, status, error_code)
     if ending is None:

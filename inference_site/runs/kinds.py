@@ -22,6 +22,8 @@ from django.db.models import Model
 
 from inference_site.core.domain.deltas import Delta, PromptDelta
 from inference_site.core.domain.errors import Cancelled
+from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.site_tools import SiteCall, Source, ToolResult
 from inference_site.core.errors.api_errors import ApiError
 from inference_site.core.errors.exceptions import api_error
 from inference_site.runs.streams.batches import Ending, Sent, StoredStream
@@ -38,11 +40,17 @@ class Assembler(ABC):
     pieces: int = 0
     """How many pieces of output were recovered."""
 
-    def restart(self, sent: Sent) -> Sequence[bytes]:
+    @property
+    def sources(self) -> Sequence[Source]:
+        """The places that the results of calls so far quote, each URL once."""
+        return ()
+
+    def restart(self, sent: Sent, saved: Mapping[str, Any] | None = None) -> Sequence[bytes]:
         """Continue the stream of an earlier attempt; return the frames that close its output.
 
-        Called first, and only if an earlier attempt has sent frames. ``sent`` has no frames if they
-        are lost.
+        Called first, and only if an earlier attempt has sent frames or saved its state. ``sent``
+        has no frames if they are lost. The output up to the state ``saved`` stays part of the
+        answer.
         """
         return ()
 
@@ -56,6 +64,28 @@ class Assembler(ABC):
     @abstractmethod
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta; return the frames to send now (none when nothing is streamed)."""
+
+    def calls(self) -> Sequence[SiteCall]:
+        """Return the calls that the site must run now, in order.
+
+        There are some before the first delta, or after the last one of a turn of the model.
+        """
+        return ()
+
+    def save(self) -> Mapping[str, Any]:
+        """Return the state before the ``calls`` are run, as JSON, for ``restart``."""
+        return {}
+
+    def add_result(self, result: ToolResult) -> Sequence[bytes]:
+        """Take the result of the first of the ``calls``; return its frames."""
+        raise NotImplementedError
+
+    def next_request(self, request: GenerationRequest) -> GenerationRequest | None:
+        """Return the request of the next turn, once there are no ``calls``; None to end.
+
+        ``request`` is that of the request document. After this, a new turn has begun.
+        """
+        return None
 
     @abstractmethod
     def complete(self) -> Ending:
@@ -182,6 +212,20 @@ def mendings() -> Collection[Mending]:
     return [import_module(name) for name in named if name]
 
 
+class Closing(Protocol):
+    """A module that an app names in ``closing``: it has rows of generations that must be closed."""
+
+    def close(self, generation_id: str) -> None:
+        """Close them, in the transaction that ends the generation in place of its worker."""
+
+
+@cache
+def closings() -> Collection[Closing]:
+    """Return these modules of all apps."""
+    named: list[Any] = [getattr(config, "closing", None) for config in apps.get_app_configs()]
+    return [import_module(name) for name in named if name]
+
+
 class Retention(Protocol):
     """A module that an app names in ``retention``: it deletes what is past its retention."""
 
@@ -193,6 +237,26 @@ class Retention(Protocol):
 def retentions() -> Collection[Retention]:
     """Return these modules of all apps."""
     named: list[Any] = [getattr(config, "retention", None) for config in apps.get_app_configs()]
+    return [import_module(name) for name in named if name]
+
+
+class Forgetting(Protocol):
+    """A module that an app names in ``forgetting``: it deletes what is stored of an end user."""
+
+    def forget(
+        self, end_user: str, project_id: int | None, generation_ids: Sequence[str]
+    ) -> Mapping[str, int]:
+        """Delete the results of these generations, and what names the end user in its metadata.
+
+        Return how many objects of each kind had content, by the plural of the kind's name. A
+        second call does nothing. Without a project, of all projects.
+        """
+
+
+@cache
+def forgettings() -> Collection[Forgetting]:
+    """Return these modules of all apps."""
+    named: list[Any] = [getattr(config, "forgetting", None) for config in apps.get_app_configs()]
     return [import_module(name) for name in named if name]
 
 

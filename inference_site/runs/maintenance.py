@@ -59,7 +59,14 @@ from inference_site.runs.cancellation import (
     without_readers,
 )
 from inference_site.runs.kinds import kind_of, mendings
-from inference_site.runs.models import MAX_ATTEMPTS, TERMINAL, Generation, ServiceClass, Status
+from inference_site.runs.models import (
+    MAX_ATTEMPTS,
+    OF_WAITING_CLIENTS,
+    TERMINAL,
+    Generation,
+    ServiceClass,
+    Status,
+)
 from inference_site.runs.streams.event_log import is_cancel_requested
 from inference_site.runs.streams.redis_memory import mark_alive, open_since, release_expired
 from inference_site.runs.streams.request_documents import drop_document
@@ -244,7 +251,7 @@ def _waiting_for(more_than_s: float) -> QuerySet[Generation]:
 
 @cached_sql
 def _late(after_s: float, most: int) -> QuerySet[Any, Any]:
-    late = _waiting_for(after_s).filter(service_class=ServiceClass.FOREGROUND)
+    late = _waiting_for(after_s).filter(service_class__in=OF_WAITING_CLIENTS)
     return late.order_by("created_at").values_list("pk")[:most]
 
 
@@ -308,7 +315,7 @@ def expire_removed_models() -> None:
 
 def _late_background(after_s: float) -> QuerySet[Generation]:
     # expire_waiting ends the others.
-    return _waiting_for(after_s).exclude(service_class=ServiceClass.FOREGROUND)
+    return _waiting_for(after_s).exclude(service_class__in=OF_WAITING_CLIENTS)
 
 
 @cached_sql

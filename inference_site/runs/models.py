@@ -50,8 +50,13 @@ class ServiceClass(models.IntegerChoices):
     """Priority in the queue; lower numbers are claimed first."""
 
     URGENT = -10, "urgent"  # An operator moved it up.
+    PRIORITY = -5, "priority"  # The client asked for it, and its key has it.
     FOREGROUND = 0, "foreground"  # A client waits on the connection.
     BACKGROUND = 10, "background"  # No client waits.
+
+
+OF_WAITING_CLIENTS = (ServiceClass.PRIORITY, ServiceClass.FOREGROUND)
+"""The classes whose generations fail when they have waited too long."""
 
 
 _MAY_BEGIN = """

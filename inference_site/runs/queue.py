@@ -1,8 +1,8 @@
 """The queue: PostgreSQL keeps the waiting generations, Celery wakes the workers (see ``wake_ups``).
 
-A generation that continues another prefers the worker that ran that one, because its prefix is in
-that worker's memory (affinity). For ``AFFINITY_WAIT_MS``, only that worker is woken and may claim
-it; after that, all workers of the model.
+A generation that continues another, or has the prompt cache key of another, prefers the worker that
+ran that one, because its prefix is in that worker's memory (affinity). For ``AFFINITY_WAIT_MS``,
+only that worker is woken and may claim it; after that, all workers of the model.
 """
 
 from __future__ import annotations
@@ -92,11 +92,13 @@ def preference(model: str, continues: str) -> Preference:
     serving = {worker.id for worker in live_view.serving(model)}
     if len(serving) < 2:
         return Preference()
-    before = Generation.objects.filter(public_id=continues).values_list("worker", flat=True)
-    worker = before.first()
-    if worker not in serving:
-        return Preference()
-    return Preference(worker, wait_ms)
+    before = Generation.objects.filter(public_id=continues)
+    for workers in before.values_list("worker", "preferred_worker"):
+        # One that still waits will run on the worker that it prefers, if any.
+        for worker in workers:
+            if worker in serving:
+                return Preference(worker, wait_ms)
+    return Preference()
 
 
 class WithRow(Protocol):

@@ -1,6 +1,13 @@
-"""Admin of responses and conversations; Django's autodiscovery imports it."""
+"""Admin of responses, conversations and prompt templates; Django's autodiscovery imports it."""
 
+from responses_api.admin.approvals import McpApprovalAdmin
 from responses_api.admin.conversations import ConversationAdmin
+from responses_api.admin.prompts import PromptTemplateAdmin
 from responses_api.admin.responses import StoredResponseAdmin
 
-__all__ = ["ConversationAdmin", "StoredResponseAdmin"]
+__all__ = [
+    "ConversationAdmin",
+    "McpApprovalAdmin",
+    "PromptTemplateAdmin",
+    "StoredResponseAdmin",
+]

@@ -48,6 +48,7 @@ from inference_site.runs.admin import ModelFilter
 from inference_site.runs.cancellation import stop
 from inference_site.runs.models import Generation
 from inference_site.runs.queue import new_id
+from inference_site.runs.tool_calls.models import ToolCall
 from responses_api.admin.thread import MAX_TURNS, tree, turns
 from responses_api.annotations import (
     in_status,
@@ -195,6 +196,7 @@ class StoredResponseAdmin(PreviewAdmin):
             "status": status_label(status_of(stored, generation.status if generation else None)),
             "tree": tree(stored),
             "has_ended": stored.status in ENDED,
+            "tool_calls": ToolCall.objects.of(stored.public_id),
             "may_see": may_see_content(request),
             "may_change": self._may_act(request),
         }

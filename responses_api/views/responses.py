@@ -8,6 +8,7 @@ from functools import partial
 from django.conf import settings
 from django.http import HttpResponse, QueryDict
 from prometheus_client import Counter
+from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -19,6 +20,8 @@ from inference_site.core.errors.api_errors import (
 )
 from inference_site.core.site_settings.models import site_settings
 from inference_site.gateway.api.authentication import HasPermission, StaffSession, caller_of
+from inference_site.gateway.api.form_bodies import form_parser
+from inference_site.gateway.api.json_bodies import JsonParser
 from inference_site.gateway.api.payload import parse
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
@@ -70,7 +73,9 @@ for _source in ("log", "stored", "compacted"):
 
 
 class ResponsesView(ApiView):
-    """``/v1/responses``."""
+    """``/v1/responses``. The form-encoded body is that of Open Responses."""
+
+    parser_classes: tuple[type[BaseParser], ...] = (JsonParser, form_parser(ResponseRequest))
 
     @documented(body=ResponseRequest, answer=ResponseObject, event=ResponseEvent, queued=True)
     def post(self, request: Request) -> HttpResponse:

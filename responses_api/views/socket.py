@@ -1,7 +1,8 @@
 """Responses over a WebSocket: each message to the client is an event, as over SSE.
 
-The client sends ``response.create``, with the fields of the endpoint, and ``response.cancel``. One
-response runs at a time; further ones wait in order. Closing the socket cancels the running one.
+The client sends ``response.create``, with the fields of the endpoint, and ``response.cancel``. The
+responses of one lane run one after the other, those of different lanes at once (see ``lanes``).
+Closing the socket cancels what runs.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import count
 from typing import Any
 
 import orjson
 from channels.generic.websocket import AsyncWebsocketConsumer
-from django.conf import settings
 
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.models import Scope
+from inference_site.accounts.rate_limits import count_request
+from inference_site.core.domain.deltas import Usage
 from inference_site.core.errors.api_errors import (
     ApiError,
     InternalError,
@@ -39,20 +42,25 @@ from inference_site.gateway.handoff import CallResult, call_until_done
 from inference_site.gateway.hub import hub
 from inference_site.gateway.submission.submit import follow, submit
 from inference_site.runs.streams.batches import Batch, Ending, frames_of
+from responses_api.assembler import response_usage
+from responses_api.context import UnstoredHistories
 from responses_api.creation import Creation, create
-from responses_api.events import DONE, decode, payload
-from responses_api.items import IdentifiedItem, from_wire
+from responses_api.events import DONE, decode, encode, opening_events, payload, terminal_event
+from responses_api.items import from_wire
 from responses_api.storage import ConversationLocked
+from responses_api.views.lanes import KeptHistories, Lane, Lanes, stream_id_of
+from responses_api.wire.objects import ResponseObject, changed
 from responses_api.wire.requests import ResponseRequest
 
 logger = logging.getLogger(__name__)
 
-_MAX_WAITING = 16
 _THREAD_BYTES = 64 * 1024
 """Larger messages are decoded on a thread."""
 _LIFETIME_S = 3600.0
-_NOT_IN_BODY = ("type", "stream", "stream_options", "stream_id")
+_NOT_IN_BODY = ("type", "stream", "stream_id", "background", "generate")
 """Fields of a message that are not fields of the request."""
+_OF_CANCEL = ("type", "stream_id")
+"""The fields of ``response.cancel``."""
 _TERMINAL_FRAMES = (
     b"event: response.completed\n",
     b"event: response.incomplete\n",
@@ -69,7 +77,8 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
     # The consumer receives no messages of a channel layer. A channel would be a subscription in
     # Redis for each socket.
     channel_layer_alias = "none"
-    _tasks: tuple[asyncio.Task[None], ...] = ()
+    _expiry: asyncio.Task[None] | None = None
+    _lanes: Lanes
     _is_refused = False
 
     async def connect(self) -> None:
@@ -95,18 +104,16 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
             await self.send(text_data=_error_message(exc))
             await self.close()
             return
-        self._waiting: asyncio.Queue[tuple[dict[str, Any], int]] = asyncio.Queue(_MAX_WAITING)
-        self._waiting_bytes = 0
-        self._unstored: dict[str, list[IdentifiedItem]] = {}
-        self._running_id = ""
-        self._is_busy = self._cancels_next = False
+        self._histories = KeptHistories()
+        self._lanes = Lanes(self._answer)
         await self.accept()
-        self._tasks = asyncio.create_task(self._work()), asyncio.create_task(self._expire())
+        self._expiry = asyncio.create_task(self._expire())
 
     async def disconnect(self, code: int) -> None:
-        """Cancel the running response."""
-        for task in self._tasks:
-            task.cancel()
+        """Cancel what runs."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._lanes.stop()
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         """Receive a message, unless the socket is being refused."""
@@ -114,35 +121,34 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
             return
         given = bytes_data if text_data is None else text_data.encode()
         given, is_waiting = given or b"", False
+        message: dict[str, Any] = {}
         try:
             is_large = len(given) > _THREAD_BYTES
             message = await asyncio.to_thread(_decode, given) if is_large else _decode(given)
             is_waiting = self._handle(message, len(given))
         except ApiError as exc:
-            await self.send(text_data=_error_message(exc))
+            of_lane = None if exc.code == "invalid_stream_id" else message.get("stream_id")
+            await self.send(text_data=_error_message(exc, of_lane))
         finally:
             if not is_waiting:
                 self._message_room.give_back(len(given))
 
     def _handle(self, message: dict[str, Any], size: int) -> bool:
-        """Handle a message; return whether it waits in the queue."""
+        """Handle a message; return whether it waits in a lane."""
         match message.get("type"):
             case "response.create":
-                waiting = self._waiting_bytes + size
-                if self._waiting.full() or waiting > settings.MAX_BODY_BYTES:
-                    raise UnavailableError(
-                        "Too many responses wait on this socket.", code="queue_full"
-                    )
-                self._waiting.put_nowait((message, size))
-                self._waiting_bytes = waiting
+                self._lanes.add(message, size)
                 return True
             case "response.cancel":
-                if self._running_id:
-                    hub.cancel(self._running_id)
-                elif self._is_busy or not self._waiting.empty():
-                    self._cancels_next = True
+                if unknown := message.keys() - _OF_CANCEL:
+                    name = min(unknown)[:100]
+                    raise InvalidRequestError(
+                        f"Unknown parameter: '{name}'.", param=name, code="unknown_parameter"
+                    )
+                self._lanes.cancel(message)
                 return False
             case other:
+                stream_id_of(message)  # The error names the lane, so it must be one.
                 raise InvalidRequestError(
                     f"Invalid value: {str(other)[:100]!r}. Supported values are: "
                     "'response.create' and 'response.cancel'.",
@@ -150,50 +156,58 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
                     code="invalid_value",
                 )
 
-    async def _work(self) -> None:
-        """Run the requests, one after the other."""
-        while True:
-            message, size = await self._waiting.get()
-            self._waiting_bytes -= size
-            stream_id = message.get("stream_id")
-            self._is_busy = True
-            try:
-                await self._respond(message, size, stream_id)
-            except Exception as exc:
-                error = api_error(exc)
-                if error.status >= 500 and not isinstance(exc, ApiError):
-                    logger.exception("websocket: a response failed")
-                self._unstored.pop(str(message.get("previous_response_id")), None)
-                await self.send(text_data=_error_message(error, stream_id))
-            finally:
-                self._is_busy = self._cancels_next = False
-
-    async def _respond(self, message: dict[str, Any], size: int, stream_id: object) -> None:
+    async def _answer(self, lane: Lane, message: dict[str, Any], size: int) -> None:
+        """Run a request to its end; errors that its events do not tell are told of their own."""
         try:
-            body = await asyncio.to_thread(_to_request, message)
-            # Tried again while another response runs on the conversation.
-            started = await call_until_done(lambda: self._attempt(body), time.monotonic())
-        finally:
-            self._message_room.give_back(size)
+            try:
+                body = await asyncio.to_thread(_to_request, message)
+            finally:
+                self._message_room.give_back(size)
+            if message.get("generate") is False:
+                await self._prepare(lane, body)
+            else:
+                await self._respond(lane, body)
+        except Exception as exc:
+            error = api_error(exc)
+            if error.status >= 500 and not isinstance(exc, ApiError):
+                logger.exception("websocket: a response failed")
+            self._histories.forget(lane, message.get("previous_response_id"))
+            await self.send(text_data=_error_message(error, lane.stream_id))
+
+    async def _respond(self, lane: Lane, body: ResponseRequest) -> None:
+        # Tried again while another response runs on the conversation.
+        started = await call_until_done(lambda: self._attempt(body), time.monotonic())
         if isinstance(started, ConversationLocked):
             raise started
         creation, follower = started
-        sink = _SocketSink(self.send, creation, stream_id)
-        self._running_id = follower.generation_id
-        try:
-            if self._cancels_next:
-                self._cancels_next = False
-                hub.cancel(follower.generation_id)
-            await Delivery(follower, sink, cancels=True).run()
-        finally:
-            self._running_id = ""
-        if sink.history:
-            self._unstored = sink.history
+        sink = _SocketSink(self.send, creation, lane, self._histories)
+        lane.started(follower.generation_id)
+        await Delivery(follower, sink, cancels=True).run()
         if sink.failed_silently:
             raise InternalError
 
+    async def _prepare(self, lane: Lane, body: ResponseRequest) -> None:
+        """Answer a request without output: a later one builds on its items."""
+        if body.store is not False:
+            raise InvalidRequestError(
+                "Invalid 'generate': a response without output is not stored, so it needs "
+                "'store': false.",
+                param="generate",
+            )
+        histories = self._histories.by_id()
+        creation = await in_database_thread(lambda: self._create(body, histories))
+        begun = ResponseObject.model_validate(creation.response)
+        usage = response_usage(Usage())
+        ended = changed(begun, status="completed", completed_at=int(time.time()), usage=usage)
+        context, numbers = creation.context, count()
+        await self._histories.keep(lane, begun.id, [*context.before, *context.new])
+        for event in [*opening_events(begun, numbers), terminal_event(ended, numbers)]:
+            await self.send(text_data=_event_message(encode(event), lane.stream_id))
+
     async def _attempt(self, body: ResponseRequest) -> CallResult[Started | ConversationLocked]:
-        starting = asyncio.ensure_future(in_database_thread(lambda: self._submit(body)))
+        histories = self._histories.by_id()
+        submitting = in_database_thread(lambda: self._submit(body, histories))
+        starting = asyncio.ensure_future(submitting)
         try:
             creation, follower = await asyncio.shield(starting)
         except asyncio.CancelledError:  # The socket was closed; the thread goes on.
@@ -209,9 +223,13 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
         require_scope(caller, Scope.INFERENCE)
         return caller
 
-    def _submit(self, body: ResponseRequest) -> Started:
+    def _create(self, body: ResponseRequest, histories: UnstoredHistories) -> Creation:
         caller = self._authenticate()
-        creation = create(caller, body, self._unstored)
+        count_request(caller)
+        return create(caller, body, histories)
+
+    def _submit(self, body: ResponseRequest, histories: UnstoredHistories) -> Started:
+        creation = create(self._authenticate(), body, histories)
         request_id = f"req_{secrets.token_hex(16)}"
         follower = follow(creation.submission)
         submit(creation.submission, request_id, follower)
@@ -233,11 +251,15 @@ class _SocketSink(Sink):
     """Sends the events of a response, and keeps the history of one that is not stored."""
 
     def __init__(
-        self, send: Callable[..., Awaitable[None]], creation: Creation, id_: object
+        self,
+        send: Callable[..., Awaitable[None]],
+        creation: Creation,
+        lane: Lane,
+        histories: KeptHistories,
     ) -> None:
-        self._send, self._creation, self._stream_id = send, creation, id_
+        self._send, self._creation, self._lane = send, creation, lane
+        self._histories = histories
         self._opening = creation.submission.frames
-        self.history: dict[str, list[IdentifiedItem]] = {}
         self.failed_silently = False
 
     @property
@@ -248,19 +270,21 @@ class _SocketSink(Sink):
         opening, self._opening = self._opening, ()
         for frame in [*opening, *frames_of(batches)]:
             if frame != DONE:
-                await self._send(text_data=_event_message(frame, self._stream_id))
-                self._keep_history(frame)
+                await self._keep_history(frame)
+                await self._send(text_data=_event_message(frame, self._lane.stream_id))
         if ending is not None:
             self.failed_silently = bool(ending.error_code) and not batches[-1].frames
 
-    def _keep_history(self, frame: bytes) -> None:
-        """Keep the items of a response that ends and is not stored."""
+    async def _keep_history(self, frame: bytes) -> None:
+        """Keep the items of a response that ends and is not stored, before its client is told."""
         if self._creation.response["store"] or not frame.startswith(_TERMINAL_FRAMES):
             return
         final = decode(frame)["response"]
         output = [from_wire(item) for item in final["output"]]
         context = self._creation.context
-        self.history = {final["id"]: [*context.before, *context.new, *output]}
+        await self._histories.keep(
+            self._lane, final["id"], [*context.before, *context.new, *output]
+        )
 
 
 def _cancel_started(starting: asyncio.Future[Started]) -> None:
@@ -287,11 +311,17 @@ def _decode(message: bytes) -> dict[str, Any]:
 
 def _to_request(message: dict[str, Any]) -> ResponseRequest:
     """Return the request of ``response.create``; its response is always streamed."""
-    fields = {name: value for name, value in message.items() if name not in _NOT_IN_BODY}
-    if fields.pop("background", None):
+    if message.get("background"):
         raise InvalidRequestError(
             "Invalid 'background': it cannot be used over a WebSocket.", param="background"
         )
+    if message.get("stream") is not None and message["stream"] is not True:
+        raise InvalidRequestError(
+            "Invalid 'stream': a response over a WebSocket is always streamed.", param="stream"
+        )
+    if not isinstance(message.get("generate"), bool | None):
+        raise InvalidRequestError("Invalid 'generate': expected a boolean.", param="generate")
+    fields = {name: value for name, value in message.items() if name not in _NOT_IN_BODY}
     return parse(ResponseRequest, {**fields, "stream": True})
 
 

@@ -43,12 +43,22 @@ class LogprobEntry(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
+class UrlCitation(WireObject):
+    """An annotation of type ``url_citation``; the indexes are characters of the part's text."""
+
+    type: Literal["url_citation"] = "url_citation"
+    start_index: int
+    end_index: int
+    url: str
+    title: str
+
+
 class OutputText(WireObject):
     """A part of type ``output_text``."""
 
     type: Literal["output_text"] = "output_text"
     text: str
-    annotations: list[None]
+    annotations: list[UrlCitation]
     logprobs: list[LogprobEntry]
 
 
@@ -201,6 +211,52 @@ class ToolSearchCall(Call):
     arguments: dict[str, Any]
 
 
+class SiteCallItem(WireObject):
+    """A call of a tool that the site runs; the item has its result too."""
+
+    id: str
+    type: str
+
+
+class WebSearchCall(SiteCallItem):
+    """An item of type ``web_search_call``. ``action`` has the ``type`` of what was done."""
+
+    type: Literal["web_search_call"] = "web_search_call"
+    status: Literal["in_progress", "searching", "completed", "failed"]
+    action: dict[str, Any]
+
+
+class McpCall(SiteCallItem):
+    """An item of type ``mcp_call``; ``arguments`` is JSON text."""
+
+    type: Literal["mcp_call"] = "mcp_call"
+    status: Literal["in_progress", "calling", "completed", "incomplete", "failed"]
+    server_label: str
+    name: str
+    arguments: str
+    output: str | None = None
+    error: dict[str, Any] | None = None
+    approval_request_id: str | None = None
+
+
+class McpListTools(SiteCallItem):
+    """An item of type ``mcp_list_tools``; ``tools`` is empty until they are known."""
+
+    type: Literal["mcp_list_tools"] = "mcp_list_tools"
+    server_label: str
+    tools: list[dict[str, Any]]
+    error: str | None = None
+
+
+class McpApprovalRequest(SiteCallItem):
+    """An item of type ``mcp_approval_request``: a call that waits for a person's approval."""
+
+    type: Literal["mcp_approval_request"] = "mcp_approval_request"
+    server_label: str
+    name: str
+    arguments: str
+
+
 class CallOutput(WireObject):
     """The result of a call."""
 
@@ -230,7 +286,11 @@ OutputItem = Annotated[
     | ShellCall
     | LocalShellCall
     | ApplyPatchCall
-    | ToolSearchCall,
+    | ToolSearchCall
+    | WebSearchCall
+    | McpCall
+    | McpListTools
+    | McpApprovalRequest,
     Field(discriminator="type"),
 ]
 AnyItem = OutputItem | CallOutput | Compaction
@@ -313,7 +373,7 @@ class ResponseObject(WireObject):
     prompt_cache_key: str | None
     reasoning: ReasoningEcho
     safety_identifier: str | None
-    service_tier: Literal["default", "flex"]
+    service_tier: Literal["default", "flex", "priority"]
     store: bool
     temperature: float
     text: TextEcho
@@ -327,6 +387,7 @@ class ResponseObject(WireObject):
     usage: ResponseUsage | None
     metadata: dict[str, str]
     conversation: Omittable[ConversationId] = None
+    prompt: Omittable[dict[str, Any]] = None
     user: Omittable[str] = None
 
 
@@ -415,6 +476,14 @@ class OutputTextDelta(PartEvent):
     logprobs: list[LogprobEntry]
 
 
+class AnnotationAdded(PartEvent):
+    """An annotation of a message's text."""
+
+    type: Literal["response.output_text.annotation.added"] = "response.output_text.annotation.added"
+    annotation_index: int
+    annotation: UrlCitation
+
+
 class OutputTextDone(PartEvent):
     """The whole text of a message."""
 
@@ -496,6 +565,36 @@ class ShellCommandDone(ShellCommandEvent):
     command: str
 
 
+class SiteCallEvent(ItemEvent):
+    """The state of a call that the site runs."""
+
+    type: Literal[
+        "response.web_search_call.in_progress",
+        "response.web_search_call.searching",
+        "response.web_search_call.completed",
+        "response.mcp_call.in_progress",
+        "response.mcp_call.completed",
+        "response.mcp_call.failed",
+        "response.mcp_list_tools.in_progress",
+        "response.mcp_list_tools.completed",
+        "response.mcp_list_tools.failed",
+    ]
+
+
+class McpCallArgumentsDelta(ItemEvent):
+    """A piece of the arguments of a call of an MCP tool."""
+
+    type: Literal["response.mcp_call_arguments.delta"] = "response.mcp_call_arguments.delta"
+    delta: str
+
+
+class McpCallArgumentsDone(ItemEvent):
+    """The arguments of a call of an MCP tool."""
+
+    type: Literal["response.mcp_call_arguments.done"] = "response.mcp_call_arguments.done"
+    arguments: str
+
+
 class ErrorEvent(Event):
     """The response has failed. Some clients read the error's fields here, others in ``error``."""
 
@@ -507,7 +606,11 @@ class ErrorEvent(Event):
 
 
 DeltaEvent = (
-    OutputTextDelta | ReasoningTextDelta | FunctionCallArgumentsDelta | CustomToolCallInputDelta
+    OutputTextDelta
+    | ReasoningTextDelta
+    | FunctionCallArgumentsDelta
+    | CustomToolCallInputDelta
+    | McpCallArgumentsDelta
 )
 ResponseEvent = Annotated[
     ResponseStateEvent
@@ -521,6 +624,9 @@ ResponseEvent = Annotated[
     | ShellCommandAdded
     | ShellCommandDelta
     | ShellCommandDone
+    | AnnotationAdded
+    | SiteCallEvent
+    | McpCallArgumentsDone
     | ErrorEvent,
     Field(discriminator="type"),
 ]

@@ -30,7 +30,13 @@ from inference_site.gateway.request_fields.wire import (
     apply_aliases,
 )
 from inference_site.gateway.request_fields.wire import JsonSchemaFormat as ChatSchemaFormat
-from responses_api.wire.input_items import InputItems, ObjectId
+from responses_api.wire.input_items import (
+    InputFile,
+    InputImage,
+    InputItems,
+    InputText,
+    ObjectId,
+)
 from responses_api.wire.tools import Tool, ToolChoice
 
 MAX_SEARCH_LENGTH = 500
@@ -145,6 +151,24 @@ def _flat_format(given: ResponseFormat | None) -> Any:
     )
 
 
+def _value_kind(value: object) -> str:
+    return "text" if isinstance(value, str) else "part"
+
+
+PromptPart = Annotated[InputText | InputImage | InputFile, Field(discriminator="type")]
+PromptValue = Annotated[
+    Annotated[str, Tag("text")] | Annotated[PromptPart, Tag("part")], Discriminator(_value_kind)
+]
+
+
+class PromptParam(WireRequest):
+    """``prompt``: a prompt template of the project, and the values of its variables."""
+
+    id: ObjectId
+    version: str | None = None
+    variables: dict[str, PromptValue] | None = None
+
+
 class ContextFields(ChatNames):
     """The fields of a response that decide its prompt; ``input_tokens`` has them too."""
 
@@ -183,10 +207,11 @@ class ResponseRequest(ContextFields, ConstraintFields, SamplingFields):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None
     metadata: Metadata | None = None
+    prompt: PromptParam | None = None
     prompt_cache_key: Annotated[str, Field(max_length=1024)] | None = None
     safety_identifier: EndUser | None = None
     user: EndUser | None = None
-    service_tier: ServiceTier | Literal["fast", "ultrafast"] | None = None
+    service_tier: ServiceTier | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     n: Annotated[int, Field(ge=1, le=1)] | None = None
 

@@ -10,12 +10,21 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticKnownError
 
 from inference_site.gateway.api.payload import WireRequest
+from inference_site.gateway.request_fields.web_search import ContextSize, Location
 from inference_site.gateway.request_fields.wire import CustomFormat, flat_tool
+from inference_site.mcp.access import MAX_HEADERS_BYTES
+from inference_site.mcp.models import LABEL
 
-_TYPES_ALONE = frozenset(
+WEB_SEARCH_NAMES = frozenset(
     {
         *("web_search", "web_search_2025_08_26", "web_search_preview"),
-        *("web_search_preview_2025_03_11", "file_search", "code_interpreter", "computer"),
+        "web_search_preview_2025_03_11",
+    }
+)
+"""The names of the web search tool."""
+_TYPES_ALONE = WEB_SEARCH_NAMES | frozenset(
+    {
+        *("file_search", "code_interpreter", "computer"),
         *("computer_use_preview", "computer_use", "mcp", "image_generation"),
         *("programmatic_tool_calling", "local_shell", "shell", "apply_patch"),
     }
@@ -109,6 +118,93 @@ class TypedTool(WireRequest):
         return iter(())
 
 
+class SearchFilters(WireRequest):
+    """``filters`` of the web search tool: domains, each with its subdomains."""
+
+    allowed_domains: (
+        Annotated[
+            list[Annotated[str, Field(max_length=253, pattern=r"^[\w-]+(\.[\w-]+)*\.?$")]],
+            Field(max_length=100),
+        ]
+        | None
+    ) = None
+
+
+class UserLocation(Location):
+    """``user_location`` of the web search tool."""
+
+    type: Literal["approximate"] | None = None
+
+
+class WebSearchTool(TypedTool):
+    """``tools[]`` of type ``web_search``, under all of its names."""
+
+    filters: SearchFilters | None = None
+    user_location: UserLocation | None = None
+    search_context_size: ContextSize | None = None
+    external_web_access: bool | None = None
+    search_content_types: list[str] | None = None
+
+    def _ignored(self) -> Any:
+        return WireRequest._ignored(self)
+
+
+class McpFilter(WireRequest):
+    """Tools of an MCP server: those of these names, and those that only read, or do not."""
+
+    tool_names: list[str] | None = None
+    read_only: bool | None = None
+
+
+class McpApprovals(WireRequest):
+    """``require_approval`` as an object: tools that always and that never need an approval."""
+
+    always: McpFilter | None = None
+    never: McpFilter | None = None
+
+
+def _filter_kind(value: object) -> str:
+    return "object" if isinstance(value, (dict, WireRequest)) else "plain"
+
+
+class McpTool(TypedTool):
+    """``tools[]`` of type ``mcp``: the tools of a server.
+
+    ``headers`` and ``authorization`` are secret: no dump of the model has them, so that they are
+    neither stored nor shown.
+    """
+
+    type: Literal["mcp"]
+    server_label: Annotated[str, Field(pattern=rf"^{LABEL}$")]
+    server_url: Annotated[str, Field(max_length=2000)] | None = None
+    connector_id: str | None = None
+    tunnel_id: str | None = None
+    authorization: Annotated[str, Field(max_length=MAX_HEADERS_BYTES)] | None = Field(
+        None, exclude=True, repr=False
+    )
+    headers: dict[str, str] | None = Field(None, exclude=True, repr=False)
+    server_description: Annotated[str, Field(max_length=2000)] | None = None
+    allowed_tools: (
+        Annotated[
+            Annotated[list[str], Tag("plain")] | Annotated[McpFilter, Tag("object")],
+            Discriminator(_filter_kind),
+        ]
+        | None
+    ) = None
+    require_approval: (
+        Annotated[
+            Annotated[Literal["always", "never"], Tag("plain")]
+            | Annotated[McpApprovals, Tag("object")],
+            Discriminator(_filter_kind),
+        ]
+        | None
+    ) = None
+    defer_loading: bool | None = None
+    allowed_callers: (
+        Annotated[list[Literal["direct", "programmatic"]], Field(min_length=1)] | None
+    ) = None
+
+
 def _type_of(value: object) -> str | None:
     """Return the ``type`` of a JSON object or of a parsed model."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
@@ -117,7 +213,9 @@ def _type_of(value: object) -> str | None:
 
 def _tool_kind(value: object) -> str | None:
     kind = _type_of(value)
-    return kind if kind in (*_TYPES, None) else "typed"
+    if kind in WEB_SEARCH_NAMES:
+        return "web_search"
+    return kind if kind in (*_TYPES, "mcp", None) else "typed"
 
 
 Tool = Annotated[
@@ -125,6 +223,8 @@ Tool = Annotated[
     | Annotated[CustomTool, Tag("custom")]
     | Annotated[NamespaceTool, Tag("namespace")]
     | Annotated[ToolSearchTool, Tag("tool_search")]
+    | Annotated[WebSearchTool, Tag("web_search")]
+    | Annotated[McpTool, Tag("mcp")]
     | Annotated[TypedTool, Tag("typed")],
     Discriminator(_tool_kind),
     BeforeValidator(flat_tool),

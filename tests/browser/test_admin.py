@@ -23,6 +23,7 @@ from tests.browser.conftest import (
     resize,
     settled,
 )
+from tests.browser.test_playground import message, settings
 from tests.e2e.scripts import call, respond, script, slow
 from tests.served_stack import ServedStack, wait_until
 
@@ -36,6 +37,8 @@ MENU = [
     "/admin/responses_api/storedresponse/",
     "/admin/responses_api/conversation/",
     "/admin/completions/storedcompletion/",
+    "/admin/files/storedfile/",
+    "/admin/responses_api/prompttemplate/",
     "/admin/generations/generation/",
     "/admin/alarms/alarm/",
     "/admin/alarms/rule/",
@@ -65,6 +68,7 @@ PAGES = [
     "/admin/model_store/storedmodel/add/",
     "/admin/responses_api/storedresponse/1/change/",
     "/admin/responses_api/conversation/1/change/",
+    "/admin/responses_api/prompttemplate/1/change/",
     "/admin/password_change/",
 ]
 """One page of each template; tests/console/test_every_page.py asks for all pages."""
@@ -79,6 +83,16 @@ def requests(stack: ServedStack, client: openai.OpenAI) -> None:
     respond(client, {"text": "Cats sleep."}, conversation=conversation.id)
     client.chat.completions.create(
         model="scripted", messages=[{"role": "user", "content": "hello there"}], store=True
+    )
+    [[prompt]] = stack.sql(
+        "INSERT INTO responses_api_prompttemplate (public_id, project_id, name, created_at)"
+        " VALUES ('pmpt_1', 1, 'cats', now()) RETURNING id"
+    )
+    stack.sql(
+        "INSERT INTO responses_api_promptversion"
+        " (template_id, number, developer_message, user_message, model, created_at)"
+        " VALUES (%s, 1, 'Like {{whom}}.', 'Hi {{whom}}!', '', now()) RETURNING id",
+        prompt,
     )
     counted = "SELECT count(*) FROM usage_usagerollup WHERE period = 'minute'"
     wait_until(lambda: stack.sql(counted)[0][0] >= 1, 120, "the requests are accounted")
@@ -99,6 +113,17 @@ def test_pages_fit_and_have_no_fault_of_accessibility(page: Page, path: str) -> 
     assert response.status == 200
     settled(page)
     assert_usable(page)
+
+
+def test_prompt_is_tried_in_the_playground(page: Page) -> None:
+    page.goto("/admin/responses_api/prompttemplate/1/change/")
+    page.get_by_label("whom").fill("a {{cat}}")
+    page.get_by_role("button", name="Open in playground").click()
+    expect(page.get_by_text("Opened cats, version 1.")).to_be_visible()
+    expect(message(page)).to_have_value("Hi a {{cat}}!")
+    expect(settings(page).get_by_label("System prompt", exact=True)).to_have_value(
+        "Like a {{cat}}."
+    )
 
 
 @pytest.mark.parametrize("path", ["/admin/", "/admin/responses_api/storedresponse/1/change/"])

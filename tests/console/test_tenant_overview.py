@@ -23,7 +23,9 @@ Key = tuple[ApiKey, str]
 def busy(api_key: Key) -> ApiKey:
     """A key with a budget that is nearly spent, of whose two runs one is running."""
     key = api_key[0]
-    ApiKey.objects.filter(pk=key.pk).update(concurrent_runs=4, requests_per_minute=50)
+    ApiKey.objects.filter(pk=key.pk).update(
+        concurrent_runs=4, requests_per_minute=50, priority_requests_per_minute=7
+    )
     budget = Budget.objects.create(project=key.project, unit="cost", every="month", amount=20)
     start = period_start(Budget.Every.MONTH, timezone.now())
     spent = {"spent": Decimal("17.5")}
@@ -43,6 +45,7 @@ def test_the_pages_of_a_key_and_its_project_show_what_is_used(admin: Client, bus
     text = admin.get(f"/admin/accounts/apikey/{busy.pk}/change/").content.decode()
     assert "1</strong> of 4 (25 %)" in text
     assert "Requests in this minute: <strong>0</strong> of 50 (0 %)" in text
+    assert "Priority requests in this minute: <strong>0</strong> of 7 (0 %)" in text
     assert f"/admin/requests/?status=refused&amp;key={busy.pk}" in text
     assert "Recent errors" not in admin.get("/admin/accounts/apikey/add/").content.decode()
 

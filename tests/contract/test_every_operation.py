@@ -53,7 +53,7 @@ def anybody(stack: ServedStack) -> Iterator[httpx.Client]:
 def ask(who: httpx.Client, path: str, method: str, ids: Ids | None = None, **sent: Any) -> Any:
     """Ask with these ids in the path, and with a body that reaches the id where there is one."""
     address = PARAMETER.sub(lambda found: (ids or {}).get(found[1], "x"), path)
-    if method == "POST" and path in FORMS:
+    if method == "POST" and path in FORMS:  # Another type of body is refused before the key.
         return who.request(method, address, files={"file": b"x", "data": b"x"}, **sent)
     reaching = {"metadata": {}, "items": [HELLO], "part_ids": []}
     body = reaching if method in ("POST", "PUT", "PATCH") else None

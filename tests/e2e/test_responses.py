@@ -299,10 +299,10 @@ def test_stop_texts_and_grammars_are_honoured(client: openai.OpenAI) -> None:
 
 
 def test_unknown_fields_are_named(http: httpx.Client) -> None:
-    body = {"model": "scripted", "input": "hi", "frobnicate": 1, "prompt": {"id": "x"}}
+    body = {"model": "scripted", "input": "hi", "frobnicate": 1, "image": {"x": 1}}
     response = http.post("/v1/responses", json=body)
     assert response.status_code == 200
-    assert set(response.headers["x-unsupported-params"].split(",")) == {"frobnicate", "prompt"}
+    assert set(response.headers["x-unsupported-params"].split(",")) == {"frobnicate", "image"}
 
 
 def test_nulls_are_as_if_they_were_left_out(http: httpx.Client) -> None:

@@ -111,12 +111,12 @@ def test_official_client_connects(client: openai.OpenAI) -> None:
     assert last.response.output_text == "hello there"
 
 
-def test_responses_run_one_after_the_other(socket: Socket) -> None:
-    socket.send(input=slow(5), stream_id="first", stream=True)
-    socket.send(input="second", stream_id="second")
+@pytest.mark.parametrize("lane", [{}, {"stream_id": "one"}])
+def test_responses_of_a_lane_run_one_after_the_other(socket: Socket, lane: dict[str, str]) -> None:
+    socket.send(input=slow(5), stream=True, **lane)
+    socket.send(input="second", **lane)
     first, second = socket.response(), socket.response()
-    assert {event["stream_id"] for event in first} == {"first"}
-    assert {event["stream_id"] for event in second} == {"second"}
+    assert {event.get("stream_id") for event in [*first, *second]} == {lane.get("stream_id")}
     assert second[-1]["response"]["output"][0]["content"][0]["text"] == "second"
     for found in (first, second):
         assert [event["sequence_number"] for event in found] == list(range(len(found)))
@@ -225,11 +225,21 @@ def test_stored_responses_are_continued_anywhere(socket: Socket, client: openai.
             "temperature",
             "decimal_above_max_value",
         ),
-        (
-            '{"type": "response.create", "model": "scripted", "input": "x", "background": true}',
-            "background",
-            "invalid_request_error",
+        *(
+            (
+                f'{{"type": "response.create", "model": "scripted", "input": "x", {field}}}',
+                field.partition(":")[0].strip('"'),
+                "invalid_request_error",
+            )
+            for field in (
+                '"background": true',
+                '"stream": false',
+                '"stream": 1',
+                '"generate": "no"',
+                '"generate": false',  # It would be stored.
+            )
         ),
+        ('{"type": "response.cancel", "response_id": "x"}', "response_id", "unknown_parameter"),
     ],
 )
 def test_bad_message_is_told_and_the_connection_stays(

@@ -8,10 +8,13 @@ import pytest
 from django.utils import timezone
 from pytest_django.fixtures import Settings
 
-from inference_site.accounts.models import ApiKey
+from completions.assemblers.chat import CHAT
+from inference_site.accounts.keys import Caller
+from inference_site.accounts.models import ApiKey, Project
 from inference_site.catalogue.fleet.leases import LiveView, LiveWorker, ModelReport
 from inference_site.core.storage.redis import broker_client
-from inference_site.runs import queue
+from inference_site.gateway.submission.submit import Submission, submit
+from inference_site.runs import prompt_cache_keys, queue
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.queue import Preference, enqueue, new_id, preference
 from inference_site.runs.wake_ups import (
@@ -87,6 +90,31 @@ def test_nothing_is_preferred_without_a_choice(
     settings.AFFINITY_WAIT_MS = 200
     monkeypatch.setattr(queue, "live_view", view_of(serving("one")))
     assert preference("m", before(api_key, "one")) == Preference()
+
+
+def test_generations_with_one_cache_key_prefer_the_worker_of_the_latest(
+    api_key: Key, two: None, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.AFFINITY_WAIT_MS = 5_000
+    both = view_of(serving("one"), serving("two"))
+    monkeypatch.setattr(prompt_cache_keys, "live_view", both)
+
+    def accepted(cache_key: str, project_id: int = api_key[0].project_id) -> Generation:
+        id_ = new_id("chatcmpl-")
+        caller = Caller(api_key[0].pk, project_id)
+        submit(Submission(CHAT, id_, caller, chat_document(id_, "hi"), cache_key=cache_key), "req")
+        return Generation.objects.get(public_id=id_)
+
+    key = new_id("key-")
+    first = accepted(key)
+    assert first.preferred_worker == ""
+    Generation.objects.filter(pk=first.pk).update(worker="two")
+    assert [accepted(key).preferred_worker for _ in range(3)] == ["two"] * 3  # They still wait.
+    assert accepted(f"{key}x").preferred_worker == accepted("").preferred_worker == ""
+    other = Project.objects.create(name="other")
+    assert accepted(key, other.pk).preferred_worker == ""
+    monkeypatch.setattr(prompt_cache_keys, "live_view", view_of(serving("one")))
+    assert accepted(key).preferred_worker == ""
 
 
 def claimed(worker: str) -> str | None:

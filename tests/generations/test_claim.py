@@ -95,10 +95,12 @@ def nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
     return [plan, *(node for part in plan.get("Plans", ()) for node in nodes(part))]
 
 
-def test_foreground_goes_before_older_background(api_key: Key) -> None:
+def test_better_classes_go_before_older_generations(api_key: Key) -> None:
     background = waiting(api_key[0], age_s=100, service_class=ServiceClass.BACKGROUND)
-    foreground = waiting(api_key[0], age_s=1, service_class=ServiceClass.FOREGROUND)
-    assert claimed_order(2) == [foreground.public_id, background.public_id]
+    foreground = waiting(api_key[0], age_s=10, service_class=ServiceClass.FOREGROUND)
+    priority = waiting(api_key[0], age_s=1, service_class=ServiceClass.PRIORITY)
+    expected = [priority.public_id, foreground.public_id, background.public_id]
+    assert claimed_order(3) == expected
 
 
 def test_projects_take_turns_whatever_the_age_of_their_requests(

@@ -48,6 +48,7 @@ LEFT_TO_ADMINISTRATORS = {
     "playground.preset": "add change view",  # Staff need none for their own.
     "request_log.savedfilter": "add change delete view",  # As before.
     "responses_api.conversation": "add change delete",
+    "responses_api.promptversion": "add change delete",  # Saving a prompt adds one.
     "responses_api.storedresponse": "add delete content",
     "site_settings.sitesettings": "add change delete",
     "usage.usagerollup": "add change delete",

@@ -14,6 +14,7 @@ from tests.responses_api.schemas import (
     REFUSAL,
     RESPONSE,
     STRING,
+    URL_CITATION,
     Schema,
     any_of,
     array,
@@ -50,6 +51,12 @@ _EVENTS = (
     _event("response.content_part.added", **_PART_PLACE, part=_PART),
     _event("response.content_part.done", **_PART_PLACE, part=_PART),
     _event("response.output_text.delta", **_PART_PLACE, delta=STRING, **_LOGPROBS),
+    _event(
+        "response.output_text.annotation.added",
+        **_PART_PLACE,
+        annotation_index=COUNT,
+        annotation=URL_CITATION,
+    ),
     _event("response.output_text.done", **_PART_PLACE, text=STRING, **_LOGPROBS),
     _event("response.reasoning_text.delta", **_PART_PLACE, delta=STRING),
     _event("response.reasoning_text.done", **_PART_PLACE, text=STRING),
@@ -60,6 +67,17 @@ _EVENTS = (
     _event("response.shell_call_command.added", **_COMMAND_PLACE, command=const("")),
     _event("response.shell_call_command.delta", **_COMMAND_PLACE, delta=STRING),
     _event("response.shell_call_command.done", **_COMMAND_PLACE, command=STRING),
+    *(
+        _event(f"response.web_search_call.{state}", **_ITEM_PLACE)
+        for state in ("in_progress", "searching", "completed")
+    ),
+    *(
+        _event(f"response.{item}.{state}", **_ITEM_PLACE)
+        for item in ("mcp_call", "mcp_list_tools")
+        for state in ("in_progress", "completed", "failed")
+    ),
+    _event("response.mcp_call_arguments.delta", **_ITEM_PLACE, delta=STRING),
+    _event("response.mcp_call_arguments.done", **_ITEM_PLACE, arguments=STRING),
     _event(
         "error",
         code=STRING,

@@ -63,11 +63,20 @@ LOGPROB = record(
         "top_logprobs": array(TOP_LOGPROB, maxItems=20),
     }
 )
+URL_CITATION = record(
+    {
+        "type": const("url_citation"),
+        "start_index": COUNT,
+        "end_index": COUNT,
+        "url": STRING,
+        "title": STRING,
+    }
+)
 OUTPUT_TEXT = record(
     {
         "type": const("output_text"),
         "text": STRING,
-        "annotations": array(STRING, maxItems=0),
+        "annotations": array(URL_CITATION),
         "logprobs": array(LOGPROB),
     }
 )
@@ -221,6 +230,70 @@ APPLY_PATCH_CALL = _typed_call(
 TOOL_SEARCH_CALL = _typed_call(
     "tool_search_call", "tsc_", execution=const("client"), arguments={"type": "object"}
 )
+_SOURCE = record({"type": const("url"), "url": STRING})
+WEB_SEARCH_CALL = record(
+    {
+        "id": prefixed("ws_"),
+        "type": const("web_search_call"),
+        "status": const("in_progress", "searching", "completed", "failed"),
+        "action": any_of(
+            record(
+                {"type": const("search"), "query": STRING, "queries": array(STRING)},
+                sources=array(_SOURCE),
+            ),
+            record({"type": const("open_page"), "url": nullable(STRING)}),
+        ),
+    }
+)
+_MCP_ERROR = any_of(
+    record({"type": const("mcp_protocol_error", "http_error"), "code": INTEGER, "message": STRING}),
+    record(
+        {
+            "type": const("mcp_tool_execution_error"),
+            "content": array(record({"type": const("text"), "text": STRING})),
+        }
+    ),
+)
+MCP_CALL = record(
+    {
+        "id": prefixed("mcp_"),
+        "type": const("mcp_call"),
+        "status": const("in_progress", "calling", "completed", "incomplete", "failed"),
+        "server_label": STRING,
+        "name": STRING,
+        "arguments": STRING,
+        "output": nullable(STRING),
+        "error": nullable(_MCP_ERROR),
+        "approval_request_id": nullable(prefixed("mcpr_")),
+    }
+)
+MCP_LIST_TOOLS = record(
+    {
+        "id": prefixed("mcpl_"),
+        "type": const("mcp_list_tools"),
+        "server_label": STRING,
+        "tools": array(
+            record(
+                {
+                    "name": STRING,
+                    "description": nullable(STRING),
+                    "input_schema": {"type": "object"},
+                    "annotations": record({"read_only": BOOLEAN}),
+                }
+            )
+        ),
+        "error": nullable(STRING),
+    }
+)
+MCP_APPROVAL_REQUEST = record(
+    {
+        "id": prefixed("mcpr_"),
+        "type": const("mcp_approval_request"),
+        "server_label": STRING,
+        "name": STRING,
+        "arguments": STRING,
+    }
+)
 OUTPUT_ITEM = any_of(
     OUTPUT_MESSAGE,
     FUNCTION_CALL,
@@ -230,6 +303,10 @@ OUTPUT_ITEM = any_of(
     LOCAL_SHELL_CALL,
     APPLY_PATCH_CALL,
     TOOL_SEARCH_CALL,
+    WEB_SEARCH_CALL,
+    MCP_CALL,
+    MCP_LIST_TOOLS,
+    MCP_APPROVAL_REQUEST,
 )
 _OWN_SCHEMA = (
     *("message", "function_call", "function_call_output", "custom_tool_call"),
@@ -396,7 +473,7 @@ RESPONSE: Schema = {
                 }
             ),
             "safety_identifier": nullable(STRING),
-            "service_tier": const("default", "flex"),
+            "service_tier": const("default", "flex", "priority"),
             "store": BOOLEAN,
             "temperature": _number(0, 2),
             "text": record({"format": TEXT_FORMAT}, verbosity=const("low", "medium", "high")),
@@ -411,6 +488,7 @@ RESPONSE: Schema = {
             "metadata": METADATA,
         },
         conversation=record({"id": prefixed("conv_")}),
+        prompt=record({"id": prefixed("pmpt_"), "version": STRING}, variables={"type": "object"}),
         user=STRING,
     ),
     "allOf": [
@@ -421,7 +499,10 @@ RESPONSE: Schema = {
         {
             "if": {"properties": {"status": const("completed")}},
             "then": {
-                "properties": {"output": array({"properties": {"status": const("completed")}})}
+                # A call that the site runs may fail, and the answer go on.
+                "properties": {
+                    "output": array({"properties": {"status": const("completed", "failed")}})
+                }
             },
         },
     ],

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from inference_site.core.domain.deltas import (
 from inference_site.core.site_settings.models import forget
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.queue import new_id
+from inference_site.runs.tool_calls.models import CallStatus, ToolCall
 from responses_api import search
 from responses_api.admin import responses
 from responses_api.admin.responses import request_body
@@ -94,6 +96,28 @@ def test_a_call_is_shown_with_what_the_tool_answered(chain: Chain) -> None:
     assert [one.kind for one in second.bubbles] == ["message"]
     (alone,) = [one for one in turns(asked)[0].bubbles if one.kind == "call"]
     assert alone.result is None
+
+
+def test_calls_that_the_site_has_run_are_listed_with_their_times(
+    admin: Client, chain: Chain
+) -> None:
+    stored = chain.turn("x", "y")
+    now = timezone.now()
+    ToolCall.objects.create(
+        generation_id=stored.public_id,
+        number=0,
+        type="mcp",
+        name="look_up",
+        arguments_hash="0123456789abcdef",
+        status=CallStatus.DONE,
+        attempt=1,
+        output_bytes=2048,
+        sent_at=now,
+        finished_at=now + timedelta(milliseconds=1500),
+    )
+    card = page(admin, stored).partition("<h2>Tool calls</h2>")[2].partition("</section>")[0]
+    assert "<dt>look_up</dt>" in card
+    assert "done, 1.50 s, 2.0\xa0KB" in card
 
 
 def test_content_cannot_become_markup(admin: Client, chain: Chain) -> None:

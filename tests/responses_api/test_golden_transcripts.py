@@ -125,7 +125,7 @@ def alike(text: str) -> str:
 def test_transcript_is_as_it_was(name: str) -> None:
     script = SCRIPTS[name]
     given = ResponseRequest.model_validate({"input": "x", **script.fields})
-    offered = offer_tools(given.tools or ())
+    offered = offer_tools(given.tools or (), project_id=1)
     assembler = new_assembler(new_response(**script.fields), routes=offered.routes)
     frames = begun(assembler, script.deltas)
     ending = script.end(assembler)

@@ -41,7 +41,7 @@ def messages(
     """The messages of a request with these items."""
     body = ResponseRequest.model_validate({"input": list(items), "tools": tools})
     context = [ContextItem(to_data(item), f"input[{i}]") for i, item in enumerate(body.input or ())]
-    offered = offer_tools(body.tools or (), (item.data for item in context))
+    offered = offer_tools(body.tools or (), (item.data for item in context), project_id=1)
     turns = to_messages(instructions, context, PROJECT, offered)
     require_media(with_capabilities(spec), turns)
     return turns

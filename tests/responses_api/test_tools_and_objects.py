@@ -29,12 +29,12 @@ def body(**fields: Any) -> ResponseRequest:
 
 
 def offered(*tools: Any, items: Any = ()) -> OfferedTools:
-    return offer_tools(body(tools=list(tools)).tools or (), items)
+    return offer_tools(body(tools=list(tools)).tools or (), items, project_id=1)
 
 
 def planned(**fields: Any) -> ToolPlan:
     given = body(**fields)
-    return to_tool_plan(given, offer_tools(given.tools or ()))
+    return to_tool_plan(given, offer_tools(given.tools or (), project_id=1))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_item_of_an_unknown_type_is_named_or_refused(settings: Any) -> None:
 def test_tools_that_only_programs_may_call_are_not_offered() -> None:
     tool = {**FUNCTION, "allowed_callers": ["programmatic"], "output_schema": {"type": "string"}}
     given = body(tools=[tool, {**CUSTOM, "allowed_callers": ["direct", "programmatic"]}])
-    assert [t.name for t in offer_tools(given.tools or ()).tools] == ["run"]
+    assert [t.name for t in offer_tools(given.tools or (), project_id=1).tools] == ["run"]
     shown = tool_object((given.tools or [])[0])
     assert shown == {**tool, "description": None, "strict": True}
 

@@ -13,7 +13,7 @@ import re
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 
 from worker.engines.gbnf import lark_of_gbnf
-from worker.engines.limited_process import serve
+from worker.limited_process import serve
 
 _CPU_S = 0.5
 """Processor time for one grammar; ordinary ones take a hundredth of it."""

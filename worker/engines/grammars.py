@@ -14,7 +14,7 @@ import orjson
 
 from inference_site.core.domain.errors import InvalidRequest
 from inference_site.core.domain.request import Constraint
-from worker.engines.limited_process import LimitedProcess
+from worker.limited_process import LimitedProcess
 
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Whitespace in JSON. If it were free, a weak model would generate whitespace without end."""

@@ -208,9 +208,10 @@ class _Moderation:
         return False
 
     def _on_end(self, index: int, hazard: str, answer: _Answer, error: Exception | None) -> None:
+        if isinstance(error, ContextLengthExceeded):
+            error = error.of("input")
         if error is not None:
-            is_long = isinstance(error, ContextLengthExceeded)
-            self._ended(error.of("input") if is_long else error)  # type: ignore[attr-defined]  # Mypy does not follow ``is_long``.
+            self._ended(error)
             return
         try:
             self._take(index, hazard, answer)

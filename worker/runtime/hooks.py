@@ -58,6 +58,10 @@ class Hooks:
         self._calls: dict[int, dict[int, int]] = {}
         """The new numbers of the tool calls that were not dropped, by choice and old number."""
 
+    def begin_turn(self) -> None:
+        """Begin another turn of the model, whose calls are numbered from 0 again."""
+        self._calls = {}
+
     def filter(self, delta: Delta) -> Delta | None:
         """Return the delta to pass on; None drops it. Raise HookFailed."""
         if isinstance(delta, Finish):

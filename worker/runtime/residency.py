@@ -170,7 +170,7 @@ def next_to_evict(
     now, evictable = time.monotonic(), _evictable(residents)
     evictable.sort(key=lambda r: (not _are_exclusive(wanted, r.spec), r.used_at))
     for resident in evictable:
-        if not resident.busy and resident.spec.id not in waited_for:
+        if not resident.is_in_use and resident.spec.id not in waited_for:
             return resident
     stayed = [r for r in evictable if now - r.loaded_at >= r.spec.min_resident_s]
     return min(stayed, key=lambda r: r.loaded_at, default=None)

@@ -1,6 +1,9 @@
 """One attempt of one generation, from its claim to its terminal event.
 
 claim → document → engine → assembler → publisher → final row → terminal event
+
+If the answer calls tools of the site, the run leaves its slot after the turn of the model, runs the
+calls (``call_tools``), and starts the engine again for the next turn (``resume``).
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from inference_site.core.domain.errors import (
     StreamLost,
 )
 from inference_site.core.domain.model_spec import Price
+from inference_site.core.domain.request import GenerationRequest
 from inference_site.core.observability.logs import log_fields
 from inference_site.core.observability.metrics import Meter
 from inference_site.core.observability.tracing import Span, start_span
@@ -49,6 +53,8 @@ from inference_site.runs.models import Claim, Generation, Status
 from inference_site.runs.streams.batches import Ending, Sent, sent_so_far
 from inference_site.runs.streams.event_log import read_log
 from inference_site.runs.streams.request_documents import Document, Loaded, ToStore, load_document
+from inference_site.runs.tool_calls.models import SavedTurns
+from inference_site.runs.tool_calls.models import close as close_calls
 from inference_site.runs.wake_ups import send_wake_up
 from worker.engines.base import Engine
 from worker.engines.context_length import start_truncating
@@ -56,6 +62,7 @@ from worker.media import has_media, resolve_media
 from worker.runtime.guards import start_moderating
 from worker.runtime.hooks import HookContext, Hooks, hooks_for
 from worker.runtime.publisher import StopReason, Stream
+from worker.runtime.site_calls import SiteCalls, Stopped
 from worker.runtime.tool_calls import CustomCalls, TextCallParser, may_have_text_calls
 
 logger = logging.getLogger(__name__)
@@ -100,6 +107,13 @@ class Run:
         self._later, self._is_late = later, False
         self._assembler: Assembler | None = None
         self._store: ToStore | None = None
+        self._document: Document[Any] | None = None
+        self.calls_tools = False
+        """Whether tools must be called now, without a slot; the engine has ended its turn."""
+        self._site_calls: SiteCalls | None = None
+        self._next: GenerationRequest | None = None
+        self._spent = Usage()
+        """The usage of the turns that have ended."""
         self._usage, self._pieces = Usage(), 0
         self._first_token_at: dt.datetime | None = None
         self._output_since: float | None = None
@@ -129,7 +143,7 @@ class Run:
     def feed(self, delta: Delta) -> None:
         """Convert a delta to frames and hand them to the publisher (see ``Sink``)."""
         if isinstance(delta, Usage):
-            self._usage = delta
+            self._usage = delta = self._spent.plus(delta)
         elif not isinstance(delta, PromptProgress):
             if self._first_token_at is None:
                 self._first_token_at = timezone.now()
@@ -161,31 +175,85 @@ class Run:
     def start(self, engine: Engine, ended: Callable[[Exception | None], None]) -> bool:
         """Start the engine. Return False when the run is over and its terminal state is stored.
 
-        A terminal state that has to wait for a lock is stored ``later``.
+        A terminal state that has to wait for a lock is stored ``later``. If ``calls_tools`` is set
+        then, the run is not over: ``call_tools`` must be called.
 
         Return True when the engine continues on its own: it calls ``ended`` (see ``Engine.start``),
         after which the caller calls ``end`` with the same argument. Never raises.
         """
+        return self._try_to(partial(self._begin, engine, ended))
+
+    def resume(self, engine: Engine, ended: Callable[[Exception | None], None]) -> bool:
+        """Start the engine for the next turn, after ``call_tools``; otherwise like ``start``."""
+        return self._try_to(partial(self._start_turn, engine, ended))
+
+    def _try_to(self, start: Callable[[], bool]) -> bool:
+        """Start the engine; return whether it continues on its own. End the run if not."""
         error: Exception | None = None
         with self._logged():
             try:
-                if self._begin(engine, ended):
+                if start():
                     return True
             except Exception as exc:  # noqa: BLE001  # The boundary: ``end`` logs and answers it.
                 error = exc
+        if error is not None or not self.calls_tools:
+            self.end(error)
+        return False
+
+    def call_tools(self) -> bool:
+        """Run the calls of the last turn; return whether the model has another turn.
+
+        Otherwise the run is over, or has been given back. Never raises.
+        """
+        error: Exception | None = None
+        with self._logged():
+            try:
+                if self._call_tools():
+                    return True
+            except Exception as exc:  # noqa: BLE001  # The boundary: ``end`` logs and answers it.
+                error = exc
+        self.calls_tools = False
         self.end(error)
         return False
+
+    def _call_tools(self) -> bool:
+        """Run the calls; return whether the model has another turn."""
+        assembler, document = self._assembler, self._document
+        assert assembler is not None
+        assert document is not None
+        self._unfinished = 1
+        if self._site_calls is None:
+            options, keeps = document.assembly.site_tools, self._claim.background
+            self._site_calls = SiteCalls(self._claim, self._stream, options, keeps=keeps)
+        calls = self._site_calls.run(
+            assembler.calls(), assembler.save(), self._usage, lambda: assembler.sources
+        )
+        try:
+            for result in calls:
+                self._stream.append(assembler.add_result(result))
+        except Stopped:
+            return False
+        self.calls_tools = False
+        self._next = assembler.next_request(document.request)
+        if self._next is None:
+            self._unfinished = 0
+        return self._next is not None
 
     def end(self, error: Exception | None) -> None:
         """Store a terminal state; ``error`` is the error of the engine, if it raised one.
 
-        Never raises.
+        If the answer calls tools of the site, only set ``calls_tools``. Never raises.
         """
         with self._logged():
             try:
                 if self._text_calls is not None:
                     for piece in self._text_calls.rest():
                         self._assemble(piece)
+                if error is None and not self._unfinished and not self._stream.cancelled:
+                    assert self._assembler is not None
+                    self.calls_tools = bool(self._assembler.calls())
+                    if self.calls_tools:
+                        return
                 if self._unfinished and self._pieces > self._usage.output_tokens:
                     # The engine has not counted an unfinished answer; each piece is a token.
                     self._usage = replace(self._usage, output_tokens=self._pieces)
@@ -255,18 +323,36 @@ class Run:
         """Start the engine; return whether it continues. Raise the error of the generation."""
         claimed_at_s = time.time()
         loaded, document = self._load()
+        self._document, self._next = document, document.request
         self._begin_span(document.traceparent, claimed_at_s)
-        self._send_opening(self._prepare(document), loaded)
+        assembler = self._prepare(document)
+        self._send_opening(assembler, loaded)
         if loaded.is_cancelled:
             self._stream.stop(StopReason.REQUESTED)
             return False
+        self.calls_tools = bool(assembler.calls())
+        return not self.calls_tools and self._start_turn(engine, ended)
+
+    def _start_turn(self, engine: Engine, ended: Callable[[Exception | None], None]) -> bool:
+        """Start the engine for a turn; return whether it continues. Raise its error."""
+        request = self._next
+        assert request is not None
+        self._spent, self._unfinished = self._usage, request.answers
+        self._text_calls = None
+        if may_have_text_calls(request):
+            parallel = request.parallel_tool_calls
+            self._text_calls = TextCallParser(request.tools, parallel=parallel)
+        is_custom = any(tool.is_custom for tool in request.tools)
+        self._custom_calls = CustomCalls(request.tools) if is_custom else None
+        if self._hooks is not None:
+            self._hooks.begin_turn()
 
         def start() -> bool:
-            request = resolve_media(document.request, self._claim.project_id)
+            resolved = resolve_media(request, self._claim.project_id)
             begin = start_moderating if request.guard else start_truncating
-            return begin(engine, request, self, ended)
+            return begin(engine, resolved, self, ended)
 
-        if engine.blocks or not has_media(document.request):
+        if engine.blocks or not has_media(request):
             return start()
 
         def start_with_media() -> None:
@@ -334,27 +420,33 @@ class Run:
         if document.store is None and not document.assembly.is_stored:
             self._keeper = keeper_for(claim.public_id, request)
         self._hooks = hooks_for(HookContext(claim.public_id, claim.kind, request.model))
-        if may_have_text_calls(request):
-            parallel = request.parallel_tool_calls
-            self._text_calls = TextCallParser(request.tools, parallel=parallel)
-        if any(tool.is_custom for tool in request.tools):
-            self._custom_calls = CustomCalls(request.tools)
         return assembler
 
     def _send_opening(self, assembler: Assembler, loaded: Loaded[Any]) -> None:
         """Send the frames before the first delta; the stream of a restart continues."""
         opening: list[bytes] = []
-        sent = loaded.sent
+        sent, saved = loaded.sent, self._saved_turns()
         # A restarted generation in the foreground has sent nothing before.
         may_lack = self._claim.background and self._claim.attempt > 1
         if not sent.frames and (sent.next or may_lack):
             sent = sent.beyond()
         if sent.next:
             self._stream.start_at(sent.next, loaded.texts if sent.frames else (), sent.frames)
-            opening += assembler.restart(sent)
+            opening += assembler.restart(sent, None if saved is None else saved.state)
         opening += assembler.begin()
+        if saved is not None:
+            self._usage = saved.usage_so_far
+            assembler.feed(self._usage)
         if opening:
             self._stream.append(opening)
+
+    def _saved_turns(self) -> SavedTurns | None:
+        """Return the turns of an earlier attempt, if it has saved some."""
+        assert self._document is not None
+        if self._claim.attempt == 1 or not self._document.assembly.site_tools:
+            return None
+        with release_connection_after():
+            return SavedTurns.objects.filter(generation_id=self._claim.public_id).first()
 
     def _ended(self, assembler: Assembler) -> tuple[Status, Ending]:
         """Return the ending once the engine has ended. Raise if the generation has failed."""
@@ -463,14 +555,20 @@ class Run:
             "finish_reason": ending.finish_reason,
             "error_code": ending.error_code,
         }
-        if assembler is None or not self._stores:
+        if not (self._stores or self._has_site_tools):
             return Generation.objects.finish(claim, status, **result)
         lock_ms = None if self._is_late else _FIRST_WAIT_MS
         with release_connection_after(), transaction_with_timeouts(lock_ms):
             held = Generation.objects.finish(claim, status, **result)
-            if held and (store_result := self._kind.store_result):
+            if held and assembler is not None and (store_result := self._kind.store_result):
                 store_result(claim.public_id, status, assembler, self._store)
+            if held and self._has_site_tools:
+                close_calls(claim.public_id)
         return held
+
+    @property
+    def _has_site_tools(self) -> bool:
+        return self._document is not None and bool(self._document.assembly.site_tools)
 
     @property
     def _stores(self) -> bool:

@@ -3,6 +3,9 @@
 An engine that blocks runs a generation on the thread that claimed it. An engine that does not block
 only starts it there; a few threads end its runs. After a run, the thread claims the next generation
 itself if one may wait, so under load no generation waits for a wake-up.
+
+A run whose answer calls tools of the site leaves its slot meanwhile, and then has the next free
+slot of its model, before anything is claimed (``worker.runtime.tool_loop``).
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from inference_site.runs.wake_ups import send_wake_up
 from worker.runtime.publisher import Publisher, StopReason, Stream
 from worker.runtime.run import Run
 from worker.runtime.served_model import Permit, ServedModel
+from worker.runtime.tool_loop import LoopingRun, Start, ToolLoop
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +49,15 @@ class Runs:
         publisher: Publisher,
         accepts_work: Callable[[], bool],
         changed: Callable[[], None],
+        model_named: Callable[[str], ServedModel | None],
     ) -> None:
         self._changed = changed
         self._worker, self._publisher, self._accepts_work = worker, publisher, accepts_work
         self._running: dict[Claim, tuple[ServedModel, Stream, Permit, Run]] = {}
         self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="runs")
         """For work that must not block the thread of an engine."""
+        self._loop = ToolLoop(self._resumable, self._serve_named, accepts_work, self.pool)
+        self._model_named = model_named
         self._late: set[Claim] = set()
         """The runs that have left their slots and whose ends are not stored yet."""
         self._late_pool = ThreadPoolExecutor(_LATE_THREADS, thread_name_prefix="late-ends")
@@ -58,8 +65,8 @@ class Runs:
     @property
     def attempts(self) -> set[tuple[str, int]]:
         """The ids and attempt numbers of all runs."""
-        # In this order: a late run is added to _late before it is removed from _running.
-        claims = (*self._running, *self._late.copy())
+        # In this order: a run is added to the next of these before it is removed from the last.
+        claims = (*self._running, *self._loop.claims, *self._late.copy())
         return {(claim.public_id, claim.attempt) for claim in claims}
 
     @property
@@ -88,8 +95,9 @@ class Runs:
     def wait(self, timeout_s: float) -> None:
         """Wait for the ends of runs that no thread of Celery drives."""
         until = time.monotonic() + timeout_s
-        while (self._running or self._late) and time.monotonic() < until:
+        while (self._running or self._late or self._loop.claims) and time.monotonic() < until:
             time.sleep(_POLL_S)
+        self._loop.stop()
         self.pool.shutdown(wait=not self._running)
         self._late_pool.shutdown(wait=not self._late, cancel_futures=True)
 
@@ -120,7 +128,13 @@ class Runs:
         Return False if the slot is still in use, by an engine that does not block.
         """
         try:
-            while model.state == ModelState.READY and self._accepts_work():
+            while model.state == ModelState.READY:
+                if resumable := self._loop_turn(model):
+                    if self._resume(model, *resumable):
+                        return False
+                    continue
+                if not self._accepts_work():
+                    break
                 if (claimed := self._claim(model)) is None:
                     break
                 claim, permit = claimed
@@ -143,6 +157,15 @@ class Runs:
         if claim.others_waited or claim.may_restart or claim.is_isolated or model.missed_wake_up:
             return True
         return not model.is_open
+
+    def _loop_turn(self, model: ServedModel) -> tuple[LoopingRun, Permit] | None:
+        """Take a run that waits for its next turn and may run beside the active runs."""
+        if not self._loop.has_waiting(model.spec.id) or not (permit := model.isolation.enter()):
+            return None
+        turn = self._loop.next(model.spec.id)
+        if turn is None:
+            permit.leave()
+        return None if turn is None else (turn, permit)
 
     def _claim(self, model: ServedModel) -> tuple[Claim, Permit] | None:
         """Claim a generation that may run beside the active runs; None if there is none."""
@@ -170,6 +193,15 @@ class Runs:
         self._running[claim] = model, stream, permit, run
         if claim.is_isolated:
             self._isolate(model, permit, run)
+        return self._start(model, claim, run, run.start)
+
+    def _resume(self, model: ServedModel, turn: LoopingRun, permit: Permit) -> bool:
+        """Run the next turn of a run in a slot; return True if the engine continues on its own."""
+        self._running[turn.claim] = model, turn.stream, permit, turn.run
+        return self._start(model, turn.claim, turn.run, turn.run.resume)
+
+    def _start(self, model: ServedModel, claim: Claim, run: Run, start: Start) -> bool:
+        """Start the engine for a run; return True if it continues on its own."""
         started_at = time.monotonic()
 
         def on_end(error: Exception | None) -> None:
@@ -178,7 +210,7 @@ class Runs:
 
         continues = False
         try:
-            continues = run.start(model.engine, on_end)
+            continues = start(model.engine, on_end)
         finally:
             if not continues:
                 self._leave(claim)
@@ -198,10 +230,39 @@ class Runs:
         threading.Thread(target=watch, name="trial", daemon=True).start()
 
     def _leave(self, claim: Claim) -> None:
-        """Remove a run that has ended; others may start that its isolation kept waiting."""
-        _, _, permit, _ = self._running.pop(claim)
+        """Remove a run that has ended, or calls tools now.
+
+        Others may start that its isolation kept waiting.
+        """
+        model, stream, permit, run = self._running[claim]
+        calls_tools = run.calls_tools
+        if calls_tools:
+            self._loop.note(claim)
+        else:
+            self._loop.forget(claim)
+        del self._running[claim]
         if permit.leave():
             self._changed()
+        if calls_tools:
+            model.note_tools(1)
+            self._loop.call_tools(LoopingRun(model, claim, stream, run))
+
+    def _resumable(self, model_id: str) -> bool | None:
+        """Whether a slot of the model may become free; None if this worker lost the model."""
+        model = self._model_named(model_id)
+        if model is None or model.has_failed_to_load:
+            return None
+        return model.is_open
+
+    def _serve_named(self, model_id: str) -> None:
+        """Use a free slot of a model for the runs that wait for one, or the next that is freed."""
+        if model := self._model_named(model_id):
+            model.missed_wake_up = True
+            try:
+                if model.is_open:
+                    self._fill_slots(model)
+            except DATABASE_UNAVAILABLE as exc:
+                logger.warning("cannot claim for %s: %s", model_id, exc)
 
     def _end(self, model: ServedModel, claim: Claim, run: Run, error: Exception | None) -> None:
         """End a run of an engine that does not block, and use its slot for the next generation."""

@@ -157,7 +157,13 @@ class Runtime:
         self._reads_wake_ups = True
         self.loader = ModelLoader(self, specs)
         self._publisher = Publisher()
-        self.runs = Runs(self.id, self._publisher, lambda: self.accepts_work, self.changed)
+        self.runs = Runs(
+            self.id,
+            self._publisher,
+            lambda: self.accepts_work,
+            self.changed,
+            lambda model: self.loader.models.get(model),  # noqa: PLW0108  # It is replaced.
+        )
         self.lease = Lease(self.id, self.described, lambda: self.runs.unsent_tokens)
         self.orders = Orders(self.id, self.execute, self.store_server_log)
         self._ending = threading.Thread(target=self._announce_end, name="end", daemon=True)

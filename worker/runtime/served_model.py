@@ -160,7 +160,7 @@ class ServedModel:
         self._is_closed = self._is_asleep = self._is_expected_back = False
         self._away_since = 0.0
         self._facts: FileFacts = {}
-        self._busy = self._reserved = 0
+        self._busy = self._reserved = self._calling_tools = 0
         self._run_s = 0.0
         self._recent_projects: dict[int, None] = {}
         self._changed = threading.Condition()
@@ -219,9 +219,20 @@ class ServedModel:
         return self._busy + self._reserved
 
     @property
+    def is_in_use(self) -> bool:
+        """Whether a slot is busy, or a run without a slot comes back for its next turn."""
+        return bool(self.busy or self._calling_tools)
+
+    def note_tools(self, change: int) -> None:
+        """Count the runs that have left their slots while tools are called: by 1 or by -1."""
+        with self._changed:
+            self._calling_tools += change
+            self.used_at = time.monotonic()
+
+    @property
     def idle_s(self) -> float:
-        """Seconds since the last run ended; 0 while a slot is busy."""
-        return 0.0 if self.busy else time.monotonic() - self.used_at
+        """Seconds since the last run ended; 0 while it is in use."""
+        return 0.0 if self.is_in_use else time.monotonic() - self.used_at
 
     @property
     def report(self) -> ModelReport:

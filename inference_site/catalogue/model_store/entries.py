@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 _CHAT = frozenset(
     {
-        *("channels", "chat_template", "chat_template_kwargs", "force_enable_thinking"),
+        *("channels", "chat_template", "chat_template_kwargs", "force_enable_thinking", "guard"),
         *("prompt_templates", "reasoning_end", "reasoning_has_calls", "reasoning_header"),
         *("reasoning_reenters", "reasoning_start", "stop_texts", "tool_format"),
     }
@@ -51,8 +51,8 @@ ALLOWED_OPTIONS: Mapping[str, frozenset[str]] = {
     "": frozenset(
         {
             *("aliases", "context_length", "engine", "file", "forced_sampling", "gpu_layers"),
-            *("guard", "hosts", "keep_alive", "listed", "lora_adapters", "preload", "price"),
-            *("projects", "replicas", "sampling", "slots", "threads"),
+            *("hosts", "keep_alive", "listed", "lora_adapters", "preload", "price", "projects"),
+            *("replicas", "sampling", "slots", "threads"),
         }
     ),
     "ctransformers": _CHAT | {"lib", "model_type"},
@@ -67,10 +67,11 @@ ALLOWED_OPTIONS: Mapping[str, frozenset[str]] = {
     "openai_upstream": frozenset(
         {
             *("api_key", "base_url", "base_urls", "capabilities", "chat_template_kwargs"),
-            *("check_every_s", "connections", "fields", "flavor", "headers", "model", "timeout_s"),
+            *("check_every_s", "connections", "fields", "flavor", "guard", "headers", "model"),
+            "timeout_s",
         }
     ),
-    "scripted": frozenset({"script"}),
+    "scripted": frozenset({"guard", "script"}),
 }
 """The options that an entry in the database may have, by engine; the empty name is for all engines.
 

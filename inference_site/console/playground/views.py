@@ -41,6 +41,7 @@ from inference_site.core.errors.api_errors import (
 )
 from inference_site.core.site_settings.models import site_settings
 from inference_site.gateway.api.authentication import StaffSession, caller_of
+from inference_site.gateway.api.json_bodies import JsonParser
 from inference_site.gateway.api.payload import WireRequest, parse
 from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.submission.model_access import may_use
@@ -49,6 +50,7 @@ from inference_site.runs.models import Generation
 from responses_api.context import decode_item, newest_input_of, previous_not_found
 from responses_api.items import ItemData, to_data
 from responses_api.models import Conversation, Item, StoredResponse
+from responses_api.prompt_templates import tried_messages
 from responses_api.stored_responses import current_response, find_response
 from responses_api.views.responses import ResponsesView
 from responses_api.wire.input_items import ItemReference
@@ -156,6 +158,7 @@ class PlaygroundResponsesView(ResponsesView):
     """``POST /console/playground/responses``: the same as ``POST /v1/responses``."""
 
     authentication_classes = (PlaygroundSession,)
+    parser_classes = (JsonParser,)
     http_method_names = ["post"]
 
     def post(self, request: Request) -> HttpResponse:
@@ -217,13 +220,18 @@ def _own_generation(caller: Caller, response_id: str) -> Generation:
 
 class OpenView(ApiView):
     """``GET /admin/playground/open/{id}``: a stored response, chat completion or conversation,
-    in the form in which the page continues it."""
+    or a prompt with values, in the form in which the page continues it."""
 
     authentication_classes = (StaffSession,)
     permission_classes = ()  # No API key calls, so there is no key permission to check.
 
     def get(self, request: Request, public_id: str) -> Response:
         """Return the settings of the request and its items, to users who may see content."""
+        if public_id.startswith("pmpt_") and "\0" not in public_id:
+            if not request.user.has_perm("responses_api.view_prompttemplate"):
+                raise ForbiddenError("Your user may not do this.", code="permission_denied")
+            if (opened_prompt := _open_prompt(public_id)) is not None:
+                return Response(opened_prompt)
         for prefix, (permission, open_stored) in _STORED.items():
             if public_id.startswith(prefix) and "\0" not in public_id:
                 if not request.user.has_perms((permission, "responses_api.view_content")):
@@ -274,6 +282,18 @@ def _open_conversation(public_id: str) -> Opened | None:
     newest = rows.values_list("data", flat=True)[: MAX_ITEMS + 1]
     last = found.responses.order_by("-id").values_list("model", flat=True).first()
     return {"model": last} if last else {}, list(newest)[::-1]
+
+
+def _open_prompt(opened_id: str) -> dict[str, Any] | None:
+    """Return the answer for a prompt: its user message is a draft, which the user may send."""
+    found = tried_messages(opened_id)
+    if found is None:
+        return None
+    version, instructions, draft = found
+    given = {"model": version.model, "instructions": instructions}
+    request = {name: text for name, text in given.items() if text}
+    name = f"{version.template.name}, {version}"
+    return {"id": name, "request": request, "items": [], "draft": draft, "is_cut": False}
 
 
 _STORED: dict[str, tuple[str, Callable[[str], Opened | None]]] = {

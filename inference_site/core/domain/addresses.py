@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from urllib.parse import urlsplit, urlunsplit
 
 _GLOBAL_UNICAST = IPv6Network("2000::/3")  # All that IANA has allocated so far.
 _NAT64 = IPv6Network("64:ff9b::/96")  # RFC 6052: the last 32 bits are an IPv4 address.
@@ -55,6 +56,18 @@ def is_listed(host: str, allowed: Sequence[str]) -> bool:
         name == pattern.removeprefix(".") or (pattern.startswith(".") and name.endswith(pattern))
         for pattern in patterns
     )
+
+
+def page_key(url: str) -> str:
+    """Return a text that is equal for two spellings of the URL of one page.
+
+    The fragment does not count, nor the case of scheme and host, nor the ``/`` of an empty path.
+    """
+    try:
+        scheme, host, path, query, _ = urlsplit(url)
+    except ValueError:  # No valid URL.
+        return url
+    return urlunsplit((scheme.lower(), host.lower(), path or "/", query, ""))
 
 
 @dataclass(frozen=True, slots=True)

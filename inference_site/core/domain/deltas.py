@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
@@ -195,6 +195,10 @@ class Usage:
     reasoning_tokens: int = 0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
+
+    def plus(self, other: Usage) -> Usage:
+        """Return the usage of two turns of one generation."""
+        return Usage(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 Delta = (

@@ -52,12 +52,7 @@ def decode_json(encoded: bytes) -> Any:
     Raise InvalidRequestError if it is not JSON, is nested too deeply, or has too many values.
     Commas inside texts count as values too: no model could read so many of them.
     """
-    containers = _count_containers(encoded)
-    if _count_byte(encoded, b",") > _MAX_VALUES or containers > _MAX_CONTAINERS:
-        raise InvalidRequestError(
-            f"The JSON body of your request holds more than {_MAX_VALUES} values, or more than "
-            f"{_MAX_CONTAINERS} arrays and objects."
-        )
+    containers = require_bounded(encoded)
     try:
         value = orjson.loads(encoded)
     except orjson.JSONDecodeError as exc:
@@ -69,6 +64,17 @@ def decode_json(encoded: bytes) -> Any:
             f"The JSON body of your request is nested more than {_MAX_DEPTH} levels deep."
         )
     return value
+
+
+def require_bounded(encoded: bytes) -> int:
+    """Return the number of arrays and objects, at least. Raise InvalidRequestError for too many."""
+    containers = _count_containers(encoded)
+    if _count_byte(encoded, b",") > _MAX_VALUES or containers > _MAX_CONTAINERS:
+        raise InvalidRequestError(
+            f"The body of your request holds more than {_MAX_VALUES} values, or more than "
+            f"{_MAX_CONTAINERS} arrays and objects."
+        )
+    return containers
 
 
 def _count_byte(encoded: bytes, byte: bytes) -> int:

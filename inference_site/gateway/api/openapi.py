@@ -21,6 +21,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 
 from inference_site.core.errors import api_errors
 from inference_site.gateway.api.field_descriptions import FIELDS
+from inference_site.gateway.api.form_bodies import FormParser
 from inference_site.gateway.api.schema import ErrorEnvelope, declared, documented
 
 Schema = dict[str, Any]
@@ -123,7 +124,11 @@ class ViewSchema(AutoSchema):
         endpoint = self._endpoint
         if endpoint.form is not None:
             return {_FORM: _schema(endpoint.form, "validation")}
-        return None if endpoint.body is None else {_JSON: _schema(endpoint.body, "validation")}
+        if endpoint.body is None:
+            return None
+        forms = [p.media_type for p in self.view.parser_classes if issubclass(p, FormParser)]
+        schema = _schema(endpoint.body, "validation")
+        return dict.fromkeys((_JSON, *forms), schema)
 
     def get_response_serializers(self) -> Any:
         endpoint = self._endpoint

@@ -53,8 +53,8 @@ Metadata = Annotated[
 ]
 
 
-ServiceTier = Literal["auto", "default", "flex", "scale", "priority"]
-"""``flex`` waits behind all others, which are alike."""
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
+"""``fast`` is another name of ``priority``; ``scale`` and ``ultrafast`` are served as usual."""
 
 
 EndUser = Annotated[str, Field(max_length=512, pattern=r"^[^\x00]*$")]

@@ -28,6 +28,7 @@ from inference_site.gateway.submission.model_access import loading_comment
 from inference_site.runs.cancellation import set_reader_deadline
 from inference_site.runs.kinds import kind_of
 from inference_site.runs.models import Generation, ServiceClass
+from inference_site.runs.prompt_cache_keys import latest_with_key, note_key
 from inference_site.runs.queue import IsWanted, WithRow, enqueue
 from inference_site.runs.queue_position import QueuePosition
 from inference_site.runs.streams.request_documents import Document, Opening
@@ -43,7 +44,8 @@ class Submission:
     some time after it has ended; one that ``is_replayable`` is rebuilt from the database then, so
     its log need not be kept. ``with_row`` is written in the transaction that accepts the request.
     The generation goes on without its client in the ``background``, else for ``grace_s`` seconds.
-    ``continues`` is the generation whose prompt and answer are the beginning of this prompt.
+    ``continues`` is the generation whose prompt and answer are the beginning of this prompt;
+    ``cache_key`` is the client's name for prompts that begin alike.
     ``subject`` is the field of the API's request that holds the prompt, if its name is not the
     engine's. With a ``key_claim`` it is accepted only if no other request has the idempotency key.
     """
@@ -64,6 +66,7 @@ class Submission:
     background: bool = False
     grace_s: int = 0
     continues: str = ""
+    cache_key: str = ""
     subject: str = ""
     key_claim: KeyClaim | None = None
 
@@ -156,10 +159,11 @@ def _enqueue(
         created_at=admission.at,
     )
     with_row = admission if admission.has_more_to_write else None
-    continues = submission.continues
+    owner = row.project_id, row.model, submission.cache_key
+    continues = submission.continues or latest_with_key(*owner)
     needs_log = submission.is_resumable and not submission.is_replayable
     opening = Opening(submission.frames, submission.texts, needs_log)
-    return enqueue(
+    position = enqueue(
         row,
         submission.document,
         channel,
@@ -169,6 +173,8 @@ def _enqueue(
         before_row=submission.key_claim,
         is_wanted=is_wanted,
     )
+    note_key(*owner, row.public_id)
+    return position
 
 
 def respond(

@@ -8,3 +8,4 @@ class KeptContentConfig(AppConfig):
     label = "kept_content"
     default_auto_field = "django.db.models.BigAutoField"
     retention = "inference_site.runs.kept_content.models"
+    forgetting = "inference_site.runs.kept_content.models"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 
 import django.db
@@ -145,3 +146,11 @@ def prune(until: float) -> int:
     Stop when the monotonic clock passes ``until``; return the number of deleted rows.
     """
     return delete_older(KeptContent.objects.all(), kept_since(), until, _DELETE_BATCH)
+
+
+def forget(
+    end_user: str, project_id: int | None, generation_ids: Sequence[str]
+) -> Mapping[str, int]:
+    """Delete the kept content of generations (see ``inference_site.runs.kinds.Forgetting``)."""
+    deleted, _ = KeptContent.objects.filter(public_id__in=generation_ids).delete()
+    return {"kept contents": deleted}

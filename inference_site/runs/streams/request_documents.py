@@ -77,7 +77,12 @@ _DROP = HELD_LUA + 'redis.call("DEL", unpack(KEYS)) release(ARGV[1])'
 
 @dataclass(frozen=True)
 class Assembly:
-    """The input of the assembler of one kind of generation. Each kind has a subclass."""
+    """The input of the assembler of one kind of generation. Each kind has a subclass.
+
+    ``site_tools`` are the options of the tools that the site runs for it (see ``worker.tools``).
+    """
+
+    site_tools: list[dict[str, Any]] = field(default_factory=list, kw_only=True)
 
     @property
     def is_stored(self) -> bool:

@@ -11,8 +11,8 @@ from inference_site.core.domain.errors import GenerationFailed
 from inference_site.core.domain.model_spec import ModelSpec
 from worker.engines.chat import template
 from worker.engines.chat.template import ChatTemplate
-from worker.engines.limited_process import PATIENCE_S
 from worker.engines.llama_cpp.chat import TemplateTrial
+from worker.limited_process import PATIENCE_S
 
 
 class StarvedProcess:

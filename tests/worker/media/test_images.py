@@ -20,7 +20,7 @@ from inference_site.core.domain.request import (
 )
 from tests.image_server import ImageServer
 from tests.images import JPEG, PNG, data_url, encoded, refusal, request_of, resolved
-from worker import media
+from worker import fetching
 from worker.media import resolve_media
 
 pytestmark = pytest.mark.usefixtures("private_network")
@@ -224,4 +224,4 @@ def test_a_port_that_speaks_no_tls_is_told(server: ImageServer) -> None:
 
 
 def test_redirects_are_counted_as_the_documentation_says() -> None:
-    assert media.MAX_REDIRECTS == 3
+    assert fetching.MAX_REDIRECTS == 3

@@ -22,7 +22,7 @@ from inference_site.core.domain.request import (
     TextPart,
     Tool,
 )
-from worker.engines.limited_process import LOAD_PATIENCE_S, PATIENCE_S, LimitedProcess
+from worker.limited_process import LOAD_PATIENCE_S, PATIENCE_S, LimitedProcess
 
 TOO_COMPLEX = "the template takes too much time or memory"
 

@@ -25,7 +25,7 @@ from worker.engines.chat.configuration import (
     options_with,
 )
 from worker.engines.chat.template import TOO_COMPLEX, rendered, template_tool, wire_message
-from worker.engines.limited_process import LOAD_PATIENCE_S, PATIENCE_S
+from worker.limited_process import LOAD_PATIENCE_S, PATIENCE_S
 
 Complete = Callable[[GenerationRequest, Sink, tuple[str, ...]], None]
 """Completes prompts. The special tokens with these texts are part of the output."""

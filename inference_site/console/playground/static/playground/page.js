@@ -155,7 +155,7 @@ async function goTo(next) {
   await keeper.list();
 }
 
-/** Open a stored response, chat completion or conversation as a new conversation. */
+/** Open a stored response, chat completion, conversation or prompt as a new conversation. */
 async function openStored(id) {
   const address = new URL(location);
   address.searchParams.delete("open");
@@ -164,9 +164,10 @@ async function openStored(id) {
   const { model = "" } = found.request;
   const next = newTalk(valuesFrom(found.request));
   addItems(next, found.items, model);
+  if (found.draft) next.draft.text = found.draft;
   open(next);
   const models = [...form.elements.model.options].map((one) => one.value);
-  const told = [`Opened ${id}.`];
+  const told = [`Opened ${found.id}.`];
   if (found.is_cut) told.push(`Only its newest ${found.items.length} items.`);
   if (model && !models.includes(model)) told.push(`The model ${model} is not available here.`);
   say(told.join(" "));

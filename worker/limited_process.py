@@ -1,4 +1,4 @@
-"""A process with limits, for untrusted input: a grammar, a chat template.
+"""A process with limits, for untrusted input: a grammar, a chat template, a web page.
 
 Input that takes too much time, memory or stack ends that process, not the worker. The process
 answers many questions, and is started again when it has ended. A question and an answer are a line
@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from select import select
@@ -24,11 +25,12 @@ from inference_site.core.domain.errors import GenerationFailed
 
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ")
 """The variables that the process inherits; the worker's environment has secrets."""
-_ROOT = Path(__file__).resolve().parent.parent.parent
+_ROOT = Path(__file__).resolve().parent.parent
 PATIENCE_S = 60
 """Wait for an answer. The limit of the process itself is processor time, which it may not get."""
 LOAD_PATIENCE_S = 600
 """The same while a model is loaded: no client waits, and a starting host is busy."""
+_TOO_LATE = "The request could not be checked in time."
 _DEFAULT_STACK = 2 * 2**20
 """Stack of a thread where the system sets no limit."""
 
@@ -45,15 +47,21 @@ class LimitedProcess:
     def ask(self, *question: Any, patience_s: float = PATIENCE_S) -> Any:
         """Return the answer, which is never None; None if the question has ended the process.
 
-        Raise GenerationFailed if there is no answer within ``patience_s`` seconds.
+        Raise GenerationFailed if there is no answer within ``patience_s`` seconds; questions are
+        answered one after the other.
         """
-        with self._lock:
+        until = time.monotonic() + patience_s
+        if not self._lock.acquire(timeout=max(0.0, patience_s)):
+            raise GenerationFailed(_TOO_LATE)
+        try:
             self._process = process = self._process or self._started()
             line = json.dumps(question, default=str).encode() + b"\n"
-            answer = self._answer(process, line, patience_s)
+            answer = self._answer(process, line, max(0.0, until - time.monotonic()))
             if not answer:
                 self._end()
                 self._process = self._started()  # So that the next question does not wait for it.
+        finally:
+            self._lock.release()
         return json.loads(answer) if answer else None
 
     def _answer(self, process: subprocess.Popen[bytes], line: bytes, patience_s: float) -> bytes:
@@ -66,7 +74,7 @@ class LimitedProcess:
             return b""
         if not select([process.stdout], [], [], patience_s)[0]:
             self._end()
-            raise GenerationFailed("The request could not be checked in time.")
+            raise GenerationFailed(_TOO_LATE)
         return process.stdout.readline()
 
     def _started(self) -> subprocess.Popen[bytes]:

@@ -1,0 +1,68 @@
+"""``manage.py forget --user X [--project P]``: delete everything that is stored of an end user."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from inference_site.accounts.models import Project
+from inference_site.gateway.idempotency.models import forget_answer
+from inference_site.runs.kinds import forgettings
+from inference_site.runs.models import Generation
+from inference_site.runs.streams.request_documents import drop_document
+
+_BATCH = 500
+
+
+class Command(BaseCommand):
+    """Deletes by end user, and reports what was deleted."""
+
+    help = "Delete everything that is stored of an end user, and report what was deleted."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--user",
+            required=True,
+            help="as clients send it: user, safety_identifier or metadata.user_id",
+        )
+        parser.add_argument("--project", help="only in the project with this name")
+
+    def handle(self, *_: Any, user: str, project: str | None, **__: Any) -> None:
+        if not user:
+            raise CommandError("--user must not be empty.")
+        project_id: int | None = None
+        if project is not None:
+            found = Project.objects.filter(name=project).first()
+            if found is None:
+                raise CommandError(f"There is no project {project}.")
+            project_id = found.pk
+        gone = self._forget_ended(user, project_id)
+        for name, count in gone.items():
+            self.stdout.write(f"{count} {name}")
+        rows = Generation.objects.filter(end_user=user, finished_at=None)
+        running = rows if project_id is None else rows.filter(project=project_id)
+        if count := running.count():
+            raise CommandError(f"{count} generations of this user have not ended: run it again.")
+
+    def _forget_ended(self, user: str, project_id: int | None) -> Counter[str]:
+        """Forget the generations that have ended, batch by batch.
+
+        The user's name is removed from the rows of a batch last, so that an interrupted run is
+        continued by the next.
+        """
+        gone: Counter[str] = Counter({"generations": 0})
+        rows = Generation.objects.filter(end_user=user, finished_at__isnull=False)
+        rows = rows if project_id is None else rows.filter(project=project_id)
+        while True:
+            batch = dict(rows.order_by("pk").values_list("pk", "public_id")[:_BATCH])
+            ids = list(batch.values())
+            for public_id in ids:
+                drop_document(public_id)
+                forget_answer(public_id)
+            for module in forgettings():
+                gone.update(module.forget(user, project_id, ids))
+            gone["generations"] += Generation.objects.filter(pk__in=batch).update(end_user="")
+            if len(batch) < _BATCH:
+                return gone

@@ -1,0 +1,105 @@
+"""MCP servers that operators have registered, with encrypted credentials."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.validators import RegexValidator
+from django.db import models
+from django.utils import timezone
+
+from inference_site.core.storage.fields import ContentField
+
+LABEL = r"[A-Za-z][A-Za-z0-9_-]{0,63}"
+"""What a label may be; the names of the functions that models see begin with it."""
+
+
+class McpTransport(models.TextChoices):
+    """How a server is spoken to."""
+
+    AUTO = "auto", "automatic"  # SSE if the path ends with /sse or the server wants it.
+    STREAMABLE_HTTP = "streamable_http", "streamable HTTP"
+    SSE = "sse", "SSE"  # The older transport.
+
+
+class McpServerQuerySet(models.QuerySet["McpServer"]):
+    """Queries for servers."""
+
+    def usable_by(self, project_id: int) -> McpServerQuerySet:
+        """Return the active servers that a project may use."""
+        return self.filter(
+            models.Q(projects=None) | models.Q(projects=project_id), is_active=True
+        ).distinct()
+
+
+class McpServer(models.Model):
+    """A server that requests name by its label, without its address or credentials.
+
+    ``credentials`` are HTTP headers, as JSON, encrypted (see ``access``); ``oauth_secret`` is the
+    secret of a client of OAuth (RFC 6749, client credentials), encrypted too. ``tools`` is the last
+    list of its tools, in the form of an ``mcp_list_tools`` item; ``error`` says why there was none
+    at ``checked_at``.
+    """
+
+    label = models.CharField(
+        max_length=64,
+        unique=True,
+        validators=[RegexValidator(rf"\A{LABEL}\Z", "A letter, then letters, digits, _ and -.")],
+        help_text="The server_label of requests; names of functions begin with it.",
+    )
+    url = models.CharField("URL", max_length=1000)
+    transport = models.CharField(
+        max_length=16, choices=McpTransport.choices, default=McpTransport.AUTO
+    )
+    description = models.TextField(
+        blank=True, max_length=2000, help_text="Shown to the model before the server's tools."
+    )
+    is_active = models.BooleanField(
+        default=True, verbose_name="active", help_text="Requests may not name an inactive server."
+    )
+    is_idempotent = models.BooleanField(
+        default=False,
+        verbose_name="calls may be repeated",
+        help_text=(
+            "Whether a call whose outcome is unknown, because a worker has died, is repeated. "
+            "Leave it off if a tool of the server has effects and ignores idempotency keys."
+        ),
+    )
+    projects = models.ManyToManyField(
+        "accounts.Project",
+        blank=True,
+        help_text="The projects that may use it. Leave empty for all of them.",
+    )
+    credentials = models.TextField(blank=True, editable=False)
+    oauth_issuer = models.CharField(
+        "issuer",
+        max_length=1000,
+        blank=True,
+        help_text=(
+            "The authorization server, as it names itself. The site gets its tokens there with the "
+            "client's ID and secret, and sends them nowhere else."
+        ),
+    )
+    oauth_client_id = models.CharField("client ID", max_length=300, blank=True)
+    oauth_secret = models.TextField(blank=True, editable=False)
+    oauth_scope = models.CharField("scope", max_length=500, blank=True)
+    tools = ContentField(default=list, editable=False)
+    error = models.TextField(blank=True, editable=False)
+    checked_at = models.DateTimeField(null=True, editable=False)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    objects = McpServerQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["label"]
+        verbose_name = "MCP server"
+
+    def __str__(self) -> str:
+        return self.label
+
+    def record_check(self, tools: list[dict[str, Any]] | None, error: str = "") -> None:
+        """Save the result of a listing; the tools stay as they were if it failed."""
+        self.checked_at, self.error = timezone.now(), error
+        if tools is not None:
+            self.tools = tools
+        self.save(update_fields=["checked_at", "error", "tools"])

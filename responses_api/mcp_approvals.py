@@ -1,0 +1,149 @@
+"""Approvals of calls of MCP tools: one response asks, a later request answers.
+
+The question is an output item, and a row of ``McpApproval``. An approved call has the arguments of
+the stored item, which must have the hash that the row holds, whatever the client sends along. A row
+is answered once: of two requests with an answer, one runs the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from django.utils import timezone
+
+from inference_site.core.errors.api_errors import InvalidRequestError
+from responses_api.models import Item, McpApproval, ResponseStatus, StoredResponse
+from responses_api.wire.objects import McpApprovalRequest, OutputItem
+
+ItemData = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovedCall:
+    """A call that was approved; ``request_id`` is the id of the item that asked for it."""
+
+    request_id: str
+    server_label: str
+    name: str
+    arguments: str
+
+
+def record_questions(output: Sequence[OutputItem]) -> None:
+    """Add the rows of the approvals that a stored response asks for; its items are stored."""
+    asked = {item.id: item for item in output if isinstance(item, McpApprovalRequest)}
+    if not asked:
+        return
+    McpApproval.objects.bulk_create(
+        McpApproval(
+            item=item,
+            project_id=item.project_id,
+            server_label=asked[item.public_id].server_label,
+            name=asked[item.public_id].name,
+            arguments_sha256=_hash(asked[item.public_id].arguments),
+        )
+        for item in Item.objects.filter(public_id__in=asked)
+    )
+
+
+def answers_in(new_items: Sequence[ItemData], items: Sequence[ItemData]) -> list[ItemData]:
+    """Return the answers in the input of a request, but for those whose call is among the items.
+
+    A client that keeps the history itself sends the answers of earlier turns again.
+    """
+    made = {item.get("approval_request_id") for item in items if item["type"] == "mcp_call"}
+    answers = (item for item in new_items if item["type"] == "mcp_approval_response")
+    return [one for one in answers if one.get("approval_request_id") not in made]
+
+
+def questions_of(answers: Sequence[ItemData], project_id: int) -> dict[str, McpApproval]:
+    """Return the stored questions of a project that are answered, by the id of their item."""
+    ids = [id_ for one in answers if isinstance(id_ := one.get("approval_request_id"), str)]
+    if not ids:
+        return {}
+    rows = McpApproval.objects.filter(project_id=project_id, item__public_id__in=ids)
+    return {row.item.public_id: row for row in rows.select_related("item")}
+
+
+def approved_calls(
+    answers: Sequence[ItemData], server_label: str, project_id: int
+) -> Iterator[ApprovedCall]:
+    """Yield the calls of a server that are approved.
+
+    Raise InvalidRequestError for an answer to a question that is not stored.
+    """
+    questions = questions_of(answers, project_id)
+    for answer in answers:
+        question = questions.get(str(answer.get("approval_request_id")))
+        if question is None:
+            raise InvalidRequestError(
+                "Invalid 'input': no approval request with the id "
+                f"{str(answer.get('approval_request_id'))[:100]!r} is stored.",
+                param="input",
+                code="invalid_value",
+            )
+        if is_approved(answer) and question.server_label == server_label:
+            yield _call(question)
+
+
+def answer_questions(answers: Sequence[ItemData], project_id: int, response_id: str) -> None:
+    """Record the answers of a response, in the transaction that accepts it.
+
+    Raise InvalidRequestError for a question that was answered before. It may be answered again if
+    the response with the answer failed or was cancelled before it made the call.
+    """
+    questions = questions_of(answers, project_id)
+    for answer in answers:
+        if (found := questions.get(str(answer.get("approval_request_id")))) is None:
+            continue  # It is of another site, and no call is made for it here.
+        row = McpApproval.objects.select_for_update().get(pk=found.pk)
+        if row.answered_at is not None and not _may_answer_again(row, found.item.public_id):
+            raise InvalidRequestError(
+                f"Invalid 'input': the approval request '{found.item.public_id}' was answered "
+                f"before, by the response '{row.answered_by}'.",
+                param="input",
+                code="approval_already_answered",
+            )
+        row.approve, row.answered_by = is_approved(answer), response_id
+        row.answered_at = timezone.now()
+        row.save(update_fields=["approve", "answered_by", "answered_at"])
+
+
+def _may_answer_again(row: McpApproval, request_id: str) -> bool:
+    response = StoredResponse.objects.filter(public_id=row.answered_by).first()
+    if response is None or response.status not in (
+        ResponseStatus.FAILED,
+        ResponseStatus.CANCELLED,
+    ):
+        return False
+    made = Item.objects.filter(response=response, is_output=True)
+    return not made.filter(data__approval_request_id=request_id).exists()
+
+
+def is_approved(answer: ItemData) -> bool:
+    """Return whether an answer approves the call. Raise InvalidRequestError if it does not say."""
+    approve = answer.get("approve")
+    if not isinstance(approve, bool):
+        raise InvalidRequestError(
+            "Invalid 'input': 'approve' of an mcp_approval_response must be true or false.",
+            param="input",
+            code="invalid_type",
+        )
+    return approve
+
+
+def _call(approval: McpApproval) -> ApprovedCall:
+    data = approval.item.data
+    if _hash(data["arguments"]) != approval.arguments_sha256:
+        raise InvalidRequestError(
+            "Invalid 'input': the arguments of the approval request have changed.", param="input"
+        )
+    return ApprovedCall(
+        approval.item.public_id, approval.server_label, approval.name, data["arguments"]
+    )
+
+
+def _hash(arguments: str) -> str:
+    return sha256(arguments.encode()).hexdigest()

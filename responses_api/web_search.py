@@ -1,0 +1,130 @@
+"""The tool ``web_search``: its functions, its options for the worker, and its items.
+
+Source: API reference, "Responses", ``tools``, and "Web search tool call".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from pydantic_core import from_json
+
+from inference_site.core.domain.citations import find_citations
+from inference_site.core.domain.request import Tool
+from inference_site.core.domain.site_tools import Source, ToolResult
+from inference_site.gateway.request_fields.web_search import (
+    ARGUMENTS,
+    OPEN_PAGE,
+    WEB_SEARCH,
+    can_search,
+    search_functions,
+    search_options,
+)
+from inference_site.runs.queue import new_id
+from responses_api.client_tools import OfferedTools, Route
+from responses_api.site_tools import SiteToolType
+from responses_api.wire.objects import (
+    Message,
+    OutputItem,
+    OutputText,
+    SiteCallItem,
+    UrlCitation,
+    WebSearchCall,
+    changed,
+)
+from responses_api.wire.tools import WEB_SEARCH_NAMES, TypedTool, WebSearchTool
+
+SOURCES = "web_search_call.action.sources"
+"""The value of ``include`` that adds the sources to the items."""
+
+
+class WebSearchType(SiteToolType):
+    """See ``SiteToolType``. The worker runs it with ``worker.tools.web_search``."""
+
+    type = WEB_SEARCH
+    names = WEB_SEARCH_NAMES
+
+    def offer(
+        self, tool: TypedTool, offered: OfferedTools, project_id: int
+    ) -> dict[str, Any] | None:
+        """Offer the functions, unless no search engine is set or the tool must stay offline."""
+        assert isinstance(tool, WebSearchTool)
+        if not can_search() or tool.external_web_access is False:
+            return None
+        for function in search_functions(tool.user_location):
+            offered.add(Route(self.type, function.name), partial(_renamed, function))
+        filters = tool.filters
+        return search_options(
+            _user_texts(offered.items),
+            tool.search_context_size,
+            tool.user_location,
+            (filters and filters.allowed_domains) or [],
+            shows_sources=SOURCES in offered.include,
+        )
+
+    def begin(self, route: Route, options: Mapping[str, Any]) -> WebSearchCall:
+        """Return the item of a call that begins (see ``SiteToolType.begin``)."""
+        action = _action(route.name, "")
+        return WebSearchCall(id=new_id("ws_"), status="in_progress", action=action)
+
+    def end(self, item: SiteCallItem, arguments: str, result: ToolResult) -> SiteCallItem:
+        """Return the item of a call with its result (see ``SiteToolType.end``)."""
+        assert isinstance(item, WebSearchCall)
+        is_search = item.action["type"] == "search"
+        function = WEB_SEARCH if is_search else OPEN_PAGE
+        action = _action(function, _argument(arguments, ARGUMENTS[function]))
+        if result.is_error:
+            return changed(item, status="failed", action=action)
+        return changed(
+            item, status="completed", action={**action, **result.fields.get("action", {})}
+        )
+
+
+TYPE = WebSearchType()
+
+
+def _renamed(function: Tool, name: str) -> Tool:
+    return replace(function, name=name)
+
+
+def _action(function: str, argument: str) -> dict[str, Any]:
+    """Return the action of a call whose argument is known as far as this."""
+    if function == OPEN_PAGE:
+        return {"type": "open_page", "url": argument or None}
+    return {"type": "search", "query": argument, "queries": [argument] if argument else []}
+
+
+def _argument(arguments: str, name: str) -> str:
+    """Return an argument of a call; empty if it is no text."""
+    try:
+        given = from_json(arguments or "{}")
+    except ValueError:
+        return ""
+    value = given.get(name) if isinstance(given, dict) else None
+    return value if isinstance(value, str) else ""
+
+
+def _user_texts(items: Iterable[dict[str, Any]]) -> Iterator[str]:
+    for item in items:
+        if item.get("type") == "message" and item.get("role") == "user":
+            yield from (part.get("text") or "" for part in item["content"])
+
+
+def with_citations(item: OutputItem, sources: Sequence[Source]) -> OutputItem:
+    """Return the item, which has all of its text; a message with its annotations."""
+    match item:
+        case Message(content=[OutputText(text=text) as part]):
+            annotations = [
+                UrlCitation(
+                    start_index=found.start,
+                    end_index=found.end,
+                    url=found.source.url,
+                    title=found.source.title,
+                )
+                for found in find_citations(text, sources)
+            ]
+            return changed(item, content=[changed(part, annotations=annotations)])
+    return item

@@ -1,0 +1,106 @@
+"""Rows of calls: each leaves a worker once, and only the worker that holds the generation sends."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+from pytest_django.fixtures import Settings
+
+from inference_site.accounts.models import ApiKey
+from inference_site.core.domain.deltas import Usage
+from inference_site.core.domain.site_tools import SiteCall, Source, ToolResult
+from inference_site.runs.models import Claim, Generation, Status
+from inference_site.runs.tool_calls.models import (
+    CallStatus,
+    SavedTurns,
+    ToolCall,
+    close,
+    hash_of,
+    prune,
+)
+from tests.generations.rows import create_generation
+
+pytestmark = pytest.mark.django_db
+CALLS = [SiteCall(0, 0, "look", '{"at":1}'), SiteCall(1, 0, "look", '{"at":2}')]
+RESULT = ToolResult("seen\0", {"output": "seen"}, [Source("http://a", "A")])
+
+
+@pytest.fixture
+def claim(api_key: tuple[ApiKey, str]) -> Claim:
+    """A generation that a worker runs."""
+    row = create_generation(
+        api_key[0], status=Status.RUNNING, worker="w", attempt=1, background=True
+    )
+    return Claim(row.public_id, row.kind, 1, "w", background=True)
+
+
+def planned(claim: Claim) -> dict[int, ToolCall]:
+    """Return the rows of the calls of a turn, which is saved."""
+    rows = ToolCall.objects.plan(claim, CALLS, ["mcp"], {"items": []}, Usage(3, 0, 2))
+    assert rows is not None
+    return rows
+
+
+def lost(claim: Claim) -> None:
+    """Have the generation run by another worker."""
+    Generation.objects.filter(public_id=claim.public_id).update(worker="other", attempt=2)
+
+
+def test_a_call_is_sent_once_whoever_has_read_its_row(claim: Claim) -> None:
+    rows, same = planned(claim), planned(claim)
+    assert ToolCall.objects.send(claim, rows[0])
+    assert not ToolCall.objects.send(claim, same[0])
+    assert planned(claim)[0].status == CallStatus.SENT
+    assert planned(claim)[0].arguments_hash == hash_of('{"at":1}') != hash_of('{"at":2}')
+
+
+def test_a_worker_that_lost_the_generation_plans_and_sends_nothing(claim: Claim) -> None:
+    rows = planned(claim)
+    lost(claim)
+    assert not ToolCall.objects.send(claim, rows[0])
+    assert ToolCall.objects.plan(claim, CALLS, ["mcp"], None, Usage()) is None
+
+
+def test_a_result_counts_for_its_attempt_and_is_kept_until_the_end(claim: Claim) -> None:
+    row = planned(claim)[0]
+    ToolCall.objects.send(claim, row)
+    again = planned(claim)[0]
+    ToolCall.objects.send(claim, again)
+    assert not ToolCall.objects.finish(row, RESULT, is_unknown=False, keeps=True)
+    assert ToolCall.objects.finish(again, RESULT, is_unknown=False, keeps=True)
+    stored = planned(claim)[0].stored_result
+    assert stored is not None
+    assert (stored.output, stored.sources) == ("seen\ufffd", [Source("http://a", "A")])
+
+
+def test_the_end_removes_content_and_what_was_sent_is_unknown(claim: Claim) -> None:
+    rows = planned(claim)
+    ToolCall.objects.send(claim, rows[0])
+    ToolCall.objects.finish(rows[0], RESULT, is_unknown=False, keeps=True)
+    ToolCall.objects.send(claim, rows[1])
+    assert SavedTurns.objects.get(generation_id=claim.public_id).usage_so_far == Usage(3, 0, 2)
+    Generation.objects.finish(claim, Status.CANCELLED)
+    close(claim.public_id)
+    found = ToolCall.objects.of(claim.public_id).values_list("status", "result")
+    assert list(found) == [(CallStatus.DONE, None), (CallStatus.UNKNOWN, None)]
+    assert not SavedTurns.objects.exists()
+    # A result that comes late is known, and its content is not stored any more.
+    assert ToolCall.objects.finish(rows[1], RESULT, is_unknown=False, keeps=True)
+    late = ToolCall.objects.of(claim.public_id)[1]
+    assert (late.status, late.result) == (CallStatus.DONE, None)
+
+
+def test_calls_are_deleted_with_the_usage_log_of_their_days(
+    claim: Claim, settings: Settings
+) -> None:
+    planned(claim)
+    old = timezone.now() - timedelta(days=4)
+    ToolCall.objects.filter(number=0).update(created_at=old)
+    settings.USAGE_LOG_DAYS = 0  # It is kept forever.
+    assert prune(time.monotonic() + 10) == 0
+    settings.USAGE_LOG_DAYS = 3
+    assert prune(time.monotonic() + 10) == 1
+    assert [call.number for call in ToolCall.objects.of(claim.public_id)] == [1]

@@ -1,0 +1,286 @@
+"""Responses that call the tools of a real MCP server, through the official client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+import pytest
+from openai.types import responses as types
+
+from tests.e2e.scripts import dicts
+from tests.mcp_server import RunningServer, running_mcp_server
+from tests.served_stack import ServedStack, served_stack, wait_until
+from tests.tool_loop.servers import MODELS, play
+from tests.upstream_server import UpstreamServer
+
+SECRET = "very-secret-token"
+SAY = {"say": "All done."}
+ADD = {"calls": [["test__add", {"a": 40, "b": 2}]]}
+
+
+@dataclass(frozen=True)
+class McpSite:
+    """A site, its model, which plays the turns that it is told, and an MCP server."""
+
+    stack: ServedStack
+    model: UpstreamServer
+    server: RunningServer
+
+    def tool(self, path: str = "mcp", **fields: Any) -> dict[str, Any]:
+        """The tool of a request; without ``fields``, no call needs an approval."""
+        url = f"{self.server.url}/{path}"
+        given = {"type": "mcp", "server_label": "test", "server_url": url}
+        return {**given, "require_approval": "never", **fields}
+
+    def respond(self, *turns: dict[str, Any], tool: Any = None, **fields: Any) -> types.Response:
+        """The response whose model plays these turns."""
+        response: types.Response = self.stack.client().responses.create(
+            **self.body(*turns, tool=tool, **fields)
+        )
+        return response
+
+    def body(self, *turns: dict[str, Any], tool: Any = None, **fields: Any) -> dict[str, Any]:
+        """The body of a request whose model plays these turns."""
+        tools = [tool or self.tool()]
+        return {"model": "player", "input": json.dumps(turns), "tools": tools, **fields}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[McpSite]:
+    model = UpstreamServer()
+    model.answers = [play]
+    settings = {
+        "MCP_ALLOWED_HOSTS": "127.0.0.1",
+        "MCP_ALLOWED_NETWORKS": "127.0.0.0/8",
+        "TOOL_TIMEOUT_S": "3",
+        "TOOL_OUTPUT_BYTES": "20000",
+    }
+    with (
+        model.running(),
+        running_mcp_server(tmp_path_factory.mktemp("mcp")) as server,
+        served_stack(MODELS.format(url=model.url), **settings) as stack,
+    ):
+        yield McpSite(stack, model, server)
+
+
+def kinds(response: types.Response) -> list[str]:
+    return [item.type for item in response.output]
+
+
+@pytest.mark.parametrize("path", ["mcp", "sse"])
+def test_tool_is_listed_and_called_and_its_result_goes_to_the_model(
+    site: McpSite, path: str
+) -> None:
+    before = len(site.server.calls)
+    with site.stack.checked():
+        response = site.respond(ADD, SAY, tool=site.tool(path, authorization=SECRET))
+    assert kinds(response) == ["mcp_list_tools", "mcp_call", "message"]
+    listing, call, _ = dicts(response.output)
+    assert "add" in [tool["name"] for tool in listing["tools"]]
+    assert (call["name"], call["server_label"], call["status"]) == ("add", "test", "completed")
+    assert (json.loads(call["arguments"]), call["output"]) == ({"a": 40, "b": 2}, "42")
+    (made,) = site.server.calls[before:]
+    assert (made["arguments"], made["secret"]) == ({"a": 40, "b": 2}, f"Bearer {SECRET}")
+    assert made["key"]
+    assert site.model.body["messages"][-1]["content"] == "42"
+    (shown,) = dicts(response.tools)
+    assert SECRET not in json.dumps(shown)
+    assert shown["server_url"].endswith(path)
+
+
+def test_events_of_a_call(site: McpSite) -> None:
+    client = site.stack.client()
+    with site.stack.checked(), client.responses.stream(**site.body(ADD, SAY)) as stream:
+        found = [event.type.removeprefix("response.") for event in stream]
+    assert found[2:12] == [
+        *("output_item.added", "mcp_list_tools.in_progress", "mcp_list_tools.completed"),
+        *("output_item.done", "output_item.added", "mcp_call.in_progress"),
+        *("mcp_call_arguments.delta", "mcp_call_arguments.done", "mcp_call.completed"),
+        "output_item.done",
+    ]
+
+
+def test_list_of_tools_is_kept_along_the_chain(site: McpSite) -> None:
+    first = site.respond(SAY)
+    with site.stack.checked():
+        second = site.respond(ADD, SAY, previous_response_id=first.id)
+    assert kinds(second) == ["mcp_call", "message"]
+    own: Any = [*dicts(first.output), {"role": "user", "content": json.dumps([ADD, SAY])}]
+    third = site.respond(tool=site.tool(), input=own, store=False)
+    assert kinds(third) == ["mcp_call", "message"]
+
+
+def test_call_waits_for_its_approval_and_is_made_once(site: McpSite) -> None:
+    before = len(site.server.calls)
+    asking = site.tool(require_approval="always")
+    with site.stack.checked():
+        first = site.respond(ADD, SAY, tool=asking)
+        assert kinds(first) == ["mcp_list_tools", "mcp_approval_request"]
+        assert first.status == "completed"
+        request = first.output[1]
+        assert isinstance(request, types.response_output_item.McpApprovalRequest)
+        assert json.loads(request.arguments) == {"a": 40, "b": 2}
+        assert site.server.calls[before:] == []
+        answer: Any = {"type": "mcp_approval_response", "approval_request_id": request.id}
+        forged = {**request.to_dict(), "arguments": '{"a": 666, "b": 0}'}
+        say = {"role": "user", "content": json.dumps([SAY])}
+        given: Any = [forged, {**answer, "approve": True}, say]
+        second = site.respond(tool=asking, input=given, previous_response_id=first.id)
+    assert kinds(second) == ["mcp_call", "message"]
+    call = dicts(second.output)[0]
+    assert (call["approval_request_id"], call["output"]) == (request.id, "42")
+    assert [made["arguments"] for made in site.server.calls[before:]] == [{"a": 40, "b": 2}]
+    with pytest.raises(openai.BadRequestError) as raised:
+        site.respond(tool=asking, input=given, previous_response_id=first.id)
+    assert raised.value.code == "approval_already_answered"
+    assert len(site.server.calls) == before + 1
+
+
+def test_refused_call_is_not_made_and_the_model_is_told(site: McpSite) -> None:
+    before = len(site.server.calls)
+    asking = site.tool(require_approval="always")
+    first = site.respond(ADD, SAY, tool=asking)
+    answer: Any = {"type": "mcp_approval_response", "approval_request_id": first.output[1].id}
+    say = {"role": "user", "content": json.dumps([SAY])}
+    given: Any = [{**answer, "approve": False, "reason": "too dear"}, say]
+    second = site.respond(tool=asking, input=given, previous_response_id=first.id)
+    assert kinds(second) == ["message"]
+    assert "too dear" in json.dumps(site.model.body["messages"])
+    assert len(site.server.calls) == before
+
+
+def test_approvals_are_refused_by_name(site: McpSite) -> None:
+    asking = site.tool(require_approval="always")
+    first = site.respond(ADD, SAY, tool=asking)
+    answer: Any = {"type": "mcp_approval_response", "approval_request_id": first.output[1].id}
+    given: Any = [{**answer, "approve": True}]
+    other = {**asking, "server_label": "other"}
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"tool": other}, "tools"),
+        ({"tool": asking, "store": False}, "store"),
+    ]
+    for fields, param in cases:
+        with pytest.raises(openai.BadRequestError) as raised:
+            site.respond(input=given, previous_response_id=first.id, **fields)
+        assert raised.value.param == param
+
+
+def test_tool_that_is_not_allowed_is_not_called_whatever_the_model_writes(site: McpSite) -> None:
+    before = len(site.server.calls)
+    response = site.respond(ADD, SAY, tool=site.tool(allowed_tools=["fail"]))
+    assert "mcp_call" not in kinds(response)
+    assert len(site.server.calls) == before
+    (offered,) = site.model.body["tools"]
+    assert offered["function"]["name"] == "test__fail"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("fail", {}, "the disk is full"),
+        ("huge", {"size": 500_000}, "more than 160000 bytes"),
+        ("sleep", {"seconds": 60}, "Outcome unknown"),
+        ("add", {"a": "no", "b": 2}, "validation error"),
+    ],
+)
+def test_failure_of_a_call_is_in_its_item_and_the_response_goes_on(
+    site: McpSite, name: str, arguments: dict[str, Any], message: str
+) -> None:
+    with site.stack.checked():
+        response = site.respond({"calls": [[f"test__{name}", arguments]]}, SAY)
+    assert response.status == "completed"
+    _, call, last = dicts(response.output)
+    assert (call["status"], call["output"], last["type"]) == ("failed", None, "message")
+    assert message in json.dumps(call["error"])
+
+
+def test_large_result_is_cut(site: McpSite) -> None:
+    response = site.respond({"calls": [["test__huge", {"size": 50_000}]]}, SAY)
+    output = dicts(response.output)[1]["output"]
+    assert output.startswith("hhh")
+    assert len(output) < 21_000
+
+
+@pytest.mark.parametrize("path", ["unauthorized", "elsewhere", "endless", "silent", "garbage"])
+def test_server_that_cannot_be_listed_is_an_error_in_the_item(site: McpSite, path: str) -> None:
+    with site.stack.checked():
+        response = site.respond(SAY, tool=site.tool(path))
+    assert response.status == "completed"
+    listing, message = dicts(response.output)
+    assert (listing["type"], listing["tools"]) == ("mcp_list_tools", [])
+    assert listing["error"]
+    assert message["type"] == "message"
+
+
+def test_secrets_of_a_request_are_nowhere_in_plain_text(site: McpSite) -> None:
+    tool = site.tool(authorization=SECRET, headers={"X-Key": SECRET})
+    slow = {"calls": [["test__sleep", {"seconds": 2}]]}
+    before = len(site.server.calls)
+    body = site.body(slow, SAY, tool=tool, background=True)
+    response = site.stack.client().responses.create(**body)
+    wait_until(lambda: len(site.server.calls) > before, 30, "the call")
+    with site.stack.redis() as client:
+        dumps = [client.dump(key) or b"" for key in client.keys("*")]
+    assert any(response.id.encode() in key for key in _keys(site))
+    assert not any(SECRET.encode() in dump for dump in dumps)
+    client_ = site.stack.client()
+    wait_until(lambda: client_.responses.retrieve(response.id).status == "completed", 30, "the end")
+    tables = site.stack.sql("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+    for (table,) in tables:
+        text = f'SELECT count(*) FROM "{table}" AS row WHERE row::text LIKE %s'  # noqa: S608
+        assert site.stack.sql(text, f"%{SECRET}%") == [(0,)], table
+    assert SECRET not in site.stack.text()
+
+
+def _keys(site: McpSite) -> list[bytes]:
+    with site.stack.redis() as client:
+        found: list[bytes] = client.keys("*")
+    return found
+
+
+def test_registered_server_is_named_by_its_label(site: McpSite) -> None:
+    site.stack.sql(
+        "INSERT INTO mcp_servers_mcpserver (label, url, transport, description, is_active, "
+        "is_idempotent, credentials, oauth_issuer, oauth_client_id, oauth_secret, oauth_scope, "
+        "tools, error, created_at) "
+        "VALUES ('own', %s, 'auto', 'Sums.', true, false, '', '', '', '', '', '[]', '', now())",
+        f"{site.server.url}/mcp",
+    )
+    tool = {"type": "mcp", "server_label": "own", "require_approval": "never"}
+    response = site.respond({"calls": [["own__add", {"a": 1, "b": 2}]]}, SAY, tool=tool)
+    assert dicts(response.output)[1]["output"] == "3"
+    described = [one["function"]["description"] for one in site.model.body["tools"]]
+    assert "(Sums.) Adds two integers." in described
+    assert site.stack.sql("SELECT jsonb_array_length(tools) > 3 FROM mcp_servers_mcpserver") == [
+        (True,)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("choice", "listed", "names"),
+    [
+        ("none", False, None),
+        ("required", True, {"test__add", "test__fail"}),
+        ({"type": "mcp", "server_label": "test", "name": "add"}, True, {"test__add"}),
+    ],
+)
+def test_tool_choice_is_for_tools_that_are_not_listed_yet_too(
+    site: McpSite, choice: Any, listed: bool, names: set[str] | None
+) -> None:
+    turns = (SAY,) if choice == "none" else (ADD, SAY)
+    response = site.respond(*turns, tool_choice=choice)
+    assert ("mcp_list_tools" in kinds(response)) == listed
+    offered = {one["function"]["name"] for one in site.model.body.get("tools", ())}
+    assert offered >= (names or set())
+    assert names is None or len(names) > 1 or offered == names
+
+
+def test_host_that_is_not_allowed_is_refused_by_name(site: McpSite) -> None:
+    tool = {**site.tool(), "server_url": "http://169.254.169.254/latest"}
+    with pytest.raises(openai.BadRequestError) as raised:
+        site.respond(SAY, tool=tool)
+    assert raised.value.param == "tools[0].server_url"

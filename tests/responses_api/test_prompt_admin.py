@@ -1,0 +1,107 @@
+"""The admin of prompt templates: versions, what is tried, and who may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.test import Client
+
+from inference_site.accounts.models import Project
+from responses_api.models import PromptTemplate
+
+pytestmark = pytest.mark.django_db
+LIST = "/admin/responses_api/prompttemplate/"
+VIEW = "responses_api.view_prompttemplate"
+_INLINE = {"versions-TOTAL_FORMS": 0, "versions-INITIAL_FORMS": 0}
+
+
+@pytest.fixture
+def prompt(admin: Client, project: Project) -> PromptTemplate:
+    """A prompt that was added."""
+    given = {"developer_message": "Be {{tone}}.", "user_message": "Hi {{name}}!", "model": "m"}
+    answer = admin.post(
+        f"{LIST}add/", {"project": project.pk, "name": "greeting", **given, **_INLINE}
+    )
+    assert answer.status_code == 302, answer.context["errors"]
+    return PromptTemplate.objects.get()
+
+
+def saved(browser: Client, prompt: PromptTemplate, **changes: Any) -> Any:
+    newest = prompt.newest
+    assert newest is not None
+    names = ("developer_message", "user_message", "model")
+    given = {"name": prompt.name, **{name: getattr(newest, name) for name in names}, **changes}
+    return browser.post(f"{LIST}{prompt.pk}/change/", {**given, **_INLINE})
+
+
+def test_other_messages_make_a_version_and_other_fields_none(
+    admin: Client, prompt: PromptTemplate
+) -> None:
+    assert prompt.public_id.startswith("pmpt_")
+    assert saved(admin, prompt, developer_message="Be  {{ tone }}.").status_code == 302
+    assert saved(admin, prompt, name="greetings", default_version=1).status_code == 302
+    prompt.refresh_from_db()
+    assert (prompt.name, prompt.default_version) == ("greetings", 1)
+    texts = list(prompt.versions.order_by("number").values_list("number", "developer_message"))
+    assert texts == [(1, "Be {{tone}}."), (2, "Be  {{ tone }}.")]
+    newest = prompt.newest
+    assert newest is not None
+    assert newest.created_by is not None
+    shown = [entry.change_message for entry in LogEntry.objects.order_by("pk")][1:]
+    assert shown[0] == "Developer message: Be {{tone}}. → Be  {{ tone }}."
+    assert shown[1] == "Name: greeting → greetings; Default version: empty → 1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"developer_message": "", "user_message": " "}, "Write a developer message"),
+        ({"default_version": 7}, "There is no version 7."),
+        ({"user_message": "x" * 50_001}, "at most 50000 characters"),
+    ],
+)
+def test_prompt_that_makes_no_sense_is_not_saved(
+    admin: Client, prompt: PromptTemplate, changes: dict[str, Any], told: str
+) -> None:
+    answer = saved(admin, prompt, **changes)
+    assert told in answer.content.decode()
+    assert prompt.versions.count() == 1
+
+
+def test_newest_version_is_tried_in_the_playground_with_values(
+    admin: Client, prompt: PromptTemplate, staff: Callable[..., Client]
+) -> None:
+    page = admin.get(f"{LIST}{prompt.pk}/change/").content.decode()
+    assert 'name="variable.tone"' in page
+    assert 'name="variable.name"' in page
+    values = {"variable.tone": "{{name}} & ü", "variable.name": "Ann"}
+    answer = admin.get(f"{LIST}{prompt.pk}/try/", values)
+    opened = parse_qs(urlsplit(answer["Location"]).query)["open"][0]
+    found = admin.get(f"/admin/playground/open/{opened}").json()
+    assert found["request"] == {"model": "m", "instructions": "Be {{name}} & ü."}
+    assert found["draft"] == "Hi Ann!"
+    assert staff("accounts.view_project").get(f"/admin/playground/open/{opened}").status_code == 403
+    back = admin.get(f"{LIST}{prompt.pk}/try/", {"variable.tone": "kind"}, follow=True)
+    assert "prompt.variables.name" in back.content.decode()
+
+
+@pytest.mark.parametrize(
+    "opened", ["", ".", ".x", ".e30", ".bnVsbA", ".W10", ".eyJ2ZXJzaW9uIjoxfQ"]
+)
+def test_playground_opens_no_prompt_by_what_is_no_id(
+    admin: Client, prompt: PromptTemplate, opened: str
+) -> None:
+    answer = admin.get(f"/admin/playground/open/{prompt.public_id}{opened}")
+    assert answer.status_code == 404
+
+
+def test_viewer_may_try_and_not_write(prompt: PromptTemplate, staff: Callable[..., Client]) -> None:
+    viewer = staff(VIEW)
+    assert viewer.get(f"{LIST}{prompt.pk}/change/").status_code == 200
+    assert saved(viewer, prompt, name="mine").status_code == 403
+    assert viewer.get(f"{LIST}{prompt.pk}/try/").status_code == 302
+    assert staff("accounts.view_project").get(f"{LIST}{prompt.pk}/try/").status_code == 403

@@ -1,0 +1,17 @@
+"""The site of the tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.tool_loop.servers import LoopSite, loop_site
+
+
+@pytest.fixture(scope="package")
+def site() -> Iterator[LoopSite]:
+    """A site with a counted tool, whose calls may take 2 s and return 4 KB."""
+    limits = {"TOOL_TIMEOUT_S": "2", "TOOL_OUTPUT_BYTES": "4096", "TOOL_CALLS_MAX": "6"}
+    with loop_site(**limits, DRAIN_TIMEOUT_S="15") as running:
+        yield running

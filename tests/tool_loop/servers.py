@@ -1,0 +1,154 @@
+"""The servers behind a site whose tool is counted: that of the tool, and the model's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from tests.served_stack import ServedStack, served_stack
+from tests.upstream_server import Talk, UpstreamServer
+
+MODELS = """
+  player:
+    engine: openai_upstream
+    base_url: {url}
+    flavor: vllm
+    context_length: 65536
+    slots: 4
+  narrow:
+    engine: openai_upstream
+    base_url: {url}
+    flavor: vllm
+    context_length: 65536
+    slots: 1
+"""
+
+
+class CountingServer:
+    """Answers a call after ``sleep`` seconds, by default at once; ``effects`` counts the calls."""
+
+    def __init__(self) -> None:
+        self.effects: Counter[str] = Counter()
+        self.calls: list[dict[str, Any]] = []
+        self._done_at: dict[str, float] = {}
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}/"
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        site = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                call = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                site.calls.append(call)
+                site.effects[call["key"]] += 1
+                site._done_at[call["key"]] = time.monotonic() + call.get("sleep", 0)
+                self._say(204, "")
+
+            def do_GET(self) -> None:
+                key = parse_qs(urlsplit(self.path).query)["key"][0]
+                if time.monotonic() < site._done_at[key]:
+                    self._say(204, "")
+                else:
+                    self._say(200, f"done {site.effects[key]}")
+
+            def _say(self, status: int, text: str) -> None:
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Say nothing."""
+
+        return Handler
+
+    @contextmanager
+    def running(self) -> Iterator[CountingServer]:
+        """Serve."""
+        thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield self
+        self._server.shutdown()
+        self._server.server_close()
+        thread.join()
+
+
+def play(talk: Talk) -> None:
+    """Play the turns that the last message of the user lists, each after the results before it.
+
+    A turn has ``calls`` (pairs of a name and arguments), ``say``, both, or ``kill``: the id of a
+    process to kill before anything is said, the first time.
+    """
+    messages = talk.body["messages"]
+    begun = max(place for place, message in enumerate(messages) if message["role"] == "user")
+    content = messages[begun]["content"]
+    text = content if isinstance(content, str) else content[0]["text"]
+    turns = json.loads(text)
+    turn = turns[min(sum(m["role"] == "assistant" for m in messages[begun:]), len(turns) - 1)]
+    talk.begin()
+    common = {"id": "chatcmpl-1", "created": 1, "model": "m", "object": "chat.completion.chunk"}
+
+    def delta(fields: dict[str, Any], finish: str | None = None) -> None:
+        choice = {"index": 0, "delta": fields, "finish_reason": finish}
+        talk.event({**common, "choices": [choice]})
+
+    for word in turn.get("say", "").split():
+        delta({"content": f"{word} "})
+        time.sleep(turn.get("pause", 0))
+    if (pid := turn.get("kill")) and (text, pid) not in _KILLED:
+        _KILLED.add((text, pid))
+        os.kill(pid, signal.SIGKILL)
+        return
+    for index, (name, arguments) in enumerate(turn.get("calls", ())):
+        given = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        function = {"name": name, "arguments": given}
+        call = {"index": index, "id": f"call_{len(messages)}_{index}", "type": "function"}
+        delta({"tool_calls": [{**call, "function": function}]})
+    delta({}, "tool_calls" if turn.get("calls") else "stop")
+    usage = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+    talk.event({**common, "choices": [], "usage": usage})
+    talk.send(b"data: [DONE]\n\n")
+    talk.end()
+
+
+_KILLED: set[tuple[str, int]] = set()
+
+
+@dataclass(frozen=True)
+class LoopSite:
+    """A running site, its model and the server of its tool."""
+
+    stack: ServedStack
+    tool: CountingServer
+    model: UpstreamServer = field(repr=False)
+
+    def request(self, *turns: dict[str, Any], **fields: Any) -> dict[str, Any]:
+        """Return the body of a request whose model plays these turns."""
+        tool = {"type": "file_search", "vector_store_ids": [], "url": self.tool.url}
+        return {"model": "player", "input": json.dumps(turns), "tools": [tool], **fields}
+
+
+@contextmanager
+def loop_site(**env: str) -> Iterator[LoopSite]:
+    """Run a site with a counted tool."""
+    model, tool = UpstreamServer(), CountingServer()
+    model.answers = [play]
+    settings = {"DJANGO_SETTINGS_MODULE": "tests.tool_loop.site_settings", **env}
+    with (
+        model.running(),
+        tool.running(),
+        served_stack(MODELS.format(url=model.url), **settings) as stack,
+    ):
+        yield LoopSite(stack, tool, model)

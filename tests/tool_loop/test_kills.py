@@ -1,0 +1,84 @@
+"""A worker that dies in the loop makes no call twice, and leaves no response behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.served_stack import wait_until
+from tests.tool_loop.kills import POINTS, effects, problems, turns, wait_until_ended
+from tests.tool_loop.servers import LoopSite
+from tests.tool_loop.test_loop import SAY, created, ended, kinds
+
+
+def worker_of(site: LoopSite) -> int:
+    """Return the id of the worker's process once it serves."""
+    found: list[int] = []
+
+    def ready() -> bool:
+        with suppress(httpx.HTTPError, AssertionError):  # It is being started again.
+            found[:] = [site.stack.pid_of("worker")]
+            return httpx.get(f"{site.stack.url}/health/ready", timeout=60).status_code == 200
+        return False
+
+    wait_until(ready, 120, "ready")
+    return found[0]
+
+
+@pytest.mark.parametrize("function", ["count", "again"])
+@pytest.mark.parametrize("point", POINTS[:4])
+def test_a_killed_worker_doubles_nothing(site: LoopSite, point: str, function: str) -> None:
+    worker, mark = worker_of(site), f"{point} {function}"
+    body = site.request(*turns(point, function, mark, worker), background=True)
+    id_ = created(site, body)["id"]
+    if point == "in_tool":
+        wait_until(lambda: effects(site, mark)[1], 30, "the call")
+        os.kill(worker, signal.SIGKILL)
+    [response] = wait_until_ended(site, [id_], 90)
+    assert list(problems(site, response, mark, function)) == []
+    assert response["status"] == "completed"
+    assert kinds(response) == ["message", "mcp_call", "mcp_call", "message"]
+    assert site.stack.row(id_)["attempt"] == 2
+    assert response["usage"]["output_tokens"] == 15
+    second = response["output"][2]
+    made = effects(site, mark)
+    if function == "count" and point != "in_turn":
+        assert second["error"]["content"][0]["text"].startswith("Outcome unknown")
+        assert made == [1, int(point != "before")]
+    else:
+        assert second["status"] == "completed"
+        assert made == [1, 2 if function == "again" and point in ("after", "in_tool") else 1]
+
+
+def test_a_response_in_the_foreground_ends_with_its_worker(site: LoopSite) -> None:
+    worker, mark = worker_of(site), "foreground"
+    with site.stack.http() as http:
+        body = site.request(*turns("after", "count", mark, worker), stream=True)
+        with http.stream("POST", "/v1/responses", json=body) as answer:
+            text = answer.read().decode()
+    assert "response.failed" in text
+    assert effects(site, mark) == [1, 1]
+    id_ = text.partition('"id":"')[2].partition('"')[0]
+    response = ended(site, id_)
+    assert list(problems(site, response, mark, "count")) == []
+    assert response["output"][1]["output"] == "done 1"
+    assert response["output"][2]["error"]["message"].startswith("Outcome unknown")
+
+
+def test_a_worker_that_drains_gives_its_loops_to_the_next(site: LoopSite) -> None:
+    worker = worker_of(site)
+    call: dict[str, Any] = {"mark": "drain", "sleep": 1.5}
+    id_ = created(site, site.request({"calls": [["count", call]]}, SAY, background=True))["id"]
+    wait_until(lambda: any(c.get("mark") == "drain" for c in site.tool.calls), 30, "the call")
+    os.kill(worker, signal.SIGTERM)
+    response = ended(site, id_, 90)
+    assert response["output"][0]["output"] == "done 1"
+    assert kinds(response) == ["mcp_call", "message"]
+    assert sum(c.get("mark") == "drain" for c in site.tool.calls) == 1
+    row = site.stack.row(id_)
+    assert (row["attempt"], row["spared"]) == (2, 1)

@@ -1,0 +1,213 @@
+"""A response calls tools of the site and goes on with their results, until the model is done."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+from tests.served_stack import wait_until
+from tests.tool_loop.servers import LoopSite
+
+SAY = {"say": "All done."}
+
+
+def created(site: LoopSite, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the response to this request."""
+    with site.stack.http() as http:
+        answer = http.post("/v1/responses", json=body)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+
+def shown(site: LoopSite, response_id: str) -> dict[str, Any]:
+    """Return the response as it is now."""
+    with site.stack.http() as http:
+        found: dict[str, Any] = http.get(f"/v1/responses/{response_id}").json()
+        return found
+
+
+def ended(site: LoopSite, response_id: str, timeout_s: float = 60) -> dict[str, Any]:
+    """Return a response once it has ended."""
+    over = ("completed", "failed", "cancelled", "incomplete")
+    wait_until(lambda: shown(site, response_id)["status"] in over, timeout_s, "the end")
+    return shown(site, response_id)
+
+
+def kinds(response: dict[str, Any]) -> list[str]:
+    """Return the types of the items of the output."""
+    return [item["type"] for item in response["output"]]
+
+
+def test_results_go_to_the_model_until_it_answers(site: LoopSite) -> None:
+    calls = [["count", {"n": 1}], ["count", {"n": 2}]]
+    body = site.request({"say": "Let me see.", "calls": calls}, {"calls": [["again", {}]]}, SAY)
+    with site.stack.checked():
+        response = created(site, body)
+    assert kinds(response) == ["message", "mcp_call", "mcp_call", "mcp_call", "message"]
+    assert [item.get("output") for item in response["output"][1:4]] == ["done 1"] * 3
+    assert response["status"] == "completed"
+    usage = response["usage"]
+    assert (usage["input_tokens"], usage["output_tokens"]) == (21, 15)
+    row = site.stack.row(response["id"])
+    assert (row["input_tokens"], row["output_tokens"], row["attempt"]) == (21, 15, 1)
+    last = site.model.body["messages"]
+    assert [m["role"] for m in last] == [
+        "user",
+        *("assistant", "tool", "tool"),
+        "assistant",
+        "tool",
+    ]
+    rows = site.stack.sql(
+        "SELECT number, status, attempt, result FROM tool_calls_toolcall "
+        "WHERE generation_id = %s ORDER BY number",
+        response["id"],
+    )
+    assert rows == [(0, "done", 1, None), (1, "done", 1, None), (2, "done", 1, None)]
+    assert shown(site, response["id"])["output"] == response["output"]
+
+
+def test_each_event_comes_as_it_happens_and_the_replay_is_the_same(site: LoopSite) -> None:
+    calls = [["count", {"sleep": 0.4}], ["count", {}]]
+    body = site.request({"calls": calls}, SAY, stream=True)
+    arrived: list[tuple[float, str]] = []
+    with site.stack.checked(), site.stack.http() as http:
+        with http.stream("POST", "/v1/responses", json=body) as answer:
+            live = [line for line in answer.iter_lines() if _note(arrived, line)]
+        events = [
+            json.loads(line.removeprefix("data: ")) for line in live if line != "data: [DONE]"
+        ]
+        response = events[-1]["response"]
+        again = http.get(f"/v1/responses/{response['id']}", params={"stream": "true"}).text
+    assert [line for line in again.splitlines() if line.startswith("data: ")] == live
+    call = [
+        *("output_item.added", "mcp_call.in_progress", "mcp_call_arguments.delta"),
+        *("mcp_call_arguments.done", "mcp_call.completed", "output_item.done"),
+    ]
+    found = [event["type"].removeprefix("response.") for event in events]
+    assert found[:14] == ["created", "in_progress", *call, *call]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    times = {type_: at for at, type_ in reversed(arrived)}
+    waited_s = times["response.mcp_call.completed"] - times["response.mcp_call_arguments.done"]
+    assert waited_s > 0.3
+    # The database makes the same stream once the log has expired.
+    with site.stack.redis() as client:
+        client.delete(f"{{{response['id']}}}:log")
+    with site.stack.http() as http:
+        again = http.get(f"/v1/responses/{response['id']}", params={"stream": "true"}).text
+    replayed = [line for line in again.splitlines() if line.startswith("data: {")]
+    assert [json.loads(line.removeprefix("data: ")) for line in replayed] == events
+
+
+def _note(arrived: list[tuple[float, str]], line: str) -> bool:
+    if line.startswith("event: "):
+        arrived.append((time.monotonic(), line.removeprefix("event: ")))
+    return line.startswith("data: ")
+
+
+def test_the_official_client_reads_the_stream(site: LoopSite) -> None:
+    body = site.request({"calls": [["count", {}]]}, SAY)
+    with site.stack.client().responses.stream(**body) as stream:
+        final = stream.get_final_response()
+    assert [item.type for item in final.output] == ["mcp_call", "message"]
+    assert final.output_text.strip() == "All done."
+
+
+def test_calls_above_the_limit_are_ignored(site: LoopSite) -> None:
+    calls = [["count", {"n": n}] for n in range(3)]
+    before = sum(site.tool.effects.values())
+    response = created(site, site.request({"calls": calls}, SAY, max_tool_calls=2))
+    assert kinds(response) == ["mcp_call", "mcp_call", "message"]
+    assert sum(site.tool.effects.values()) == before + 2
+    assert "tools" not in site.model.body
+    endless = created(site, site.request({"calls": [["again", {}]]}))
+    assert endless["status"] == "completed"
+    assert kinds(endless) == ["mcp_call"] * 6
+
+
+def test_a_call_of_the_client_ends_the_response_after_the_calls_of_the_site(site: LoopSite) -> None:
+    own = {"type": "function", "name": "ask", "parameters": {"type": "object"}}
+    body = site.request({"calls": [["count", {}], ["ask", {}]]}, SAY)
+    first = created(site, {**body, "tools": [*body["tools"], own]})
+    assert kinds(first) == ["mcp_call", "function_call"]
+    assert first["output"][0]["output"] == "done 1"
+    answer = {"type": "function_call_output", "call_id": first["output"][1]["call_id"]}
+    second = created(
+        site,
+        {
+            **body,
+            "tools": [*body["tools"], own],
+            "previous_response_id": first["id"],
+            "input": [{**answer, "output": "Yes."}],
+        },
+    )
+    assert kinds(second) == ["message"]
+    results = [m["content"] for m in site.model.body["messages"] if m["role"] == "tool"]
+    assert results == ["done 1", "Yes."]
+
+
+def test_the_slot_is_free_while_a_tool_runs(site: LoopSite) -> None:
+    slow = site.request({"calls": [["count", {"sleep": 1.5}]]}, SAY, model="narrow")
+    id_ = created(site, {**slow, "background": True})["id"]
+    wait_until(lambda: any(call.get("sleep") == 1.5 for call in site.tool.calls), 10, "the call")
+    quick = created(site, site.request(SAY, model="narrow"))
+    assert quick["status"] == "completed"
+    assert shown(site, id_)["status"] == "in_progress"
+    assert ended(site, id_)["status"] == "completed"
+
+
+def test_many_loops_share_one_slot(site: LoopSite) -> None:
+    turn = {"calls": [["count", {}]]}
+    found: list[dict[str, Any]] = []
+    body = site.request(turn, turn, SAY, model="narrow")
+    threads = [threading.Thread(target=lambda: found.append(created(site, body))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [kinds(response) for response in found] == [["mcp_call", "mcp_call", "message"]] * 8
+
+
+def test_results_and_times_are_bounded_and_errors_go_to_the_model(site: LoopSite) -> None:
+    calls = [
+        ["count", {"huge": 100_000_000}],
+        ["count", {"sleep": 60}],
+        ["count", {"deaf": True}],
+        ["count", "[1]"],
+    ]
+    response = created(site, site.request({"calls": calls}, SAY))
+    assert response["status"] == "completed"
+    huge, slow, deaf, wrong = response["output"][:4]
+    assert len(huge["output"]) < 4200
+    assert huge["output"].endswith("[Cut off: the result has 100000000 characters.]")
+    assert slow["error"]["content"][0]["text"] == "Outcome unknown: the call took longer than 2 s."
+    assert deaf["error"] == slow["error"]
+    assert wrong["error"]["content"][0]["text"] == "The arguments are no JSON object."
+    statuses = site.stack.sql(
+        "SELECT status FROM tool_calls_toolcall WHERE generation_id = %s ORDER BY number",
+        response["id"],
+    )
+    assert statuses == [("done",), ("unknown",), ("unknown",), ("done",)]
+
+
+def test_a_cancel_or_deletion_ends_the_response_while_a_tool_runs(site: LoopSite) -> None:
+    for act in ("cancel", "delete"):
+        body = site.request({"calls": [["count", {"sleep": 1.9, "act": act}]]}, SAY)
+        id_ = created(site, {**body, "background": True})["id"]
+        wait_until(lambda a=act: any(c.get("act") == a for c in site.tool.calls), 10, "the call")
+        started = time.monotonic()
+        with site.stack.http() as http:
+            if act == "cancel":
+                answer = http.post(f"/v1/responses/{id_}/cancel").json()
+                assert answer["status"] == "cancelled"
+                assert answer["output"][0]["status"] == "incomplete"
+            else:
+                assert http.delete(f"/v1/responses/{id_}").json()["deleted"]
+        assert time.monotonic() - started < 1.5
+        assert site.stack.row(id_)["status"] == "cancelled"
+        [(status, result)] = site.stack.sql(
+            "SELECT status, result FROM tool_calls_toolcall WHERE generation_id = %s", id_
+        )
+        assert (status, result) == ("unknown", None)

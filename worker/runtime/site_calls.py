@@ -1,0 +1,215 @@
+"""Runs the calls that a turn of the model has made to tools of the site, one after the other.
+
+A call leaves only after its row says so, and its result counts only when its row has it
+(``inference_site.runs.tool_calls``). Each call has a thread of its own, because a tool may never
+return: the run goes on without it when the time is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import orjson
+from django.conf import settings
+
+from inference_site.core.domain.deltas import Usage
+from inference_site.core.domain.errors import StreamLost
+from inference_site.core.domain.site_tools import SiteCall, Source, ToolResult
+from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE, release_connection_after
+from inference_site.runs.models import Claim
+from inference_site.runs.tool_calls.models import CallStatus, ToolCall
+from worker.runtime.publisher import Stream
+from worker.tools.base import (
+    CallContext,
+    SiteTool,
+    ToolCancelled,
+    ToolTimeout,
+    ToolUnreachable,
+)
+from worker.tools.registry import create_tool
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.05
+_RETRY_S = 0.5
+_GRACE_S = 2.0
+"""How much longer than its time limit a call may take to report that the time is over."""
+_MAX_SOURCES = 100
+_UNKNOWN = "Outcome unknown: the call was sent, and its result was lost. It was not repeated."
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """The run was stopped while its calls ran."""
+
+
+class SiteCalls:
+    """The calls of one attempt of a generation.
+
+    ``options`` are those of its tools. ``keeps``: content may be stored, for a restart.
+    """
+
+    def __init__(
+        self, claim: Claim, stream: Stream, options: Sequence[Mapping[str, Any]], *, keeps: bool
+    ) -> None:
+        self._claim, self._stream, self._options, self._keeps = claim, stream, options, keeps
+        self._tools: dict[int, SiteTool] = {}
+
+    def run(
+        self,
+        calls: Sequence[SiteCall],
+        state: Mapping[str, Any],
+        usage: Usage,
+        sources: Callable[[], Sequence[Source]],
+    ) -> Iterator[ToolResult]:
+        """Yield the results of the calls, in order.
+
+        ``state`` and ``usage`` are those of the turns so far; they are saved before the first call.
+        Raise Stopped when the run is stopped, and StreamLost when another attempt has it.
+        """
+        types = [str(options["type"]) for options in self._options]
+        kept = state if self._keeps else None
+        rows = self._stored(lambda: ToolCall.objects.plan(self._claim, calls, types, kept, usage))
+        if rows is None:
+            raise StreamLost
+        for call in calls:
+            yield self._run(call, rows[call.number], sources())
+
+    def _stored(self, act: Callable[[], T]) -> T:
+        """Call it until PostgreSQL is available. Raise Stopped."""
+        while True:
+            self._raise_if_stopped()
+            try:
+                with release_connection_after():
+                    return act()
+            except DATABASE_UNAVAILABLE as exc:
+                logger.warning("generation %s: cannot store a call: %s", self._claim.public_id, exc)
+                time.sleep(_RETRY_S)
+
+    def _raise_if_stopped(self) -> None:
+        if self._stream.cancelled:
+            raise Stopped
+
+    def _run(self, call: SiteCall, row: ToolCall, sources: Sequence[Source]) -> ToolResult:
+        if row.status == CallStatus.DONE and (stored := row.stored_result):
+            return stored
+        arguments = _parsed(call.arguments)
+        if arguments is None:
+            result = ToolResult("The arguments are no JSON object.", is_error=True)
+            return self._finished(row, result)
+        tool = self._tool(call.tool)
+        if row.status != CallStatus.PLANNED and not tool.is_idempotent(call.name):
+            return self._finished(row, ToolResult(_UNKNOWN, is_error=True), is_unknown=True)
+        if not self._stored(lambda: ToolCall.objects.send(self._claim, row)):
+            raise StreamLost
+        return self._call(tool, call.name, arguments, row, sources)
+
+    def _tool(self, place: int) -> SiteTool:
+        if place not in self._tools:
+            self._tools[place] = create_tool(self._options[place])
+        return self._tools[place]
+
+    def _finished(
+        self, row: ToolCall, result: ToolResult, *, is_unknown: bool = False
+    ) -> ToolResult:
+        """Store a result. Raise StreamLost if another attempt has the call."""
+        keeps = self._keeps
+
+        def finish() -> bool:
+            return ToolCall.objects.finish(row, result, is_unknown=is_unknown, keeps=keeps)
+
+        if not self._stored(finish):
+            raise StreamLost
+        return result
+
+    def _call(
+        self,
+        tool: SiteTool,
+        name: str,
+        arguments: Mapping[str, Any],
+        row: ToolCall,
+        sources: Sequence[Source],
+    ) -> ToolResult:
+        """Make the call on a thread; wait for its result, which is stored then."""
+        timeout_s: float = settings.TOOL_TIMEOUT_S
+        until = time.monotonic() + timeout_s + _GRACE_S
+        is_over, has_ended = threading.Event(), threading.Event()
+        results: list[tuple[ToolResult, bool]] = []
+        context = CallContext(
+            key=row.key,
+            attempt=row.attempt,
+            timeout_s=timeout_s,
+            max_bytes=settings.TOOL_OUTPUT_BYTES,
+            is_cancelled=lambda: self._stream.cancelled or is_over.is_set(),
+            sources=sources,
+        )
+
+        def call() -> None:
+            results.append(_outcome(tool, name, arguments, context))
+            has_ended.set()
+            if self._stream.cancelled or is_over.is_set():
+                self._store_late(row, *results[0])
+
+        threading.Thread(target=call, name=f"tool {name}"[:15], daemon=True).start()
+        while not has_ended.wait(_POLL_S):
+            self._raise_if_stopped()
+            if time.monotonic() > until:
+                is_over.set()
+                return self._finished(row, _timed_out(timeout_s), is_unknown=True)
+        self._raise_if_stopped()
+        result, is_unknown = results[0]
+        return self._finished(row, result, is_unknown=is_unknown)
+
+    def _store_late(self, row: ToolCall, result: ToolResult, is_unknown: bool) -> None:
+        """Record how a call has ended that nobody waits for any more."""
+        try:
+            with release_connection_after():
+                ToolCall.objects.finish(row, result, is_unknown=is_unknown, keeps=self._keeps)
+        except DATABASE_UNAVAILABLE as exc:
+            logger.warning("tool call %s: its late end is not stored: %s", row.key, exc)
+
+
+def _parsed(arguments: str) -> dict[str, Any] | None:
+    try:
+        parsed = orjson.loads(arguments or "{}")
+    except orjson.JSONDecodeError:
+        return None
+    return parsed if isinstance(parsed, dict) else None
+
+
+def _outcome(
+    tool: SiteTool, name: str, arguments: Mapping[str, Any], context: CallContext
+) -> tuple[ToolResult, bool]:
+    """Make the call; return its result, and whether its effect is unknown. Never raises."""
+    try:
+        return _bounded(tool.call(name, arguments, context), context.max_bytes), False
+    except ToolTimeout:
+        return _timed_out(context.timeout_s), True
+    except ToolCancelled:
+        return ToolResult("The call was cancelled.", is_error=True), True
+    except ToolUnreachable as exc:
+        return ToolResult(f"The tool cannot be reached: {exc}", is_error=True), False
+    except Exception:
+        logger.exception("tool %s: the call %s failed", name, context.key)
+        return ToolResult("The tool failed.", is_error=True), True
+
+
+def _timed_out(timeout_s: float) -> ToolResult:
+    return ToolResult(f"Outcome unknown: the call took longer than {timeout_s:g} s.", is_error=True)
+
+
+def _bounded(result: ToolResult, max_bytes: int) -> ToolResult:
+    """Return the result with at most ``max_bytes`` of output, and about as much in its fields."""
+    # PostgreSQL takes no lone surrogates. A character has at least one byte.
+    output = result.output[: max_bytes + 1].encode("utf-8", "replace")
+    text = output[:max_bytes].decode("utf-8", "ignore")
+    if len(output) > max_bytes:
+        text += f"\n[Cut off: the result has {len(result.output)} characters.]"
+    fields = dict(result.fields)
+    if len(orjson.dumps(fields)) > 2 * max_bytes:
+        return ToolResult(f"The result has more than {max_bytes} bytes.", is_error=True)
+    return ToolResult(text, fields, tuple(result.sources[:_MAX_SOURCES]), result.is_error)

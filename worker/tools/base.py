@@ -1,0 +1,62 @@
+"""The contract between the tool loop and a tool that the site runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from inference_site.core.domain.site_tools import Source, ToolResult
+
+__all__ = [
+    "CallContext",
+    "SiteTool",
+    "Source",
+    "ToolCancelled",
+    "ToolResult",
+    "ToolTimeout",
+    "ToolUnreachable",
+]
+
+
+class ToolTimeout(Exception):
+    """The call took longer than its time limit; whether it had an effect is unknown."""
+
+
+class ToolCancelled(Exception):
+    """The call was stopped because its response was cancelled."""
+
+
+class ToolUnreachable(Exception):
+    """The tool cannot be reached. Nothing was sent, so the call had no effect."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """``key`` identifies the call for servers that ignore repeated requests.
+
+    ``attempt`` counts from 1. ``timeout_s`` is the most time for the whole call, ``max_bytes`` the
+    most bytes that the tool may read as its result. ``is_cancelled`` returns whether the call must
+    stop now; a tool asks at least once a second. ``sources`` are those of earlier results of the
+    response, each URL once, in order.
+    """
+
+    key: str
+    attempt: int
+    timeout_s: float
+    max_bytes: int
+    is_cancelled: Callable[[], bool]
+    sources: Sequence[Source] = ()
+
+
+class SiteTool(Protocol):
+    """One tool of a request, ready to be called on any thread of a worker."""
+
+    def is_idempotent(self, name: str) -> bool:
+        """Whether a call of this function whose outcome is unknown may be repeated."""
+
+    def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolResult:
+        """Run the call and return its result; errors of the tool are results with ``is_error``.
+
+        Raise ToolTimeout, ToolCancelled or ToolUnreachable (nothing was sent).
+        """

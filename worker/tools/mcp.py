@@ -1,0 +1,120 @@
+"""Calls of the tools of MCP servers, and lists of these tools.
+
+A server is one that an operator has registered, or the one that the request names by its URL. The
+SDK behind the client takes 50 MB, so only the first call of a worker imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.mcp.access import (
+    LIST_TOOLS,
+    Endpoint,
+    NotUsable,
+    is_allowed,
+    registered_endpoint,
+    requested_endpoint,
+)
+from inference_site.mcp.models import McpServer
+from worker.tools.base import CallContext, ToolCancelled, ToolResult, ToolTimeout, ToolUnreachable
+
+_WIRE_FACTOR = 8
+"""How many bytes a server may send for each byte of a result: JSON takes more than the text, and
+servers send a result twice, as text and as an object."""
+
+
+def create(options: Mapping[str, Any]) -> McpTool:
+    """Return the tool with these options, which ``responses_api.mcp`` writes."""
+    return McpTool(options)
+
+
+class McpTool:
+    """One MCP server of a request."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = options
+
+    def is_idempotent(self, name: str) -> bool:
+        """Whether a call whose outcome is unknown may be repeated: the operator decides it.
+
+        The hints of the server itself do not count.
+        """
+        if name == LIST_TOOLS:
+            return True
+        server = self._registered()
+        return server is not None and server.is_idempotent
+
+    def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolResult:
+        """Call a tool, or list the tools if ``name`` is ``LIST_TOOLS``.
+
+        See ``SiteTool``. A tool that the request does not allow is not called, whatever the model
+        has written.
+        """
+        from inference_site.mcp import client
+
+        most_bytes = _WIRE_FACTOR * context.max_bytes
+        limits = client.Limits(context.timeout_s, most_bytes, context.is_cancelled)
+        try:
+            endpoint = self._endpoint()
+            if name == LIST_TOOLS:
+                return self._listed(client.list_tools(endpoint, limits))
+            if not is_allowed(self._options, name):
+                raise NotUsable(f"the request does not allow the tool {name!r}")
+            result = client.call_tool(endpoint, name, arguments, context.key, limits)
+        except NotUsable as exc:
+            message = f"Nothing was sent: {exc}."
+            return self._not_listed(message) if name == LIST_TOOLS else _failed(message)
+        except client.McpTimeout as exc:
+            raise ToolTimeout(str(exc)) from exc
+        except client.McpCancelled as exc:
+            raise ToolCancelled(str(exc)) from exc
+        except client.McpUnreachable as exc:
+            if name == LIST_TOOLS:
+                return self._not_listed(str(exc))
+            raise ToolUnreachable(str(exc)) from exc
+        except client.McpFailed as exc:
+            if name == LIST_TOOLS:
+                return self._not_listed(str(exc))
+            return ToolResult(str(exc), {"error": exc.error}, is_error=True)
+        if not result.is_error:
+            return ToolResult(result.text)
+        content = [{"type": "text", "text": result.text[: context.max_bytes // 4]}]
+        error = {"type": "mcp_tool_execution_error", "content": content}
+        return ToolResult(result.text, {"error": error}, is_error=True)
+
+    def _endpoint(self) -> Endpoint:
+        """Return where the server is. Raise NotUsable."""
+        if "server_id" not in self._options:
+            return requested_endpoint(self._options["url"], self._options["credentials"])
+        server = self._registered()
+        if server is None or not server.is_active:
+            raise NotUsable("the server is not registered any more")
+        return registered_endpoint(server)
+
+    def _registered(self) -> McpServer | None:
+        if "server_id" not in self._options:
+            return None
+        with release_connection_after():
+            return McpServer.objects.filter(pk=self._options["server_id"]).first()
+
+    def _listed(self, tools: list[dict[str, Any]]) -> ToolResult:
+        """Return a list, and save it for the page of a registered server."""
+        self._record(tools)
+        return ToolResult("", {"tools": tools})
+
+    def _not_listed(self, message: str) -> ToolResult:
+        self._record(None, message)
+        return ToolResult(message, {"error": message}, is_error=True)
+
+    def _record(self, tools: list[dict[str, Any]] | None, error: str = "") -> None:
+        if (server := self._registered()) is not None:
+            with release_connection_after():
+                server.record_check(tools, error)
+
+
+def _failed(message: str) -> ToolResult:
+    error = {"type": "mcp_protocol_error", "code": -32000, "message": message}
+    return ToolResult(message, {"error": error}, is_error=True)
