@@ -163,6 +163,7 @@ UNFOLD = {
     "SCRIPTS": [
         "inference_site.console.navigation.landmarks",
         "inference_site.console.navigation.palette",
+        "inference_site.console.navigation.shortcuts",
     ],
     "SIDEBAR": {"navigation": "inference_site.console.navigation.navigation"},
     "COLORS": {"primary": _TEAL},

@@ -1,4 +1,4 @@
-"""The admin from the keyboard alone: the command palette, and the link that skips the menu."""
+"""The admin from the keyboard alone: the command palette, the shortcuts, the link past the menu."""
 
 from __future__ import annotations
 
@@ -75,3 +75,23 @@ def test_the_first_stop_of_the_tabulator_skips_the_menu(page: Page) -> None:
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
     assert page.evaluate("document.getElementById('content').contains(document.activeElement)")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_question_mark_shows_the_shortcuts_unless_it_is_typed(
+    open_page: Callable[..., Page], scheme: str
+) -> None:
+    page = open_page("desktop", scheme)
+    page.goto("/admin/accounts/apikey/")
+    settled(page)
+    shortcuts = page.get_by_role("dialog", name="Keyboard shortcuts")
+    page.keyboard.press("/")
+    page.keyboard.type("?")
+    expect(page.locator("#searchbar")).to_have_value("?")
+    expect(shortcuts).to_be_hidden()
+    page.keyboard.press("Tab")
+    page.keyboard.press("?")
+    expect(shortcuts).to_be_visible()
+    assert faults(page) == []
+    page.keyboard.press("Enter")
+    expect(shortcuts).to_be_hidden()
