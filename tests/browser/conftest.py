@@ -203,11 +203,13 @@ _AXE = Axe()
 _LOOK = """async (rules) => (await axe.run({
     resultTypes: ["violations"], iframes: false, ...rules,
 })).violations"""
-ALL_RULES: dict[str, Any] = {}
+_TARGET_SIZE: dict[str, Any] = {"target-size": {"enabled": True}}
+"""24 pixels (WCAG 2.2); axe-core leaves the rule off unless it is asked for."""
+ALL_RULES: dict[str, Any] = {"rules": _TARGET_SIZE}
 ONLY_COLOURS: dict[str, Any] = {"runOnly": ["color-contrast", "link-in-text-block"]}
 """To look at colours takes most of the time, and no colour depends on the width."""
 ALL_BUT_COLOURS: dict[str, Any] = {
-    "rules": {name: {"enabled": False} for name in ONLY_COLOURS["runOnly"]}
+    "rules": _TARGET_SIZE | {name: {"enabled": False} for name in ONLY_COLOURS["runOnly"]}
 }
 _ONLY_SIZES: dict[str, Any] = {"runOnly": ["scrollable-region-focusable"]}
 _IS_SHOWN_AS_BEFORE = """() => {
