@@ -23,6 +23,7 @@ from inference_site.core.domain.deltas import (
     Finish,
     FinishReason,
     ReasoningDelta,
+    RefusalDelta,
     TextDelta,
     TokenLogprob,
     ToolCallDelta,
@@ -177,6 +178,7 @@ class _Choice:
         self._texts: dict[str, str] = {
             "text": message["content"] or "",
             "reasoning": message.get("reasoning_content") or "",
+            "refusal": message.get("refusal") or "",
         }
         self._calls: list[dict[str, Any]] = message.get("tool_calls") or []
         if legacy := message.get("function_call"):
@@ -204,6 +206,8 @@ class _Choice:
                 yield TextDelta(text, self.index, tuple(map(_logprob, entries)))
             elif name == "reasoning":
                 yield ReasoningDelta(text, self.index)
+            elif name == "refusal":
+                yield RefusalDelta(text, self.index)
             else:
                 yield self._call(int(number), text, is_first=name == "call")
 

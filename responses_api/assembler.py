@@ -7,7 +7,7 @@ fold is pure: the same deltas give the same events.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from itertools import compress, count
@@ -18,11 +18,14 @@ from django.conf import settings
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
+from inference_site.core.domain.compaction import SUMMARY_HEADING, CompactedContext
 from inference_site.core.domain.deltas import (
+    CompactionDelta,
     Delta,
     Finish,
     FinishReason,
     ReasoningDelta,
+    RefusalDelta,
     TextDelta,
     TokenLogprob,
     ToolCallDelta,
@@ -43,15 +46,23 @@ from inference_site.runs.streams.batches import Ending, Sent
 from inference_site.runs.streams.request_documents import Assembly
 from responses_api import events
 from responses_api.client_tools import CLIENT_TOOLS, ClientTool, Route, new_call, typed_call
-from responses_api.events import ItemEvents, encode, events_of, with_text
+from responses_api.events import (
+    ItemEvents,
+    as_refusal,
+    encode,
+    events_of,
+    summary_of,
+    with_text,
+)
 from responses_api.items import new_item
-from responses_api.sealing import seal
+from responses_api.sealing import SealedContext, seal, seal_context
 from responses_api.site_tools import FirstCall, SiteToolType, site_tools
 from responses_api.turns import SitePlan, TokensSpent, Turns
 from responses_api.web_search import with_citations
 from responses_api.wire import objects as wire
 from responses_api.wire.input_items import ItemStatus
 from responses_api.wire.objects import (
+    Compaction,
     CustomToolCall,
     Event,
     FunctionCall,
@@ -63,6 +74,7 @@ from responses_api.wire.objects import (
     OutputItem,
     OutputTokensDetails,
     ReasoningItem,
+    RefusalMessage,
     ResponseError,
     ResponseObject,
     ResponseUsage,
@@ -77,7 +89,6 @@ _INCOMPLETE_REASONS: dict[FinishReason, Literal["max_output_tokens", "content_fi
     "content_filter": "content_filter",
 }
 """``incomplete_details.reason`` by the finish reason of the model."""
-_SUMMARY_HEADING = "Summary of the conversation so far:\n"
 _LOGPROBS = TypeAdapter(list[LogprobEntry])
 _NOTHING_SENT = Sent()
 _NO_ROUTES: Mapping[str, Route] = {}
@@ -98,6 +109,8 @@ class ResponseAssembly(Assembly):
     """The arguments of ``ResponseAssembler``, as the request document holds them.
 
     ``routes`` are the fields of its routes, ``first_calls`` those of its first calls.
+    ``compacts_for`` is the project to seal a compaction for, if the request may be compacted, and
+    ``tool_items`` are the items that the seal keeps.
     """
 
     response: dict[str, Any]
@@ -107,6 +120,8 @@ class ResponseAssembly(Assembly):
     routes: dict[str, dict[str, Any]] = field(default_factory=dict)
     first_calls: list[dict[str, Any]] = field(default_factory=list)
     most_calls: int = 0
+    compacts_for: int | None = None
+    tool_items: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def is_stored(self) -> bool:
@@ -121,8 +136,18 @@ class ResponseAssembly(Assembly):
             calls = [FirstCall(**{**c, "route": Route(**c["route"])}) for c in self.first_calls]
             plan = SitePlan(self.site_tools, calls, self.most_calls)
         return ResponseAssembler(
-            self.response, self.emits, self.sends_done, self.seal_for, routes, plan
+            self.response,
+            self.emits,
+            self.sends_done,
+            self.seal_for,
+            routes,
+            plan,
+            self._seal_compaction,
         )
+
+    def _seal_compaction(self, context: CompactedContext) -> str:
+        assert self.compacts_for is not None
+        return seal_context(SealedContext(context, self.tool_items), self.compacts_for)
 
 
 class ResponseAssembler(Assembler):
@@ -133,7 +158,8 @@ class ResponseAssembler(Assembler):
     ``StoredResponse.deltas``. ``emits`` is false when no client can read the stream. ``seal_for``
     is the project to encrypt the reasoning for, if the request includes encrypted reasoning.
     ``routes`` are the tools that the names of calls lead to; a name without a route is a function.
-    ``plan`` is set if the site runs tools for it.
+    ``plan`` is set if the site runs tools for it. ``seal_compaction`` makes the content of a
+    compaction's item.
     """
 
     def __init__(
@@ -144,6 +170,7 @@ class ResponseAssembler(Assembler):
         seal_for: int | None = None,
         routes: Mapping[str, Route] = _NO_ROUTES,
         plan: SitePlan | None = None,
+        seal_compaction: Callable[[CompactedContext], str] | None = None,
     ) -> None:
         self.response = ResponseObject.model_validate({**response, "status": "in_progress"})
         self.error: dict[str, Any] | None = None
@@ -153,12 +180,16 @@ class ResponseAssembler(Assembler):
         self._routes, self._plan = routes, plan
         self._turns = None if plan is None else Turns(routes, plan)
         self._saved: Mapping[str, Any] | None = None
+        self._seal_compaction = seal_compaction
+        self._summary = self.response.reasoning.summary
         self._output = self._new_output()
         self._finish_reason: FinishReason = "stop"
         self._usage = Usage()
 
     def _new_output(self, sent: Sent = _NOTHING_SENT) -> OutputWriter:
-        output = OutputWriter(self._emits, self._seal_for, self._routes, sent, self._plan)
+        output = OutputWriter(
+            self._emits, self._seal_for, self._routes, self._summary, sent, self._plan
+        )
         if self._turns is not None:
             output.sources = self._turns.sources
         return output
@@ -242,6 +273,13 @@ class ResponseAssembler(Assembler):
             self._finish_reason = delta.reason
         elif isinstance(delta, Usage):
             self._usage = delta
+        elif isinstance(delta, CompactionDelta):
+            assert self._seal_compaction is not None
+            sealed = self._seal_compaction(delta.context)
+            output = self._output
+            ended = output.end_item("completed")
+            item = Compaction(id=new_id("cmp_"), encrypted_content=sealed)
+            return [*ended, *output.add_whole(item)]
         if self._turns is not None and not self._turns.take(delta):
             return ()
         return self._output.feed(delta)
@@ -342,12 +380,14 @@ class OpenItem:
     The events of an item that ``is_silent`` are sent when it has ended: the item of a typed
     ``tool`` of the client is made from the whole arguments. The call of a ``site_tool`` stays open
     until its result is there; ``is_called``: its arguments are whole.
+    ``summary`` is how the reasoning is to be summarised.
     """
 
     announced: OutputItem
     index: int
     seal_for: int | None = None
     tool: ClientTool | None = None
+    summary: str | None = None
     site_tool: SiteToolType | None = None
     is_silent: bool = False
     is_called: bool = False
@@ -379,9 +419,14 @@ class OpenItem:
             return changed(item, error=_OUTCOME_UNKNOWN)
         if self.tool is not None and isinstance(item, FunctionCall):
             return typed_call(self.tool, item, status)
-        if self.seal_for is None or not isinstance(item, ReasoningItem):
+        if not isinstance(item, ReasoningItem):
             return item
-        return changed(item, encrypted_content=seal("".join(self.pieces), self.seal_for))
+        text, fields = "".join(self.pieces), dict[str, Any]()
+        if self.summary is not None:
+            fields["summary"] = summary_of(text, self.summary)
+        if self.seal_for is not None:
+            fields["encrypted_content"] = seal(text, self.seal_for)
+        return changed(item, **fields)
 
 
 class Output:
@@ -416,8 +461,10 @@ class Output:
         """Return the items; the open one with the status ``in_progress``."""
         return [*self.items, *([self.open_item.so_far("in_progress")] if self.open_item else [])]
 
-    def _start(self, announced: OutputItem, seal_for: int | None = None) -> OpenItem:
-        self.open_item = OpenItem(announced, self._next_index, seal_for)
+    def _start(
+        self, announced: OutputItem, seal_for: int | None = None, summary: str | None = None
+    ) -> OpenItem:
+        self.open_item = OpenItem(announced, self._next_index, seal_for, summary=summary)
         self._next_index += 1
         return self.open_item
 
@@ -442,12 +489,15 @@ class Output:
                 self._finish(event.item)
             case (
                 wire.OutputTextDelta()
+                | wire.RefusalDelta()
                 | wire.ReasoningTextDelta()
                 | wire.FunctionCallArgumentsDelta()
                 | wire.CustomToolCallInputDelta()
                 | wire.McpCallArgumentsDelta()
             ) if self.open_item is not None:
                 logprobs = event.logprobs if isinstance(event, wire.OutputTextDelta) else []
+                if isinstance(event, wire.RefusalDelta):
+                    self.open_item.announced = as_refusal(self.open_item.announced)
                 self.open_item.append(event.delta, [entry.model_dump() for entry in logprobs])
             case wire.McpCallArgumentsDone() if self.open_item is not None:
                 self.open_item.is_called = True
@@ -457,8 +507,8 @@ class OutputWriter(Output):
     """Adds the deltas of an engine to the output, and encodes the events of that.
 
     It continues after the frames ``sent`` by earlier attempts: ``first_number`` is the number of
-    its first event, ``numbers`` counts on from there. For the other parameters see
-    ``ResponseAssembler``.
+    its first event, ``numbers`` counts on from there. ``summary`` is how reasoning is summarised.
+    For the other parameters see ``ResponseAssembler``.
     """
 
     def __init__(
@@ -466,6 +516,7 @@ class OutputWriter(Output):
         emits: bool,
         seal_for: int | None,
         routes: Mapping[str, Route] = _NO_ROUTES,
+        summary: str | None = None,
         sent: Sent = _NOTHING_SENT,
         plan: SitePlan | None = None,
     ) -> None:
@@ -475,6 +526,7 @@ class OutputWriter(Output):
         """The places that the results of site-run calls so far quote."""
         self._held: list[Delta] = []
         """What came after the call of a site-run tool that waits for its result."""
+        self._summary = summary
         self._open_type: type[OutputItem] | None = None
         self._delta_frame = (b"", b"", b"")
         self.first_number, self.numbers = sent.next, count(sent.next)
@@ -498,11 +550,15 @@ class OutputWriter(Output):
             if self._open_type is not Message:
                 opened = self.begin_message()
             return self._append(opened, delta.text, delta.logprobs)
+        if isinstance(delta, RefusalDelta):
+            if self._open_type is not RefusalMessage:
+                opened = self.begin_message(RefusalMessage)
+            return self._append(opened, delta.text)
         if isinstance(delta, ReasoningDelta):
             if self._open_type is not ReasoningItem:
                 id_ = new_id("rs_")
                 item = ReasoningItem(id=id_, status="in_progress", summary=[], content=[])
-                opened = self._begin(item, self._seal_for)
+                opened = self._begin(item, self._seal_for, summary=self._summary)
             return self._append(opened, delta.text)
         if isinstance(delta, ToolCallDelta):
             if delta.id is not None and delta.name is not None:
@@ -551,17 +607,18 @@ class OutputWriter(Output):
         return [*frames, *(frame for delta in held for frame in self.feed(delta))]
 
     def add_whole(self, item: OutputItem) -> list[bytes]:
-        """Send an item that has ended in an earlier attempt; return its frames."""
+        """Add an item that has ended; return its frames. No item is open."""
         open_ = self._start(item)
-        frames = list(ItemEvents(item.id, open_.index, self.numbers).whole(item))
-        open_.first = frames[0].sequence_number
+        item_events = ItemEvents(item.id, open_.index, self.numbers)
+        frames = list(item_events.whole(item)) if self._emits else []
+        open_.first = frames[0].sequence_number if frames else None
         self._finish(item)
         return self.encode(frames)
 
-    def begin_message(self) -> Frames:
-        """Begin a message; return the frames that announce it."""
+    def begin_message(self, kind: type[Message] = Message) -> Frames:
+        """Begin a message, of text or a refusal; return the frames that announce it."""
         id_ = new_id("msg_")
-        return self._begin(Message(id=id_, status="in_progress", role="assistant", content=[]))
+        return self._begin(kind(id=id_, status="in_progress", role="assistant", content=[]))
 
     def end_item(self, status: ItemStatus) -> list[bytes]:
         """End the open item, if there is one; return the frames of that."""
@@ -598,9 +655,10 @@ class OutputWriter(Output):
         site_tool: SiteToolType | None = None,
         *,
         is_silent: bool = False,
+        summary: str | None = None,
     ) -> Frames:
         ended = self.end_item("completed")
-        item = self._start(announced, seal_for)
+        item = self._start(announced, seal_for, summary)
         item.tool, item.site_tool, item.is_silent = tool, site_tool, is_silent
         self._open_type = type(announced)
         if is_silent:
@@ -642,7 +700,7 @@ def _has_deltas(item: OutputItem) -> bool:
 def _begins_item(delta: Delta) -> bool:
     if isinstance(delta, ToolCallDelta):
         return delta.name is not None
-    return isinstance(delta, TextDelta | ReasoningDelta)
+    return isinstance(delta, TextDelta | ReasoningDelta | RefusalDelta)
 
 
 def _token(entry: TokenLogprob) -> dict[str, Any]:
@@ -685,21 +743,20 @@ class CompactionAssembler(WholeAnswerAssembler):
 
     def __init__(self, assembly: CompactionAssembly) -> None:
         self._assembly = assembly
-        self._text: list[str] = []
-        self._usage = Usage()
+        self._summary, self._usage = "", Usage()
 
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta."""
         match delta:
-            case TextDelta(text):
-                self._text.append(text)
+            case CompactionDelta(context):
+                self._summary = context.summary
             case Usage():
                 self._usage = delta
         return ()
 
     def answer(self) -> dict[str, Any]:
         """Return the object ``response.compaction``."""
-        sealed = seal(_SUMMARY_HEADING + "".join(self._text), self._assembly.project_id)
+        sealed = seal(SUMMARY_HEADING + self._summary, self._assembly.project_id)
         compaction = new_item({"type": "compaction", "encrypted_content": sealed})
         return {
             "id": self._assembly.response_id,
@@ -715,7 +772,7 @@ def response_usage(usage: Usage) -> ResponseUsage:
     return ResponseUsage(
         input_tokens=usage.input_tokens,
         input_tokens_details=InputTokensDetails(
-            cached_tokens=usage.cached_tokens, cache_write_tokens=0
+            cached_tokens=usage.cached_tokens, cache_write_tokens=usage.cache_write_tokens
         ),
         output_tokens=usage.output_tokens,
         output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.reasoning_tokens),

@@ -188,6 +188,10 @@ delete_file: no diff.""",
 """The function of each typed tool, by the type of the tool."""
 
 
+TOOL_ITEMS = ("additional_tools", "tool_search_output", "mcp_list_tools")
+"""Types of items that give the model tools."""
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """The tool that a name leads to: its ``type``, its own name and its namespace."""

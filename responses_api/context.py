@@ -22,6 +22,7 @@ from responses_api.items import IdentifiedItem, ItemData, is_instruction, new_it
 from responses_api.mcp_approvals import answers_in
 from responses_api.models import ENDED, Conversation, Item, StoredResponse
 from responses_api.prompt_items import CALLS, RESULTS
+from responses_api.sealing import holds_context
 from responses_api.stored_responses import row_of
 from responses_api.wire.input_items import InputItem
 from responses_api.wire.requests import CompactRequest, ContextFields
@@ -121,10 +122,17 @@ class Context:
         return answers_in(new, [*(item.data for item in self.before), *new])
 
     def items(self) -> list[ContextItem]:
-        """Return all items, oldest first."""
+        """Return the items that the prompt is made of, oldest first.
+
+        They begin with the newest compaction that holds the whole context before it; instructions
+        at the beginning of the items stay before it.
+        """
         field_ = "conversation" if self.conversation else "previous_response_id"
-        old = [ContextItem(item.data, field_) for item in self.before]
-        return old + [ContextItem(item.data, f"input[{i}]") for i, item in enumerate(self.new)]
+        items = [ContextItem(item.data, field_) for item in self.before]
+        items += [ContextItem(item.data, f"input[{i}]") for i, item in enumerate(self.new)]
+        newest = max((i for i, item in enumerate(items) if holds_context(item.data)), default=0)
+        first = takewhile(lambda item: is_instruction(item.data), items[:newest])
+        return [*first, *items[newest:]]
 
 
 def continued_response_id(project_id: int, body: ContextFields | CompactRequest) -> str:
@@ -144,7 +152,8 @@ class HistoryLimit:
     """How much of a history is read: no more than the context of the model can hold.
 
     A longer history is an error. With ``may_truncate`` its newest items are read instead, and the
-    instructions at its beginning.
+    instructions at its beginning. A history begins with its newest compaction that holds the
+    context before it.
     """
 
     bound: ContextBound
@@ -168,6 +177,9 @@ class HistoryLimit:
             found = read_newest(step + 1)
             newest += map(decode, found[len(newest) : step])
             is_whole = len(found) <= step
+            compacted = (i for i, item in enumerate(newest) if holds_context(item.data))
+            if (start := next(compacted, None)) is not None:
+                newest, is_whole = newest[: start + 1], True
             size = sum(size_of(item.data) for item in newest)
             if is_whole or size > self.bound.size:
                 break

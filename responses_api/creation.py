@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from pydantic_core import to_json
 
 from inference_site.accounts.keys import Caller
 from inference_site.catalogue.catalogue import catalogue
+from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.request_fields.capabilities import ignored_fields
 from inference_site.gateway.request_fields.mapping import require_stream_for_options
@@ -27,7 +29,7 @@ from inference_site.runs.queue import new_id
 from inference_site.runs.streams.batches import long_texts
 from inference_site.runs.streams.request_documents import Document
 from responses_api.assembler import RESPONSE, ResponseAssembly
-from responses_api.client_tools import OfferedTools, offer_tools
+from responses_api.client_tools import TOOL_ITEMS, OfferedTools, offer_tools
 from responses_api.context import (
     Context,
     HistoryLimit,
@@ -38,12 +40,13 @@ from responses_api.context import (
     resolve,
 )
 from responses_api.events import accepted_frames
-from responses_api.items import IdentifiedItem
+from responses_api.items import IdentifiedItem, ItemData
 from responses_api.mapping import ENCRYPTED_REASONING, to_generation_request
 from responses_api.mcp import narrow
 from responses_api.mcp_approvals import answer_questions, is_approved, questions_of
 from responses_api.models import StoredResponse
 from responses_api.prompt_templates import with_template
+from responses_api.sealing import holds_context, unseal_context
 from responses_api.storage import accept
 from responses_api.stored_responses import new_response, stored_response
 from responses_api.wire.requests import ResponseRequest
@@ -102,7 +105,7 @@ def create(
         body.input,
         body.previous_response_id,
         body.conversation_id,
-        HistoryLimit(ContextBound.of(model.spec), may_truncate=body.truncation == "auto"),
+        _history_limit(body, model.spec),
         unstored,
     )
     if context.is_unstored and body.store is not False:
@@ -186,12 +189,20 @@ def to_document(
         first_calls=[asdict(call) for call in offered.first_calls],
         most_calls=min(body.max_tool_calls or settings.TOOL_CALLS_MAX, settings.TOOL_CALLS_MAX),
         site_tools=offered.site_tools,
+        compacts_for=None if request.compaction is None else project_id,
+        tool_items=[] if request.compaction is None else _tool_items(context, project_id),
     )
     return Document(request, assembly)
 
 
+def _history_limit(body: ResponseRequest, spec: ModelSpec) -> HistoryLimit:
+    """Return how much of a history is read: with a compaction, too, only what the model can."""
+    may_truncate = body.truncation == "auto" or bool(body.context_management) or body.compacts_now
+    return HistoryLimit(ContextBound.of(spec), may_truncate)
+
+
 def _offered(body: ResponseRequest, context: Context, project_id: int) -> OfferedTools:
-    items = (item.data for item in (*context.before, *context.new))
+    items = _items_of_prompt(context, project_id)
     new = [item.data for item in context.new]
     offered = offer_tools(
         body.tools or (),
@@ -228,6 +239,22 @@ def _check_approvals(
             )
 
 
+def _tool_items(context: Context, project_id: int) -> list[ItemData]:
+    """Return the items that a compaction seals: those that give the model tools."""
+    items = _items_of_prompt(context, project_id)
+    return [item for item in items if item["type"] in TOOL_ITEMS]
+
+
+def _items_of_prompt(context: Context, project_id: int) -> Iterator[ItemData]:
+    """Yield the items that a prompt is made of; for a compaction, those it has sealed."""
+    for item in context.items():
+        if holds_context(item.data):
+            param = f"{item.param}.encrypted_content"
+            yield from unseal_context(item.data["encrypted_content"], project_id, param).items
+        else:
+            yield item.data
+
+
 def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
     """Return the request document of a stored response, rebuilt from the database.
 
@@ -242,7 +269,7 @@ def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
         for item in stored.items.filter(is_output=False).order_by("position")
     ]
     body = ResponseRequest.model_validate(stored.request)
-    limit = HistoryLimit(ContextBound.of(spec), may_truncate=body.truncation == "auto")
+    limit = _history_limit(body, spec)
     previous = stored.previous
     before = history_of(previous, limit) if previous else conversation_items_before(stored, limit)
     context = Context(new, before, previous, stored.conversation)

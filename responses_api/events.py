@@ -6,6 +6,7 @@ an event (``starting_after``) is served from the log without decoding it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import count, islice, zip_longest
 from typing import Any, Final, Literal
@@ -20,6 +21,7 @@ from responses_api.wire.input_items import ItemStatus
 from responses_api.wire.objects import (
     ApplyPatchCall,
     Call,
+    Compaction,
     CustomToolCall,
     ErrorEvent,
     Event,
@@ -33,6 +35,8 @@ from responses_api.wire.objects import (
     OutputItem,
     OutputText,
     ReasoningItem,
+    Refusal,
+    RefusalMessage,
     ResponseEvent,
     ResponseObject,
     ResponseStateEvent,
@@ -61,6 +65,9 @@ _EMPTY_PARTS: dict[str, OutputText | TextPart] = {
 }
 _STATES = frozenset({"web_search_call", "mcp_call", "mcp_list_tools"})
 """Items with events of their state."""
+
+_PARAGRAPHS = re.compile(r"\n[ \t]*\n")
+_SENTENCE = re.compile(r".+?(?:[.!?](?=\s)|$)", re.DOTALL)
 
 Logprobs = Sequence[LogprobEntry]
 
@@ -130,12 +137,31 @@ def error_event(error: dict[str, Any], numbers: Iterator[int]) -> ErrorEvent:
     )
 
 
+def as_refusal(item: OutputItem) -> OutputItem:
+    """Return a message, which has no content yet, as one that is a refusal."""
+    return RefusalMessage(**dict(item)) if isinstance(item, Message) else item
+
+
+def summary_of(text: str, kind: str) -> list[TextPart]:
+    """Return the summary of reasoning, which is made without the model.
+
+    A ``concise`` one is the first sentence of each paragraph; other summaries are the whole text.
+    """
+    if kind == "concise":
+        paragraphs = (part.strip() for part in _PARAGRAPHS.split(text))
+        firsts = (_SENTENCE.match(part) for part in paragraphs)
+        text = " ".join(first[0] for first in firsts if first is not None)
+    return [TextPart(type="summary_text", text=text.strip())] if text.strip() else []
+
+
 def with_text(item: OutputItem, text: str, logprobs: Logprobs, status: ItemStatus) -> OutputItem:
     """Return the item with this text; a function call without arguments gets ``{}``.
 
     A call whose fields are no text keeps them. A call that the site runs has no result yet.
     """
     match item:
+        case RefusalMessage():
+            return changed(item, status=status, content=[Refusal(refusal=text)] if text else [])
         case Message():
             part = OutputText(text=text, annotations=[], logprobs=list(logprobs))
             return changed(item, status=status, content=[part])
@@ -146,6 +172,8 @@ def with_text(item: OutputItem, text: str, logprobs: Logprobs, status: ItemStatu
             return changed(item, status=status, arguments=text or "{}")
         case CustomToolCall():
             return changed(item, status=status, input=text)
+        case Compaction():
+            return item
         case ApplyPatchCall():
             return changed(item, status="completed" if status == "completed" else "in_progress")
         case McpCall():
@@ -176,10 +204,15 @@ def _announced(item: OutputItem) -> OutputItem:
     A call whose fields have no delta events is shown with all of them.
     """
     match item:
+        case Message(content=[Refusal()]):
+            return as_refusal(changed(item, status="in_progress", content=[]))
         case Message():
             return changed(item, status="in_progress", content=[])
         case ReasoningItem():
-            return changed(item, status="in_progress", content=[], encrypted_content=None)
+            empty: dict[str, Any] = {"summary": [], "content": [], "encrypted_content": None}
+            return changed(item, status="in_progress", **empty)
+        case Compaction():
+            return changed(item, encrypted_content="")
         case FunctionCall():
             return changed(item, status="in_progress", arguments="")
         case CustomToolCall():
@@ -203,11 +236,15 @@ def _text(item: OutputItem) -> tuple[str, Logprobs]:
     match item:
         case Message(content=[OutputText(text=text, logprobs=logprobs)]):
             return text, logprobs
+        case Message(content=[Refusal(refusal=text)]):
+            return text, ()
+        case Message(content=[]):
+            return "", ()
         case ReasoningItem(content=[TextPart(text=text)]):
             return text, ()
         case FunctionCall(arguments=text) | CustomToolCall(input=text) | McpCall(arguments=text):
             return text, ()
-        case Call() | SiteCallItem():
+        case Call() | Compaction() | SiteCallItem():
             return "", ()
     raise ValueError(f"The item {item.id} has other parts than a model's output.")
 
@@ -217,7 +254,8 @@ class ItemEvents:
 
     item added → part added → deltas → annotations → text done → part done → item done
 
-    A call has no part. One of a function or a custom tool always has at least one delta, because
+    A call and a compaction have no part. The summary of reasoning comes after its part, when it has
+    ended. A call of a function or a custom tool always has at least one delta, because
     clients expect one also of a call without arguments. The commands of a shell call have their own
     events. An interrupted item ends in the same way, with the status ``incomplete``.
 
@@ -257,12 +295,16 @@ class ItemEvents:
         if isinstance(item, SiteCallItem):
             if item.type in _STATES:
                 yield self._state(item, "in_progress")
-        elif not isinstance(item, Call):
+        elif isinstance(item, RefusalMessage):
+            yield self._part_event("response.content_part.added", Refusal(refusal=""))
+        elif not isinstance(item, Call | Compaction):
             yield self._part_event("response.content_part.added", _EMPTY_PARTS[item.type])
 
     def delta(self, item: OutputItem, text: str, logprobs: Logprobs = ()) -> wire.DeltaEvent:
         """Return the event of a piece of the item's text."""
         match item:
+            case RefusalMessage() | Message(content=[Refusal()]):
+                return wire.RefusalDelta(**self._in_part(), delta=text)
             case Message():
                 entries = list(logprobs)
                 return wire.OutputTextDelta(**self._in_part(), delta=text, logprobs=entries)
@@ -298,9 +340,13 @@ class ItemEvents:
                     )
                 yield wire.OutputTextDone(**self._in_part(), text=text, logprobs=list(logprobs))
                 yield self._part_event("response.content_part.done", part)
+            case Message(content=[Refusal() as part]):
+                yield wire.RefusalDone(**self._in_part(), refusal=text)
+                yield self._part_event("response.content_part.done", part)
             case ReasoningItem(content=[TextPart() as part]):
                 yield wire.ReasoningTextDone(**self._in_part(), text=text)
                 yield self._part_event("response.content_part.done", part)
+                yield from self._summary(item)
             case FunctionCall(name=name):
                 fields = self._in_item()
                 yield wire.FunctionCallArgumentsDone(**fields, arguments=text, name=name)
@@ -315,6 +361,28 @@ class ItemEvents:
             case WebSearchCall(status="completed"):
                 yield self._state(item, "completed")
         yield self._item_event("response.output_item.done", item)
+
+    def _summary(self, item: ReasoningItem) -> Iterator[Event]:
+        for index, part in enumerate(item.summary):
+            place = {**self._item_fields, "summary_index": index}
+            empty = changed(part, text="")
+            yield wire.SummaryPartEvent(
+                type="response.reasoning_summary_part.added",
+                sequence_number=next(self._numbers),
+                **place,
+                part=empty,
+            )
+            yield wire.SummaryTextDelta(
+                sequence_number=next(self._numbers), **place, delta=part.text
+            )
+            yield wire.SummaryTextDone(sequence_number=next(self._numbers), **place, text=part.text)
+            yield wire.SummaryPartEvent(
+                type="response.reasoning_summary_part.done",
+                sequence_number=next(self._numbers),
+                **place,
+                part=part,
+                status="incomplete" if item.status == "incomplete" else None,
+            )
 
     def _commands(self, commands: Sequence[str]) -> Iterator[Event]:
         for index, command in enumerate(commands):
@@ -347,7 +415,7 @@ class ItemEvents:
     def _part_event(
         self,
         type_: Literal["response.content_part.added", "response.content_part.done"],
-        part: OutputText | TextPart,
+        part: OutputText | Refusal | TextPart,
     ) -> Event:
         return wire.ContentPartEvent(type=type_, **self._in_part(), part=part)
 

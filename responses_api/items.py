@@ -28,6 +28,7 @@ _PREFIXES = {
     "custom_tool_call_output": "ctco_",
     "reasoning": "rs_",
     "compaction": "cmp_",
+    "compaction_trigger": "cmpt_",
     "shell_call": "sh_",
     "shell_call_output": "sho_",
     "local_shell_call": "lsh_",

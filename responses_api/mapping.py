@@ -6,14 +6,15 @@ The outputs of its calls follow that message in the order of the calls, wherever
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from inference_site.core.domain import request
 from inference_site.core.domain import request as domain
 from inference_site.core.domain.request import (
+    Compaction,
     Constraint,
     GenerationRequest,
     Message,
@@ -38,20 +39,17 @@ from inference_site.gateway.request_fields.mapping import (
     to_template_vars,
 )
 from inference_site.gateway.request_fields.wire import InputFile, JsonObjectFormat
+from inference_site.gateway.submission.context_bound import ContextBound
 from inference_site.gateway.submission.model_access import ResolvedModel
 from responses_api.client_tools import OfferedTools, offer_tools
 from responses_api.context import ContextItem
-from responses_api.items import IdentifiedItem, ItemData
+from responses_api.items import ItemData, is_instruction
 from responses_api.prompt_items import CALLS, RESULTS, WHOLE_CALLS, WORDS, PromptCall
-from responses_api.sealing import unseal
+from responses_api.sealing import holds_context, unseal, unseal_context
 from responses_api.wire.requests import ContextFields, JsonSchemaFormat, ResponseRequest
 from responses_api.wire.tools import AllowedTools, NamedChoice, TypedChoice
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
-_SUMMARY_TASK = (
-    "Summarise the conversation that follows, so that it can be continued from the summary alone. "
-    "Keep names, numbers, decisions, results of tools and what is still to be done."
-)
 _MAX_SUMMARY_TOKENS = 1024
 
 
@@ -72,7 +70,12 @@ def to_generation_request(
             format_ = json_schema_constraint(given.json_schema, "text.format.schema", given)
     constraint = to_constraint(body, format_)
     require_fields(model, "chat", body, () if plan.tools else ("tools",))
-    messages = to_messages(body.instructions, items, project_id, offered)
+    builder = _build(body.instructions, items, project_id, offered)
+    messages = tuple(builder.messages)
+    if body.compacts_now and len(messages) == bool(body.instructions):
+        raise InvalidRequestError("Invalid 'input': there is nothing to compact.", param="input")
+    if body.reasoning and body.reasoning.context == "current_turn":
+        messages = _without_earlier_reasoning(messages)
     require_media(model, messages)
     return replace(
         to_sampled_request(body, model.spec),
@@ -92,6 +95,16 @@ def to_generation_request(
         must_call=plan.must_call,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         truncate=body.truncation == "auto",
+        compaction=_to_compaction(body, builder, model),
+    )
+
+
+def _without_earlier_reasoning(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the messages without the reasoning before the last message of the user."""
+    last = max((i for i, message in enumerate(messages) if message.role == "user"), default=0)
+    return tuple(
+        replace(message, reasoning=None) if i < last and message.reasoning else message
+        for i, message in enumerate(messages)
     )
 
 
@@ -120,41 +133,52 @@ def _template_switches(body: ContextFields) -> dict[str, Any]:
 
 
 def to_summary_request(
-    instructions: str | None, items: Sequence[IdentifiedItem], model: ResolvedModel
+    instructions: str | None, items: Sequence[ContextItem], model: ResolvedModel, project_id: int
 ) -> GenerationRequest:
-    """Return the request to summarise a conversation, for a compaction."""
-    transcript = "\n".join(filter(None, (_transcript_line(item.data) for item in items)))
-    has_template = "chat_template" in model.capabilities
+    """Return the request to summarise a conversation, with the given instructions."""
+    builder = _build(instructions, items, project_id, OfferedTools())
     return GenerationRequest(
         model=model.spec.id,
-        messages=(
-            Message(
-                "system", f"{instructions}\n\n{_SUMMARY_TASK}" if instructions else _SUMMARY_TASK
-            ),
-            Message("user", transcript),
+        messages=tuple(builder.messages),
+        compaction=Compaction(
+            threshold=0,
+            summary_tokens=_summary_tokens(model),
+            instructions=bool(instructions),
+            leading=bool(instructions),
+            keeps_newest=False,
+            is_whole_answer=True,
         ),
-        sampling=model.spec.sampling,
-        max_output_tokens=min(_MAX_SUMMARY_TOKENS, model.spec.context_length // 4),
-        template_vars={"enable_thinking": False} if has_template else {},
     )
 
 
-def _transcript_line(data: ItemData) -> str:
-    match data:
-        case {"type": "message", "role": role, "content": parts}:
-            texts = (part.get("text") or part.get("refusal") or "[media]" for part in parts)
-            return f"{role}: {''.join(texts)}"
-        case {"type": kind} if make := CALLS.get(kind) or WHOLE_CALLS.get(kind):
-            call = make(data)
-            made = f"assistant calls {call.name}: {call.arguments}"
-            return made if call.result is None else f"{made}\nresult: {call.result}"
-        case {"type": kind} if kind in RESULTS:
-            output = RESULTS[kind](data)
-            return f"result: {output if isinstance(output, str) else json.dumps(output)}"
-        case {"type": kind} if kind in WORDS:
-            return WORDS[kind](data)
-        case _:
-            return ""
+def _to_compaction(
+    body: ResponseRequest, builder: _MessageBuilder, model: ResolvedModel
+) -> Compaction | None:
+    """Return when the request is compacted; None if it does not ask for that.
+
+    Where the context is known, it is compacted when it is three quarters full at the latest.
+    """
+    given = body.context_management or ()
+    if not given and not body.compacts_now:
+        return None
+    context_length = ContextBound.of(model.spec).context_length
+    least = [entry.compact_threshold for entry in given if entry.compact_threshold is not None]
+    threshold = 0 if body.compacts_now else min([*least, context_length * 3 // 4])
+    return Compaction(
+        threshold=threshold,
+        summary_tokens=_summary_tokens(model, threshold),
+        instructions=bool(body.instructions),
+        leading=builder.leading,
+        has_summary=builder.has_summary,
+        is_whole_answer=body.compacts_now,
+        counts="render" in model.capabilities,
+    )
+
+
+def _summary_tokens(model: ResolvedModel, threshold: int = 0) -> int:
+    """Return the most tokens of a summary: a quarter of what may stand in the context."""
+    room = [model.spec.context_length, *([threshold] if threshold else [])]
+    return min(_MAX_SUMMARY_TOKENS, min(room) // 4)
 
 
 def to_tool_plan(body: ContextFields, offered: OfferedTools) -> ToolPlan:
@@ -207,13 +231,24 @@ def to_messages(
 
     Raise InvalidRequestError for a call without its output, and for an output without its call.
     """
+    return tuple(_build(instructions, items, project_id, offered).messages)
+
+
+def _build(
+    instructions: str | None,
+    items: Sequence[ContextItem],
+    project_id: int,
+    offered: OfferedTools,
+) -> _MessageBuilder:
     builder = _MessageBuilder(items, project_id, offered)
     if instructions:
         builder.messages.append(Message("system", instructions))
+    first = sum(1 for _ in takewhile(lambda item: is_instruction(item.data), items))
+    builder.leading = len(builder.messages) + first
     for item in items:
         builder.add(item)
     builder.end_turn()
-    return tuple(builder.messages)
+    return builder
 
 
 @dataclass(slots=True)
@@ -231,6 +266,10 @@ class _MessageBuilder:
         self, items: Sequence[ContextItem], project_id: int, offered: OfferedTools
     ) -> None:
         self.messages: list[Message] = []
+        self.leading = 0
+        """The number of first messages that are instructions."""
+        self.has_summary = False
+        """Whether the message after these is the summary of a compaction."""
         self._project_id, self._offered = project_id, offered
         self._turn = _Turn()
         self._outputs: dict[str | None, list[ContextItem]] = {}
@@ -269,9 +308,21 @@ class _MessageBuilder:
                     self._turn.reasoning = self._unseal(item)
                 else:
                     self._turn.reasoning = _plain_text(data.get("summary", []))
+            case "compaction" if holds_context(data):
+                self.end_turn()
+                self._add_context(item)
             case "compaction":
                 self.end_turn()
                 self.messages.append(Message("system", self._unseal(item)))
+
+    def _add_context(self, item: ContextItem) -> None:
+        """Add a compacted context, the first item but for instructions, which it may repeat."""
+        param = f"{item.param}.encrypted_content"
+        sealed = unseal_context(item.data["encrypted_content"], self._project_id, param)
+        new = [one for one in sealed.context.leading if one not in self.messages]
+        self.messages += replace(sealed.context, leading=tuple(new)).messages
+        self.leading += len(new)
+        self.has_summary = bool(sealed.context.summary)
 
     def end_turn(self) -> None:
         """Add the message of the assistant's turn, if any, and the outputs of its calls."""

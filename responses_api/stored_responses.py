@@ -136,6 +136,7 @@ def new_response(
 ) -> ResponseObject:
     """Return the object of an accepted response: in progress, without output."""
     reasoning, choice = body.reasoning, body.tool_choice or "auto"
+    context = reasoning.context if reasoning else None
     return ResponseObject(
         id=response_id,
         created_at=created_at,
@@ -154,7 +155,9 @@ def new_response(
         prompt_cache_key=body.prompt_cache_key,
         reasoning=ReasoningEcho(
             effort=reasoning.effort if reasoning else None,
-            summary=reasoning.summary if reasoning else None,
+            summary=reasoning.asked_summary if reasoning else None,
+            # By default, the template of the model gets all reasoning.
+            context="all_turns" if context == "auto" else context,
         ),
         safety_identifier=body.safety_identifier,
         service_tier=(

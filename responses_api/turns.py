@@ -17,6 +17,7 @@ from inference_site.core.domain.deltas import (
     Delta,
     Finish,
     ReasoningDelta,
+    RefusalDelta,
     TextDelta,
     ToolCallDelta,
 )
@@ -99,7 +100,7 @@ class SavedTurns:
 
 
 SAVED: TypeAdapter[SavedTurns] = TypeAdapter(SavedTurns)
-_DELTAS = {cls.__name__: cls for cls in (TextDelta, ReasoningDelta, ToolCallDelta)}
+_DELTAS = {cls.__name__: cls for cls in (TextDelta, ReasoningDelta, RefusalDelta, ToolCallDelta)}
 
 
 class Turns:
@@ -119,8 +120,8 @@ class Turns:
         self._begin()
 
     def _begin(self, *, is_first: bool = False) -> None:
-        self._said: list[TextDelta | ReasoningDelta] = []
-        self._from_call: list[TextDelta | ReasoningDelta | ToolCallDelta] = []
+        self._said: list[TextDelta | ReasoningDelta | RefusalDelta] = []
+        self._from_call: list[TextDelta | ReasoningDelta | RefusalDelta | ToolCallDelta] = []
         self._calls: list[TurnCall] = []
         self._ignores = self._has_ended = False
         self._is_first = is_first
@@ -159,7 +160,7 @@ class Turns:
             case Finish():
                 self._has_ended = True
                 return True
-            case TextDelta() | ReasoningDelta():
+            case TextDelta() | ReasoningDelta() | RefusalDelta():
                 self._ignores = False
             case ToolCallDelta():
                 pass
@@ -236,7 +237,7 @@ class Turns:
 
     def _turn_messages(self, calls: Sequence[TurnCall]) -> list[Message]:
         said = [*self._said, *self._from_call]
-        text = "".join(d.text for d in said if isinstance(d, TextDelta))
+        text = "".join(d.text for d in said if isinstance(d, TextDelta | RefusalDelta))
         reasoning = "".join(d.text for d in said if isinstance(d, ReasoningDelta))
         shown = [c for c in calls if site_tools()[c.route.type].is_message(c.route)]
         if not shown:
@@ -285,7 +286,7 @@ class TokensSpent(Exception):
     """The turns so far have used all tokens of the response."""
 
 
-def _plain(delta: TextDelta | ReasoningDelta | ToolCallDelta) -> dict[str, Any]:
+def _plain(delta: TextDelta | ReasoningDelta | RefusalDelta | ToolCallDelta) -> dict[str, Any]:
     """Return the fields of a delta as JSON; log probabilities are left out."""
     fields = asdict(delta)
     fields.pop("logprobs", None)

@@ -32,7 +32,9 @@ collect_rarely()
 hypothesis.settings.register_profile("fuzz", max_examples=10_000, deadline=None)
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 _IS_MIGRATED = pytest.StashKey[bool]()
-_WHOLE_PRODUCT = {"e2e", "contract", "faults", "deployment", "browser", "first_hour", "real"}
+_WHOLE_PRODUCT = {
+    *("e2e", "hostile", "contract", "faults", "deployment", "browser", "first_hour", "real"),
+}
 _NOWHERE = {"DATABASE_URL": "postgresql://127.0.0.1:9/none", "REDIS_URL": "redis://127.0.0.1:9"}
 
 

@@ -19,6 +19,7 @@ TOGETHER = {
     "faults/test_one_truth.py": "faults, two",
     "faults/test_responses_survive.py": "faults, two",
     "faults/test_rolling_restarts.py": "faults, two",
+    "hostile/": "hostile",
     "browser/": "plain stack",
     "contract/": "plain stack",
     "faults/on_demand/": "faults on demand",
@@ -33,7 +34,7 @@ TOGETHER = {
 Most tests of faults wait, so two processes have a site for them.
 """
 OWN_SITE = (
-    *("faults/test_model_processes.py", "faults/test_replicas.py", "faults/test_room.py"),
+    *("faults/test_replicas.py", "faults/test_room.py", "faults/test_celery.py"),
     "e2e/test_routes.py",
 )
 FIRST = (*TOGETHER, *OWN_SITE, "worker/")

@@ -24,6 +24,7 @@ from inference_site.core.domain.deltas import (
     Delta,
     Finish,
     ReasoningDelta,
+    RefusalDelta,
     TextDelta,
     ToolCallDelta,
     Usage,
@@ -87,7 +88,7 @@ class MessageAssembler(Assembler):
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta; return the events it makes."""
         match delta:
-            case TextDelta(text) if text:
+            case TextDelta(text) | RefusalDelta(text) if text:
                 return self._piece("text", text, "text_delta", "text")
             case ReasoningDelta(text):
                 return self._piece("thinking", text, "thinking_delta", "thinking")

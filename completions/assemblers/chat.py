@@ -41,6 +41,7 @@ from inference_site.core.domain.deltas import (
     PromptProgress,
     PromptTokens,
     ReasoningDelta,
+    RefusalDelta,
     TextDelta,
     TokenLogprob,
     ToolCallDelta,
@@ -63,6 +64,8 @@ def chat_deltas(frames: Sequence[bytes]) -> Iterator[Delta]:
             yield TextDelta(text, index)
         if text := delta.get("reasoning_content"):
             yield ReasoningDelta(text, index)
+        if text := delta.get("refusal"):
+            yield RefusalDelta(text, index)
         for call in delta.get("tool_calls") or ():
             is_custom = "custom" in call
             function = call["custom" if is_custom else "function"]
@@ -95,9 +98,9 @@ class Recording:
     """The sizes of an answer's deltas, from which a stored answer can be streamed again.
 
     A run of deltas of one sort is ``[sort, choice, sizes]``, with the characters of each delta. The
-    sorts are ``text``, ``reasoning``, ``finish``, ``progress``, ``call N`` (the first delta of a
-    call) and ``arguments N`` (the later ones). A run of text with log probabilities has one more
-    list: the number of entries of each delta.
+    sorts are ``text``, ``reasoning``, ``refusal``, ``finish``, ``progress``, ``call N`` (the first
+    delta of a call) and ``arguments N`` (the later ones). A run of text with log probabilities has
+    one more list: the number of entries of each delta.
     """
 
     def __init__(self) -> None:
@@ -110,6 +113,8 @@ class Recording:
                 self._add("text", index, len(text), len(logprobs))
             case ReasoningDelta(text, index):
                 self._add("reasoning", index, len(text))
+            case RefusalDelta(text, index):
+                self._add("refusal", index, len(text))
             case ToolCallDelta():
                 is_first = delta.id is not None and delta.name is not None
                 sort = f"call {delta.call}" if is_first else f"arguments {delta.call}"
@@ -153,6 +158,7 @@ class _ChoiceFold:
         self.index, self._is_legacy = index, is_legacy
         self.text: list[str] = []
         self.reasoning: list[str] = []
+        self.refusal: list[str] = []
         self.logprobs: list[TokenLogprob] = []
         self.calls: list[_CallFold] = []
         self.token_ids: list[int] = []
@@ -180,10 +186,11 @@ class _ChoiceFold:
         choice = Choice(
             index=self.index,
             message=ResponseMessage(
-                content=None if self.calls and not text else text,
+                content=None if (self.calls or self.refusal) and not text else text,
                 reasoning_content=reasoning or None,
                 tool_calls=tool_calls or None,
                 function_call=self.calls[0].function() if is_legacy_call else None,
+                refusal="".join(self.refusal) or None,
             ),
             logprobs=wire_logprobs(self.logprobs) if assembly.logprobs else None,
             finish_reason=self.finish,
@@ -265,6 +272,9 @@ class ChatAssembler(Assembler):
                 self._choices[index].reasoning.append(text)
                 content = b'{"reasoning_content":' + orjson.dumps(text) + b"}"
                 return self._chunks(index, content, b"null")
+            case RefusalDelta(text, index):
+                self._choices[index].refusal.append(text)
+                return self._chunks(index, b'{"refusal":' + orjson.dumps(text) + b"}", b"null")
             case ToolCallDelta():
                 self._choices[delta.index].take_call(delta)
                 piece = _function_call_piece(delta) if self._is_legacy else _call_piece(delta)
@@ -300,7 +310,7 @@ class ChatAssembler(Assembler):
 
     def fail(self, error: Exception) -> Ending:
         """End with the error and the partial answer."""
-        has_output = any(c.text or c.reasoning or c.calls for c in self._choices)
+        has_output = any(c.text or c.reasoning or c.refusal or c.calls for c in self._choices)
         partial = self.completion() if has_output else None
         is_early = not self._begun and not self._begun_reading
         return replace(failure(error, partial), is_early=is_early)

@@ -16,6 +16,7 @@ from inference_site.core.domain.deltas import (
     Delta,
     Finish,
     ReasoningDelta,
+    RefusalDelta,
     TextDelta,
     TokenLogprob,
     ToolCallDelta,
@@ -67,6 +68,9 @@ class OllamaAssembler(Assembler):
                 self._text.append(text)
                 self._logprobs += logprobs
                 return self._line(text=text, logprobs=logprobs)
+            case RefusalDelta(text):  # This API has no field for it.
+                self._text.append(text)
+                return self._line(text=text)
             case ReasoningDelta(text):
                 self._thinking.append(text)
                 return self._line(thinking=text)

@@ -240,7 +240,7 @@ class ResponseMessage(WireObject):
     reasoning_content: str | None = None
     tool_calls: list[MessageToolCall] | None = None
     function_call: FunctionCall | None = None
-    refusal: None = None
+    refusal: str | None = None
     annotations: list[ChatUrlCitation] = Field(default_factory=list)
 
 
@@ -319,7 +319,7 @@ class ChunkDelta(WireObject):
     reasoning_content: str | None = None
     tool_calls: list[ChunkToolCall] | None = None
     function_call: ChunkFunction | None = None
-    refusal: None = None
+    refusal: str | None = None
 
 
 class ChunkChoice(WireObject):

@@ -10,9 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import httpx
 import orjson
 from cryptography.fernet import InvalidToken
 from django.conf import settings
@@ -20,6 +19,9 @@ from django.conf import settings
 from inference_site.core.domain.addresses import AllowedAddresses, is_listed
 from inference_site.core.storage.cipher import cipher_for
 from inference_site.mcp.models import McpServer
+
+if TYPE_CHECKING:
+    import httpx
 
 TransportName = Literal["auto", "streamable_http", "sse"]
 
@@ -72,6 +74,8 @@ class Endpoint:
 
 def check_url(url: str) -> httpx.URL:
     """Return the parsed address of a server. Raise NotUsable if it can be none."""
+    import httpx  # Here, because a web process that is asked for no such server does without it.
+
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as exc:

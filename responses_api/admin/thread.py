@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inference_site.core.admin_pages.labels import Bubble, Piece, image_piece, text_piece
+from inference_site.core.errors.api_errors import InvalidRequestError
 from responses_api.annotations import status_of, with_generation_status
 from responses_api.items import ItemData
 from responses_api.models import Item, StoredResponse
 from responses_api.prompt_items import CALLS, RESULTS, WHOLE_CALLS, WORDS
+from responses_api.sealing import holds_context, unseal, unseal_context
 
 MAX_TURNS = 20
 """The most turns of a thread on a page."""
@@ -39,11 +41,16 @@ def chain(response: StoredResponse, most: int) -> list[StoredResponse]:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The input and output of a response; without a response, the conversation before it."""
+    """The input and output of a response; without a response, the conversation before it.
+
+    ``before`` is the id of the response before a compaction: who continues from it continues with
+    the turns that were compacted.
+    """
 
     response: StoredResponse | None
     instructions: str
     bubbles: Sequence[Bubble]
+    before: str = ""
 
 
 def turns(response: StoredResponse) -> list[Turn]:
@@ -61,10 +68,12 @@ def turns(response: StoredResponse) -> list[Turn]:
         before = list(reversed(rows.order_by("-conversation_position")[:MAX_ITEMS]))
     maker = BubbleMaker([*before, *(item for own in items.values() for item in own)])
     shown = [Turn(None, "", maker.bubbles(before))] if before else []
-    for member in responses:
+    for previous, member in zip((None, *responses), responses, strict=False):
         instructions = member.request.get("instructions")
         text = instructions if isinstance(instructions, str) else ""
-        shown.append(Turn(member, text, maker.bubbles(items[member.pk])))
+        is_compacted = any(item.is_output and holds_context(item.data) for item in items[member.pk])
+        fork = previous.public_id if previous is not None and is_compacted else ""
+        shown.append(Turn(member, text, maker.bubbles(items[member.pk]), fork))
     return shown
 
 
@@ -84,12 +93,12 @@ class BubbleMaker:
     def bubbles(self, items: Iterable[Item]) -> list[Bubble]:
         """Return the bubbles of items, without outputs whose call is on the page."""
         return [
-            self._bubble(item.data)
+            self._bubble(item.data, item.project_id)
             for item in items
             if item.data["type"] not in RESULTS or item.data.get("call_id") not in self._called
         ]
 
-    def _bubble(self, data: ItemData) -> Bubble:
+    def _bubble(self, data: ItemData, project_id: int) -> Bubble:
         match data["type"]:
             case "message":
                 return Bubble("message", data["role"], _pieces(data["content"]))
@@ -97,7 +106,7 @@ class BubbleMaker:
                 parts = [*data.get("summary", ()), *data.get("content", ())]
                 return Bubble("reasoning", "assistant", _pieces(parts))
             case "compaction":
-                return Bubble("note", "", name="compaction: its content is sealed.")
+                return _compaction(data, project_id)
             case kind if make := CALLS.get(kind) or WHOLE_CALLS.get(kind):
                 call = make(data)
                 text = data.get("input") if kind == "custom_tool_call" else call.arguments
@@ -110,6 +119,20 @@ class BubbleMaker:
                 return Bubble("note", "", name=WORDS[kind](data))
             case other:
                 return Bubble("note", "", name=f"{other}: it is not shown to the model.")
+
+
+def _compaction(data: ItemData, project_id: int) -> Bubble:
+    """Return the summary that the model is sent; a note if it was sealed with another key."""
+    sealed = data["encrypted_content"]
+    try:
+        if holds_context(data):
+            text = unseal_context(sealed, project_id, "").context.summary
+            name = "From here on the model is sent this summary in place of the turns above."
+        else:
+            text, name = unseal(sealed, project_id, ""), "A summary of earlier turns."
+    except InvalidRequestError:
+        return Bubble("note", "", name="compaction: its content is sealed.")
+    return Bubble("compaction", "", [text_piece(text)], name)
 
 
 def _pieces(content: Any) -> list[Piece]:

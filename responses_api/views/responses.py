@@ -28,7 +28,7 @@ from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.handoff import HandOff, Wait, call_again, hand_off
 from inference_site.gateway.hub import hub
 from inference_site.gateway.request_fields.capabilities import require_fields
-from inference_site.gateway.submission.context_bound import ContextBound
+from inference_site.gateway.submission.context_bound import ContextBound, fit_to_context
 from inference_site.gateway.submission.model_access import served_model
 from inference_site.gateway.submission.submit import Submission, disconnect_grace_s, respond
 from inference_site.runs.cancellation import cancel
@@ -188,16 +188,17 @@ class ResponseCompactView(ApiView):
         continues = partial(continued_response_id, caller.project_id, body)
         model = served_model(caller, body.model, body, continues=continues)
         require_fields(model, "chat", body)
-        limit = HistoryLimit(ContextBound.of(model.spec))
+        limit = HistoryLimit(ContextBound.of(model.spec), may_truncate=True)
         context = resolve(caller.project_id, body.input, body.previous_response_id, None, limit)
         items = [*context.before, *context.new]
         kept = [item.wire() for item in items if item.data.get("role") == "user"]
+        asked = to_summary_request(body.instructions, context.items(), model, caller.project_id)
         assembly = CompactionAssembly(new_id("resp_"), int(time.time()), kept, caller.project_id)
         submission = Submission(
             COMPACTION,
             assembly.response_id,
             caller,
-            Document(to_summary_request(body.instructions, items, model), assembly),
+            Document(fit_to_context(asked, "input"), assembly),
             ignored_params=body.ignored_params,
             subject="input",
         )

@@ -307,6 +307,15 @@ class HostedItem(KeptItem):
     call_id: CallId | None = None
 
 
+class CompactionTriggerItem(KeptItem):
+    """Asks for a compaction of all items before it, in place of an answer.
+
+    It must be the last item; elsewhere it has no effect.
+    """
+
+    type: Literal["compaction_trigger"]
+
+
 class UnknownItem(KeptItem):
     """An item of a type that is not known here, or that does nothing here.
 
@@ -330,7 +339,7 @@ _TYPES = frozenset(
         *("custom_tool_call_output", "reasoning", "compaction", "item_reference", "shell_call"),
         *("shell_call_output", "local_shell_call", "local_shell_call_output"),
         *("apply_patch_call", "apply_patch_call_output", "tool_search_call"),
-        *("tool_search_output", "additional_tools"),
+        *("tool_search_output", "additional_tools", "compaction_trigger"),
     }
 )
 """Types of items that have a class of their own."""
@@ -376,6 +385,7 @@ InputItem = Annotated[
     | Annotated[ToolSearchCallItem, Tag("tool_search_call")]
     | Annotated[ToolSearchOutputItem, Tag("tool_search_output")]
     | Annotated[AdditionalToolsItem, Tag("additional_tools")]
+    | Annotated[CompactionTriggerItem, Tag("compaction_trigger")]
     | Annotated[HostedItem, Tag("hosted")]
     | Annotated[UnknownItem, Tag("unknown")],
     Discriminator(_item_kind),

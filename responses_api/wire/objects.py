@@ -111,6 +111,10 @@ class Message(WireObject):
     phase: Omittable[str] = None
 
 
+class RefusalMessage(Message):
+    """A message that is a refusal, while it has no content yet. Clients see a ``Message``."""
+
+
 class ReasoningItem(WireObject):
     """An item of type ``reasoning``."""
 
@@ -271,7 +275,7 @@ class CallOutput(WireObject):
 
 
 class Compaction(WireObject):
-    """An item of type ``compaction``: an encrypted summary."""
+    """An item of type ``compaction``: an encrypted summary, or the whole context before it."""
 
     id: str
     type: Literal["compaction"] = "compaction"
@@ -290,10 +294,11 @@ OutputItem = Annotated[
     | WebSearchCall
     | McpCall
     | McpListTools
-    | McpApprovalRequest,
+    | McpApprovalRequest
+    | Compaction,
     Field(discriminator="type"),
 ]
-AnyItem = OutputItem | CallOutput | Compaction
+AnyItem = OutputItem | CallOutput
 
 
 class InputTokensDetails(WireObject):
@@ -337,6 +342,7 @@ class ReasoningEcho(WireObject):
 
     effort: str | None
     summary: str | None
+    context: Omittable[str] = None
 
 
 class TextEcho(WireObject):
@@ -465,7 +471,7 @@ class ContentPartEvent(PartEvent):
     """A content part has begun, without text, or has ended."""
 
     type: Literal["response.content_part.added", "response.content_part.done"]
-    part: OutputText | TextPart = Field(discriminator="type")
+    part: OutputText | Refusal | TextPart = Field(discriminator="type")
 
 
 class OutputTextDelta(PartEvent):
@@ -503,6 +509,48 @@ class ReasoningTextDone(PartEvent):
     """The whole reasoning."""
 
     type: Literal["response.reasoning_text.done"] = "response.reasoning_text.done"
+    text: str
+
+
+class RefusalDelta(PartEvent):
+    """A piece of a refusal."""
+
+    type: Literal["response.refusal.delta"] = "response.refusal.delta"
+    delta: str
+
+
+class RefusalDone(PartEvent):
+    """The whole refusal."""
+
+    type: Literal["response.refusal.done"] = "response.refusal.done"
+    refusal: str
+
+
+class SummaryEvent(ItemEvent):
+    """Fields of events about a part of the summary of reasoning."""
+
+    summary_index: int
+
+
+class SummaryPartEvent(SummaryEvent):
+    """A part of the summary has begun, without text, or has ended."""
+
+    type: Literal["response.reasoning_summary_part.added", "response.reasoning_summary_part.done"]
+    part: TextPart
+    status: Omittable[Literal["incomplete"]] = None
+
+
+class SummaryTextDelta(SummaryEvent):
+    """The text of a part of the summary: one delta, sent when the reasoning has ended."""
+
+    type: Literal["response.reasoning_summary_text.delta"] = "response.reasoning_summary_text.delta"
+    delta: str
+
+
+class SummaryTextDone(SummaryEvent):
+    """The whole text of a part of the summary."""
+
+    type: Literal["response.reasoning_summary_text.done"] = "response.reasoning_summary_text.done"
     text: str
 
 
@@ -608,6 +656,7 @@ class ErrorEvent(Event):
 DeltaEvent = (
     OutputTextDelta
     | ReasoningTextDelta
+    | RefusalDelta
     | FunctionCallArgumentsDelta
     | CustomToolCallInputDelta
     | McpCallArgumentsDelta
@@ -619,6 +668,10 @@ ResponseEvent = Annotated[
     | DeltaEvent
     | OutputTextDone
     | ReasoningTextDone
+    | RefusalDone
+    | SummaryPartEvent
+    | SummaryTextDelta
+    | SummaryTextDone
     | FunctionCallArgumentsDone
     | CustomToolCallInputDone
     | ShellCommandAdded

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -31,6 +33,7 @@ from inference_site.gateway.request_fields.wire import (
 )
 from inference_site.gateway.request_fields.wire import JsonSchemaFormat as ChatSchemaFormat
 from responses_api.wire.input_items import (
+    CompactionTriggerItem,
     InputFile,
     InputImage,
     InputItems,
@@ -77,11 +80,31 @@ class TextField(WireRequest):
     verbosity: Verbosity | None = None
 
 
+ReasoningSummary = Literal["auto", "concise", "detailed"]
+
+
 class Reasoning(WireRequest):
-    """``reasoning``. The reasoning itself is returned; ``summary`` is echoed."""
+    """``reasoning``. The reasoning itself is returned, and with ``summary`` a summary of it.
+
+    ``generate_summary`` is the former name of ``summary``.
+    """
 
     effort: ReasoningEffort | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
+    summary: ReasoningSummary | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    generate_summary: ReasoningSummary | None = None
+
+    @property
+    def asked_summary(self) -> ReasoningSummary | None:
+        """The summary that is asked for, by either name."""
+        return self.summary or self.generate_summary
+
+
+class ContextManagement(WireRequest):
+    """An entry of ``context_management``; ``compact_threshold`` is tokens of the prompt."""
+
+    type: Literal["compaction"]
+    compact_threshold: Annotated[int, Field(ge=1000)] | None = None
 
 
 class StreamOptions(WireRequest):
@@ -203,6 +226,7 @@ class ResponseRequest(ContextFields, ConstraintFields, SamplingFields):
     stream_options: StreamOptions | None = None
     store: bool | None = None
     background: bool | None = None
+    context_management: Annotated[list[ContextManagement], Field(max_length=16)] | None = None
     include: list[Include] | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None
@@ -226,6 +250,17 @@ class ResponseRequest(ContextFields, ConstraintFields, SamplingFields):
     thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     template_vars: dict[str, Any] | None = None
+
+    @property
+    def compacts_now(self) -> bool:
+        """Whether the input ends with a ``compaction_trigger``."""
+        return any(isinstance(item, CompactionTriggerItem) for item in (self.input or [])[-1:])
+
+    def _ignored(self) -> Iterator[str]:
+        is_trigger = [isinstance(item, CompactionTriggerItem) for item in self.input or ()]
+        if (True, False) in pairwise(is_trigger):
+            yield "input[].compaction_trigger"  # Only at the end of the input it has an effect.
+        yield from super()._ignored()
 
     @property
     def includes_logprobs(self) -> bool:

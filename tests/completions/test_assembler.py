@@ -122,16 +122,6 @@ def test_however_the_text_is_split_the_deltas_add_up_to_the_completion(
 
 
 @given(pieces)
-def test_reasoning_and_text_are_kept_apart(deltas: list[TextDelta | ReasoningDelta]) -> None:
-    reasoning = "".join(d.text for d in deltas if isinstance(d, ReasoningDelta))
-    frames, _ = run([*deltas, STOP])
-    message = completion([*deltas, STOP])["choices"][0]["message"]
-    assert content(frames, "reasoning_content") == reasoning
-    assert message.get("reasoning_content", "") == reasoning
-    assert ("reasoning_content" in message) == bool(reasoning)
-
-
-@given(pieces)
 def test_the_role_comes_first_and_once(deltas: list[Delta]) -> None:
     frames, _ = run([*deltas, STOP])
     seen = [choice["delta"] for chunk in chunks(frames) for choice in chunk["choices"]]
@@ -167,23 +157,9 @@ def test_usage_is_null_until_the_last_chunk_which_has_no_choices(deltas: list[De
     }
 
 
-def test_usage_is_absent_when_it_is_not_asked_for() -> None:
-    frames, _ = run([TextDelta("a"), STOP, Usage(7, 4, 5, 2)])
-    assert not any("usage" in chunk for chunk in chunks(frames))
-
-
 def test_a_later_usage_replaces_an_earlier_one() -> None:
     body = completion([Usage(7, 0, 1), TextDelta("a"), STOP, Usage(7, 0, 9)])
     assert body["usage"]["completion_tokens"] == 9
-
-
-def test_an_answer_without_text_is_an_empty_string() -> None:
-    assert completion([STOP])["choices"][0]["message"] == {
-        "role": "assistant",
-        "content": "",
-        "refusal": None,
-        "annotations": [],
-    }
 
 
 def test_a_streamed_answer_keeps_no_body() -> None:

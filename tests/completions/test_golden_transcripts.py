@@ -30,6 +30,7 @@ from inference_site.core.domain.deltas import (
     Finish,
     PromptDelta,
     ReasoningDelta,
+    RefusalDelta,
     TextDelta,
     TokenLogprob,
     TokensDelta,
@@ -84,6 +85,7 @@ SCRIPTS = {
         [ReasoningDelta("Hm"), ReasoningDelta("."), TextDelta("Yes"), Finish("stop"), USAGE],
         {"include_usage": True},
     ),
+    "refusal": Script([RefusalDelta("I can"), RefusalDelta("not."), Finish("stop"), USAGE]),
     "tools": Script(
         [
             TextDelta("Wait."),

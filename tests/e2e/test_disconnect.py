@@ -20,6 +20,12 @@ def busy(stack: ServedStack, model: str) -> int:
     return sum(report["busy"] for report in stack.model_reports(model))
 
 
+def run_s(stack: ServedStack, model: str) -> float:
+    """How long the model's runs take and none runs, as its leases say; 0 when unknown."""
+    reports = stack.model_reports(model)
+    return float(sum(report["run_s"] for report in reports if not report["busy"]))
+
+
 @pytest.mark.parametrize(
     ("model", "content"), [("scripted", ENDLESS), ("demo", "Tell me a story.")]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -34,7 +35,10 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     [
         ({}, None),
         ({"Authorization": "Basic abc"}, None),
+        ({"Authorization": "Bearer"}, None),
+        ({"Cookie": "sessionid=admin"}, None),
         ({"Authorization": "Bearer sk-wrong-but-long-enough"}, "invalid_api_key"),
+        ({"x-api-key": "password"}, "invalid_api_key"),
     ],
 )
 def test_without_a_good_key_it_is_401(
@@ -42,9 +46,12 @@ def test_without_a_good_key_it_is_401(
 ) -> None:
     response = httpx.post(f"{stack.url}{CHAT}", json=HELLO, headers=headers, timeout=60)
     assert response.status_code == 401
-    assert error_of(response)["code"] == code
+    error = error_of(response)
+    assert (error["type"], error["code"]) == ("invalid_request_error", code)
     assert response.headers["www-authenticate"] == "Bearer"
-    assert "sk-wrong-but-long-enough" not in response.text
+    assert not {"sk-wrong-but-long-enough", "password"} & set(re.findall(r"[\w-]+", response.text))
+    if "sk-wrong" in str(headers):
+        assert "sk-wr***gh" in error["message"]
 
 
 def test_revoked_key_is_refused_soon(stack: ServedStack) -> None:
@@ -66,9 +73,9 @@ def test_revoked_key_is_refused_soon(stack: ServedStack) -> None:
 
 
 def test_key_in_x_api_key_is_good_too(stack: ServedStack) -> None:
-    headers = {"x-api-key": stack.key}
-    response = httpx.get(f"{stack.url}/v1/models", headers=headers, timeout=60)
-    assert response.status_code == 200
+    for headers in ({"x-api-key": stack.key}, {"Authorization": f"bearer  {stack.key}"}):
+        response = httpx.get(f"{stack.url}/v1/models", headers=headers, timeout=60)
+        assert response.status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -106,11 +113,23 @@ def test_bad_body_is_400_and_names_the_parameter(
         assert error["code"] == code
 
 
-@pytest.mark.parametrize("content", [b"{", b"", b"[1]", b"\xff\xfe", b'"text"'])
+@pytest.mark.parametrize(
+    "content", [b"[1]", b'"text"', b"{", b"", b"\xff\xfe", b'{"a": NaN}', b"[1,]"]
+)
 def test_body_that_is_no_json_object_is_400(http: httpx.Client, content: bytes) -> None:
     response = http.post(CHAT, content=content, headers={"Content-Type": "application/json"})
     assert response.status_code == 400
-    assert error_of(response)["type"] == "invalid_request_error"
+    error = error_of(response)
+    assert error["type"] == "invalid_request_error"
+    if content not in (b"[1]", b'"text"', b""):
+        assert "could not parse the JSON body" in error["message"]
+        assert (error["param"], error["code"]) == (None, None)
+
+
+def test_body_may_come_in_chunks_without_a_length(http: httpx.Client) -> None:
+    pieces = iter((b'{"model": "demo", "max_tokens": 1, "messages": ', b'"Hello"}'))
+    sent = {"Content-Type": "application/json"}
+    assert http.post(CHAT, content=pieces, headers=sent).status_code == 200
 
 
 def test_body_beyond_the_limit_is_413(http: httpx.Client) -> None:
@@ -122,9 +141,11 @@ def test_body_beyond_the_limit_is_413(http: httpx.Client) -> None:
 
 
 def test_other_content_types_are_415(http: httpx.Client) -> None:
-    response = http.post(CHAT, data={"model": "demo"})
-    assert response.status_code == 415
-    assert error_of(response)["code"] == "unsupported_content_type"
+    for headers in ({"Content-Type": "text/plain"}, {}):
+        response = http.post(CHAT, content=json.dumps(HELLO), headers=headers)
+        assert response.status_code == 415
+        assert error_of(response)["code"] == "unsupported_content_type"
+    assert http.post(CHAT, data={"model": "demo"}).status_code == 415
 
 
 def test_wrong_method_is_405_and_says_which_are_right(http: httpx.Client) -> None:
@@ -134,10 +155,11 @@ def test_wrong_method_is_405_and_says_which_are_right(http: httpx.Client) -> Non
     assert error_of(response)["code"] == "method_not_supported"
 
 
-def test_unknown_path_is_404_before_authentication(stack: ServedStack) -> None:
-    response = httpx.post(f"{stack.url}/v1/nothing/here", json={}, timeout=60)
+@pytest.mark.parametrize("path", ["/v1/nothing/here", "/v1", "/v1/", f"{CHAT}/x/y"])
+def test_unknown_path_is_404_before_authentication(stack: ServedStack, path: str) -> None:
+    response = httpx.post(f"{stack.url}{path}", json={}, timeout=60)
     assert response.status_code == 404
-    assert "POST /v1/nothing/here" in error_of(response)["message"]
+    assert error_of(response)["message"] == f"Invalid URL (POST {path.rstrip('/')})"
 
 
 def test_trailing_slash_is_tolerated_and_never_redirects(http: httpx.Client) -> None:
@@ -146,16 +168,26 @@ def test_trailing_slash_is_tolerated_and_never_redirects(http: httpx.Client) -> 
 
 
 def test_unknown_model_is_404(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError) as caught:
-        client.chat.completions.create(**{**HELLO, "model": "ghost"})
-    assert caught.value.code == "model_not_found"
+    for name in ("ghost", "org/model:tag", "a b"):
+        with pytest.raises(openai.NotFoundError, match=f"`{name}`") as caught:
+            client.chat.completions.create(**{**HELLO, "model": name})
+        assert caught.value.code == "model_not_found"
+        with pytest.raises(openai.NotFoundError, match=f"The model '{name}' does not exist") as got:
+            client.models.retrieve(name)
+        assert (got.value.code, got.value.param) == ("model_not_found", "model")
 
 
 def test_request_id_of_the_caller_is_kept_when_well_formed(http: httpx.Client) -> None:
-    good = http.get("/v1/models", headers={"x-request-id": "mine-1.2:3"})
-    assert good.headers["x-request-id"] == "mine-1.2:3"
-    bad = http.get("/v1/models", headers={"x-request-id": "not well formed"})
-    assert bad.headers["x-request-id"].startswith("req_")
+    for good in ("mine-1.2:3", "a.B_c", "x" * 128):
+        answer = http.get("/v1/models", headers={"x-request-id": good})
+        assert answer.headers["x-request-id"] == good
+    made = set()
+    for bad in (b"", b"two words", b"x" * 129, "\u00e9".encode(), b"a,b"):
+        answer = http.get("/health", headers={b"x-request-id": bad})
+        made.add(answer.headers["x-request-id"])
+        assert answer.headers["openai-version"] == "2020-10-01"
+    assert len(made) == 5
+    assert all(one.startswith("req_") for one in made)
     with http.stream("POST", CHAT, json={**HELLO, "stream": True}) as stream:
         assert stream.headers["x-request-id"].startswith("req_")
         assert stream.headers["openai-processing-ms"].isdigit()
@@ -167,6 +199,8 @@ def test_accept_header_is_never_negotiated(http: httpx.Client, accept: str) -> N
     response = http.post(CHAT, json={**HELLO, "stream": True}, headers={"Accept": accept})
     assert response.status_code == 200
     assert response.headers["content-type"].startswith("text/event-stream")
+    models = http.get("/v1/models", headers={"Accept": accept})
+    assert (models.status_code, models.headers["content-type"]) == (200, "application/json")
 
 
 def test_models_are_listed_and_found(client: openai.OpenAI) -> None:
@@ -190,9 +224,7 @@ def test_models_are_listed_and_found(client: openai.OpenAI) -> None:
     found = client.models.retrieve("demo")
     assert found == listed["demo"]
     assert found.model_dump()["status"] == "loaded"
-    with pytest.raises(openai.NotFoundError) as caught:
-        client.models.retrieve("some/other:model")
-    assert caught.value.code == "model_not_found"
+    assert client.models.retrieve("DEMO").id == "demo"
 
 
 def test_health_is_open_and_ready_names_its_parts(stack: ServedStack) -> None:

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tests.e2e.keys import MadeKey, make_key
-from tests.e2e.test_hostile_clients import bystander, post, raw
+from tests.hostile.test_clients import bystander, post, raw
 from tests.served_stack import ServedStack, wait_until
 
 ACCENTS = "e" + "\u0301" * 300_000

@@ -14,7 +14,7 @@ from websockets.sync.client import connect
 
 from tests.e2e.keys import MadeKey, make_key
 from tests.e2e.scripts import ENDLESS, script
-from tests.e2e.test_disconnect import busy
+from tests.e2e.test_disconnect import busy, run_s
 from tests.served_stack import ServedStack, wait_until
 
 SLOTS = 4
@@ -59,6 +59,8 @@ def has_ended(http: httpx.Client, made: Any) -> bool:
 def test_who_waits_is_told_of_its_place(stack: ServedStack, http: httpx.Client) -> None:
     """Afterwards, and with a slot free, there is none."""
     wait_until(lambda: place(http.post("/v1/responses", json=BRIEF)) == 0, 120, "a free slot")
+    # Until the lease says how long its runs take, no wait is estimated.
+    wait_until(lambda: run_s(stack, "scripted") > 0, 120, "how long its runs take")
     owner = make_key(stack)
     with all_slots_held(stack, owner):
         late = {**BRIEF, "background": True}

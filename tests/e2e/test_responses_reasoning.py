@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.scripts import events, respond, stream_raw, types
+from tests.e2e.scripts import events, replay_raw, respond, script, stream_raw, types
 
 CAPITAL = "What is the capital of Japan?"
 THINK: dict[str, Any] = {"enable_thinking": True}
@@ -122,3 +122,49 @@ def test_include_of_a_query_is_taken_in_both_spellings(
     for path in (f"/v1/responses/{made.id}", f"/v1/responses/{made.id}/input_items"):
         response = http.get(path, params=[(name, "reasoning.encrypted_content")] * 2)
         assert response.status_code == 200, response.text
+
+
+THOUGHT = [{"reasoning": "First this. Then\n\n"}, {"reasoning": "that? More."}, {"text": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "summary"),
+    [
+        ("auto", "First this. Then\n\nthat? More."),
+        ("detailed", "First this. Then\n\nthat? More."),
+        ("concise", "First this. that?"),
+    ],
+)
+def test_summary_is_made_of_the_reasoning(
+    client: openai.OpenAI, http: httpx.Client, kind: Any, summary: str
+) -> None:
+    made: Any = respond(client, *THOUGHT, reasoning={"summary": kind})
+    assert made.reasoning.summary == kind
+    [part] = made.output[0].summary
+    assert (part.type, part.text) == ("summary_text", summary)
+    assert made.output[0].content[0].text == "First this. Then\n\nthat? More."
+    raw = stream_raw(http, input=script(*THOUGHT), reasoning={"generate_summary": kind})
+    assert types(raw)[types(raw).index("content_part.done") + 1 :][:5] == [
+        "reasoning_summary_part.added",
+        "reasoning_summary_text.delta",
+        "reasoning_summary_text.done",
+        "reasoning_summary_part.done",
+        "output_item.done",
+    ]
+    final = events(raw)[-1]["response"]
+    assert final["output"][0]["summary"] == [{"type": "summary_text", "text": summary}]
+    assert replay_raw(http, final["id"]) == raw
+
+
+def test_summary_of_reasoning_that_is_cut_is_incomplete(http: httpx.Client) -> None:
+    raw = stream_raw(
+        http, input=script(*THOUGHT), reasoning={"summary": "auto"}, max_output_tokens=1
+    )
+    [done] = [e for e in events(raw) if e["type"] == "response.reasoning_summary_part.done"]
+    assert done["status"] == "incomplete"
+
+
+def test_context_of_reasoning_is_shown_as_it_takes_effect(client: openai.OpenAI) -> None:
+    for asked, shown in (("auto", "all_turns"), ("current_turn", "current_turn")):
+        made: Any = respond(client, {"text": "a"}, reasoning={"context": asked})
+        assert made.reasoning.context == shown

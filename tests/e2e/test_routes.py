@@ -16,7 +16,7 @@ import pytest
 from inference_site.catalogue.catalogue import DEMO_FILE
 from tests.e2e.keys import make_key
 from tests.e2e.scripts import ENDLESS, script
-from tests.e2e.test_disconnect import busy
+from tests.e2e.test_disconnect import busy, run_s
 from tests.served_stack import ServedStack, served_stack, wait_until
 
 MODELS = f"""
@@ -148,12 +148,6 @@ def test_a_long_prompt_goes_to_a_longer_context(client: openai.OpenAI) -> None:
 
 def pick(client: openai.OpenAI, key: str) -> str:
     return answerer(client, "chat", prompt_cache_key=key)
-
-
-def run_s(stack: ServedStack, model: str) -> float:
-    """How long the model's runs take and none runs, as its lease says; 0 when unknown."""
-    reports = stack.model_reports(model)
-    return float(sum(one["run_s"] for one in reports if not one["busy"]))
 
 
 def test_a_queue_that_is_too_long_falls_back(stack: ServedStack, client: openai.OpenAI) -> None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import daphne.server  # noqa: F401  # Has to be first: it installs the reactor.
 import pytest
 from twisted.internet.testing import StringTransport
 

@@ -25,44 +25,6 @@ def taken(follower: Follower) -> list[bytes]:
     return [frame for part in follower.take() for frame in part.frames]
 
 
-def test_batches_are_taken_once_and_in_order() -> None:
-    follower = Follower("g")
-    assert follower.offer(batch(0, 2))
-    assert follower.offer(batch(2, 1))
-    assert taken(follower) == [b"0", b"1", b"2"]
-    assert follower.take() == []
-
-
-def test_a_gap_is_refused_and_leaves_the_place_as_it_was() -> None:
-    follower = Follower("g")
-    follower.offer(batch(0, 1))
-    assert not follower.offer(batch(2, 1))
-    assert (follower.next_number, taken(follower)) == (1, [b"0"])
-    assert follower.offer(batch(1, 3))
-    assert taken(follower) == [b"1", b"2", b"3"]
-
-
-def test_what_is_known_already_is_cut() -> None:
-    follower = Follower("g")
-    follower.offer(batch(0, 3))
-    assert follower.offer(batch(0, 3))
-    assert follower.offer(batch(1, 4))
-    assert taken(follower) == [b"0", b"1", b"2", b"3", b"4"]
-
-
-def test_a_late_reader_begins_after_its_place() -> None:
-    follower = Follower("g", after=2)
-    assert follower.offer(batch(0, 5))
-    assert taken(follower) == [b"3", b"4"]
-
-
-def test_an_ending_whose_frames_are_known_is_kept() -> None:
-    follower = Follower("g", after=4)
-    follower.offer(batch(0, 5, END))
-    (last,) = follower.take()
-    assert (list(last.frames), last.ending) == ([], END)
-
-
 def test_nothing_follows_the_ending() -> None:
     """The log is read once more before a stream is given up: its end may have come meanwhile."""
     follower = Follower("g")

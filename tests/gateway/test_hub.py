@@ -571,14 +571,3 @@ def test_an_ending_that_does_not_come_is_waited_for_no_longer_than_asked(
         assert site.hub.readers(generation_id) == []
 
     on_site(monkeypatch, scenario)
-
-
-def test_who_has_left_is_not_found() -> None:
-    hub = Hub()
-    one, two = hub.follow("g"), hub.follow("g")
-    assert hub.readers("g") == [one, two]
-    hub.leave(one)
-    assert hub.readers("g") == [two]
-    hub.leave(two)
-    hub.leave(two)  # Twice does no harm.
-    assert hub.readers("g") == []

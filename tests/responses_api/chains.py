@@ -15,6 +15,7 @@ from inference_site.runs.models import Generation, Status
 from inference_site.runs.queue import new_id
 from responses_api.context import HistoryLimit, resolve
 from responses_api.models import StoredResponse
+from responses_api.sealing import SealedContext, seal_context
 from responses_api.storage import accept, store_result
 from responses_api.stored_responses import current_response, new_response
 from responses_api.wire.requests import ResponseRequest
@@ -59,7 +60,10 @@ class Chain:
         self, stored: StoredResponse, *deltas: Delta, end: str = "complete"
     ) -> tuple[StoredResponse, list[bytes]]:
         """The ended response, and its stream."""
-        assembler = new_assembler(current_response(stored).model_dump())
+        assembler = new_assembler(
+            current_response(stored).model_dump(),
+            seal_compaction=lambda context: seal_context(SealedContext(context), self.project_id),
+        )
         frames = begun(assembler, deltas)
         match end:
             case "complete":

@@ -14,6 +14,7 @@ from tests.responses_api.schemas import (
     REFUSAL,
     RESPONSE,
     STRING,
+    SUMMARY_TEXT,
     URL_CITATION,
     Schema,
     any_of,
@@ -25,6 +26,7 @@ from tests.responses_api.schemas import (
 
 _ITEM_PLACE: Schema = {"item_id": STRING, "output_index": COUNT}
 _PART_PLACE: Schema = {**_ITEM_PLACE, "content_index": COUNT}
+_SUMMARY_PLACE: Schema = {**_ITEM_PLACE, "summary_index": COUNT}
 _COMMAND_PLACE: Schema = {"output_index": COUNT, "command_index": COUNT}
 _PART = any_of(OUTPUT_TEXT, REFUSAL, REASONING_TEXT)
 _LOGPROBS: Schema = {"logprobs": array(LOGPROB)}
@@ -60,6 +62,20 @@ _EVENTS = (
     _event("response.output_text.done", **_PART_PLACE, text=STRING, **_LOGPROBS),
     _event("response.reasoning_text.delta", **_PART_PLACE, delta=STRING),
     _event("response.reasoning_text.done", **_PART_PLACE, text=STRING),
+    _event("response.refusal.delta", **_PART_PLACE, delta=STRING),
+    _event("response.refusal.done", **_PART_PLACE, refusal=STRING),
+    _event("response.reasoning_summary_part.added", **_SUMMARY_PLACE, part=SUMMARY_TEXT),
+    _event("response.reasoning_summary_text.delta", **_SUMMARY_PLACE, delta=STRING),
+    _event("response.reasoning_summary_text.done", **_SUMMARY_PLACE, text=STRING),
+    record(
+        {
+            "type": const("response.reasoning_summary_part.done"),
+            "sequence_number": COUNT,
+            **_SUMMARY_PLACE,
+            "part": SUMMARY_TEXT,
+        },
+        status=const("incomplete"),
+    ),
     _event("response.function_call_arguments.delta", **_ITEM_PLACE, delta=STRING),
     _event("response.function_call_arguments.done", **_ITEM_PLACE, arguments=STRING, name=STRING),
     _event("response.custom_tool_call_input.delta", **_ITEM_PLACE, delta=STRING),

@@ -303,6 +303,7 @@ OUTPUT_ITEM = any_of(
     LOCAL_SHELL_CALL,
     APPLY_PATCH_CALL,
     TOOL_SEARCH_CALL,
+    COMPACTION,
     WEB_SEARCH_CALL,
     MCP_CALL,
     MCP_LIST_TOOLS,
@@ -321,7 +322,6 @@ KEPT_ITEM: Schema = {
 ITEM = any_of(
     OUTPUT_ITEM,
     INPUT_MESSAGE,
-    COMPACTION,
     KEPT_ITEM,
     _call_output("function_call_output", "fco_"),
     _call_output("custom_tool_call_output", "ctco_"),
@@ -470,7 +470,8 @@ RESPONSE: Schema = {
                 {
                     "effort": EFFORT,
                     "summary": const(None, "auto", "concise", "detailed"),
-                }
+                },
+                context=const("current_turn", "all_turns"),
             ),
             "safety_identifier": nullable(STRING),
             "service_tier": const("default", "flex", "priority"),

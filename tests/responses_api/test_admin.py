@@ -23,13 +23,16 @@ from django.utils import timezone
 from inference_site.accounts.keys import create_key, revoke_key
 from inference_site.accounts.models import ApiKey, Project
 from inference_site.core.admin_pages import base_admin
+from inference_site.core.domain.compaction import CompactedContext
 from inference_site.core.domain.deltas import (
+    CompactionDelta,
     Delta,
     Finish,
     ReasoningDelta,
     TextDelta,
     ToolCallDelta,
 )
+from inference_site.core.domain.request import Message
 from inference_site.core.site_settings.models import forget
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.queue import new_id
@@ -96,6 +99,24 @@ def test_a_call_is_shown_with_what_the_tool_answered(chain: Chain) -> None:
     assert [one.kind for one in second.bubbles] == ["message"]
     (alone,) = [one for one in turns(asked)[0].bubbles if one.kind == "call"]
     assert alone.result is None
+
+
+def test_compaction_is_shown_and_can_be_left(admin: Client, chain: Chain) -> None:
+    first = chain.turn("the long story", "told")
+    accepted = chain.accept("go on", previous_response_id=first.public_id)
+    context = CompactedContext("A story was told.", (), (Message("user", "go on"),))
+    second, _ = chain.settle(accepted, CompactionDelta(context), TextDelta("More."), STOP)
+    text = page(admin, second)
+    said = ["the long story", "told", "go on", "A story was told.", "More."]
+    places = [text.index(part) for part in said]
+    assert places == sorted(places)
+    assert f"playground/?open={first.public_id}" in text
+    assert "before the compaction" not in page(admin, first)
+    # With another key of the site, the page says so.
+    item = second.items.get(data__type="compaction")
+    item.data["encrypted_content"] = "context.x"
+    item.save()
+    assert "its content is sealed" in page(admin, second)
 
 
 def test_calls_that_the_site_has_run_are_listed_with_their_times(

@@ -16,7 +16,16 @@ from typing import Any
 import orjson
 import pytest
 
-from inference_site.core.domain.deltas import Delta, Finish, ReasoningDelta, TextDelta, Usage
+from inference_site.core.domain.compaction import CompactedContext
+from inference_site.core.domain.deltas import (
+    CompactionDelta,
+    Delta,
+    Finish,
+    ReasoningDelta,
+    RefusalDelta,
+    TextDelta,
+    Usage,
+)
 from inference_site.core.domain.errors import GenerationFailed
 from inference_site.runs.streams.batches import Ending
 from responses_api.assembler import ResponseAssembler
@@ -51,6 +60,15 @@ SCRIPTS = {
     "text": Script([TextDelta("Hello"), TextDelta(' "you"\n'), Finish("stop"), USAGE]),
     "reasoning_and_text": Script(
         [ReasoningDelta("Hm"), ReasoningDelta("."), TextDelta("Yes"), Finish("stop"), USAGE]
+    ),
+    "reasoning_with_summary": Script(
+        [ReasoningDelta("First. More.\n\n"), ReasoningDelta("Then? Yes."), TextDelta("Yes"),
+         Finish("stop"), USAGE],
+        {"reasoning": {"summary": "concise", "context": "auto"}},
+    ),
+    "refusal": Script([RefusalDelta("I can"), RefusalDelta("not."), Finish("stop"), USAGE]),
+    "compaction": Script(
+        [CompactionDelta(CompactedContext("So far.")), TextDelta("Yes"), Finish("stop"), USAGE]
     ),
     "two_parallel_calls": Script(
         [*call(0, "look", '{"at":', '"x"}'), *call(1, "look", '{"at":"y"}'),
@@ -107,7 +125,7 @@ SCRIPTS = {
         {"background": True, "conversation": "conv_1", "metadata": {"a": "b"}},
     ),
 }  # fmt: skip
-_ID = re.compile(r"(msg|rs|fc|ctc|sh|lsh|apc|tsc)_[0-9a-f]{32}")
+_ID = re.compile(r"(msg|rs|fc|ctc|sh|lsh|apc|tsc|cmp)_[0-9a-f]{32}")
 
 
 def alike(text: str) -> str:
@@ -126,7 +144,11 @@ def test_transcript_is_as_it_was(name: str) -> None:
     script = SCRIPTS[name]
     given = ResponseRequest.model_validate({"input": "x", **script.fields})
     offered = offer_tools(given.tools or (), project_id=1)
-    assembler = new_assembler(new_response(**script.fields), routes=offered.routes)
+    assembler = new_assembler(
+        new_response(**script.fields),
+        routes=offered.routes,
+        seal_compaction=lambda context: context.summary,
+    )
     frames = begun(assembler, script.deltas)
     ending = script.end(assembler)
     frames += ending.frames

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import ImagePart, Message, TextPart, ToolCall
+from inference_site.core.domain.request import FilePart, ImagePart, Message, TextPart, ToolCall
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.request_fields.capabilities import require_media
 from inference_site.gateway.submission.model_access import with_capabilities
 from responses_api.client_tools import Route, offer_tools
 from responses_api.context import ContextItem
 from responses_api.items import to_data
-from responses_api.mapping import to_messages
+from responses_api.mapping import to_generation_request, to_messages
 from responses_api.prompt_items import CALLS, RESULTS, WHOLE_CALLS, WORDS
 from responses_api.sealing import seal
 from responses_api.wire.requests import ResponseRequest
@@ -238,9 +238,15 @@ def test_image_needs_a_model_that_sees() -> None:
     assert caught.value.param == "input[0].content[0].image_url"
 
 
-def test_image_of_an_id_alone_is_refused() -> None:
+@pytest.mark.parametrize("type_", ["input_image", "input_file"])
+def test_file_of_an_id_is_left_to_the_worker(type_: str) -> None:
+    [turn] = messages(said("user", [{"type": type_, "file_id": "file-1"}]), spec=SEEING)
+    assert turn.parts == (FilePart("input[0].content[0].file_id", "file-1"),)
+
+
+def test_image_without_an_address_is_refused() -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        messages(said("user", [{"type": "input_image", "file_id": "file-1"}]))
+        messages(said("user", [{"type": "input_image"}]))
     assert caught.value.param == "input[0].content[0].image_url"
 
 
@@ -267,7 +273,6 @@ def test_file_of_text_is_read() -> None:
     ("fields", "param"),
     [
         ({"file_url": "https://example.org/a"}, "input[0].content[0].file_url"),
-        ({"file_id": "file-1"}, "input[0].content[0].file"),
         ({"file_data": "!"}, "input[0].content[0].file"),
     ],
 )
@@ -332,3 +337,27 @@ def test_calls_of_openais_tools_are_calls_with_their_results() -> None:
     assert [turn.text for turn in turns if turn.role != "assistant"] == [
         *("(The results were not kept.)", "o", "The user refused the call", "u"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("context", "kept"), [("auto", ["Hm", "So"]), ("current_turn", [None, "So"])]
+)
+def test_reasoning_of_earlier_turns_may_be_left_out(context: str, kept: list[str | None]) -> None:
+    def thought(text: str) -> dict[str, Any]:
+        content = [{"type": "reasoning_text", "text": text}]
+        return {"type": "reasoning", "summary": [], "content": content}
+
+    body = ResponseRequest.model_validate(
+        {
+            "input": [
+                *(said("user", "a"), thought("Hm"), said("assistant", "b"), said("user", "c")),
+                *(thought("So"), call("x"), result("x")),
+            ],
+            "reasoning": {"context": context},
+        }
+    )
+    items = [ContextItem(to_data(item), "input") for item in body.input or ()]
+    request = to_generation_request(
+        body, items, with_capabilities(SPEC), PROJECT, offer_tools((), (), project_id=PROJECT)
+    )
+    assert [m.reasoning for m in request.messages if m.role == "assistant"] == kept

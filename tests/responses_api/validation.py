@@ -119,10 +119,25 @@ class StreamCheck:
                 assert kind.endswith("added") or told == event["command"], "deltas differ"
             case "shell_call_command.delta":
                 self._texts[f"{event['output_index']} {event['command_index']}"] += event["delta"]
+            case str(kind) if kind.startswith("reasoning_summary"):
+                place = f"{event['item_id']} {event['summary_index']}"
+                told = self._texts.setdefault(place, "")
+                if kind.endswith(".delta"):
+                    self._texts[place] += event["delta"]
+                elif kind.endswith("done"):
+                    whole = event["part"]["text"] if "part" in event else event["text"]
+                    assert told == whole, "the deltas are not the whole"
             case str(kind) if kind.endswith(".delta") and self._is_known(event):
                 self._texts[event["item_id"]] += event["delta"]
-            case str(kind) if kind.endswith(("text.done", "arguments.done", "input.done")):
-                whole = next(event[k] for k in ("text", "arguments", "input") if k in event)
+            case (
+                "output_text.done"
+                | "reasoning_text.done"
+                | "refusal.done"
+                | "function_call_arguments.done"
+                | "custom_tool_call_input.done"
+            ):
+                names = ("text", "refusal", "arguments", "input")
+                whole = next(event[name] for name in names if name in event)
                 if self._is_known(event):
                     assert self._texts[event["item_id"]] == whole, "the deltas are not the whole"
             case "completed" | "incomplete" | "failed" if self._is_whole:

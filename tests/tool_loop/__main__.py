@@ -81,7 +81,9 @@ def main(kills: int) -> int:
             for number in range(kills):
                 _round(site, worker, number, chance, marks)
                 done = number + 1
-                print(f"{done} kills", flush=True)
+                counted = (effects(site, mark) for mark, of in marks.values() if of == "count")
+                doubled = sum(max(found) > 1 for found in counted)
+                print(f"{done} kills, {doubled} responses with a doubled call", flush=True)
         responses = wait_until_ended(site, list(marks), 180)
         found = [p for r in responses for p in problems(site, r, *marks[r["id"]])]
         made = Counter(count for mark, _ in marks.values() for count in effects(site, mark))

@@ -58,4 +58,5 @@ def web(site: SearchingSite) -> Web:
     for noted in (site.web.server.answers, site.web.server.asked, site.web.results):
         noted.clear()
     site.model.asked.clear()
+    site.web.server.poured = 0
     return site.web

@@ -108,7 +108,7 @@ def _truncated(request: GenerationRequest, refused: ContextLengthExceeded) -> Ge
         raise refused
     context = refused.context_length
     answer = min(request.max_output_tokens or context // 4, context // 2)
-    lengths = [_length(message) for message in request.messages]
+    lengths = [length_of(message) for message in request.messages]
     excess = sum(lengths) * (1 - (context - answer) / refused.input_tokens)
     messages = drop_oldest_turns(request.messages, lengths, excess)
     if len(messages) == len(request.messages):
@@ -116,7 +116,7 @@ def _truncated(request: GenerationRequest, refused: ContextLengthExceeded) -> Ge
     return replace(request, messages=messages)
 
 
-def _length(message: Message) -> int:
+def length_of(message: Message) -> int:
     """Return about how many characters the message has in the prompt."""
     media = (
         len(part.text) if isinstance(part, TextPart) else _MEDIA_CHARACTERS

@@ -27,12 +27,13 @@ from inference_site.core.domain.deltas import (
     Delta,
     Finish,
     ReasoningDelta,
+    RefusalDelta,
     TextDelta,
     ToolCallDelta,
 )
 from inference_site.core.domain.errors import HookFailed
 
-Chunk = TextDelta | ReasoningDelta | ToolCallDelta
+Chunk = TextDelta | ReasoningDelta | RefusalDelta | ToolCallDelta
 """The deltas that hooks get. The finish and the usage of an answer cannot be changed."""
 
 

@@ -24,7 +24,14 @@ from django.db import DatabaseError
 from django.utils import timezone
 
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.core.domain.deltas import Delta, Finish, PromptProgress, Usage, is_output
+from inference_site.core.domain.deltas import (
+    CompactionDelta,
+    Delta,
+    Finish,
+    PromptProgress,
+    Usage,
+    is_output,
+)
 from inference_site.core.domain.errors import (
     ConnectionLost,
     DocumentLost,
@@ -57,8 +64,8 @@ from inference_site.runs.tool_calls.models import SavedTurns
 from inference_site.runs.tool_calls.models import close as close_calls
 from inference_site.runs.wake_ups import send_wake_up
 from worker.engines.base import Engine
-from worker.engines.context_length import start_truncating
 from worker.media import has_media, resolve_media
+from worker.runtime.compaction import compacted, start_compacting
 from worker.runtime.guards import start_moderating
 from worker.runtime.hooks import HookContext, Hooks, hooks_for
 from worker.runtime.publisher import StopReason, Stream
@@ -112,6 +119,8 @@ class Run:
         """Whether tools must be called now, without a slot; the engine has ended its turn."""
         self._site_calls: SiteCalls | None = None
         self._next: GenerationRequest | None = None
+        self._first: GenerationRequest
+        """The request of the first turn; the later ones begin with its messages."""
         self._spent = Usage()
         """The usage of the turns that have ended."""
         self._usage, self._pieces = Usage(), 0
@@ -144,7 +153,7 @@ class Run:
         """Convert a delta to frames and hand them to the publisher (see ``Sink``)."""
         if isinstance(delta, Usage):
             self._usage = delta = self._spent.plus(delta)
-        elif not isinstance(delta, PromptProgress):
+        elif not isinstance(delta, PromptProgress | CompactionDelta):
             if self._first_token_at is None:
                 self._first_token_at = timezone.now()
                 self._output_since = time.monotonic()
@@ -153,8 +162,17 @@ class Run:
             else:
                 self._meter.tick()
                 self._pieces += is_output(delta)
+        elif isinstance(delta, CompactionDelta):
+            # The turns after it begin with what it has left.
+            self._first = compacted(self._first, delta.context)
         for piece in (delta,) if self._text_calls is None else self._text_calls.take(delta):
             self._assemble(piece)
+
+    def spend(self, usage: Usage) -> None:
+        """Take the usage of a turn that has ended (see ``TurnSink``)."""
+        self._spent = self._spent.plus(usage)
+        self._pieces += usage.output_tokens
+        self.feed(Usage())
 
     def _assemble(self, delta: Delta) -> None:
         """Pass a delta on: custom calls → hooks → kept content → assembler → publisher."""
@@ -234,7 +252,7 @@ class Run:
         except Stopped:
             return False
         self.calls_tools = False
-        self._next = assembler.next_request(document.request)
+        self._next = assembler.next_request(self._first)
         if self._next is None:
             self._unfinished = 0
         return self._next is not None
@@ -323,7 +341,8 @@ class Run:
         """Start the engine; return whether it continues. Raise the error of the generation."""
         claimed_at_s = time.time()
         loaded, document = self._load()
-        self._document, self._next = document, document.request
+        self._document, self._first = document, document.request
+        self._next = self._first
         self._begin_span(document.traceparent, claimed_at_s)
         assembler = self._prepare(document)
         self._send_opening(assembler, loaded)
@@ -337,6 +356,9 @@ class Run:
         """Start the engine for a turn; return whether it continues. Raise its error."""
         request = self._next
         assert request is not None
+        if len(request.messages) > len(self._first.messages):
+            # Only the first turn is compacted: the messages of later ones are added to its request.
+            request = replace(request, compaction=None)
         self._spent, self._unfinished = self._usage, request.answers
         self._text_calls = None
         if may_have_text_calls(request):
@@ -348,14 +370,16 @@ class Run:
             self._hooks.begin_turn()
 
         def start() -> bool:
-            resolved = resolve_media(request, self._claim.project_id)
-            begin = start_moderating if request.guard else start_truncating
-            return begin(engine, resolved, self, ended)
+            project_id = self._claim.project_id
+            if request.guard:
+                resolved = resolve_media(request, project_id)
+                return start_moderating(engine, resolved, self, ended)
+            return start_compacting(engine, request, self, ended, project_id)
 
-        if engine.blocks or not has_media(request):
+        if engine.blocks or not (has_media(request) or request.compaction is not None):
             return start()
 
-        def start_with_media() -> None:
+        def start_and_wait() -> None:
             with self._logged():
                 try:
                     continues = start()
@@ -365,8 +389,9 @@ class Run:
                     if not continues:
                         ended(None)
 
-        # Fetching takes seconds; the few threads that start and end such runs must not wait.
-        threading.Thread(target=start_with_media, daemon=True).start()
+        # Media and summaries take seconds; the few threads that start and end such runs must not
+        # wait.
+        threading.Thread(target=start_and_wait, daemon=True).start()
         return True
 
     def _load(self) -> tuple[Loaded[Any], Document[Any]]:

@@ -14,8 +14,8 @@ from resiliparse.parse.html import HTMLTree
 
 from worker.limited_process import serve
 
-_CPU_S = 2
-"""Processor time for one page; ordinary ones take a hundredth of it."""
+_CPU_S = 0.5
+"""Processor time for one page; ordinary ones take a hundredth of it, the largest an eighth."""
 _MEMORY = 2**30
 _ENOUGH = 200
 """Characters: where the main content has fewer, the page is read as a whole, menus included."""

@@ -128,12 +128,13 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Bubble:
-    """One message, reasoning text, tool call or tool result.
+    """One message, reasoning text, compaction, tool call or tool result.
 
-    ``name`` is the name of the called tool; ``result`` is its result, None while it is unknown.
+    ``name`` is the name of the called tool, or what a note or a compaction says. ``result`` is the
+    result of a call, None while it is unknown.
     """
 
-    kind: Literal["message", "reasoning", "call", "result", "note"]
+    kind: Literal["message", "reasoning", "compaction", "call", "result", "note"]
     role: str
     pieces: Sequence[Piece] = ()
     name: str = ""

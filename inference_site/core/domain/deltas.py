@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, replace
 from typing import Literal
 
+from inference_site.core.domain.compaction import CompactedContext
+
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
@@ -46,6 +48,14 @@ class TextDelta:
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
     """A piece of the model's reasoning, which is not part of the answer."""
+
+    text: str
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalDelta:
+    """A piece of the text in which the model refuses to answer; it takes the place of the text."""
 
     text: str
     index: int = 0
@@ -171,6 +181,13 @@ class PromptProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class CompactionDelta:
+    """The conversation was compacted before the answer. The worker feeds it, not an engine."""
+
+    context: CompactedContext
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The end of one choice; each choice has exactly one.
 
@@ -186,6 +203,7 @@ class Finish:
 class Usage:
     """Token counts of the served model's tokenizer: cached ⊂ input, reasoning ⊂ output.
 
+    ``cache_write_tokens``, a part of the input, were written to a cache, where a server says so.
     ``prefill_ms`` is the time for the prompts, ``decode_ms`` the time for the longest answer.
     """
 
@@ -195,6 +213,7 @@ class Usage:
     reasoning_tokens: int = 0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
+    cache_write_tokens: int = 0
 
     def plus(self, other: Usage) -> Usage:
         """Return the usage of two turns of one generation."""
@@ -204,6 +223,7 @@ class Usage:
 Delta = (
     TextDelta
     | ReasoningDelta
+    | RefusalDelta
     | ToolCallDelta
     | EmbeddingDelta
     | ScoreDelta
@@ -214,6 +234,7 @@ Delta = (
     | PromptTokens
     | AnswerTokens
     | PromptProgress
+    | CompactionDelta
     | Finish
     | Usage
 )
@@ -229,4 +250,4 @@ def is_output(delta: Delta) -> bool:
     """Whether this is a piece of an answer, for which at least one token was generated."""
     if isinstance(delta, ToolCallDelta):
         return bool(delta.arguments)
-    return isinstance(delta, TextDelta | ReasoningDelta)
+    return isinstance(delta, TextDelta | ReasoningDelta | RefusalDelta)

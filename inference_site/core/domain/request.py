@@ -122,6 +122,73 @@ def drop_oldest_turns(
 
 
 @dataclass(frozen=True, slots=True)
+class History:
+    """The messages of a request in three parts.
+
+    ``leading`` are the instructions at the beginning, which stay; ``middle`` is what is summarised;
+    ``newest`` is what the model has not answered yet, which stays.
+    """
+
+    leading: tuple[Message, ...]
+    middle: tuple[Message, ...]
+    newest: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """When a request is compacted, and what of it.
+
+    ``threshold``: the number of tokens of the prompt from which on it is compacted; 0 means now.
+    ``summary_tokens`` is the most tokens of the summary. ``instructions`` is the number of first
+    messages that belong to this request only; ``leading`` counts them and those after them that
+    stay. ``has_summary``: the message after these is an earlier summary. ``keeps_newest``: what
+    the model has not answered stays as it is. ``is_whole_answer``: the summary is all that is asked
+    for, and the instructions apply to it. ``counts``: the engine can render the prompt, so that its
+    tokens can be counted.
+    """
+
+    threshold: int
+    summary_tokens: int
+    instructions: int = 0
+    leading: int = 0
+    has_summary: bool = False
+    keeps_newest: bool = True
+    is_whole_answer: bool = False
+    counts: bool = False
+
+    def split(self, messages: Sequence[Message]) -> History:
+        """Return the three parts of the messages."""
+        end = len(messages)
+        if self.keeps_newest:
+            while end > self.leading and messages[end - 1].role != "assistant":
+                end -= 1
+            # Results of tools stay with their calls, which are in the message before them.
+            if end > self.leading and end < len(messages) and messages[end].role == "tool":
+                end -= 1
+            if end == self.leading and self.has_summary and end < len(messages):
+                end += 1
+        leading, rest = messages[: self.leading], messages[self.leading :]
+        cut = end - self.leading
+        return History(tuple(leading), tuple(rest[:cut]), tuple(rest[cut:]))
+
+    def without_oldest(
+        self, messages: Sequence[Message], lengths: Sequence[int], excess: int
+    ) -> tuple[Message, ...]:
+        """Return the messages without the oldest that would be summarised, ``excess`` of length.
+
+        For a conversation that certainly exceeds the context: it will be compacted, and no summary
+        can read all of it. An earlier summary stays.
+        """
+        history = self.split(messages)
+        first = self.leading + (self.has_summary and bool(history.middle))
+        end, dropped = first, 0
+        while end < self.leading + len(history.middle) and dropped < excess:
+            dropped += lengths[end]
+            end += 1
+        return (*messages[:first], *messages[end:])
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampler settings. ``None`` means "the model's own default"; 0 means 0.
 
@@ -237,7 +304,8 @@ class GenerationRequest:
     ``stop_token_ids`` tokens that end an answer and are not in the output. ``ignore_eos`` continues
     after the model's end-of-sequence token (for benchmarks). ``reasoning_budget`` ends the
     reasoning after this number of tokens. ``truncate`` drops the oldest turns, but no instructions,
-    when the context is too short.
+    when the context is too short. With ``compaction`` the worker has the model summarise them
+    first, and then answer what is left.
 
     Log probabilities: ``top_logprobs=None`` means none; 0 means those of the chosen tokens only.
     ``echo`` puts each prompt before its answers, with the log probabilities of its tokens if they
@@ -286,6 +354,7 @@ class GenerationRequest:
     cache_prompt: bool = True
     lora: tuple[tuple[str, float], ...] = ()
     truncate: bool = False
+    compaction: Compaction | None = None
     echo: bool = False
     return_progress: bool = False
     running_usage: bool = False

@@ -383,7 +383,18 @@ FIELDS = {
     "enable_thinking": "Whether the model thinks before it answers.",
     "think": "Whether the model thinks before it answers, or how long.",
     "summary": "A summary of the thoughts.",
-    "Reasoning.summary": "The kind of summary that is asked for; none are made here.",
+    "Reasoning.summary": (
+        "A summary of the reasoning: the first sentence of each paragraph (`concise`), or all of "
+        "it (`auto`, `detailed`)."
+    ),
+    "generate_summary": "The former name of `summary`.",
+    "Reasoning.context": (
+        "Which reasoning the model is shown again: that of this turn, or of all turns."
+    ),
+    "ReasoningEcho.context": "Which reasoning the model was shown again.",
+    "summary_index": "The position of a part in the summary.",
+    "context_management": "Compacts the context when it becomes long.",
+    "compact_threshold": "Tokens of the prompt from which on it is compacted.",
     "ReasoningEcho.summary": "The kind of summary that was asked for.",
     "verbosity": "How long the answer should be; a variable of the template.",
     # Templates and special prompts

@@ -70,7 +70,7 @@ class ContextBound:
 
 
 def fit_to_context(request: GenerationRequest, subject: str = "") -> GenerationRequest:
-    """Return the request, without its oldest turns if they do not fit and it may be truncated.
+    """Return the request, without its oldest turns if they do not fit and it may lose them.
 
     Raise ContextLengthExceeded if the model's context certainly has no room. ``subject`` is the
     field of the API's request that holds the prompt, if its name is not the usual one.
@@ -96,8 +96,11 @@ def fit_to_context(request: GenerationRequest, subject: str = "") -> GenerationR
         beside += len(orjson.dumps(tool.parameters))
     lengths = [_length(message) for message in request.messages]
     too_many = sum(lengths) + beside - bound.size
-    if too_many > 0 and request.truncate:
-        messages = drop_oldest_turns(request.messages, lengths, too_many)
+    if too_many > 0 and (request.truncate or request.compaction):
+        if request.compaction is None:
+            messages = drop_oldest_turns(request.messages, lengths, too_many)
+        else:
+            messages = request.compaction.without_oldest(request.messages, lengths, too_many)
         request = replace(request, messages=messages)
         lengths = [_length(message) for message in messages]
     if (size := sum(lengths)) + beside > bound.size:

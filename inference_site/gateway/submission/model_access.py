@@ -209,6 +209,7 @@ def route_query(
         return RouteQuery()
     keys = (getattr(body, name, None) for name in _CONVERSATION_KEYS)
     may_truncate = any(getattr(body, name, None) in (True, "auto") for name in _TRUNCATION)
+    may_truncate |= bool(getattr(body, "context_management", None))
     is_late = background or getattr(body, "service_tier", None) == "flex"
     earlier, tokens = "", 0
     if continues:

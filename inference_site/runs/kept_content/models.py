@@ -14,7 +14,7 @@ import django.db
 from django.db import models
 from django.utils import timezone
 
-from inference_site.core.domain.deltas import Delta, TextDelta, ToolCallDelta
+from inference_site.core.domain.deltas import Delta, RefusalDelta, TextDelta, ToolCallDelta
 from inference_site.core.domain.request import GenerationRequest, Message, TextPart
 from inference_site.core.site_settings.models import site_settings
 from inference_site.core.storage.fields import ContentField, replace_nul
@@ -76,7 +76,7 @@ class Keeper:
     def take(self, delta: Delta) -> None:
         """Append the text of a delta, up to ``MAX_CHARACTERS``."""
         match delta:
-            case TextDelta(text):
+            case TextDelta(text) | RefusalDelta(text):
                 self._append(text)
             case ToolCallDelta():
                 self._append(f"\n{delta.name}: " if delta.name else "")

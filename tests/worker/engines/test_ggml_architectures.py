@@ -66,7 +66,7 @@ def engine(spec: ModelSpec) -> Iterator[Engine]:
 def test_every_architecture_completes_to_the_end_of_its_context(
     tmp_path: Path, architecture: str
 ) -> None:
-    loaded = load_engine(spec_of(architecture, tmp_path))
+    loaded = open_model(spec_of(architecture, tmp_path))  # Each server would take seconds.
     sink = complete(loaded, max_output_tokens=None)
     loaded.close()
     assert sink.finishes == ["length"]
@@ -195,7 +195,7 @@ def test_vocabulary_that_would_end_the_process_is_refused(tmp_path: Path) -> Non
     path.write_bytes(damaged)
     spec = ModelSpec("m", "ctransformers", path, options={"model_type": "mpt"})
     with pytest.raises(EngineLoadError, match="token 255 is not UTF-8"):
-        load_engine(spec)
+        open_model(spec)
 
 
 @pytest.mark.parametrize("vocabulary", ["llama", "gpt2"])
@@ -206,9 +206,9 @@ def test_every_token_of_a_text_has_room(tmp_path: Path, vocabulary: str) -> None
     spec = ModelSpec("m", "ctransformers", path, 1, CONTEXT, threads=1)
     if vocabulary != "llama":
         with pytest.raises(EngineLoadError, match=r"of the kind 'gpt2'; the engine llama_cpp"):
-            load_engine(spec)
+            open_model(spec)
         return
-    engine = load_engine(spec)
+    engine = open_model(spec)
     assert len(tokens(engine, " " * 80)) == 1 + 3 * 81
     engine.close()
 

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -102,12 +101,6 @@ def test_a_failed_generation_does_not_keep_the_next_from_running(
     assert sorted(Generation.objects.values_list("status", flat=True)) == ["completed", "failed"]
 
 
-def test_a_wake_up_without_anybody_waiting_does_no_harm(runtime: Runtime, api_key: Key) -> None:
-    runtime.serve("m")
-    runtime.serve("m")
-    assert busy(runtime) == 0
-
-
 @pytest.mark.django_db(transaction=True)
 def test_no_more_run_than_there_are_slots(runtime: Runtime, api_key: Key) -> None:
     rows = [waiting(api_key, [{"text": "a"}, {"sleep_ms": 60_000}]) for _ in range(3)]
@@ -176,17 +169,6 @@ def test_what_may_have_killed_its_worker_holds_others_up_for_a_while_only(
         runtime._publisher.stop_all()
 
 
-@pytest.mark.django_db
-def test_a_worker_makes_room_for_one_at_a_time(api_key: Key) -> None:
-    suspect = waiting(api_key, [{"text": "a"}])
-    Generation.objects.filter(pk=suspect.pk).update(alone_since=timezone.now())
-    claim = partial(Generation.objects.claim, "m", "w", is_idle=False)
-    assert claim() is None  # It is left to an idle worker first.
-    Generation.objects.filter(pk=suspect.pk).update(alone_since=timezone.now() - timedelta(hours=1))
-    assert claim(may_drain=False) is None
-    assert claim() is not None
-
-
 @pytest.mark.django_db(transaction=True)
 def test_a_drain_gives_what_runs_its_time_and_no_more(
     runtime: Runtime, api_key: Key, settings: Settings
@@ -244,14 +226,6 @@ def test_a_wake_up_that_cannot_be_passed_on_is_left_to_maintenance(
     assert "a wake-up for m is lost" in caplog.text
 
 
-def test_a_stopped_worker_is_not_live() -> None:
-    worker = Runtime([ModelSpec("m", "scripted")])
-    worker.start()
-    assert worker.id in [live.id for live in live_workers()]
-    worker.stop()
-    assert worker.id not in [live.id for live in live_workers()]
-
-
 BROKEN = ModelSpec("broken", "llama_cpp")  # It has no file.
 
 
@@ -296,24 +270,7 @@ def started(specs: list[ModelSpec]) -> Iterator[Runtime]:
         worker.stop()
 
 
-def test_a_model_is_announced_while_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = Runtime([ModelSpec("m", "scripted")])
-    seen: list[ModelReport] = []
-
-    def load(spec: ModelSpec) -> Engine:
-        found = announced(worker)
-        assert found is not None
-        assert not found.serves("m")
-        seen.extend(found.models)
-        return load_engine(spec)
-
-    monkeypatch.setattr(served_model, "load_engine", load)
-    worker.start()
-    worker.stop()
-    assert [(model.id, model.state, model.free) for model in seen] == [("m", "loading", 0)]
-
-
-@pytest.mark.parametrize("ready", range(5))
+@pytest.mark.parametrize("ready", [0, 4])
 def test_a_model_takes_work_while_others_load(monkeypatch: pytest.MonkeyPatch, ready: int) -> None:
     """Whatever their order is, and however many take long."""
     worker = Runtime([ModelSpec(str(number), "scripted") for number in range(5)])
@@ -434,18 +391,6 @@ def test_an_order_that_fails_is_not_repeated_and_does_not_stop_the_next(
     orders.give(OrderState.DRAINED, [runtime.id])
     assert runtime.described().is_draining
     assert caplog.text.count("orders: loaded m failed") == 1
-
-
-def test_a_wake_up_for_another_model_is_logged(
-    runtime: Runtime, caplog: pytest.LogCaptureFixture
-) -> None:
-    runtime.serve("unknown")
-    assert "a wake-up for unknown" in caplog.text
-
-
-def test_a_task_outside_a_worker_says_how_to_start_one() -> None:
-    with pytest.raises(RuntimeError, match=r"manage\.py worker"):
-        tasks.generate("m")
 
 
 class RuntimeWithoutDatabase:

@@ -28,10 +28,6 @@ def new_stream(shard: CountingShard | None = None) -> Stream:
     return Stream("g", cast(Any, shard or CountingShard()))
 
 
-def test_nothing_is_taken_before_anything_is_appended() -> None:
-    assert new_stream().take() is None
-
-
 def test_the_same_batch_is_taken_until_it_is_acknowledged() -> None:
     stream = new_stream()
     stream.append([b"0"])
@@ -43,24 +39,6 @@ def test_the_same_batch_is_taken_until_it_is_acknowledged() -> None:
     assert first is not None
     assert second is not None
     assert (first.frames, second.first, second.frames) == ([b"0"], 1, [b"1"])
-
-
-def test_nothing_is_left_after_the_acknowledgement() -> None:
-    stream = new_stream()
-    stream.append([b"0"])
-    stream.take()
-    stream.acknowledge()
-    assert stream.take() is None
-
-
-def test_the_end_takes_along_what_waits() -> None:
-    stream = new_stream()
-    stream.append([b"0", b"1"])
-    stream.close(END)
-    batch = stream.take()
-    assert batch is not None
-    assert (batch.first, batch.frames) == (0, [b"0", b"1", b"usage", b"done"])
-    assert batch.ending is END
 
 
 def test_an_end_without_frames_is_a_batch() -> None:

@@ -14,6 +14,7 @@ from inference_site.core.domain.deltas import (
     Finish,
     FinishReason,
     ReasoningDelta,
+    RefusalDelta,
     TextDelta,
     TokenLogprob,
     ToolCallDelta,
@@ -78,6 +79,8 @@ class ChoiceReader:
             self._hold(wire, bool(reasoning))
         if text := delta.get("content"):
             deltas += self._text(_checked(text))
+        if refusal := delta.get("refusal"):
+            deltas.append(RefusalDelta(_checked(refusal), self._index))
         if calls := delta.get("tool_calls"):
             deltas += self._calls.feed(calls)
         if reason := choice.get("finish_reason"):

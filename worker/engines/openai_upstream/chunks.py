@@ -218,6 +218,7 @@ class _TokenCounts:
     cached: int
     output: int
     reasoning: int | None
+    cache_write: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +281,7 @@ class UsageReader:
                 int(prompt.get("cached_tokens") or 0),
                 int(usage.get("completion_tokens") or 0),
                 answer.get("reasoning_tokens"),
+                int(prompt.get("cache_write_tokens") or 0),
             )
         if timings := chunk.get("timings"):
             cached = timings["cache_n"]
@@ -316,6 +318,7 @@ class UsageReader:
             reasoning_tokens=min(reasoning, total.output),
             prefill_ms=times.prompt,
             decode_ms=times.answer,
+            cache_write_tokens=min(total.cache_write, total.input),
         )
 
     def _time_spent(self) -> _Times:
@@ -347,6 +350,7 @@ class UsageReader:
             sum(counts.cached for counts in prompts.values()),
             sum(counts.output for counts in self._reported.values()),
             sum(reasoning) if reasoning else None,
+            sum(counts.cache_write for counts in prompts.values()),
         )
 
 

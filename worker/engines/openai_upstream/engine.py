@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from inference_site.core.domain.deltas import (
+    CompactionDelta,
     Delta,
     EmbeddingDelta,
     Finish,
@@ -413,7 +414,7 @@ class RepeatingSink:
 
     def feed(self, delta: Delta) -> None:
         """Take the next delta."""
-        if isinstance(delta, Usage | PromptProgress | PromptDelta):
+        if isinstance(delta, Usage | PromptProgress | PromptDelta | CompactionDelta):
             self._sink.feed(delta)
             return
         first = delta.index * self._choices

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.test_login import log_in
+from tests.hostile.test_login import log_in
 from tests.served_stack import ServedStack
 
 CHAT = "/v1/chat/completions"

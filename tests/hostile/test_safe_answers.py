@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.e2e.test_login import log_in
+from tests.hostile.test_login import log_in
 from tests.served_stack import ServedStack, wait_until
 
 CHAT = "/v1/chat/completions"

@@ -4,51 +4,50 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import openai
 import psutil
 import pytest
 
-from inference_site.catalogue.catalogue import DEMO_FILE
-from tests.served_stack import ServedStack, served_stack, wait_until
+from tests.faults.on_demand.conftest import PROGRAM
+from tests.served_stack import ServedStack, wait_until
 
 pytestmark = pytest.mark.timeout(240)
 
-PROGRAM = Path(__file__).parent.parent / "model_server.py"
-MODELS = f"""
-  own:
-    engine: command
-    command: "{sys.executable} {PROGRAM} {{port}} {{api_key}} {{file}} 4 512"
-    file: {DEMO_FILE}
-    flavor: llama_cpp
-    slots: 4
-    context_length: 512
-    chat_template_kwargs: {{enable_thinking: false}}
-  second: {{file: {DEMO_FILE}, slots: 2, context_length: 2048}}
-"""
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 STORY: list[Any] = [{"role": "user", "content": "Tell me a story."}]
-
-
-@pytest.fixture(scope="module")
-def stack() -> Iterator[ServedStack]:
-    slowed = "tests.hook_functions.on_chunk"
-    with served_stack(MODELS, ON_CHUNK=slowed) as running:
-        yield running
 
 
 @pytest.fixture
 def client(stack: ServedStack) -> openai.OpenAI:
     return stack.client().with_options(max_retries=0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded(stack: ServedStack) -> Iterator[None]:
+    """Load the models of this file, which the worker of the stack does not start with."""
+    with stack.http() as http:
+        for model in ("own", "second"):
+            wait_until(
+                lambda name=model: (
+                    http.post("/v1/models/load", json={"model": name}).status_code == 200
+                ),
+                120,
+                "the order",
+            )
+            wait_until(
+                lambda name=model: state(stack.client(), name) == "loaded", 120, "the models"
+            )
+        yield
+        for model in ("own", "second"):
+            http.post("/v1/models/unload", json={"model": model})
 
 
 def servers(stack: ServedStack) -> list[psutil.Process]:
@@ -66,8 +65,8 @@ def running_on(stack: ServedStack, model: str) -> int:
     return int(stack.sql(query, model)[0][0])
 
 
-def state(client: openai.OpenAI) -> str:
-    return str(client.models.retrieve("own").model_dump()["status"])
+def state(client: openai.OpenAI, model: str = "own") -> str:
+    return str(client.models.retrieve(model).model_dump()["status"])
 
 
 def test_it_answers_as_the_engine_in_the_process_does(
@@ -129,9 +128,10 @@ def test_a_killed_server_costs_its_own_runs_only(stack: ServedStack, client: ope
 
 
 def ended_while_it_runs(stack: ServedStack, response_id: str, number: signal.Signals) -> int:
-    """End the model's server while the response runs on it; return which attempt that was.
+    """End the model's server while the response runs on it; return which counted attempt that was.
 
-    The server writes a long answer in a second or two: it is looked for before that begins.
+    The server writes a long answer in a second or two: it is looked for before that begins. On a
+    busy machine the next attempt may begin before the worker knows of the end; that one is spared.
     """
     server, until = None, time.monotonic() + 60
     while server is None or (row := stack.row(response_id))["status"] != "running":
@@ -142,7 +142,7 @@ def ended_while_it_runs(stack: ServedStack, response_id: str, number: signal.Sig
     server.send_signal(number)
     wait_until(lambda: stack.row(response_id) != row, 60, "what comes of it")
     wait_until(lambda: not server.is_running(), 60, "the end of the process")
-    return int(row["attempt"])
+    return int(row["attempt"] - row["spared"])
 
 
 def begin_long(client: openai.OpenAI, model: str) -> str:
@@ -161,11 +161,12 @@ def test_what_somebody_ends_counts_as_no_attempt_of_a_response_in_the_background
 ) -> None:
     with stack.file("slow"):
         made = begin_long(client, "demo")
-        for attempt in range(1, 4):
-            assert ended_while_it_runs(stack, made, signal.SIGKILL) == attempt
+        for _ in range(3):
+            assert ended_while_it_runs(stack, made, signal.SIGKILL) == 1
     wait_until(lambda: stack.row(made)["status"] == "completed", 120, "its end")
     row = stack.row(made)
-    assert (row["attempt"], row["spared"], row["alone_since"]) == (4, 3, None)
+    assert row["attempt"] >= 4
+    assert (row["attempt"] - row["spared"], row["alone_since"]) == (1, None)
 
 
 def test_a_response_in_the_background_that_ends_its_server_has_three_attempts(
@@ -182,9 +183,7 @@ def test_a_response_in_the_background_that_ends_its_server_has_three_attempts(
     assert response.status == "failed"
     assert response.error is not None
     assert "ended before the answer was complete" in response.error.message
-    wait_until(
-        lambda: client.models.retrieve("second").model_dump()["status"] == "loaded", 60, "it"
-    )
+    wait_until(lambda: state(client, "second") == "loaded", 60, "it")
 
 
 def test_nothing_of_it_is_left_when_the_worker_is_killed(
@@ -196,6 +195,14 @@ def test_nothing_of_it_is_left_when_the_worker_is_killed(
     while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < until
         time.sleep(0.05)
-    answer = client.chat.completions.create(model="own", messages=HELLO, max_tokens=8)
-    assert answer.choices[0].message.content
+    wait_until(lambda: asked_again(client), 120, "the model on the next worker")
     assert len(servers(stack)) == 1
+
+
+def asked_again(client: openai.OpenAI) -> bool:
+    """Whether the model answers; what asks for it loads it."""
+    try:
+        answer = client.chat.completions.create(model="own", messages=HELLO, max_tokens=8)
+    except openai.InternalServerError:
+        return False
+    return bool(answer.choices[0].message.content)

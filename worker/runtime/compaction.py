@@ -1,0 +1,252 @@
+"""Compaction: the model summarises the older turns of a conversation before it answers.
+
+It is the first turn of the run, in the run's own slot: a run that starts again compacts again, and
+its tokens are part of the run's usage. A run has at most one summary, which reads at most one
+context and writes at most ``Compaction.summary_tokens``. What does not fit into that context is
+left out, oldest first. A summary is due when the prompt has ``threshold`` tokens and at least half
+as many can be summarised, or when the engine refuses the prompt for its length.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import orjson
+
+from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.engines.registry import model_capabilities
+from inference_site.core.domain.compaction import (
+    SUMMARY_HEADING,
+    SUMMARY_REQUEST,
+    SUMMARY_TASK,
+    CompactedContext,
+    shortened,
+    transcript,
+)
+from inference_site.core.domain.deltas import (
+    CompactionDelta,
+    Delta,
+    Finish,
+    PromptDelta,
+    TextDelta,
+    Usage,
+)
+from inference_site.core.domain.errors import ContextLengthExceeded
+from inference_site.core.domain.request import (
+    Compaction,
+    GenerationRequest,
+    History,
+    Message,
+    Sampling,
+)
+from worker.engines.base import Engine, Sink
+from worker.engines.context_length import length_of, start_truncating
+from worker.media import resolve_media
+
+_TOKEN_CHARACTERS = 4
+"""Usual characters of a token; models that cannot render a prompt are estimated with it."""
+_MESSAGE_TOKENS = 4
+_MOST_TRIES = 8
+"""How often a transcript that the engine finds too long is shortened; the last is very short."""
+
+
+class TurnSink(Sink, Protocol):
+    """The sink of a run that has several turns."""
+
+    def spend(self, usage: Usage) -> None:
+        """Take the usage of a turn that has ended; later usages are added to it."""
+
+
+class _Turn:
+    """Collects what a turn that no client sees produces; it is cancelled with its run."""
+
+    def __init__(self, run: Sink) -> None:
+        self._run = run
+        self._pieces: list[str] = []
+        self.usage, self.prompt_tokens = Usage(), 0
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the run is cancelled."""
+        return self._run.cancelled
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self._pieces).strip()
+
+    def feed(self, delta: Delta) -> None:
+        """Take the next delta."""
+        match delta:
+            case TextDelta(text=text):
+                self._pieces.append(text)
+            case PromptDelta(tokens=tokens):
+                self.prompt_tokens = len(tokens)
+            case Usage():
+                self.usage = delta
+
+
+def start_compacting(
+    engine: Engine,
+    request: GenerationRequest,
+    sink: TurnSink,
+    ended: Callable[[Exception | None], None],
+    project_id: int,
+) -> bool:
+    """Start the request like ``start_truncating``, after a summary of its older turns if it is due.
+
+    The calling thread waits for the summary. The request's media need not be resolved:
+    those that are left are files of this project.
+    """
+    if request.compaction is None:
+        return start_truncating(engine, resolve_media(request, project_id), sink, ended)
+    attempts = _attempts(engine, request, request.compaction, sink)
+
+    def start(refused: ContextLengthExceeded | None) -> bool:
+        for attempt in attempts:
+            try:
+                return start_truncating(engine, resolve_media(attempt, project_id), sink, on_end)
+            except ContextLengthExceeded as exc:
+                refused = exc
+        if refused is not None and not sink.cancelled:
+            raise refused
+        return False
+
+    def on_end(error: Exception | None) -> None:
+        if not isinstance(error, ContextLengthExceeded):
+            ended(error)
+            return
+
+        def start_again() -> None:
+            try:
+                is_over = not start(error)
+            except Exception as exc:  # noqa: BLE001  # The caller of ``start`` has returned.
+                ended(exc)
+            else:
+                if is_over:
+                    ended(None)
+
+        # The engine's thread must not wait for a summary.
+        threading.Thread(target=start_again, daemon=True).start()
+
+    return start(None)
+
+
+def _attempts(
+    engine: Engine, request: GenerationRequest, compaction: Compaction, sink: TurnSink
+) -> Iterator[GenerationRequest]:
+    """Yield the request, compacted if that is due; then, while the engine refuses it, shorter ones.
+
+    The last one has the instructions and the newest turn alone.
+    """
+    history = compaction.split(request.messages)
+    if not compaction.is_whole_answer and not _is_due(engine, request, compaction, history, sink):
+        if sink.cancelled:
+            return
+        yield replace(request, truncate=request.truncate and not history.middle)
+    newest = history.newest
+    if history.middle or compaction.is_whole_answer:
+        newest = _with_question(history, compaction)
+        summary = _summary(engine, request, compaction, history, sink)
+        if sink.cancelled:
+            return
+        leading = history.leading[compaction.instructions :]
+        context = CompactedContext(summary, leading, newest)
+        sink.feed(CompactionDelta(context))
+        if compaction.is_whole_answer:
+            sink.feed(Finish("stop"))
+            return
+        yield replace(compacted(request, context), truncate=False)
+    yield replace(request, messages=(*history.leading, *newest))
+
+
+def compacted(request: GenerationRequest, context: CompactedContext) -> GenerationRequest:
+    """Return the request with its own instructions and the context, to be compacted no more."""
+    own = request.messages[: request.compaction.instructions] if request.compaction else ()
+    return replace(request, messages=(*own, *context.messages), compaction=None)
+
+
+def _with_question(history: History, compaction: Compaction) -> tuple[Message, ...]:
+    """Return the newest messages; results of tools after the question that led to their calls.
+
+    A question that is longer than a summary loses its middle, which the summary has.
+    """
+    newest = history.newest
+    questions = [message for message in history.middle if message.role == "user"]
+    if not newest or newest[0].role != "assistant" or not questions:
+        return newest
+    text = shortened(questions[-1].all_text, compaction.summary_tokens * _TOKEN_CHARACTERS)
+    return (Message("user", text), *newest)
+
+
+def _is_due(
+    engine: Engine,
+    request: GenerationRequest,
+    compaction: Compaction,
+    history: History,
+    sink: Sink,
+) -> bool:
+    """Whether the prompt has reached the threshold, and half of that can be summarised."""
+    characters = sum(map(length_of, request.messages))
+    tools = sum(len(orjson.dumps(tool.parameters)) for tool in request.tools)
+    middle = sum(map(length_of, history.middle))
+    # A token has at least one character, but for what the template adds.
+    if not middle or characters + tools < compaction.threshold:
+        return False
+    tokens = (characters + tools) // _TOKEN_CHARACTERS + len(request.messages) * _MESSAGE_TOKENS
+    if compaction.counts and not any(message.parts for message in request.messages):
+        turn = _Turn(sink)
+        try:
+            engine.render(replace(request, operation="render"), turn)
+        except ContextLengthExceeded:
+            return True
+        tokens = turn.prompt_tokens
+    share = middle / (characters + tools)
+    return tokens >= compaction.threshold and tokens * share * 2 >= compaction.threshold
+
+
+def _summary(
+    engine: Engine,
+    request: GenerationRequest,
+    compaction: Compaction,
+    history: History,
+    sink: TurnSink,
+) -> str:
+    """Return the model's summary of the middle; the end of the transcript if it wrote nothing.
+
+    Raise ContextLengthExceeded if the model cannot read even a short transcript.
+    """
+    middle, has_earlier = history.middle, compaction.has_summary
+    if len(middle) == has_earlier:  # There is nothing new.
+        return "".join(one.all_text.removeprefix(SUMMARY_HEADING) for one in middle)
+    task = SUMMARY_TASK
+    if compaction.is_whole_answer and compaction.instructions:
+        own: Sequence[Message] = history.leading[: compaction.instructions]
+        task = "\n\n".join([*(message.all_text for message in own), SUMMARY_TASK])
+    spec = catalogue().models.get(request.model)
+    has_template = spec is not None and "chat_template" in model_capabilities(spec)
+    most = sum(map(length_of, middle)) + len(task)
+    for _ in range(_MOST_TRIES):
+        text = transcript(middle, most, keeps_first=has_earlier)
+        asked = GenerationRequest(
+            model=request.model,
+            messages=(Message("system", task), Message("user", SUMMARY_REQUEST.format(text))),
+            max_output_tokens=compaction.summary_tokens,
+            sampling=Sampling() if spec is None else spec.sampling,
+            template_vars={"enable_thinking": False} if has_template else {},
+        )
+        turn = _Turn(sink)
+        try:
+            engine.chat(asked, turn)
+        except ContextLengthExceeded as exc:
+            refused = exc
+            room = max(exc.context_length - compaction.summary_tokens, exc.context_length // 2)
+            most = int(min(most, len(text)) * min(room / exc.input_tokens, 1) * 0.9)
+        else:
+            return turn.text or transcript(middle, compaction.summary_tokens)
+        finally:
+            sink.spend(turn.usage)
+    raise refused
