@@ -203,13 +203,11 @@ _AXE = Axe()
 _LOOK = """async (rules) => (await axe.run({
     resultTypes: ["violations"], iframes: false, ...rules,
 })).violations"""
-_TARGET_SIZE: dict[str, Any] = {"target-size": {"enabled": True}}
-"""24 pixels (WCAG 2.2); axe-core leaves the rule off unless it is asked for."""
-ALL_RULES: dict[str, Any] = {"rules": _TARGET_SIZE}
+ALL_RULES: dict[str, Any] = {}
 ONLY_COLOURS: dict[str, Any] = {"runOnly": ["color-contrast", "link-in-text-block"]}
 """To look at colours takes most of the time, and no colour depends on the width."""
 ALL_BUT_COLOURS: dict[str, Any] = {
-    "rules": _TARGET_SIZE | {name: {"enabled": False} for name in ONLY_COLOURS["runOnly"]}
+    "rules": {name: {"enabled": False} for name in ONLY_COLOURS["runOnly"]}
 }
 _ONLY_SIZES: dict[str, Any] = {"runOnly": ["scrollable-region-focusable"]}
 _IS_SHOWN_AS_BEFORE = """() => {
