@@ -160,7 +160,11 @@ UNFOLD = {
     ],
     "LOGIN": {"form": "inference_site.console.people.login.LoginForm"},
     "STYLES": ["inference_site.console.navigation.stylesheet"],
-    "SCRIPTS": ["inference_site.console.navigation.landmarks"],
+    "SCRIPTS": [
+        "inference_site.console.navigation.landmarks",
+        "inference_site.console.navigation.palette",
+        "inference_site.console.navigation.shortcuts",
+    ],
     "SIDEBAR": {"navigation": "inference_site.console.navigation.navigation"},
     "COLORS": {"primary": _TEAL},
 }

@@ -87,6 +87,16 @@ def landmarks(_: HttpRequest) -> str:
     return static("console/landmarks.js")
 
 
+def palette(_: HttpRequest) -> str:
+    """Return the address of the script of the command palette."""
+    return static("console/palette.js")
+
+
+def shortcuts(_: HttpRequest) -> str:
+    """Return the address of the script that shows the list of shortcuts."""
+    return static("console/shortcuts.js")
+
+
 def stylesheet(_: HttpRequest) -> str:
     """Return the address of the console's own stylesheet."""
     return static("console/admin.css")

@@ -49,7 +49,7 @@ REFUSED = "refused"
 SPANS = {"1h": dt.timedelta(hours=1), "24h": dt.timedelta(days=1), "7d": dt.timedelta(days=7)}
 FILTER_NAMES = ("q", "project", "key", "model", "status", "error", "since")
 """Query parameters of the filters; a saved filter keeps these."""
-_ID_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "embd-", "tok-", "modr-", "audio-", "req_")
+ID_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "embd-", "tok-", "modr-", "audio-", "req_")
 _CURSOR = re.compile(r"([0-9]{1,18})-([0-9]{1,18})", re.ASCII)
 _MAX_KEYS, _MAX_SAVED, _MAX_FACET_VALUES = 200, 30, 12
 _TOO_BROAD = "Too much would have to be searched: choose a project, or give more words."
@@ -94,7 +94,7 @@ class LogFilters:
     @property
     def id(self) -> str:
         """``q``, if it is an id."""
-        return self.q if self.q.startswith(_ID_PREFIXES) else ""
+        return self.q if self.q.startswith(ID_PREFIXES) else ""
 
     @property
     def words(self) -> str:

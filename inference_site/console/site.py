@@ -9,13 +9,13 @@ from typing import Any, cast
 
 from django.conf import settings
 from django.contrib.admin.models import CHANGE
-from django.core.paginator import InvalidPage
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.views.decorators.http import require_POST
 from unfold.sites import UnfoldAdminSite
 
+from inference_site.console import palette
 from inference_site.console.fleet_page import (
     fleet_context,
     model_context,
@@ -110,12 +110,12 @@ class ConsoleSite(UnfoldAdminSite):
     def search(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> TemplateResponse:
-        """Search as the theme does; answer with a 404 where it fails on a page number."""
-        try:
-            found: TemplateResponse = super().search(request, extra_context)
-        except (InvalidPage, ValueError) as exc:
-            raise Http404("There is no such page.") from exc
-        return found
+        """Return the lines of the command palette for the term ``s``; see ``palette.search``."""
+        entries = palette.search(request, request.GET.get("s", ""))
+        shown = {"entries": entries, **(extra_context or {})}
+        page = TemplateResponse(request, "console/palette.html", shown)
+        page["Cache-Control"] = "no-store"
+        return page
 
     def login(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None

@@ -33,7 +33,7 @@ from inference_site.console.tiles import (
     usage_tiles,
 )
 from inference_site.core.admin_pages.labels import milliseconds, money
-from inference_site.runs.usage.models import Measure, Period, percentile
+from inference_site.runs.usage.models import Measure, Period, UsageRollup, percentile
 from inference_site.runs.usage.queries import (
     PERIOD_LENGTH,
     Histograms,
@@ -379,6 +379,8 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
     if not request.user.has_perm(PERMISSION):
         return {"may_see_usage": False}
     filters = filters_of(request.GET, timezone.now())
+    if not UsageRollup.objects.exists():
+        return {"may_see_usage": True, "filters": filters, **_first_steps(request)}
     with without_table_scans():
         usage, latencies = usage_by(filters.span), histograms(filters.span)
         table = _table(filters.span, filters.group)
@@ -399,6 +401,19 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
         "charts": _charts(filters.span, buckets, latencies),
         "table": table,
         "group_label": GROUPS[filters.group],
+    }
+
+
+def _first_steps(request: HttpRequest) -> dict[str, Any]:
+    """Return what the page shows on a site without any request: how to send the first one."""
+    listed = (spec.id for spec in catalogue().models.values() if spec.is_listed)
+    return {
+        "tiles": tiles_now(),
+        "first_steps": True,
+        "first_model": next(listed, "MODEL"),
+        "chat_address": request.build_absolute_uri("/v1/chat/completions"),
+        "may_add_key": request.user.has_perm("accounts.add_apikey"),
+        "may_add_model": request.user.has_perm("model_store.add_storedmodel"),
     }
 
 

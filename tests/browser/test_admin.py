@@ -40,6 +40,8 @@ MENU = [
     "/admin/files/storedfile/",
     "/admin/responses_api/prompttemplate/",
     "/admin/generations/generation/",
+    "/admin/responses_api/mcpapproval/",
+    "/admin/mcp_servers/mcpserver/",
     "/admin/alarms/alarm/",
     "/admin/alarms/rule/",
     "/admin/alarms/recipient/",

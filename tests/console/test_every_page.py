@@ -113,9 +113,3 @@ def test_an_odd_parameter_is_no_fault_of_the_server(
         if admin.get(address, {parameter: odd}).status_code >= 500
     ]
     assert faults == []
-
-
-@pytest.mark.parametrize("page", ["x", "99", "-1", "9" * 30, "\0"])
-def test_a_page_of_the_search_that_there_is_not_is_a_404(admin: Client, page: str) -> None:
-    assert admin.get("/admin/search/", {"s": "a"}).status_code == 200
-    assert admin.get("/admin/search/", {"s": "a", "page": page}).status_code == 404

@@ -100,13 +100,33 @@ def test_a_custom_range_counts_what_ended_in_it_at_any_age(
 
 
 @pytest.mark.parametrize("odd", ["", "x", "0001-01-01T00:00", "9999-12-31T23:59", "\0", "1" * 99])
-def test_a_custom_range_of_odd_ends_is_a_day_or_at_most_two_years(admin: Client, odd: str) -> None:
+def test_a_custom_range_of_odd_ends_is_a_day_or_at_most_two_years(
+    admin: Client, api_key: Key, odd: str
+) -> None:
+    used(api_key[0])
     page(admin, range="custom", **{"from": odd, "to": odd})
     text = page(admin, range="custom", **{"from": "2000-01-01T00:00", "to": odd})
     assert text.count('<tr><th scope="row">2') < 4 * 733
 
 
-def test_the_axis_of_a_chart_names_its_zone(admin: Client) -> None:
+def test_a_site_without_requests_shows_the_first_steps(
+    admin: Client, staff: Callable[..., Client], api_key: Key
+) -> None:
+    text = page(admin)
+    assert "First steps" in text
+    assert "curl http://testserver/v1/chat/completions" in text
+    for address in ("accounts/apikey/add", "model_store/storedmodel/add", "model_store/pull/add"):
+        assert f'href="/admin/{address}/"' in text
+    assert "<dt>Requests</dt>" not in text
+    assert "/add/" not in page(staff("usage.view_usagerollup"))
+    used(api_key[0])
+    text = page(admin)
+    assert "First steps" not in text
+    assert tile(text, "Requests")[0] == "1"
+
+
+def test_the_axis_of_a_chart_names_its_zone(admin: Client, api_key: Key) -> None:
+    used(api_key[0])
     assert 'text-anchor="end">UTC</text>' in page(admin)
 
 
@@ -162,7 +182,8 @@ def test_the_download_needs_the_usage_permission(admin: Client) -> None:
     assert admin.get("/admin/usage.csv").status_code == 403
 
 
-def test_invalid_query_values_become_the_defaults(admin: Client) -> None:
+def test_invalid_query_values_become_the_defaults(admin: Client, api_key: Key) -> None:
+    used(api_key[0])
     query = {"range": "x", "project": "-1", "key": "9" * 30, "by": "password", "model": ""}
     assert 'value="24h" checked' in page(admin, **query)
 
@@ -176,6 +197,7 @@ def test_the_usage_log_is_read_only_for_waiting_generations(admin: Client, api_k
     assert "'queued'" in asked[0]
 
 
-def test_usage_needs_its_permission(staff: Callable[..., Client]) -> None:
+def test_usage_needs_its_permission(staff: Callable[..., Client], api_key: Key) -> None:
+    used(api_key[0])
     assert "do not have permission to see usage" in page(staff())
     assert "Requests" in page(staff("usage.view_usagerollup"))

@@ -221,7 +221,10 @@ def test_only_own_responses_can_be_read_with_what_they_took() -> None:
 
 
 def test_logging_out_has_the_browser_forget_the_conversations(admin: Client) -> None:
-    assert "playground/forget.js" in admin.post("/admin/logout/").content.decode()
+    page = admin.post("/admin/logout/").content.decode()
+    assert "playground/forget.js" in page
+    assert "You are logged out" in page
+    assert "quality time" not in page
 
 
 def test_the_page_says_whose_conversations_it_may_show(admin: Client) -> None:

@@ -1,6 +1,11 @@
-// Adds what keyboards and screen readers need and the theme lacks: a main landmark, and menu buttons
-// that can be focused and have a name.
+// Adds what keyboards and screen readers need and the theme lacks: a main landmark, a link that skips
+// the menu, and menu buttons that can be focused and have a name.
 addEventListener("DOMContentLoaded", () => {
+  const content = document.getElementById("content");
+  if (content && document.getElementById("nav-sidebar")) {
+    content.tabIndex = -1; // So that the focus moves there with the link.
+    document.body.insertAdjacentHTML("afterbegin", '<a class="skip-link" href="#content">Skip to the content</a>');
+  }
   const main = document.getElementById("main") ?? document.getElementById("page");
   (main ?? document.querySelector("body > div"))?.setAttribute("role", "main");
   for (const header of document.querySelectorAll("thead th")) {
