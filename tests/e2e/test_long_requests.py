@@ -36,7 +36,6 @@ DOORS: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/responses", {"input": [{"role": "user", "content": "x"}] * 2_048}, "input"),
     ("/v1/responses", {"input": ACCENTS, "background": True}, "input"),
     ("/v1/responses/input_tokens", {"input": ACCENTS}, "input"),
-    ("/v1/responses/compact", {"input": ACCENTS}, "input"),
     ("/api/chat", {"messages": USER}, ""),
     ("/api/generate", {"prompt": ACCENTS}, ""),
     ("/api/generate", {"prompt": ACCENTS, "raw": True}, ""),

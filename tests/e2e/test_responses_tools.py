@@ -33,7 +33,8 @@ PICK: Any = {
         "additionalProperties": False,
     },
 }
-HOSTED: list[Any] = [{"type": "web_search"}, {"type": "mcp", "server_label": "x"}]
+MCP_DEFAULTS = {"allowed_tools": None, "headers": None, "require_approval": "always"}
+HOSTED: list[Any] = [{"type": "web_search"}, {**MCP_DEFAULTS, "type": "mcp", "server_label": "x"}]
 
 
 def output(call_id: str, given: Any = "sunny", custom: bool = False) -> dict[str, Any]:
