@@ -203,13 +203,16 @@ class ResponseAssembler(Assembler):
         """Continue the stream of an earlier attempt with a new answer.
 
         The item that the earlier attempt left open is ended. Its items are not part of the output,
-        but keep their output indexes; those of turns that are ``saved`` stay in the output. One
-        more ``response.in_progress`` marks the restart, and has the items that stay.
+        but keep their output indexes; those of turns that are ``saved`` stay in the output, if they
+        were sent as they are saved. One more ``response.in_progress`` marks the restart, and has
+        the items that stay.
         """
         self.recover(sent)
         closing = self._output.end_item("incomplete")
         self._saved = saved
-        self._output.clear([] if saved is None else [item["id"] for item in saved["items"]])
+        kept = [] if saved is None else saved["items"]
+        output = self._output
+        output.clear([item.id for item in output.items if item.model_dump(mode="json") in kept])
         if sent.next <= events.ACCEPTED_EVENTS:  # The earlier attempt has sent nothing.
             return closing
         shown = changed(self.response, output=self._output.items)
