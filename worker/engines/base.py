@@ -21,7 +21,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
-from inference_site.core.domain.deltas import Delta
+from inference_site.core.domain.deltas import (
+    Delta,
+    Finish,
+    PromptDelta,
+    TextDelta,
+    TokenLogprob,
+    Usage,
+)
 from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest, Operation
@@ -230,6 +237,39 @@ class Sink(Protocol):
     @property
     def cancelled(self) -> bool:
         """Whether the engine must stop now. Read for every token, so it costs an attribute."""
+
+
+class Collector:
+    """A sink for an answer that no client sees. It is cancelled with the run that asks for it."""
+
+    def __init__(self, run: Sink) -> None:
+        self._run = run
+        self._pieces: list[str] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.usage, self.prompt_tokens, self.is_complete = Usage(), 0, False
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the run is cancelled."""
+        return self._run.cancelled
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self._pieces)
+
+    def feed(self, delta: Delta) -> None:
+        """Take the next delta."""
+        match delta:
+            case TextDelta(text=text, logprobs=logprobs):
+                self._pieces.append(text)
+                self.logprobs += logprobs
+            case PromptDelta(tokens=tokens):
+                self.prompt_tokens = len(tokens)
+            case Usage():
+                self.usage = delta
+            case Finish():
+                self.is_complete = True
 
 
 def load_engine(spec: ModelSpec) -> Engine:

@@ -28,10 +28,7 @@ from inference_site.core.domain.compaction import (
 )
 from inference_site.core.domain.deltas import (
     CompactionDelta,
-    Delta,
     Finish,
-    PromptDelta,
-    TextDelta,
     Usage,
 )
 from inference_site.core.domain.errors import ContextLengthExceeded
@@ -42,7 +39,7 @@ from inference_site.core.domain.request import (
     Message,
     Sampling,
 )
-from worker.engines.base import Engine, Sink
+from worker.engines.base import Collector, Engine, Sink
 from worker.engines.context_length import length_of, start_truncating
 from worker.media import resolve_media
 
@@ -58,35 +55,6 @@ class TurnSink(Sink, Protocol):
 
     def spend(self, usage: Usage) -> None:
         """Take the usage of a turn that has ended; later usages are added to it."""
-
-
-class _Turn:
-    """Collects what a turn that no client sees produces; it is cancelled with its run."""
-
-    def __init__(self, run: Sink) -> None:
-        self._run = run
-        self._pieces: list[str] = []
-        self.usage, self.prompt_tokens = Usage(), 0
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the run is cancelled."""
-        return self._run.cancelled
-
-    @property
-    def text(self) -> str:
-        """The text so far."""
-        return "".join(self._pieces).strip()
-
-    def feed(self, delta: Delta) -> None:
-        """Take the next delta."""
-        match delta:
-            case TextDelta(text=text):
-                self._pieces.append(text)
-            case PromptDelta(tokens=tokens):
-                self.prompt_tokens = len(tokens)
-            case Usage():
-                self.usage = delta
 
 
 def start_compacting(
@@ -198,7 +166,7 @@ def _is_due(
         return False
     tokens = (characters + tools) // _TOKEN_CHARACTERS + len(request.messages) * _MESSAGE_TOKENS
     if compaction.counts and not any(message.parts for message in request.messages):
-        turn = _Turn(sink)
+        turn = Collector(sink)
         try:
             engine.render(replace(request, operation="render"), turn)
         except ContextLengthExceeded:
@@ -238,7 +206,7 @@ def _summary(
             sampling=Sampling() if spec is None else spec.sampling,
             template_vars={"enable_thinking": False} if has_template else {},
         )
-        turn = _Turn(sink)
+        turn = Collector(sink)
         try:
             engine.chat(asked, turn)
         except ContextLengthExceeded as exc:
@@ -246,7 +214,7 @@ def _summary(
             room = max(exc.context_length - compaction.summary_tokens, exc.context_length // 2)
             most = int(min(most, len(text)) * min(room / exc.input_tokens, 1) * 0.9)
         else:
-            return turn.text or transcript(middle, compaction.summary_tokens)
+            return turn.text.strip() or transcript(middle, compaction.summary_tokens)
         finally:
             sink.spend(turn.usage)
     raise refused

@@ -20,16 +20,14 @@ from functools import partial
 
 from inference_site.catalogue.engines.options import GuardName
 from inference_site.core.domain.deltas import (
-    Delta,
     Finish,
     ModerationDelta,
-    TextDelta,
     TokenLogprob,
     Usage,
 )
 from inference_site.core.domain.errors import ContextLengthExceeded, GenerationFailed
 from inference_site.core.domain.request import GenerationRequest, ImagePart, Message, Sampling
-from worker.engines.base import Engine, Sink
+from worker.engines.base import Collector, Engine, Sink
 
 CATEGORIES = (
     *("harassment", "harassment/threatening", "hate", "hate/threatening", "illicit"),
@@ -196,7 +194,7 @@ class _Moderation:
         """Run chats until one continues on its own; return False when all have ended."""
         while not self._sink.cancelled and (chat := next(self._chats, None)) is not None:
             index, hazard, request = chat
-            answer = _Answer(self._sink)
+            answer = Collector(self._sink)
             try:
                 if self._engine.start(
                     request, answer, partial(self._on_end, index, hazard, answer)
@@ -207,7 +205,7 @@ class _Moderation:
             self._take(index, hazard, answer)
         return False
 
-    def _on_end(self, index: int, hazard: str, answer: _Answer, error: Exception | None) -> None:
+    def _on_end(self, index: int, hazard: str, answer: Collector, error: Exception | None) -> None:
         if isinstance(error, ContextLengthExceeded):
             error = error.of("input")
         if error is not None:
@@ -222,21 +220,13 @@ class _Moderation:
             if is_over:
                 self._ended(None)
 
-    def _take(self, index: int, hazard: str, answer: _Answer) -> None:
-        used, more = self._usage, answer.usage
-        self._usage = Usage(
-            used.input_tokens + more.input_tokens,
-            used.cached_tokens + more.cached_tokens,
-            used.output_tokens + more.output_tokens,
-            used.reasoning_tokens + more.reasoning_tokens,
-            used.prefill_ms + more.prefill_ms,
-            used.decode_ms + more.decode_ms,
-        )
+    def _take(self, index: int, hazard: str, answer: Collector) -> None:
+        self._usage = self._usage.plus(answer.usage)
         if answer.is_complete:  # Else the run was cancelled.
             self._judge(index, hazard, answer)
         self._sink.feed(self._usage)
 
-    def _judge(self, index: int, hazard: str, answer: _Answer) -> None:
+    def _judge(self, index: int, hazard: str, answer: Collector) -> None:
         """Read an answer; after the last one about an input, feed its result."""
         judged = read_judgement(self._guard, answer.text, answer.logprobs)
         self._judged.append(replace(judged, hazards=(hazard,)) if hazard else judged)
@@ -247,31 +237,6 @@ class _Moderation:
             self._sink.feed(moderation(self._guard, self._judged, types, index))
             self._sink.feed(Finish("stop", index))
             self._judged = []
-
-
-class _Answer:
-    """The sink of one chat."""
-
-    def __init__(self, run: Sink) -> None:
-        self._run = run
-        self.text, self.usage, self.is_complete = "", Usage(), False
-        self.logprobs: list[TokenLogprob] = []
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the run is cancelled."""
-        return self._run.cancelled
-
-    def feed(self, delta: Delta) -> None:
-        """Take the next delta."""
-        match delta:
-            case TextDelta():
-                self.text += delta.text
-                self.logprobs += delta.logprobs
-            case Usage():
-                self.usage = delta
-            case Finish():
-                self.is_complete = True
 
 
 def read_judgement(guard: Guard, text: str, logprobs: Sequence[TokenLogprob]) -> Judgement:
