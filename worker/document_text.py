@@ -1,6 +1,8 @@
 """The text of documents, read in a process of its own: a hostile one costs that process only.
 
-``python -m worker.document_text`` reads a PDF from its input and writes the text of its pages.
+``python -m worker.document_text`` reads a PDF from its input and writes the text of its pages. Each
+document has its process, unlike in ``limited_process``: a long one takes seconds, and the documents
+of other projects must not wait for it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ _MEMORY = 1024 * 1024 * 1024
 """Bytes of address space of the process."""
 _MAX_PAGES = 2_000
 _MAX_CHARACTERS = 4_000_000
+_REFUSED = 3
+"""The exit status of a process that has written why the document cannot be read."""
 
 
 class UnreadableDocument(Exception):
@@ -51,9 +55,6 @@ def text_of_pdf(content: bytes) -> str:
     if not text.strip():
         raise UnreadableDocument("The PDF has no text: its pages may be images.")
     return text
-
-
-_REFUSED = 3
 
 
 def _main() -> int:

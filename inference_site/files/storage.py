@@ -18,7 +18,7 @@ from django.core.files import File
 from django.core.files.storage import Storage, storages
 from django.utils import timezone
 
-from inference_site.core.errors.api_errors import UnavailableError
+from inference_site.core.errors.api_errors import FileStorageError
 from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE
 from inference_site.files.models import StoredFile, Upload
 
@@ -33,7 +33,7 @@ _BATCH = 100
 def store(file: StoredFile, content: IO[bytes]) -> None:
     """Store a new file with its content.
 
-    Raise InvalidRequestError beyond the project's quota, and UnavailableError if it cannot be
+    Raise InvalidRequestError beyond the project's quota, and FileStorageError if it cannot be
     stored; then nothing is left of it.
     """
     StoredFile.objects.accept(
@@ -50,7 +50,7 @@ def store(file: StoredFile, content: IO[bytes]) -> None:
         raise
     if not is_ready:  # It took more than an hour.
         delete([file])
-        raise UnavailableError("The file was stored too slowly.", code="storage_unavailable")
+        raise FileStorageError("The file was stored too slowly.")
 
 
 def delete(files: Sequence[StoredFile]) -> None:
@@ -59,7 +59,7 @@ def delete(files: Sequence[StoredFile]) -> None:
         StoredFile.objects.filter(pk__in=[file.pk for file in files]).hide()
         for file in files:
             _erase(file)
-    except (UnavailableError, *DATABASE_UNAVAILABLE) as exc:
+    except (FileStorageError, *DATABASE_UNAVAILABLE) as exc:
         logger.warning("the content of %d files is deleted later: %s", len(files), exc)
 
 
@@ -73,7 +73,7 @@ def _erase(file: StoredFile) -> None:
 def read(file: StoredFile, start: int = 0, end: int | None = None) -> Iterator[bytes]:
     """Yield the bytes from ``start`` to before ``end``. Opens the content at the first ``next``.
 
-    Raise UnavailableError if it cannot be read.
+    Raise FileStorageError if it cannot be read.
     """
     left = (file.size_bytes if end is None else end) - start
     with _storage_errors(), _storage().open(file.key) as content:
@@ -82,7 +82,7 @@ def read(file: StoredFile, start: int = 0, end: int | None = None) -> Iterator[b
             left -= len(chunk)
             yield chunk
     if left > 0:
-        raise UnavailableError("A part of the file is missing.", code="storage_unavailable")
+        raise FileStorageError("A part of the file is missing.")
 
 
 def prune(until: float) -> int:
@@ -101,7 +101,7 @@ def prune(until: float) -> int:
                 return deleted
             try:
                 _erase(file)
-            except UnavailableError as exc:
+            except FileStorageError as exc:
                 logger.warning("files are deleted later: %s", exc)
                 return deleted
             deleted += 1
@@ -116,13 +116,11 @@ def _storage() -> Storage:
 
 @contextmanager
 def _storage_errors() -> Iterator[Any]:
-    """Raise UnavailableError for an error of the storage, which may have any type."""
+    """Raise FileStorageError for an error of the storage, which may have any type."""
     try:
         yield
-    except UnavailableError:
+    except FileStorageError:
         raise
     except Exception as exc:
         logger.exception("the storage of files failed")
-        raise UnavailableError(
-            "The storage of files is not available.", code="storage_unavailable"
-        ) from exc
+        raise FileStorageError from exc

@@ -16,6 +16,7 @@ from django.http import HttpResponse
 
 from inference_site.core.errors.api_errors import (
     ApiError,
+    FileStorageError,
     InvalidRequestError,
     RequestTimeoutError,
     UnavailableError,
@@ -231,13 +232,13 @@ async def spool_body(receive: Receive, most: int) -> SpooledBody:
     """Write a request's body of at most ``most`` bytes to a temporary file.
 
     Raise ClientGone, PayloadTooLargeError for a longer body, RequestTimeoutError when a MiB of it
-    does not come within ``BODY_TIMEOUT_S``, and UnavailableError when it cannot be written.
+    does not come within ``BODY_TIMEOUT_S``, and FileStorageError when it cannot be written.
     """
     try:
         # The caller closes it.
         file = tempfile.TemporaryFile(dir=settings.FILE_UPLOAD_TEMP_DIR)  # noqa: SIM115
     except OSError as exc:
-        raise no_room_for_files() from exc
+        raise FileStorageError from exc
     digest, size, more = hashlib.sha256(), 0, True
     try:
         while more:
@@ -248,7 +249,7 @@ async def spool_body(receive: Receive, most: int) -> SpooledBody:
             await asyncio.to_thread(_write, file, part, digest)
     except OSError as exc:
         file.close()
-        raise no_room_for_files() from exc
+        raise FileStorageError from exc
     except BaseException:
         file.close()
         raise
@@ -275,8 +276,3 @@ async def _next_part(receive: Receive) -> tuple[bytes, bool]:
 def _write(file: IO[bytes], part: bytes, digest: Any) -> None:
     file.write(part)
     digest.update(part)
-
-
-def no_room_for_files() -> UnavailableError:
-    """Return the error for a file that cannot be stored: the disk is full, or storage is away."""
-    return UnavailableError("The storage of files is not available.", code="storage_unavailable")

@@ -27,15 +27,16 @@ from rest_framework.response import Response
 
 from inference_site.accounts.rate_limits import count_request
 from inference_site.core.errors.api_errors import (
-    ApiError,
     ConflictError,
     InvalidRequestError,
     PayloadTooLargeError,
+    RangeError,
 )
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.files import storage
 from inference_site.files.models import (
     FilePurpose,
+    FileState,
     StoredFile,
     Upload,
     UploadStatus,
@@ -72,7 +73,7 @@ def _file_name(given: str) -> str:
 
 
 class ExpiresAfter(WireRequest):
-    """``expires_after``: the file is deleted so many seconds after its creation."""
+    """``expires_after``: the seconds from the creation of the file to its deletion."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Field(ge=3600, le=2_592_000)]
@@ -465,7 +466,7 @@ def _require_pending(upload: Upload) -> None:
 
 def _parts(upload: Upload, body: CompleteRequest) -> list[StoredFile]:
     """Return the parts in order. Raise InvalidRequestError if they are not the upload's bytes."""
-    stored = {part.public_id: part for part in upload.parts.filter(state="ready")}
+    stored = {part.public_id: part for part in upload.parts.filter(state=FileState.READY)}
     for i, id_ in enumerate(body.part_ids):
         if id_ not in stored:
             raise InvalidRequestError(
@@ -502,7 +503,7 @@ def _requested_range(header: str, size: int) -> tuple[int, int] | None:
     if found is None or not any(found.groups()):
         return None
     first, last = found.groups()
-    if not first:  # The last so many bytes.
+    if not first:  # ``-N``: the last N bytes.
         start, end = max(0, size - int(last)), size
     else:
         start, end = int(first), min(int(last) + 1, size) if last else size
@@ -511,14 +512,6 @@ def _requested_range(header: str, size: int) -> tuple[int, int] | None:
     if start >= size or start >= end:
         raise RangeError(headers={"Content-Range": f"bytes */{size}"})
     return start, end
-
-
-class RangeError(ApiError):
-    """The file has no bytes in this range."""
-
-    status = 416
-    type = "invalid_request_error"
-    code = "range_not_satisfiable"
 
 
 def _wire_file(file: StoredFile) -> FileObject:

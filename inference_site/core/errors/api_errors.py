@@ -11,12 +11,14 @@
     ├── PayloadTooLargeError    413
     ├── UriTooLongError         414
     ├── UnsupportedMediaError   415
+    ├── RangeError              416
     ├── RateLimitError          429  try again; carries Retry-After
     │   └── QuotaError               a budget is used up
     ├── HeadersTooLargeError    431
     ├── InternalError           500
     └── UnavailableError        503  try again; carries Retry-After
         ├── StreamLostError          carries the usage if the generation has completed
+        ├── FileStorageError         the disk is full, or the bucket is away
         └── QueueTimeoutError   504
 
 ``exceptions.api_error`` maps every other exception to one of these.
@@ -195,6 +197,14 @@ class UnsupportedMediaError(ApiError):
     code = "unsupported_content_type"
 
 
+class RangeError(ApiError):
+    """The file has no bytes in this range."""
+
+    status = 416
+    type = "invalid_request_error"
+    code = "range_not_satisfiable"
+
+
 class RateLimitError(ApiError):
     """Too many requests. Please try again later."""
 
@@ -266,6 +276,12 @@ class StreamLostError(UnavailableError):
                 "total_tokens": input_tokens + output_tokens,
             }
         return envelope
+
+
+class FileStorageError(UnavailableError):
+    """The storage of files is not available."""
+
+    code = "storage_unavailable"
 
 
 class QueueTimeoutError(UnavailableError):
