@@ -14,14 +14,11 @@ from typing import IO, Annotated, Any, Literal, cast
 from django.conf import settings
 from django.core.files.uploadedfile import UploadedFile
 from django.http import StreamingHttpResponse
-from django.http.multipartparser import MultiPartParserError
 from django.http.response import HttpResponseBase
 from django.utils import timezone
 from django.utils.http import content_disposition_header
 from pydantic import AfterValidator, Field
 from pydantic.json_schema import SkipJsonSchema
-from rest_framework.exceptions import ParseError
-from rest_framework.parsers import MultiPartParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -42,6 +39,7 @@ from inference_site.files.models import (
     UploadStatus,
 )
 from inference_site.gateway.api.authentication import caller_of
+from inference_site.gateway.api.multipart import FileFormParser
 from inference_site.gateway.api.paging import PageQuery, list_object, parse_page
 from inference_site.gateway.api.payload import WireObject, WireRequest, parse
 from inference_site.gateway.api.schema import ListObject, documented
@@ -79,11 +77,17 @@ class ExpiresAfter(WireRequest):
     seconds: Annotated[int, Field(ge=3600, le=2_592_000)]
 
 
+class FormExpiresAfter(ExpiresAfter):
+    """The same in a form, whose fields are texts."""
+
+    seconds: Annotated[int, Field(strict=False, ge=3600, le=2_592_000)]
+
+
 class FileRequest(WireRequest):
     """The fields of ``POST /v1/files`` beside the file itself."""
 
     purpose: Purpose
-    expires_after: ExpiresAfter | None = None
+    expires_after: FormExpiresAfter | None = None
 
 
 class FileForm(FileRequest):
@@ -170,17 +174,6 @@ class FilesQuery(PageQuery):
     purpose: str | SkipJsonSchema[None] = Field(None, description="Only files with this purpose.")
 
 
-class FileFormParser(MultiPartParser):
-    """Parses ``multipart/form-data`` with Django's parser; files go to temporary files."""
-
-    def parse(self, stream: IO[bytes], media_type: Any = None, parser_context: Any = None) -> Any:
-        """Return the fields and files. Raise InvalidRequestError for a malformed form."""
-        try:
-            return super().parse(stream, media_type, parser_context)
-        except (ParseError, MultiPartParserError) as exc:
-            raise InvalidRequestError(f"We could not parse the form: {exc}") from exc
-
-
 class FileFormView(ApiView):
     """A view whose POST takes a form with a file, which is never held in memory as a whole."""
 
@@ -205,12 +198,9 @@ class FilesView(FileFormView):
         and `expires_after[seconds]`. Files with the purpose `batch` expire after 30 days if it is
         not given.
         """
-        given: Any = request.data
-        fields: dict[str, Any] = {name: given[name] for name in ("purpose",) if name in given}
-        if any(name.startswith("expires_after[") for name in given):
-            fields["expires_after"] = _expiry(given)
-        body = parse(FileRequest, fields)
-        content = _file_of(request, "file")
+        form: Any = request.data
+        fields = {name: form[name] for name in FileRequest.model_fields if name in form}
+        body, content = parse(FileRequest, fields), _file_of(form, "file")
         try:
             name = _file_name(content.name or "")
         except ValueError as exc:
@@ -326,7 +316,7 @@ class UploadPartsView(FileFormView):
         """
         upload = _upload(request, upload_id)
         _require_pending(upload)
-        content = _file_of(request, "data")
+        content = _file_of(request.data, "data")
         size = content.size or 0
         if size > settings.MAX_PART_BYTES:
             raise PayloadTooLargeError(f"A part may have at most {settings.MAX_PART_BYTES} bytes.")
@@ -397,24 +387,14 @@ class UploadCancelView(ApiView):
         return Response(_wire_upload(upload).model_dump())
 
 
-def _file_of(request: Request, name: str) -> UploadedFile[Any]:
+def _file_of(form: Any, name: str) -> UploadedFile[Any]:
     """Return the file in the field of a form. Raise InvalidRequestError if there is none."""
-    content = request.FILES.get(name)
-    if content is None:
+    content = form.get(name)
+    if not isinstance(content, UploadedFile):
         raise InvalidRequestError(
             f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter"
         )
-    return cast("UploadedFile[Any]", content)
-
-
-def _expiry(form: Any) -> dict[str, Any]:
-    """Return ``expires_after`` of a form, whose fields are texts."""
-    prefix = "expires_after["
-    given = {name[len(prefix) : -1]: form[name] for name in form if name.startswith(prefix)}
-    seconds = given.get("seconds")
-    if isinstance(seconds, str) and seconds.isdecimal() and len(seconds) < 10:
-        given["seconds"] = int(seconds)
-    return given
+    return content
 
 
 def _new_file(

@@ -1,20 +1,21 @@
-"""Forms with a file, as clients upload sounds: ``multipart/form-data``.
+"""Forms with a file, as clients upload sounds and files: ``multipart/form-data``.
 
-The body is in memory already, and bounded (``gateway.bodies``); nothing is written to the disk. The
-types and names of files that a client sends are not looked at: ``ending_of`` looks at the content.
+The body of a sound is in memory already, and bounded (``gateway.bodies``); nothing of it is written
+to the disk, and its type and name are not looked at: ``ending_of`` looks at the content.
 """
 
 from __future__ import annotations
 
 import re
 from io import BytesIO
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
-from django.core.files.uploadedfile import SimpleUploadedFile
+from django.core.files.uploadedfile import SimpleUploadedFile, UploadedFile
 from django.core.files.uploadhandler import FileUploadHandler
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from rest_framework.parsers import BaseParser
+from rest_framework.request import Request
 
 from inference_site.core.errors.api_errors import InvalidRequestError
 
@@ -42,27 +43,45 @@ class FormParser(BaseParser):
 
     def parse(self, stream: IO[bytes], media_type: Any = None, parser_context: Any = None) -> Any:
         """Return the fields. Raise InvalidRequestError for a malformed form."""
-        meta = parser_context["request"].META
         held = BytesIO(stream.read())
-        try:
-            fields, files = MultiPartParser(meta, held, [_InMemory()]).parse()
-        except (MultiPartParserError, SuspiciousOperation, RequestDataTooBig) as exc:
-            message = f"We could not parse the form of your request: {exc}."
-            raise InvalidRequestError(message) from exc
-        body: dict[str, Any] = {}
-        for name, values in fields.lists():
-            entry = _ENTRY.fullmatch(name)
-            if entry is None:
-                body[name] = values if len(values) > 1 else values[0]
-            elif entry[2]:
-                values_of = body.setdefault(entry[1], {})
-                if isinstance(values_of, dict):
-                    values_of[entry[2]] = values[0]
-            else:
-                body[entry[1]] = values
-        for name, uploaded in files.lists():
-            body[name] = uploaded[0].read()
-        return body
+        fields, files = _parsed(parser_context["request"], held, [_InMemory()])
+        return fields | {name: uploaded.read() for name, uploaded in files.items()}
+
+
+class FileFormParser(FormParser):
+    """Parses a form whose body is in a temporary file; large files of it go to others.
+
+    The values of files are Django's ``UploadedFile``.
+    """
+
+    def parse(self, stream: IO[bytes], media_type: Any = None, parser_context: Any = None) -> Any:
+        """Return the fields. Raise InvalidRequestError for a malformed form."""
+        request = parser_context["request"]
+        fields, files = _parsed(request, stream, request.upload_handlers)
+        return fields | files
+
+
+def _parsed(
+    request: Request, stream: IO[bytes], handlers: list[FileUploadHandler]
+) -> tuple[dict[str, Any], dict[str, UploadedFile[Any]]]:
+    """Return the fields and the files of a form; of files with one name, the first."""
+    try:
+        fields, files = MultiPartParser(request.META, cast(Any, stream), handlers).parse()
+    except (MultiPartParserError, SuspiciousOperation, RequestDataTooBig) as exc:
+        message = f"We could not parse the form of your request: {exc}."
+        raise InvalidRequestError(message) from exc
+    body: dict[str, Any] = {}
+    for name, values in fields.lists():
+        entry = _ENTRY.fullmatch(name)
+        if entry is None:
+            body[name] = values if len(values) > 1 else values[0]
+        elif entry[2]:
+            values_of = body.setdefault(entry[1], {})
+            if isinstance(values_of, dict):
+                values_of[entry[2]] = values[0]
+        else:
+            body[entry[1]] = values
+    return body, {name: uploaded[0] for name, uploaded in files.lists()}
 
 
 class _InMemory(FileUploadHandler):
