@@ -38,7 +38,7 @@ def socket(stack: ServedStack) -> Iterator[Socket]:
 
 
 def by_lane(socket: Socket, ended: int) -> dict[str | None, list[dict[str, Any]]]:
-    """The events of each lane until so many responses or requests have ended."""
+    """Return the events of each lane, read until this number of responses or requests has ended."""
     found: dict[str | None, list[dict[str, Any]]] = defaultdict(list)
     while ended:
         event = socket.event()

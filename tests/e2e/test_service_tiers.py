@@ -1,4 +1,4 @@
-"""Service tiers: a key has so many priority requests a minute; more are served as usual."""
+"""Service tiers: a key has a number of priority requests a minute; more are served as usual."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db.models import QuerySet
 
 from inference_site.accounts.models import Project
 from inference_site.gateway.idempotency.models import forget_answer
@@ -38,23 +39,23 @@ class Command(BaseCommand):
             if found is None:
                 raise CommandError(f"There is no project {project}.")
             project_id = found.pk
-        gone = self._forget_ended(user, project_id)
+        rows = Generation.objects.filter(end_user=user)
+        theirs = rows if project_id is None else rows.filter(project=project_id)
+        gone = self._forget_ended(theirs.filter(finished_at__isnull=False), user, project_id)
         for name, count in gone.items():
             self.stdout.write(f"{count} {name}")
-        rows = Generation.objects.filter(end_user=user, finished_at=None)
-        running = rows if project_id is None else rows.filter(project=project_id)
-        if count := running.count():
+        if count := theirs.filter(finished_at=None).count():
             raise CommandError(f"{count} generations of this user have not ended: run it again.")
 
-    def _forget_ended(self, user: str, project_id: int | None) -> Counter[str]:
+    def _forget_ended(
+        self, rows: QuerySet[Generation], user: str, project_id: int | None
+    ) -> Counter[str]:
         """Forget the generations that have ended, batch by batch.
 
         The user's name is removed from the rows of a batch last, so that an interrupted run is
         continued by the next.
         """
         gone: Counter[str] = Counter({"generations": 0})
-        rows = Generation.objects.filter(end_user=user, finished_at__isnull=False)
-        rows = rows if project_id is None else rows.filter(project=project_id)
         while True:
             batch = dict(rows.order_by("pk").values_list("pk", "public_id")[:_BATCH])
             ids = list(batch.values())
