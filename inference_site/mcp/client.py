@@ -40,6 +40,7 @@ from pydantic import ValidationError
 
 from inference_site.core.checked_connections import ssl_context
 from inference_site.core.domain.addresses import AllowedAddresses
+from inference_site.core.json_schemas import closed_validator
 from inference_site.core.resolver import resolve_within
 from inference_site.mcp.access import LIST_TOOLS, Endpoint, OAuthClient, TransportName
 
@@ -413,9 +414,7 @@ def _listed_tool(tool: mcp_types.Tool) -> dict[str, Any] | None:
     if is_too_large or not is_name or tool.name == LIST_TOOLS:
         return None
     try:  # Engines make grammars of it.
-        jsonschema_rs.validator_for(
-            schema, pattern_options=jsonschema_rs.RegexOptions(), retriever=_refuse_reference
-        )
+        closed_validator(schema)
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError):
         return None
     description = tool.description
@@ -428,10 +427,6 @@ def _listed_tool(tool: mcp_types.Tool) -> dict[str, Any] | None:
         "input_schema": schema,
         "annotations": {"read_only": bool(hints.read_only_hint)},
     }
-
-
-def _refuse_reference(uri: str) -> Any:
-    raise ValueError(f"{uri} is elsewhere")
 
 
 def _depth(value: Any) -> int:

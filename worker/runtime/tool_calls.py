@@ -18,10 +18,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import jsonschema_rs
-
 from inference_site.core.domain.deltas import Delta, Finish, TextDelta, ToolCallDelta
 from inference_site.core.domain.request import GenerationRequest, Tool
+from inference_site.core.json_schemas import closed_validator
 from worker.engines.chat.tools import new_call_id
 
 _MAX_HELD = 64 * 1024
@@ -133,16 +132,9 @@ def _parse_calls(text: str, tools: dict[str, Tool]) -> Iterator[ToolCallDelta]:
 
 def _fit_schema(arguments: Any, tool: Tool) -> bool:
     """Whether the arguments match the tool's schema. References to other documents are errors."""
-    validator = jsonschema_rs.validator_for(
-        tool.parameters,
-        pattern_options=jsonschema_rs.RegexOptions(),  # Their time is linear.
-        retriever=_refuse_reference,
+    return bool(
+        isinstance(arguments, dict) and closed_validator(tool.parameters).is_valid(arguments)
     )
-    return isinstance(arguments, dict) and validator.is_valid(arguments)
-
-
-def _refuse_reference(uri: str) -> Any:
-    raise ValueError(f"{uri} is elsewhere")
 
 
 _HEAD = '{"input":"'
