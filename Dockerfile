@@ -72,7 +72,9 @@ COPY --chmod=755 responses_api responses_api
 # Else each process compiles the site anew when it starts: it must not write bytecode.
 # The OpenAPI document is built once, too.
 RUN python -m compileall -q --invalidation-mode checked-hash . \
-    && SECRET_KEY=build python manage.py openapi > /dev/null
+    && SECRET_KEY=build python manage.py openapi > /dev/null \
+    && SECRET_KEY=build STATIC_ROOT=/app/staticfiles python manage.py collectstatic --noinput -v 0
+ENV STATIC_ROOT=/app/staticfiles
 USER 10001:10001
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=10s --start-period=300s --retries=6 \

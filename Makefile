@@ -23,8 +23,8 @@ export PYTHONDONTWRITEBYTECODE :=
 	attacks engines clients containers release lock clean
 .DELETE_ON_ERROR:
 
-serve: .venv/.installed
-	@exec $(BIN)/python manage.py serve --host $(HOST) --port $(PORT) $(if $(MODEL),--model $(MODEL)) \
+serve: .venv/.installed staticfiles/staticfiles.json
+	@STATIC_ROOT=$(CURDIR)/staticfiles exec $(BIN)/python manage.py serve --host $(HOST) --port $(PORT) $(if $(MODEL),--model $(MODEL)) \
 		$(if $(WEB),--web $(WEB)) $(if $(WORKERS),--workers $(WORKERS))
 
 test: .venv/.compiled .venv/.real-model
@@ -161,5 +161,10 @@ INSTALL = printf 'Installing the %s packages of %s ' $$(grep -c '^[a-z0-9].*==' 
 		$(BIN)/python -m pytest --collect-only -qq >/dev/null
 	@touch $@
 
+# The files of the pages, compressed and with hashes in their names, anew when a package or one of them has changed.
+staticfiles/staticfiles.json: .venv/.installed $(shell find inference_site responses_api -path '*/static/*' -type f)
+	@rm -rf staticfiles
+	@SECRET_KEY=none STATIC_ROOT=$(CURDIR)/staticfiles $(BIN)/python manage.py collectstatic --noinput -v 0
+
 clean:
-	rm -rf .venv var .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv staticfiles var .mypy_cache .ruff_cache .import_linter_cache .hypothesis

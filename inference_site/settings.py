@@ -56,7 +56,7 @@ INSTALLED_APPS = [
     "django.contrib.contenttypes",
     "django.contrib.sessions",
     "django.contrib.messages",
-    "django.contrib.staticfiles",
+    "inference_site.console.apps.StaticFilesOfPages",
     "django.contrib.postgres",
     "rest_framework",
     "drf_spectacular",
@@ -211,7 +211,13 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 FORMAT_MODULE_PATH = "inference_site.console.formats"
 STATIC_URL = "/static/"
-WHITENOISE_USE_FINDERS = True  # Served from the packages they come in; nothing is collected.
+# `make serve` and the images name a folder, for which they have run `collectstatic`: its files are
+# compressed, and their names have hashes, so that browsers keep them. Without it, files come from
+# the packages that they belong to.
+STATIC_ROOT = environment.text("STATIC_ROOT") or None
+WHITENOISE_USE_FINDERS = STATIC_ROOT is None
+WHITENOISE_KEEP_ONLY_HASHED_FILES = True
+WHITENOISE_SKIP_COMPRESS_EXTENSIONS = ("map", "png", "woff2")
 
 # --- PostgreSQL and Redis ------------------------------------------------------------------------
 
@@ -440,7 +446,11 @@ BUCKET_OPTIONS = {
 _bucket_of_files = {"BACKEND": "storages.backends.s3.S3Storage", "OPTIONS": BUCKET_OPTIONS}
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
-    "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
+    "staticfiles": {
+        "BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"
+        if STATIC_ROOT
+        else "django.contrib.staticfiles.storage.StaticFilesStorage"
+    },
     "files": _bucket_of_files if FILES_BUCKET else _folder_of_files,
 }
 

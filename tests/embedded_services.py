@@ -112,6 +112,7 @@ def prepare_settings() -> Path:
     """Set what the settings demand; return the data directory, which goes with this process."""
     os.environ.setdefault("SECRET_KEY", secrets.token_urlsafe(50))
     os.environ.setdefault("HTTPS", "false")
+    os.environ.pop("STATIC_ROOT", None)
     data_dir = Path(tempfile.mkdtemp(prefix="inference-test-"))
     data_dir.chmod(0o755)  # PostgreSQL runs as a user of its own when the tests run as root.
     os.environ["DATA_DIR"] = str(data_dir)

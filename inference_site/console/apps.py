@@ -1,4 +1,4 @@
-"""Two Django apps: the console, and Django's admin with the console's site."""
+"""Three Django apps: the console, and Django's admin and static files as the console has them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from django.apps import AppConfig, apps
 from django.contrib.admin.apps import SimpleAdminConfig
 from django.contrib.admin.checks import check_admin_app, check_dependencies
+from django.contrib.staticfiles.apps import StaticFilesConfig
 from django.core import checks
 
 
@@ -32,6 +33,15 @@ class ConsoleConfig(AppConfig):
             (AccessFailureLog, "failed login", "failed logins"),
         ):
             model._meta.verbose_name, model._meta.verbose_name_plural = one, many
+
+
+class StaticFilesOfPages(StaticFilesConfig):
+    """Static files, of which ``collectstatic`` leaves out those that no page of the site names."""
+
+    ignore_patterns = [  # As the base class has it.
+        *StaticFilesConfig.ignore_patterns,
+        *("rest_framework", "redoc", "swagger-ui-es-*", "swagger-ui.js*", "xregexp"),
+    ]
 
 
 class SiteAdminConfig(SimpleAdminConfig):

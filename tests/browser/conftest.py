@@ -232,8 +232,21 @@ def faults(page: Page, rules: dict[str, Any] = ALL_RULES) -> list[str]:
     ]
 
 
+_UNKNOWN_ICONS = """() => document.fonts.ready.then(() =>
+    [...document.querySelectorAll(".material-symbols-outlined")]
+        .filter((icon) => icon.checkVisibility() && icon.textContent.trim())
+        .filter((icon) => {
+            const range = document.createRange();
+            range.selectNodeContents(icon);
+            const size = parseFloat(getComputedStyle(icon).fontSize);
+            return range.getBoundingClientRect().width > 1.5 * size;
+        })
+        .map((icon) => icon.textContent.trim()))"""
+"""An icon that the font lacks is drawn as the letters of its name."""
+
+
 def assert_usable(page: Page) -> None:
-    """The page, just loaded, fits at any width, and has no fault of accessibility.
+    """The page, just loaded, fits at any width, has all its icons, and no fault of accessibility.
 
     The elements are looked at on a desk and on a phone. If these show the same elements, only what
     depends on sizes is looked at again.
@@ -243,6 +256,7 @@ def assert_usable(page: Page) -> None:
         assert_fits(page)
         if width not in PICTURED:
             continue
+        assert page.evaluate(_UNKNOWN_ICONS) == [], "run tools/fonts.py"
         is_known = page.evaluate(_IS_SHOWN_AS_BEFORE)
         narrow = _ONLY_SIZES if is_known else ALL_BUT_COLOURS
         rules = ALL_RULES if width == "desktop" else narrow

@@ -1,0 +1,128 @@
+"""Cut the fonts of the admin's theme down to what its pages show: of 750 KB, 86 remain.
+
+Run it with a Python that has the theme, fonttools and brotli (``pip install fonttools brotli``). It
+writes into ``inference_site/console/static``, where Django finds the files before the theme's own.
+Run it again when a page has a new icon (a browser test fails for one that the font lacks), or when
+the theme has new fonts.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+from fontTools.subset import Options, Subsetter
+from fontTools.ttLib import TTFont
+
+ROOT = Path(__file__).resolve().parent.parent
+FONTS = ROOT / "inference_site" / "console" / "static" / "unfold" / "fonts"
+LATIN = [*range(0x20, 0x7F), *range(0xA0, 0x180), 0x2009, *range(0x2010, 0x2028), 0x202F]
+LATIN += [
+    0x2030,
+    0x2039,
+    0x203A,
+    0x20AC,
+    0x2122,
+    *range(0x2190, 0x2194),
+    0x2212,
+    0x2260,
+    0x2264,
+    0x2265,
+]
+"""Characters of the small files. The theme's whole files serve all others."""
+WEIGHTS = {"Regular": 400, "Medium": 500, "SemiBold": 600, "Bold": 700}
+_ICON_TEXT = re.compile(r"material-symbols-outlined[^>]*>([^<]*)<")
+_WORD = re.compile(r"[a-z][a-z0-9_]+")
+
+
+def theme() -> Path:
+    """Return the folder of the theme's package."""
+    spec = find_spec("unfold")
+    if spec is None or spec.origin is None:
+        raise SystemExit("The theme, django-unfold, is not installed.")
+    return Path(spec.origin).parent
+
+
+def icon_words() -> set[str]:
+    """Return words that may be names of icons: of the theme's icons, and of our own strings."""
+    words: set[str] = set()
+    for template in (theme() / "templates").rglob("*.html"):
+        for text in _ICON_TEXT.findall(template.read_text()):
+            words.update(_WORD.findall(text))
+    for python in theme().glob("*.py"):
+        words.update(re.findall(r'icon="([a-z0-9_]+)"', python.read_text()))
+    for package in ("inference_site", "completions", "responses_api"):
+        for source in (ROOT / package).rglob("*"):
+            if source.suffix in (".py", ".html", ".js") and "icon" in (text := source.read_text()):
+                words.update(re.findall(r"""["'>\s]([a-z][a-z0-9_]+)["'<\s]""", text))
+    return words
+
+
+def cut_icons() -> None:
+    """Write the font of icons with the icons that some page names."""
+    font = TTFont(theme() / "static/unfold/fonts/material-symbols/Material-Symbols-Outlined.woff2")
+    names = {glyph: character for character, glyph in font.getBestCmap().items()}
+    wanted = icon_words()
+    kept: set[str] = set()
+    for lookup in font["GSUB"].table.LookupList.Lookup:
+        for table in lookup.SubTable:
+            for first, ligatures in list(table.ligatures.items()):
+                for ligature in ligatures:
+                    parts = [first, *ligature.Component]
+                    if "".join(chr(names[part]) for part in parts if part in names) in wanted:
+                        kept.update(parts, [ligature.LigGlyph])
+    options = Options(layout_features=["*"], layout_closure=False, flavor="woff2", hinting=False)
+    subsetter = Subsetter(options)
+    subsetter.populate(glyphs=kept)
+    subsetter.subset(font)
+    font.flavor = "woff2"
+    font.save(FONTS / "material-symbols" / "used.woff2")
+
+
+def cut_letters() -> None:
+    """Write the Latin part of each weight of the theme's text font."""
+    for weight in WEIGHTS:
+        font = TTFont(theme() / f"static/unfold/fonts/inter/Inter-{weight}.woff2")
+        features = ["kern", "liga", "calt", "ccmp", "locl", "mark", "mkmk", "tnum"]
+        subsetter = Subsetter(Options(layout_features=features, flavor="woff2", hinting=False))
+        subsetter.populate(unicodes=LATIN)
+        subsetter.subset(font)
+        font.flavor = "woff2"
+        font.save(FONTS / "inter" / f"latin-{weight.lower()}.woff2")
+
+
+def ranges(characters: list[int]) -> str:
+    """Return characters as CSS writes a ``unicode-range``."""
+    found: list[list[int]] = []
+    for one in sorted(characters):
+        if found and one == found[-1][1] + 1:
+            found[-1][1] = one
+        else:
+            found.append([one, one])
+    return ", ".join(f"U+{a:X}" if a == b else f"U+{a:X}-{b:X}" for a, b in found)
+
+
+def write_stylesheets() -> None:
+    """Write the stylesheets that take the place of the theme's."""
+    face = (
+        '@font-face {{\n  font-family: "{}";\n  font-style: normal;\n  font-weight: {};\n  {}\n}}\n'
+    )
+    faces = []
+    for weight, number in WEIGHTS.items():
+        source = 'font-display: swap;\n  src: url("{}.woff2") format("woff2");'
+        small = source.format(f"latin-{weight.lower()}")
+        # Of two faces with a character the later one has it: the whole file is read for others.
+        faces.append(face.format("Inter", number, source.format(f"Inter-{weight}")))
+        faces.append(face.format("Inter", number, f"{small}\n  unicode-range: {ranges(LATIN)};"))
+    (FONTS / "inter" / "styles.css").write_text("".join(faces))
+    icons = 'src: url("used.woff2") format("woff2");'
+    (FONTS / "material-symbols" / "styles.css").write_text(
+        face.format("Material Symbols Outlined", 400, icons)
+    )
+
+
+if __name__ == "__main__":
+    cut_icons()
+    cut_letters()
+    write_stylesheets()
