@@ -217,6 +217,7 @@ STATIC_URL = "/static/"
 STATIC_ROOT = environment.text("STATIC_ROOT") or None
 WHITENOISE_USE_FINDERS = STATIC_ROOT is None
 WHITENOISE_KEEP_ONLY_HASHED_FILES = True
+WHITENOISE_MANIFEST_STRICT = False  # A page that names a missing file is served without it.
 WHITENOISE_SKIP_COMPRESS_EXTENSIONS = ("map", "png", "woff2")
 
 # --- PostgreSQL and Redis ------------------------------------------------------------------------

@@ -30,7 +30,9 @@ LATIN += [
     0x2264,
     0x2265,
 ]
-"""Characters of the small files. The theme's whole files serve all others."""
+"""Characters of the small files."""
+OTHER_ALPHABETS = [*range(0x180, 0x530), *range(0x1D00, 0x2000), *range(0xA720, 0xA800)]
+"""Characters for which a browser reads the theme's whole files. Other fonts have the others."""
 WEIGHTS = {"Regular": 400, "Medium": 500, "SemiBold": 600, "Bold": 700}
 _ICON_TEXT = re.compile(r"material-symbols-outlined[^>]*>([^<]*)<")
 _WORD = re.compile(r"[a-z][a-z0-9_]+")
@@ -110,11 +112,12 @@ def write_stylesheets() -> None:
     )
     faces = []
     for weight, number in WEIGHTS.items():
-        source = 'font-display: swap;\n  src: url("{}.woff2") format("woff2");'
-        small = source.format(f"latin-{weight.lower()}")
-        # Of two faces with a character the later one has it: the whole file is read for others.
-        faces.append(face.format("Inter", number, source.format(f"Inter-{weight}")))
-        faces.append(face.format("Inter", number, f"{small}\n  unicode-range: {ranges(LATIN)};"))
+        source = (
+            'font-display: swap;\n  src: url("{}.woff2") format("woff2");\n  unicode-range: {};'
+        )
+        small = source.format(f"latin-{weight.lower()}", ranges(LATIN))
+        whole = source.format(f"Inter-{weight}", ranges(OTHER_ALPHABETS))
+        faces += [face.format("Inter", number, small), face.format("Inter", number, whole)]
     (FONTS / "inter" / "styles.css").write_text("".join(faces))
     icons = 'src: url("used.woff2") format("woff2");'
     (FONTS / "material-symbols" / "styles.css").write_text(

@@ -40,7 +40,7 @@ class StaticFilesOfPages(StaticFilesConfig):
 
     ignore_patterns = [  # As the base class has it.
         *StaticFilesConfig.ignore_patterns,
-        *("rest_framework", "redoc", "swagger-ui-es-*", "swagger-ui.js*", "xregexp"),
+        *("rest_framework", "redoc", "swagger-ui-es-*", "swagger-ui.js*"),
     ]
 
 
