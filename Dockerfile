@@ -69,6 +69,8 @@ COPY --chmod=755 worker worker
 COPY --chmod=755 inference_site inference_site
 COPY --chmod=755 completions completions
 COPY --chmod=755 responses_api responses_api
+# The settings page of the console has its words.
+COPY --chmod=755 docs/settings.md docs/settings.md
 # Else each process compiles the site anew when it starts: it must not write bytecode.
 # The OpenAPI document is built once, too.
 RUN python -m compileall -q --invalidation-mode checked-hash . \

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from django import forms
+from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.auth.decorators import permission_required
 from django.core.exceptions import PermissionDenied
@@ -21,6 +23,8 @@ from inference_site.core.site_settings.models import SiteSettings, forget
 
 VIEW, CHANGE = "site_settings.view_sitesettings", "site_settings.change_sitesettings"
 _SECRET = re.compile(r"SECRET|TOKEN(?!S)|PASSWORD|KEY(?!S)|_URLS?$")
+_ROW = re.compile(r"\| `(?P<name>[A-Z_]+)`[^|]*\|(?:[^|]*\|)+? (?P<meaning>[^|]+) \|$")
+_LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
 _FIELDS = (
     *("disconnect_grace_s", "responses_days", "conversations_days", "completions_days"),
     *("usage_log_days", "debug_content_hours", "show_content"),
@@ -41,11 +45,47 @@ class SettingsForm(forms.ModelForm[SiteSettings]):
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """An environment variable; ``source`` says where its value comes from."""
+    """An environment variable; ``source`` says where its value comes from, or "default".
+
+    The value of a secret or an address is only whether it is set.
+    """
 
     name: str
     value: str
     source: str
+    meaning: str
+
+
+@cache
+def documented() -> dict[str, dict[str, str]]:
+    """Return the meaning of each variable of docs/settings.md, by the headings of its sections."""
+    sections: dict[str, dict[str, str]] = {}
+    title = ""
+    for line in (settings.BASE_DIR / "docs" / "settings.md").read_text().splitlines():
+        if line.startswith("## "):
+            title = line[3:]
+        elif row := _ROW.match(line):
+            plain = _LINK.sub(r"\1", row["meaning"]).replace("`", "")
+            sections.setdefault(title, {})[row["name"]] = plain[:1].upper() + plain[1:]
+    return sections
+
+
+def variables_by_section() -> list[tuple[str, list[Variable]]]:
+    """Return what this process has read from the environment, as docs/settings.md groups it."""
+    asked, sections = environment.asked(), documented()
+    others = asked.keys() - set().union(*sections.values())
+    sections = {**sections, "Others": dict.fromkeys(sorted(others), "")}
+    found = []
+    for title, meanings in sections.items():
+        rows = []
+        for name, meaning in meanings.items():
+            value, source = asked.get(name, ("", ""))
+            if source:
+                shown = ("set" if value else "not set") if _SECRET.search(name) else value
+                rows.append(Variable(name, shown, source, meaning))
+        if rows:
+            found.append((title, rows))
+    return found
 
 
 @permission_required(VIEW, raise_exception=True)
@@ -68,13 +108,7 @@ def settings_page(request: HttpRequest) -> HttpResponse:
         "title": "Settings",
         "form": form,
         "may_change": may_change,
-        # The values of this web process; of secrets and URLs only whether they are set.
-        "variables": [
-            Variable(
-                name, ("set" if value else "not set") if _SECRET.search(name) else value, source
-            )
-            for name, (value, source) in sorted(environment.asked().items())
-        ],
+        "sections": variables_by_section(),
     }
     request.current_app = admin.site.name
     return TemplateResponse(request, "console/settings.html", context)

@@ -11,11 +11,13 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import Client
 from django.utils import timezone
+from django.utils.html import escape
 from pytest_django.fixtures import Settings
 
 from completions.models import StoredCompletion
 from completions.storage import prune as prune_completions
 from inference_site.accounts.models import Project
+from inference_site.console.settings_page import variables_by_section
 from inference_site.core import environment
 from inference_site.core.site_settings import models
 from inference_site.core.site_settings.models import SiteSettings
@@ -164,3 +166,22 @@ def test_conversations_go_when_nothing_was_said_for_so_long(project: Project) ->
     assert prune_responses(math.inf) == 1
     shown = Conversation.objects.filter(deleted_at=None).values_list("public_id", flat=True)
     assert list(shown) == ["alive"]
+
+
+def test_variables_stand_in_the_sections_of_their_document_with_its_words(
+    admin: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that no document names is shown too."""
+    monkeypatch.setenv("QUEUE_LIMIT", "77")
+    environment.number("QUEUE_LIMIT", 1)
+    environment.text("NOT_IN_THE_DOCUMENT")
+    sections = dict(variables_by_section())
+    limit = next(row for row in sections["API and queue"] if row.name == "QUEUE_LIMIT")
+    assert (limit.value, limit.source) == ("77", "environment")
+    assert "NOT_IN_THE_DOCUMENT" in {row.name for row in sections["Others"]}
+    undocumented = [row for rows in sections.values() for row in rows if not row.meaning]
+    assert {row.name for row in sections["Others"]} == {row.name for row in undocumented}
+    text = admin.get(PAGE).content.decode()
+    assert "`" not in limit.meaning
+    assert escape(limit.meaning) in text
+    assert text.index(">Site</h3>") < text.index(">API and queue</h3>")

@@ -145,6 +145,7 @@ class LocalSite:
         without = {"PYTHONPATH": str(WITHOUT), "HIDDEN_MODULES": hidden}
         # In an image nothing could keep what Python compiles; here it would be compiled each time.
         compiled = {"PYTHONDONTWRITEBYTECODE": os.environ.get("PYTHONDONTWRITEBYTECODE", "")}
+        said.pop("STATIC_ROOT", None)  # What the build of the image collects is not here.
         return {**said, **kept, **without, **compiled, **self._env}
 
     def local(self, words: list[str], port: int) -> list[str]:

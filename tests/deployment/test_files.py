@@ -161,7 +161,7 @@ def test_the_example_environment_names_what_the_compose_file_reads() -> None:
 # What a container has of its own: its paths and ports, its secrets, and what SITE_HOST is for.
 FIXED = {
     *("HOST", "PORT", "PYTHON", "DATA_DIR", "MODELS_DIR", "METRICS_PORT", "METRICS_HOST"),
-    *("FILES_DIR", "FILE_UPLOAD_TEMP_DIR"),
+    *("FILES_DIR", "FILE_UPLOAD_TEMP_DIR", "STATIC_ROOT"),
     *("SECRET_KEY", "DATABASE_URL", "REDIS_URL", "METRICS_TOKEN"),
     *("HTTPS", "ALLOWED_HOSTS", "CSRF_TRUSTED_ORIGINS", "MODEL", "REAL_MODEL"),
 }

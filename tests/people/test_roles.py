@@ -199,3 +199,23 @@ def test_who_has_come_in_is_deactivated_and_not_deleted(member: Member) -> None:
     User.objects.filter(pk=bob.pk).update(last_login=None)
     assert browser.post(delete, {"post": "yes"}).status_code == 302
     assert not User.objects.filter(pk=bob.pk).exists()
+
+
+def test_a_role_is_shown_in_words_and_keeps_permissions_of_tables_without_a_page(
+    member: Member,
+) -> None:
+    """The page has a row for each record; the list says what each role may do."""
+    _, browser = member("ada", "administrator")
+    operator = Group.objects.get(name="operator")
+    hidden = Permission.objects.get(codename="view_session")
+    operator.permissions.add(hidden)
+    shown = browser.get("/admin/auth/group/").content.decode()
+    assert "<b>See</b> API keys, Alarms" in shown
+    assert "<b>See prompts and answers</b> Responses" in shown
+    page = browser.get(f"/admin/auth/group/{operator.pk}/change/").content.decode()
+    assert "<legend>API keys</legend>" in page
+    assert page.index("<legend>Users</legend>") < page.index("Tables without a page of their own")
+    assert "See sessions" in page
+    kept = {"name": "operator", "permissions": [*operator.permissions.values_list("pk", flat=True)]}
+    assert browser.post(f"/admin/auth/group/{operator.pk}/change/", kept).status_code == 302
+    assert hidden in operator.permissions.all()

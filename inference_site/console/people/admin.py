@@ -13,8 +13,9 @@ from django.contrib import admin, messages
 from django.contrib.admin.widgets import RelatedFieldWidgetWrapper
 from django.contrib.auth.admin import GroupAdmin, UserAdmin
 from django.contrib.auth.models import Group, Permission, User
-from django.db.models import Q, QuerySet
+from django.db.models import Count, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.utils.html import format_html_join
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
@@ -24,6 +25,11 @@ from inference_site.console.people.password_links import (
     mail_link,
     make_link,
     sends_mail,
+)
+from inference_site.console.people.role_permissions import (
+    PermissionsField,
+    PermissionsWidget,
+    in_words,
 )
 from inference_site.core.admin_pages.base_admin import SiteAdmin
 from inference_site.core.admin_pages.labels import status_label, time_label
@@ -74,8 +80,19 @@ class InvitationForm(forms.ModelForm[User]):
         return super().save(commit)
 
 
+class WithoutPopups(SiteAdmin):
+    """Shows choices of other records without the icons that add or edit one in a popup."""
+
+    def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        """Return the field of a form."""
+        field: Any = super().formfield_for_dbfield(db_field, request, **kwargs)
+        if isinstance(getattr(field, "widget", None), RelatedFieldWidgetWrapper):
+            field.widget = field.widget.widget
+        return field
+
+
 @admin.register(User)
-class StaffAdmin(UserAdmin[User], SiteAdmin):  # type: ignore[misc]  # The theme types its own.
+class StaffAdmin(UserAdmin[User], WithoutPopups):  # type: ignore[misc]  # The theme types its own.
     """Users of the console. The audit log refers to them, so they are deactivated, not deleted."""
 
     form = UserChangeForm
@@ -143,15 +160,9 @@ class StaffAdmin(UserAdmin[User], SiteAdmin):  # type: ignore[misc]  # The theme
             kwargs["queryset"] = grantable_groups(request.user).order_by("name")
             kwargs |= {"label": "Roles", "help_text": ""}
         else:
-            kwargs["queryset"] = permissions_of(request.user).select_related("content_type")
+            kwargs["queryset"] = permissions_of(request.user)
+            kwargs |= {"form_class": PermissionsField, "widget": PermissionsWidget, "help_text": ""}
         return super().formfield_for_manytomany(db_field, request, **kwargs)
-
-    def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
-        """Remove the icons beside the roles, which would add or edit one in a popup."""
-        field: Any = super().formfield_for_dbfield(db_field, request, **kwargs)
-        if isinstance(getattr(field, "widget", None), RelatedFieldWidgetWrapper):
-            field.widget = field.widget.widget
-        return field
 
     def response_add(self, request: HttpRequest, obj: Any, post_url_continue: Any = None) -> Any:
         """Show the invitation link."""
@@ -185,10 +196,26 @@ def _new_link(request: HttpRequest, user: User) -> tuple[str, str, str]:
 
 
 @admin.register(Group)
-class RoleAdmin(GroupAdmin, SiteAdmin):  # type: ignore[misc]  # As above.
+class RoleAdmin(GroupAdmin, WithoutPopups):  # type: ignore[misc]  # As above.
     """Admin of roles: sets of permissions that users share."""
 
     filter_horizontal = ()
+    list_display = ("name", "may", "members")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Group]:
+        """Read the permissions and users of all roles in a query each."""
+        roles: QuerySet[Group] = super().get_queryset(request)
+        return roles.prefetch_related("permissions__content_type").annotate(users=Count("user"))
+
+    @admin.display(description="what it may do")
+    def may(self, role: Group) -> str:
+        lines = in_words(role.permissions.all())
+        return format_html_join("", '<p class="long-text"><b>{}</b> {}</p>', lines)
+
+    @admin.display(description="users", ordering="users")
+    def members(self, role: Any) -> int:
+        users: int = role.users
+        return users
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         allowed: bool = super().has_change_permission(request, obj)
@@ -201,7 +228,7 @@ class RoleAdmin(GroupAdmin, SiteAdmin):  # type: ignore[misc]  # As above.
     def formfield_for_manytomany(self, db_field: Any, request: Any = None, **kwargs: Any) -> Any:
         """Offer only permissions that the user can grant."""
         kwargs["queryset"] = permissions_of(request.user)
-        kwargs["widget"] = UnfoldAdminCheckboxSelectMultipleWidget
+        kwargs |= {"form_class": PermissionsField, "widget": PermissionsWidget, "help_text": ""}
         return super().formfield_for_manytomany(db_field, request, **kwargs)
 
 
