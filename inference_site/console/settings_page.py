@@ -58,10 +58,14 @@ class Variable:
 
 @cache
 def documented() -> dict[str, dict[str, str]]:
-    """Return the meaning of each variable of docs/settings.md, by the headings of its sections."""
+    """Return the meaning of each variable of docs/settings.md, by the headings of its sections.
+
+    There are none where the document is not installed beside the packages.
+    """
+    document = settings.BASE_DIR / "docs" / "settings.md"
     sections: dict[str, dict[str, str]] = {}
     title = ""
-    for line in (settings.BASE_DIR / "docs" / "settings.md").read_text().splitlines():
+    for line in document.read_text().splitlines() if document.exists() else ():
         if line.startswith("## "):
             title = line[3:]
         elif row := _ROW.match(line):
