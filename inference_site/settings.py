@@ -217,7 +217,6 @@ STATIC_URL = "/static/"
 STATIC_ROOT = environment.text("STATIC_ROOT") or None
 WHITENOISE_USE_FINDERS = STATIC_ROOT is None
 WHITENOISE_KEEP_ONLY_HASHED_FILES = True
-WHITENOISE_MANIFEST_STRICT = False  # A page that names a missing file is served without it.
 WHITENOISE_SKIP_COMPRESS_EXTENSIONS = ("map", "png", "woff2")
 
 # --- PostgreSQL and Redis ------------------------------------------------------------------------
@@ -448,7 +447,7 @@ _bucket_of_files = {"BACKEND": "storages.backends.s3.S3Storage", "OPTIONS": BUCK
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {
-        "BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"
+        "BACKEND": "inference_site.console.static_files.CollectedStaticFiles"
         if STATIC_ROOT
         else "django.contrib.staticfiles.storage.StaticFilesStorage"
     },
