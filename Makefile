@@ -161,8 +161,10 @@ INSTALL = printf 'Installing the %s packages of %s ' $$(grep -c '^[a-z0-9].*==' 
 		$(BIN)/python -m pytest --collect-only -qq >/dev/null
 	@touch $@
 
-# The files of the pages, compressed and with hashes in their names, anew when a package or one of them has changed.
-staticfiles/staticfiles.json: .venv/.installed $(shell find inference_site responses_api -path '*/static/*' -type f)
+# The files of the pages, compressed and with hashes in their names; anew when a package, one of them, or what says how
+# they are collected has changed.
+staticfiles/staticfiles.json: .venv/.installed inference_site/settings.py $(wildcard inference_site/console/*.py) \
+		$(shell find inference_site responses_api -path '*/static/*' -type f)
 	@rm -rf staticfiles
 	@SECRET_KEY=none STATIC_ROOT=$(CURDIR)/staticfiles $(BIN)/python manage.py collectstatic --noinput -v 0
 
