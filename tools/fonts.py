@@ -9,29 +9,22 @@ the theme has new fonts.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from fontTools.subset import Options, Subsetter
+from fontTools.subset import Options, Subsetter, parse_unicodes
 from fontTools.ttLib import TTFont
 
 ROOT = Path(__file__).resolve().parent.parent
 FONTS = ROOT / "inference_site" / "console" / "static" / "unfold" / "fonts"
-LATIN = [*range(0x20, 0x7F), *range(0xA0, 0x180), 0x2009, *range(0x2010, 0x2028), 0x202F]
-LATIN += [
-    0x2030,
-    0x2039,
-    0x203A,
-    0x20AC,
-    0x2122,
-    *range(0x2190, 0x2194),
-    0x2212,
-    0x2260,
-    0x2264,
-    0x2265,
-]
+LATIN = (
+    "U+20-7E, U+A0-17F, U+2009, U+2010-2027, U+202F-2030, U+2039-203A, U+20AC, U+2122, "
+    "U+2190-2193, U+2212, U+2260, U+2264-2265"
+)
 """Characters of the small files."""
-OTHER_ALPHABETS = [*range(0x180, 0x530), *range(0x1D00, 0x2000), *range(0xA720, 0xA800)]
+OTHER_ALPHABETS = "U+180-52F, U+1D00-1FFF, U+A720-A7FF"
 """Characters for which a browser reads the theme's whole files. Other fonts have the others."""
 WEIGHTS = {"Regular": 400, "Medium": 500, "SemiBold": 600, "Bold": 700}
 _ICON_TEXT = re.compile(r"material-symbols-outlined[^>]*>([^<]*)<")
@@ -61,9 +54,23 @@ def icon_words() -> set[str]:
     return words
 
 
+def read_font(name: str) -> TTFont:
+    """Return a font of the theme, with its time as it is: the same fonts give the same files."""
+    return TTFont(theme() / "static" / "unfold" / "fonts" / name, recalcTimestamp=False)
+
+
+def save_part(font: TTFont, file: Path, options: Options, **kept: Collection[Any]) -> None:
+    """Write a font with these ``glyphs`` or ``unicodes`` only, as WOFF2."""
+    subsetter = Subsetter(options)
+    subsetter.populate(**kept)
+    subsetter.subset(font)
+    font.flavor = "woff2"
+    font.save(file)
+
+
 def cut_icons() -> None:
     """Write the font of icons with the icons that some page names."""
-    font = TTFont(theme() / "static/unfold/fonts/material-symbols/Material-Symbols-Outlined.woff2")
+    font = read_font("material-symbols/Material-Symbols-Outlined.woff2")
     names = {glyph: character for character, glyph in font.getBestCmap().items()}
     wanted = icon_words()
     kept: set[str] = set()
@@ -74,35 +81,18 @@ def cut_icons() -> None:
                     parts = [first, *ligature.Component]
                     if "".join(chr(names[part]) for part in parts if part in names) in wanted:
                         kept.update(parts, [ligature.LigGlyph])
-    options = Options(layout_features=["*"], layout_closure=False, flavor="woff2", hinting=False)
-    subsetter = Subsetter(options)
-    subsetter.populate(glyphs=kept)
-    subsetter.subset(font)
-    font.flavor = "woff2"
-    font.save(FONTS / "material-symbols" / "used.woff2")
+    options = Options(layout_features=["*"], layout_closure=False, hinting=False)
+    save_part(font, FONTS / "material-symbols" / "used.woff2", options, glyphs=kept)
 
 
 def cut_letters() -> None:
     """Write the Latin part of each weight of the theme's text font."""
     for weight in WEIGHTS:
-        font = TTFont(theme() / f"static/unfold/fonts/inter/Inter-{weight}.woff2")
+        font = read_font(f"inter/Inter-{weight}.woff2")
         features = ["kern", "liga", "calt", "ccmp", "locl", "mark", "mkmk", "tnum"]
-        subsetter = Subsetter(Options(layout_features=features, flavor="woff2", hinting=False))
-        subsetter.populate(unicodes=LATIN)
-        subsetter.subset(font)
-        font.flavor = "woff2"
-        font.save(FONTS / "inter" / f"latin-{weight.lower()}.woff2")
-
-
-def ranges(characters: list[int]) -> str:
-    """Return characters as CSS writes a ``unicode-range``."""
-    found: list[list[int]] = []
-    for one in sorted(characters):
-        if found and one == found[-1][1] + 1:
-            found[-1][1] = one
-        else:
-            found.append([one, one])
-    return ", ".join(f"U+{a:X}" if a == b else f"U+{a:X}-{b:X}" for a, b in found)
+        options = Options(layout_features=features, hinting=False)
+        file = FONTS / "inter" / f"latin-{weight.lower()}.woff2"
+        save_part(font, file, options, unicodes=parse_unicodes(LATIN))
 
 
 def write_stylesheets() -> None:
@@ -115,8 +105,8 @@ def write_stylesheets() -> None:
         source = (
             'font-display: swap;\n  src: url("{}.woff2") format("woff2");\n  unicode-range: {};'
         )
-        small = source.format(f"latin-{weight.lower()}", ranges(LATIN))
-        whole = source.format(f"Inter-{weight}", ranges(OTHER_ALPHABETS))
+        small = source.format(f"latin-{weight.lower()}", LATIN)
+        whole = source.format(f"Inter-{weight}", OTHER_ALPHABETS)
         faces += [face.format("Inter", number, small), face.format("Inter", number, whole)]
     (FONTS / "inter" / "styles.css").write_text("".join(faces))
     icons = 'src: url("used.woff2") format("woff2");'
