@@ -6,10 +6,6 @@ from whitenoise.storage import CompressedManifestStaticFilesStorage
 
 
 class CollectedStaticFiles(CompressedManifestStaticFilesStorage):
-    """Compressed files whose names have hashes, also where modules of JavaScript import another.
+    """Compressed files whose names have hashes, also where modules of JavaScript import another."""
 
-    A page that names a file which was not collected is served all the same.
-    """
-
-    manifest_strict = False
     support_js_module_import_aggregation = True
