@@ -219,3 +219,22 @@ def test_a_role_is_shown_in_words_and_keeps_permissions_of_tables_without_a_page
     kept = {"name": "operator", "permissions": [*operator.permissions.values_list("pk", flat=True)]}
     assert browser.post(f"/admin/auth/group/{operator.pk}/change/", kept).status_code == 302
     assert hidden in operator.permissions.all()
+
+
+@pytest.mark.parametrize("kind", ["group", "user"])
+def test_nobody_gives_a_permission_that_they_do_not_have(
+    staff: Callable[..., Client], kind: str
+) -> None:
+    browser = staff("auth.view_group", "auth.add_group", "auth.view_user", "auth.change_user")
+    own, foreign = (Permission.objects.get(codename=name) for name in ("view_group", "add_project"))
+    bob = User.objects.create_user("bob", is_staff=True)
+    if kind == "group":
+        page, field, form = "/admin/auth/group/add/", "permissions", {"name": "new"}
+    else:
+        page, field = f"/admin/auth/user/{bob.pk}/change/", "user_permissions"
+        form = change(bob)
+    refused = browser.post(page, {**form, field: [own.pk, foreign.pk]})
+    assert b"is not one of the available choices" in refused.content
+    assert browser.post(page, {**form, field: [own.pk]}).status_code == 302
+    of = Group.objects.get(name="new").permissions if kind == "group" else bob.user_permissions
+    assert list(of.all()) == [own]

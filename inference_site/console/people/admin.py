@@ -80,11 +80,18 @@ class InvitationForm(forms.ModelForm[User]):
         return super().save(commit)
 
 
-class WithoutPopups(SiteAdmin):
-    """Shows choices of other records without the icons that add or edit one in a popup."""
+class AccessAdmin(SiteAdmin):
+    """What the admins of users and roles share: how they offer permissions and roles."""
+
+    def formfield_for_manytomany(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        """Offer only permissions that the user can grant."""
+        if db_field.related_model is Permission:
+            kwargs |= {"form_class": PermissionsField, "widget": PermissionsWidget, "help_text": ""}
+            kwargs["queryset"] = permissions_of(request.user)
+        return super().formfield_for_manytomany(db_field, request, **kwargs)
 
     def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
-        """Return the field of a form."""
+        """Remove the icons beside the choices, which would add or edit one in a popup."""
         field: Any = super().formfield_for_dbfield(db_field, request, **kwargs)
         if isinstance(getattr(field, "widget", None), RelatedFieldWidgetWrapper):
             field.widget = field.widget.widget
@@ -92,7 +99,7 @@ class WithoutPopups(SiteAdmin):
 
 
 @admin.register(User)
-class StaffAdmin(UserAdmin[User], WithoutPopups):  # type: ignore[misc]  # The theme types its own.
+class StaffAdmin(UserAdmin[User], AccessAdmin):  # type: ignore[misc]  # The theme types its own.
     """Users of the console. The audit log refers to them, so they are deactivated, not deleted."""
 
     form = UserChangeForm
@@ -154,14 +161,11 @@ class StaffAdmin(UserAdmin[User], WithoutPopups):  # type: ignore[misc]  # The t
         return allowed and is_new and may_manage(request.user, obj)
 
     def formfield_for_manytomany(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
-        """Offer only roles and permissions that the user can grant."""
-        kwargs["widget"] = UnfoldAdminCheckboxSelectMultipleWidget
+        """Offer only roles that the user can grant."""
         if db_field.name == "groups":
             kwargs["queryset"] = grantable_groups(request.user).order_by("name")
+            kwargs["widget"] = UnfoldAdminCheckboxSelectMultipleWidget
             kwargs |= {"label": "Roles", "help_text": ""}
-        else:
-            kwargs["queryset"] = permissions_of(request.user)
-            kwargs |= {"form_class": PermissionsField, "widget": PermissionsWidget, "help_text": ""}
         return super().formfield_for_manytomany(db_field, request, **kwargs)
 
     def response_add(self, request: HttpRequest, obj: Any, post_url_continue: Any = None) -> Any:
@@ -196,7 +200,7 @@ def _new_link(request: HttpRequest, user: User) -> tuple[str, str, str]:
 
 
 @admin.register(Group)
-class RoleAdmin(GroupAdmin, WithoutPopups):  # type: ignore[misc]  # As above.
+class RoleAdmin(GroupAdmin, AccessAdmin):  # type: ignore[misc]  # As above.
     """Admin of roles: sets of permissions that users share."""
 
     filter_horizontal = ()
@@ -224,12 +228,6 @@ class RoleAdmin(GroupAdmin, WithoutPopups):  # type: ignore[misc]  # As above.
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         allowed: bool = super().has_delete_permission(request, obj)
         return allowed and _is_within(request, obj)
-
-    def formfield_for_manytomany(self, db_field: Any, request: Any = None, **kwargs: Any) -> Any:
-        """Offer only permissions that the user can grant."""
-        kwargs["queryset"] = permissions_of(request.user)
-        kwargs |= {"form_class": PermissionsField, "widget": PermissionsWidget, "help_text": ""}
-        return super().formfield_for_manytomany(db_field, request, **kwargs)
 
 
 def _is_within(request: HttpRequest, group: Group | None) -> bool:

@@ -51,17 +51,16 @@ class _ByRecord(forms.models.ModelChoiceIterator[Permission]):
     """The choices of a field of permissions, in a group for each record; the last has the rest."""
 
     def __iter__(self) -> Iterator[Any]:
-        def group_of(row: Permission) -> tuple[bool, str]:
-            return (False, record_of(row)) if has_page(row) else (True, WITHOUT_PAGE)
-
-        def place_of(row: Permission) -> tuple[tuple[bool, str], int, int]:
+        def place_of(row: Permission) -> tuple[str, int, int]:
             action = action_of(row)
-            return group_of(row), order.index(action) if action in order else len(order), row.pk
+            return record_of(row), first.index(action) if action in first else len(first), row.pk
 
-        order = list(ACTIONS.values())
+        first = list(ACTIONS.values())
         rows = sorted(self.queryset.select_related("content_type"), key=place_of)
-        for (_, group), permissions in groupby(rows, group_of):
-            yield group, [self.choice(permission) for permission in permissions]
+        for record, permissions in groupby(filter(has_page, rows), record_of):
+            yield record, [self.choice(permission) for permission in permissions]
+        if rest := [self.choice(row) for row in rows if not has_page(row)]:
+            yield WITHOUT_PAGE, rest
 
 
 class PermissionsWidget(UnfoldAdminCheckboxSelectMultipleWidget):
