@@ -12,7 +12,7 @@ from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
-from inference_site.catalogue.engines.llama_cpp import PREFILL_BATCH
+from inference_site.catalogue.engines.llama_cpp import PREFILL_BATCH, PREFILL_UBATCH
 from inference_site.catalogue.gguf_files import (
     Tensor,
     header,
@@ -137,7 +137,7 @@ class ModelMemory:
         if "embedding" in spec.options:
             return max(spec.context_length, spec.slots)
         batch = max(spec.options.get("n_batch") or PREFILL_BATCH, spec.slots)
-        return int(spec.options.get("n_ubatch") or min(PREFILL_BATCH, batch))
+        return int(spec.options.get("n_ubatch") or min(PREFILL_UBATCH, batch))
 
     @property
     def cache_bytes(self) -> int:

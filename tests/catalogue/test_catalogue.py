@@ -176,7 +176,7 @@ def test_an_absolute_path_stays_as_it_is(models_file: Path) -> None:
             "models: {m: {cache_type_v: q8_0, flash_attn: off}}",
             "models.m.flash_attn: cannot be off with 'cache_type_v' q8_0",
         ),
-        ("models: {m: {n_ubatch: 513}}", "models.m.n_ubatch: cannot be more than 'n_batch', 512"),
+        ("models: {m: {n_ubatch: 2049}}", "models.m.n_ubatch: cannot be more than 'n_batch', 2048"),
         ("models: {m: {tensor_split: [0, 0]}}", "models.m.tensor_split: needs a share above 0"),
         ("models: {m: {rope_freq_base: -1}}", "models.m.rope_freq_base: Input should be greater"),
         ("models: {m: {numa: yes}}", "models.m.numa: Input should be 'distribute', 'isolate'"),

@@ -22,8 +22,12 @@ from inference_site.catalogue.gguf_files import TOKENS, fields
 from inference_site.catalogue.operator_settings import GgufFile, Text
 from inference_site.core.domain.model_spec import ModelSpec
 
-PREFILL_BATCH = 512
-"""Tokens of a prompt between two checks for cancellation: fewer cancel sooner and run slower."""
+PREFILL_BATCH = 2048
+"""Tokens of prompts that one step reads, of all slots together: fewer let the engine see a
+cancellation sooner, and have the prompts that arrive together wait for each other."""
+
+PREFILL_UBATCH = 512
+"""Tokens that are computed together; llama.cpp's own default."""
 
 _GENERATES = frozenset(
     {
