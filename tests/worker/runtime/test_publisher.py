@@ -55,6 +55,7 @@ class TidyPublisher(Publisher):
 
 @pytest.fixture
 def publisher() -> Iterator[Publisher]:
+    get_channel_layer()  # Channels makes it at the first use, twice if two threads are the first.
     running = TidyPublisher()
     running.start()
     yield running
