@@ -8,8 +8,10 @@ from importlib import import_module
 from typing import Any, cast
 
 from django.conf import settings
+from django.contrib import messages
 from django.contrib.admin.models import CHANGE
 from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.views.decorators.http import require_POST
@@ -22,7 +24,7 @@ from inference_site.console.fleet_page import (
     request_action,
     stop_pull,
 )
-from inference_site.console.people.login import remember_browser, set_locked_status
+from inference_site.console.people.login import is_first_login, remember_browser, set_locked_status
 from inference_site.console.people.login_log import log_own_action
 from inference_site.console.people.password_links import (
     INVITATION,
@@ -120,7 +122,10 @@ class ConsoleSite(UnfoldAdminSite):
     def login(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Show the login page, or log in; answer with a 429 while the user is locked."""
+        """Show the login page, or log in; answer with a 429 while the user is locked.
+
+        The first login with a password leads to the page where the user chooses another.
+        """
         for name in ("HTTP_USER_AGENT", "HTTP_ACCEPT"):  # PostgreSQL stores no NUL in texts.
             request.META[name] = request.META.get(name, "").replace("\0", "")
         sign_on = {"single_sign_on": settings.OIDC_NAME if settings.OIDC_ISSUER else ""}
@@ -128,6 +133,11 @@ class ConsoleSite(UnfoldAdminSite):
         set_locked_status(request, page)
         if request.method == "POST":
             remember_browser(request, page)
+            if is_first_login(request):
+                messages.info(request, "This is your first login. Choose a password of your own.")
+                own = redirect("admin:password_change")
+                own.cookies = page.cookies
+                return own
         return page
 
     def password_change(

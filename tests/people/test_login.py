@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from axes.models import AccessFailureLog
 from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
 from django.test import Client, RequestFactory
 
 from inference_site.console.people.login import LOGINS_PER_ADDRESS
@@ -72,6 +73,20 @@ def test_an_address_has_so_many_logins_a_minute_whatever_the_names() -> None:
     assert AccessFailureLog.objects.count() == 1  # No other password was looked at.
     assert elsewhere.post("/admin/login/", form).status_code == 200
     assert 0 < int(answers[1]["Retry-After"]) <= 60
+
+
+@pytest.mark.django_db
+def test_the_first_login_asks_for_a_password_of_ones_own() -> None:
+    User.objects.create_superuser("first", password="one that was printed")
+    form = {"username": "first", "password": "one that was printed"}
+    browser = Client()
+    answer = browser.post("/admin/login/?next=/admin/queue/", form)
+    assert (answer.status_code, answer["Location"]) == (302, "/admin/password_change/")
+    assert "known_browser" in answer.cookies
+    assert "Choose a password of your own" in browser.get(answer["Location"]).text
+    assert browser.get("/admin/").status_code == 200  # It asks and does not force.
+    again = Client().post("/admin/login/", {**form, "next": "/admin/queue/"})
+    assert again["Location"] == "/admin/queue/"
 
 
 FORM = {"username": "ada", "password": "a right password"}

@@ -21,6 +21,7 @@ from typing import Any
 
 from axes.models import AccessAttempt
 from django.conf import settings
+from django.contrib.auth.base_user import AbstractBaseUser
 from django.core.exceptions import ValidationError
 from django.db import connection, transaction
 from django.db.models import Max
@@ -135,6 +136,12 @@ class LoginForm(AuthenticationForm):
                     failure = exc
         raise failure  # Outside the transaction: an exception inside would undo the failure count.
 
+    def confirm_login_allowed(self, user: AbstractBaseUser) -> None:
+        """Note whether it is the user's first login, whose password somebody else has made."""
+        super().confirm_login_allowed(user)
+        if self.request is not None:
+            self.request.is_first_login = user.last_login is None  # type: ignore[attr-defined]
+
     def _check_limits(self, request: HttpRequest) -> None:
         """Count this attempt. Raise ValidationError if the address or user name is over a limit."""
         if wait_s := count_address(request):
@@ -168,6 +175,11 @@ class LoginForm(AuthenticationForm):
             f"Try again in {duration(wait_s)}, or log in from another address.",
             code="locked_out",
         )
+
+
+def is_first_login(request: HttpRequest) -> bool:
+    """Return whether this request has logged a user in who had never logged in before."""
+    return request.user.is_authenticated and getattr(request, "is_first_login", False)
 
 
 def lock_login(request: HttpRequest, wait_s: int) -> None:
