@@ -21,7 +21,7 @@ from typing import Any
 
 from axes.models import AccessAttempt
 from django.conf import settings
-from django.contrib.auth.base_user import AbstractBaseUser
+from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.db import connection, transaction
 from django.db.models import Max
@@ -136,7 +136,7 @@ class LoginForm(AuthenticationForm):
                     failure = exc
         raise failure  # Outside the transaction: an exception inside would undo the failure count.
 
-    def confirm_login_allowed(self, user: AbstractBaseUser) -> None:
+    def confirm_login_allowed(self, user: User) -> None:
         """Note whether it is the user's first login, whose password somebody else has made."""
         super().confirm_login_allowed(user)
         if self.request is not None:
