@@ -25,6 +25,29 @@ class CompletionsConfig(AppConfig):
         "ollama",
         "ollama.embedding",
     )
+    batch_endpoints = {
+        "/v1/chat/completions": (
+            "completions.wire.chat:ChatCompletionRequest",
+            "completions.views.chat:chat_submission",
+            {"service_tier": None},
+        ),
+        "/v1/completions": (
+            "completions.wire.completion:CompletionRequest",
+            "completions.views.chat:completion_submission",
+            {},
+        ),
+        "/v1/embeddings": (
+            "completions.wire.tokens:EmbeddingRequest",
+            "completions.views.tokens:embedding_submission",
+            {},
+        ),
+        "/v1/messages": (
+            "completions.anthropic.wire:MessagesRequest",
+            "completions.anthropic.views:message_submission",
+            {"service_tier": "standard_only"},
+            "anthropic",
+        ),
+    }
     retention = "completions.storage"
     forgetting = "completions.storage"
     stored_as = {"chatcmpl-": "storedcompletion"}

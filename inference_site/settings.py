@@ -67,6 +67,7 @@ INSTALLED_APPS = [
     "inference_site.accounts",
     "inference_site.runs",
     "inference_site.files",
+    "inference_site.batches",
     "inference_site.gateway.idempotency",
     "inference_site.runs.kept_content",
     "inference_site.catalogue.model_store",
@@ -427,6 +428,10 @@ MAX_PART_BYTES = environment.number("MAX_PART_BYTES", 64 * 1024 * 1024, minimum=
 MAX_SPOOLED_BYTES = environment.number("MAX_SPOOLED_BYTES", 8 * MAX_FILE_BYTES, minimum=1)
 FILES_PER_PROJECT = environment.number("FILES_PER_PROJECT", 100_000, minimum=1)
 FILE_BYTES_PER_PROJECT = environment.number("FILE_BYTES_PER_PROJECT", 100 * 2**30, minimum=1)
+BATCH_MAX_LINES = environment.number("BATCH_MAX_LINES", 50_000, minimum=1)
+BATCHES_PER_PROJECT = environment.number("BATCHES_PER_PROJECT", 100, minimum=1)
+# The percentage of a model's slots that batches leave free while clients use the model.
+BATCH_FREE_SLOTS_PERCENT = environment.number("BATCH_FREE_SLOTS_PERCENT", 25)
 FILES_DIR = environment.text("FILES_DIR", str(DATA_DIR / "files"))
 FILES_BUCKET = environment.text("FILES_BUCKET")
 _folder_of_files = {

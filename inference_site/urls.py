@@ -8,6 +8,7 @@ from completions.views.chat import InfillView
 from completions.views.models import AdaptersView
 from completions.views.ranking import RerankView
 from completions.views.tokens import DetokenizeView, TokenizerInfoView, TokenizeView
+from inference_site.batches.views import BatchCancelView, BatchesView, BatchView
 from inference_site.gateway.api.documentation import OpenApiView, documentation
 from inference_site.gateway.file_views import (
     FileContentView,
@@ -35,6 +36,9 @@ urlpatterns = [
     path("v1/files", FilesView.as_view()),
     path("v1/files/<str:file_id>", FileView.as_view()),
     path("v1/files/<str:file_id>/content", FileContentView.as_view()),
+    path("v1/batches", BatchesView.as_view()),
+    path("v1/batches/<str:batch_id>", BatchView.as_view()),
+    path("v1/batches/<str:batch_id>/cancel", BatchCancelView.as_view()),
     path("v1/uploads", UploadsView.as_view()),
     path("v1/uploads/<str:upload_id>/parts", UploadPartsView.as_view()),
     path("v1/uploads/<str:upload_id>/complete", UploadCompleteView.as_view()),

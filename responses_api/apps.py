@@ -8,6 +8,13 @@ class ResponsesApiConfig(AppConfig):
     verbose_name = "Responses"
     default_auto_field = "django.db.models.BigAutoField"
     kinds = ("response", "response.compaction", "response.input_tokens")
+    batch_endpoints = {
+        "/v1/responses": (
+            "responses_api.wire.requests:ResponseRequest",
+            "responses_api.creation:batch_submission",
+            {"service_tier": None, "background": False},
+        )
+    }
     retention = "responses_api.deletion"
     forgetting = "responses_api.deletion"
     mending = "responses_api.consistency"

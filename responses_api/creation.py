@@ -154,6 +154,11 @@ def create(
     return Creation(response, context, submission)
 
 
+def batch_submission(caller: Caller, body: ResponseRequest) -> Submission:
+    """Return the submission of a response that a line of a batch asks for. Raise ApiError."""
+    return create(caller, body).submission
+
+
 def _refuse_contradictions(body: ResponseRequest) -> None:
     if body.background and body.store is False:
         raise InvalidRequestError(

@@ -63,41 +63,7 @@ class MessagesView(_MessagesApiView):
     def post(self, request: Request) -> HttpResponse:
         """Create a message: the assistant's next turn, or the rest of its last one."""
         body = parse(wire.MessagesRequest, request.data)
-        if body.thread is not None and body.thread.type == "continue":
-            # The client sends the whole conversation again.
-            raise NotFoundError(
-                "This site holds no threads; send all messages.",
-                param="thread.previous_message_id",
-                code="thread_not_found",
-            )
-        caller = caller_of(request)
-        model, chat, asked = _asked(body, caller)
-        if asked.max_output_tokens is not None and asked.max_output_tokens >= context_of(
-            model.spec
-        ):
-            asked = replace(asked, max_output_tokens=None)  # The context is the shorter limit.
-        # "auto" is the default, and means priority for those who have it.
-        tier = service_tier(caller, None if body.service_tier == "standard_only" else "priority")
-        assembly = MessageAssembly(
-            new_id("msg_"),
-            model.spec.id,
-            caller.project_id,
-            stream=bool(body.stream),
-            service_tier="priority" if tier.name == "priority" else "standard",
-        )
-        # So the first event of a stream knows the tokens of the prompt.
-        asked = replace(asked, running_usage=assembly.stream)
-        submission = Submission(
-            MESSAGE,
-            assembly.message_id,
-            caller,
-            Document(asked, assembly),
-            stream=assembly.stream,
-            ignored_params=_ignored(body, model, chat, asked),
-            service_class=tier.service_class,
-            end_user=chat.user or "",
-        )
-        return respond(request, submission)
+        return respond(request, message_submission(caller_of(request), body))
 
 
 class CountTokensView(_MessagesApiView):
@@ -123,6 +89,41 @@ class CountTokensView(_MessagesApiView):
             ignored_params=_ignored(body, model, chat, asked),
         )
         return respond(request, submission)
+
+
+def message_submission(caller: Caller, body: wire.MessagesRequest) -> Submission:
+    """Return the submission of a message. Raise ApiError."""
+    if body.thread is not None and body.thread.type == "continue":
+        # The client sends the whole conversation again.
+        raise NotFoundError(
+            "This site holds no threads; send all messages.",
+            param="thread.previous_message_id",
+            code="thread_not_found",
+        )
+    model, chat, asked = _asked(body, caller)
+    if asked.max_output_tokens is not None and asked.max_output_tokens >= context_of(model.spec):
+        asked = replace(asked, max_output_tokens=None)  # The context is the shorter limit.
+    # "auto" is the default, and means priority for those who have it.
+    tier = service_tier(caller, None if body.service_tier == "standard_only" else "priority")
+    assembly = MessageAssembly(
+        new_id("msg_"),
+        model.spec.id,
+        caller.project_id,
+        stream=bool(body.stream),
+        service_tier="priority" if tier.name == "priority" else "standard",
+    )
+    # So the first event of a stream knows the tokens of the prompt.
+    asked = replace(asked, running_usage=assembly.stream)
+    return Submission(
+        MESSAGE,
+        assembly.message_id,
+        caller,
+        Document(asked, assembly),
+        stream=assembly.stream,
+        ignored_params=_ignored(body, model, chat, asked),
+        service_class=tier.service_class,
+        end_user=chat.user or "",
+    )
 
 
 def _asked(

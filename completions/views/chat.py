@@ -36,6 +36,7 @@ from completions.wire.chat import (
     StoredQuery,
 )
 from completions.wire.completion import Completion, CompletionRequest, Infill, InfillRequest
+from inference_site.accounts.keys import Caller
 from inference_site.core.errors.api_errors import NotFoundError
 from inference_site.gateway.api.authentication import caller_of
 from inference_site.gateway.api.paging import (
@@ -65,50 +66,7 @@ class ChatCompletionsView(ApiView):
     def post(self, request: Request) -> HttpResponse:
         """Create a chat completion."""
         body = parse(ChatCompletionRequest, request.data)
-        caller = caller_of(request)
-        model = served_model(caller, body.model, body)
-        generation = to_generation_request(body, model)
-        site_tools = to_site_tools(body, generation)
-        is_unsearched = body.web_search_options is not None and not site_tools
-        tier = service_tier(caller, body.service_tier)
-        to_store = None
-        if body.store:
-            messages = [m.model_dump(mode="json", exclude_unset=True) for m in body.messages]
-            to_store = ToStore(caller.project_id, body.metadata or {}, messages)
-        assembly = ChatAssembly(
-            new_id("chatcmpl-"),
-            int(time.time()),
-            model.spec.id,
-            stream=bool(body.stream),
-            include_usage=_includes_usage(body),
-            continuous_usage=generation.running_usage,
-            choices=generation.choices,
-            logprobs=generation.top_logprobs is not None,
-            is_legacy=body.functions is not None,
-            repeats_calls=settings.TOOL_CALLS_IN_CHOICES,
-            service_tier=tier.name,
-            timings=bool(body.timings),
-            records=bool(body.store),
-            token_ids=generation.token_ids,
-            prompt_logprobs=generation.prompt_logprobs is not None,
-            site_tools=site_tools,
-        )
-        submission = Submission(
-            CHAT,
-            assembly.completion_id,
-            caller,
-            Document(generation, assembly, to_store),
-            stream=assembly.stream,
-            is_replayable=assembly.is_replayable or (not assembly.stream and bool(body.store)),
-            ignored_params=[
-                *ignored_fields(model, body, generation),
-                *(["web_search_options"] if is_unsearched else []),
-            ],
-            service_class=tier.service_class,
-            end_user=body.safety_identifier or body.user or "",
-            cache_key=body.prompt_cache_key or "",
-        )
-        return respond(request, submission)
+        return respond(request, chat_submission(caller_of(request), body))
 
     @documented(query=StoredQuery, answer=ListObject[StoredChatCompletion], errors=(NotFoundError,))
     def get(self, request: Request) -> Response:
@@ -123,34 +81,83 @@ class CompletionsView(ApiView):
     def post(self, request: Request) -> HttpResponse:
         """Create a completion of a text or of tokens."""
         body = parse(CompletionRequest, request.data)
-        caller = caller_of(request)
-        model = served_model(caller, body.model, body)
-        generation = to_completion_request(body, model)
-        assembly = CompletionAssembly(
-            new_id("cmpl-"),
-            int(time.time()),
-            model.spec.id,
-            stream=bool(body.stream),
-            include_usage=_includes_usage(body),
-            continuous_usage=generation.running_usage,
-            echoes=echoes(body, generation),
-            logprobs=body.logprobs is not None,
-            n=body.n or 1 if body.picks else None,
-            best_of=generation.choices,
-            timings=bool(body.timings),
-            token_ids=generation.token_ids,
-            prompt_logprobs=generation.prompt_logprobs is not None,
-        )
-        submission = Submission(
-            COMPLETION,
-            assembly.completion_id,
-            caller,
-            Document(generation, assembly),
-            stream=assembly.stream,
-            ignored_params=ignored_fields(model, body, generation),
-            end_user=body.user or "",
-        )
-        return respond(request, submission)
+        return respond(request, completion_submission(caller_of(request), body))
+
+
+def chat_submission(caller: Caller, body: ChatCompletionRequest) -> Submission:
+    """Return the submission of a chat completion. Raise ApiError."""
+    model = served_model(caller, body.model, body)
+    generation = to_generation_request(body, model)
+    site_tools = to_site_tools(body, generation)
+    is_unsearched = body.web_search_options is not None and not site_tools
+    tier = service_tier(caller, body.service_tier)
+    to_store = None
+    if body.store:
+        messages = [m.model_dump(mode="json", exclude_unset=True) for m in body.messages]
+        to_store = ToStore(caller.project_id, body.metadata or {}, messages)
+    assembly = ChatAssembly(
+        new_id("chatcmpl-"),
+        int(time.time()),
+        model.spec.id,
+        stream=bool(body.stream),
+        include_usage=_includes_usage(body),
+        continuous_usage=generation.running_usage,
+        choices=generation.choices,
+        logprobs=generation.top_logprobs is not None,
+        is_legacy=body.functions is not None,
+        repeats_calls=settings.TOOL_CALLS_IN_CHOICES,
+        service_tier=tier.name,
+        timings=bool(body.timings),
+        records=bool(body.store),
+        token_ids=generation.token_ids,
+        prompt_logprobs=generation.prompt_logprobs is not None,
+        site_tools=site_tools,
+    )
+    return Submission(
+        CHAT,
+        assembly.completion_id,
+        caller,
+        Document(generation, assembly, to_store),
+        stream=assembly.stream,
+        is_replayable=assembly.is_replayable or (not assembly.stream and bool(body.store)),
+        ignored_params=[
+            *ignored_fields(model, body, generation),
+            *(["web_search_options"] if is_unsearched else []),
+        ],
+        service_class=tier.service_class,
+        end_user=body.safety_identifier or body.user or "",
+        cache_key=body.prompt_cache_key or "",
+    )
+
+
+def completion_submission(caller: Caller, body: CompletionRequest) -> Submission:
+    """Return the submission of a completion. Raise ApiError."""
+    model = served_model(caller, body.model, body)
+    generation = to_completion_request(body, model)
+    assembly = CompletionAssembly(
+        new_id("cmpl-"),
+        int(time.time()),
+        model.spec.id,
+        stream=bool(body.stream),
+        include_usage=_includes_usage(body),
+        continuous_usage=generation.running_usage,
+        echoes=echoes(body, generation),
+        logprobs=body.logprobs is not None,
+        n=body.n or 1 if body.picks else None,
+        best_of=generation.choices,
+        timings=bool(body.timings),
+        token_ids=generation.token_ids,
+        prompt_logprobs=generation.prompt_logprobs is not None,
+    )
+    return Submission(
+        COMPLETION,
+        assembly.completion_id,
+        caller,
+        Document(generation, assembly),
+        stream=assembly.stream,
+        ignored_params=ignored_fields(model, body, generation),
+        end_user=body.user or "",
+    )
 
 
 def _includes_usage(body: ChatCompletionRequest | CompletionRequest) -> bool:

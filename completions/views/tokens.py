@@ -23,6 +23,7 @@ from completions.wire.tokens import (
     TokenizerQuery,
     Tokens,
 )
+from inference_site.accounts.keys import Caller
 from inference_site.accounts.models import Scope
 from inference_site.catalogue.fleet.fleet import context_of
 from inference_site.catalogue.gguf_files import chat_template, tokenizer_facts
@@ -55,25 +56,28 @@ class EmbeddingsView(ApiView):
     def post(self, request: Request) -> HttpResponse:
         """Embed texts or tokens."""
         body = parse(EmbeddingRequest, request.data)
-        caller = caller_of(request)
-        model = served_model(caller, body.model, body)
-        require_fields(model, "embeddings", body)
-        generation = GenerationRequest(model.spec.id, operation="embed", prompts=to_inputs(body))
-        assembly = EmbeddingAssembly(
-            model.spec.id,
-            body.encoding_format or "float",
-            body.dimensions,
-            may_shorten="dimensions" in model.capabilities,
-        )
-        submission = Submission(
-            EMBEDDING,
-            new_id("embd-"),
-            caller,
-            Document(generation, assembly),
-            ignored_params=body.ignored_params,
-            end_user=body.user or "",
-        )
-        return respond(request, submission)
+        return respond(request, embedding_submission(caller_of(request), body))
+
+
+def embedding_submission(caller: Caller, body: EmbeddingRequest) -> Submission:
+    """Return the submission of embeddings. Raise ApiError."""
+    model = served_model(caller, body.model, body)
+    require_fields(model, "embeddings", body)
+    generation = GenerationRequest(model.spec.id, operation="embed", prompts=to_inputs(body))
+    assembly = EmbeddingAssembly(
+        model.spec.id,
+        body.encoding_format or "float",
+        body.dimensions,
+        may_shorten="dimensions" in model.capabilities,
+    )
+    return Submission(
+        EMBEDDING,
+        new_id("embd-"),
+        caller,
+        Document(generation, assembly),
+        ignored_params=body.ignored_params,
+        end_user=body.user or "",
+    )
 
 
 def to_inputs(body: EmbeddingRequest) -> tuple[str | tuple[int, ...], ...]:

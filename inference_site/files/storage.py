@@ -30,17 +30,20 @@ _CHUNK = 256 * 1024
 _BATCH = 100
 
 
-def store(file: StoredFile, content: IO[bytes]) -> None:
+def store(file: StoredFile, content: IO[bytes], *, has_quota: bool = True) -> None:
     """Store a new file with its content.
 
-    Raise InvalidRequestError beyond the project's quota, and FileStorageError if it cannot be
-    stored; then nothing is left of it.
+    Raise InvalidRequestError beyond the project's quota, unless the site itself makes the file, and
+    FileStorageError if it cannot be stored; then nothing is left of it.
     """
-    StoredFile.objects.accept(
-        file,
-        most_files=settings.FILES_PER_PROJECT,
-        most_bytes=settings.FILE_BYTES_PER_PROJECT,
-    )
+    if has_quota:
+        StoredFile.objects.accept(
+            file,
+            most_files=settings.FILES_PER_PROJECT,
+            most_bytes=settings.FILE_BYTES_PER_PROJECT,
+        )
+    else:
+        file.save(force_insert=True)
     try:
         with _storage_errors():
             _storage().save(file.key, File(content))

@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import cache
 from importlib import import_module
 from typing import Any, Generic, Literal, Protocol
@@ -26,6 +27,7 @@ from inference_site.core.domain.request import GenerationRequest
 from inference_site.core.domain.site_tools import SiteCall, Source, ToolResult
 from inference_site.core.errors.api_errors import ApiError
 from inference_site.core.errors.exceptions import api_error
+from inference_site.runs.models import Status
 from inference_site.runs.streams.batches import Ending, Sent, StoredStream
 from inference_site.runs.streams.request_documents import Assembly, AssemblyT, Document, ToStore
 
@@ -223,6 +225,23 @@ class Closing(Protocol):
 def closings() -> Collection[Closing]:
     """Return these modules of all apps."""
     named: list[Any] = [getattr(config, "closing", None) for config in apps.get_app_configs()]
+    return [import_module(name) for name in named if name]
+
+
+class Delivery(Protocol):
+    """A module that an app names in ``delivery``: it keeps the answers of generations."""
+
+    def deliver(self, generation_id: str, status: Status, ending: Ending, cost: Decimal) -> None:
+        """Keep the answer, in the transaction that ends the generation in its worker.
+
+        Called if the request document ``is_delivered``.
+        """
+
+
+@cache
+def deliveries() -> Collection[Delivery]:
+    """Return these modules of all apps."""
+    named: list[Any] = [getattr(config, "delivery", None) for config in apps.get_app_configs()]
     return [import_module(name) for name in named if name]
 
 

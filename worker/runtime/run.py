@@ -55,7 +55,7 @@ from inference_site.core.storage.postgresql import (
     transaction_with_timeouts,
 )
 from inference_site.runs.kept_content.models import Keeper, keeper_for
-from inference_site.runs.kinds import Assembler, GenerationKind, kind_of, recovered
+from inference_site.runs.kinds import Assembler, GenerationKind, deliveries, kind_of, recovered
 from inference_site.runs.models import Claim, Generation, Status
 from inference_site.runs.streams.batches import Ending, Sent, sent_so_far
 from inference_site.runs.streams.event_log import read_log
@@ -581,7 +581,7 @@ class Run:
             "finish_reason": ending.finish_reason,
             "error_code": ending.error_code,
         }
-        if not (self._stores or self._has_site_tools):
+        if not (self._stores or self._has_site_tools or self._is_delivered):
             return Generation.objects.finish(claim, status, **result)
         lock_ms = None if self._is_late else _FIRST_WAIT_MS
         with release_connection_after(), transaction_with_timeouts(lock_ms):
@@ -590,7 +590,14 @@ class Run:
                 store_result(claim.public_id, status, assembler, self._store)
             if held and self._has_site_tools:
                 close_calls(claim.public_id)
+            if held and self._is_delivered:
+                for app in deliveries():
+                    app.deliver(claim.public_id, status, ending, result["cost"])
         return held
+
+    @property
+    def _is_delivered(self) -> bool:
+        return self._document is not None and self._document.is_delivered
 
     @property
     def _has_site_tools(self) -> bool:

@@ -93,14 +93,19 @@ def admit(
 
 
 def estimate_usage(caller: Caller, request: GenerationRequest) -> Estimate:
-    """Return an upper estimate of a request's tokens and cost; zero if no limit needs it.
+    """Return an upper estimate of a request's tokens and cost; zero if no limit needs it."""
+    if not caller.has_budget and not rate_limits.has_token_limit(caller):
+        return Estimate(0, Decimal(0))
+    return most_usage(request)
+
+
+def most_usage(request: GenerationRequest) -> Estimate:
+    """Return an upper estimate of a request's tokens and cost.
 
     The web process has no tokenizer: three bytes count as one token, and each message as ten more.
     An answer without a bound counts as ``RESERVED_OUTPUT_TOKENS``; none counts as more than the
     model's context.
     """
-    if not caller.has_budget and not rate_limits.has_token_limit(caller):
-        return Estimate(0, Decimal(0))
     spec = catalogue().models.get(request.model)
     if spec is None:  # It has been removed since this request was checked.
         raise unknown_model(request.model)

@@ -10,6 +10,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandParser
 
+from inference_site.batches.jobs import feed, prepare
 from inference_site.catalogue.model_store.entries import watch_models
 from inference_site.console.alarms.evaluation import evaluate
 from inference_site.console.alarms.outbox import deliver
@@ -60,6 +61,8 @@ def run_periodically(stopped: threading.Event) -> None:
     jobs = (
         ("maintenance", _maintain, 1.0),
         ("mending", repair_inconsistent, 1.0),
+        ("batches", feed, 0.1),
+        ("batch files", prepare, 0.5),
         ("accounting", _with_long_timeout(account_ended), 1.0),
         ("alarms", evaluate, 5.0),
         ("notices", deliver, 2.0),

@@ -106,7 +106,8 @@ class ToStore:
 class Document(Generic[AssemblyT]):
     """A request document: what the engine is asked, how the answer is written, what is stored.
 
-    ``traceparent`` is that of its trace, if any. During an upgrade, workers of the release before
+    ``traceparent`` is that of its trace, if any. The whole answer of one that ``is_delivered`` is
+    kept by an app (``runs.kinds.Delivery``). During an upgrade, workers of the release before
     and of the release after read it too. So a new field here, or in anything that this contains,
     has a default; a field whose meaning changes gets a new name; and unknown fields are ignored.
     """
@@ -115,6 +116,7 @@ class Document(Generic[AssemblyT]):
     assembly: AssemblyT
     store: ToStore | None = None
     traceparent: str = ""
+    is_delivered: bool = False
 
 
 _readers: dict[type[Assembly], TypeAdapter[Document[Any]]] = {}

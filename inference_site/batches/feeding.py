@@ -1,0 +1,271 @@
+"""Feeding: beat puts the lines of batches into the queue, and moves the batches on.
+
+For each model, no more lines are in the queue than keep its slots full. Projects take turns, then
+the batches of a project, so a project with many batches does not delay another's. While clients use
+the model, a part of its slots is left free for them: a line that runs is not interrupted.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import math
+import secrets
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, zip_longest
+from typing import Any
+
+import orjson
+from django.conf import settings
+from django.db.models import Count, Q
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from inference_site.accounts.keys import Caller, caller_of_key
+from inference_site.batches.models import Batch, BatchLine, BatchStatus, LineState
+from inference_site.batches.requests import endpoints
+from inference_site.batches.results import HELD_S, finalize
+from inference_site.batches.validation import validate
+from inference_site.catalogue.fleet.leases import live_view
+from inference_site.core.errors.api_errors import RateLimitError, UnavailableError
+from inference_site.core.errors.exceptions import api_error
+from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.gateway.submission.submit import submit
+from inference_site.runs.cancellation import cancel, cancel_waiting
+from inference_site.runs.maintenance import try_and_log
+from inference_site.runs.models import Generation, ServiceClass, Status
+from inference_site.runs.queue import WithRow
+
+logger = logging.getLogger(__name__)
+
+_SLICE_S = 0.2
+"""How long the validation of one batch runs before that of another goes on."""
+_PROGRESS_S = 2.0
+"""How often the counts of a batch are written."""
+_IN_TURN = 8
+"""How many batches are validated in turn, one of each project."""
+_MOST_AHEAD = 512
+"""How many lines of a model wait in the queue at most, so that no slot is empty between passes."""
+_REST_S = 2.0
+"""How long a batch rests after its line was refused: by a limit, a budget, or a full queue."""
+_LOOK_S = 1.0
+_CLIENTS_S = 10.0
+"""How recent a request of a client must be for slots to be left free for clients."""
+
+
+class LineTaken(Exception):
+    """The line is in the queue already, or its batch runs no more lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class BegunLine:
+    """What is written with the row of a line's generation."""
+
+    line: BatchLine
+    generation_id: str
+    also: WithRow | None
+
+    def write(self) -> None:
+        """Record that the line is in the queue. Raise LineTaken if it may not be."""
+        if not BatchLine.objects.begin(self.line, self.generation_id):
+            raise LineTaken
+        if self.also is not None:
+            self.also.write()
+
+
+class _Model:
+    """A model that batches use: how many of their lines may be in the queue for it, or run."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._ahead = 0
+        self._has_clients, self._looked_at = False, 0.0
+
+    def places(self, in_queue: int) -> int:
+        """Return how many more lines there is room for; ``in_queue`` are in the queue or run.
+
+        One line if no worker serves the model: it has a worker load it.
+        """
+        reports = [worker.model(self._name) for worker in live_view.serving(self._name)]
+        slots = sum(report.slots for report in reports if report is not None)
+        if not slots:
+            return 1 - in_queue
+        if self._is_used_by_clients():
+            return (
+                max(1, slots - math.ceil(slots * settings.BATCH_FREE_SLOTS_PERCENT / 100))
+                - in_queue
+            )
+        # As many wait as the model ends between two passes: more when slots were found empty.
+        self._ahead = self._ahead * 2 if in_queue < slots else self._ahead - self._ahead // 16
+        self._ahead = min(max(self._ahead, slots), _MOST_AHEAD)
+        return slots + self._ahead - in_queue
+
+    def _is_used_by_clients(self) -> bool:
+        now = time.monotonic()
+        if now - self._looked_at >= _LOOK_S:
+            since = Now() - dt.timedelta(seconds=_CLIENTS_S)
+            recent = Generation.objects.filter(model=self._name, created_at__gte=since)
+            of_clients = recent.filter(service_class__lt=ServiceClass.BACKGROUND)
+            self._has_clients, self._looked_at = of_clients.exists(), now
+        return self._has_clients
+
+
+class Feeder:
+    """What one process remembers of the batches between its passes."""
+
+    def __init__(self) -> None:
+        self._process = secrets.token_hex(16)
+        self._validations: dict[int, Iterator[None]] = {}
+        self._models: dict[str, _Model] = {}
+        self._rests_until: dict[int, float] = {}
+        self._served: Counter[int] = Counter()
+        self._noted: dict[int, tuple[float, int]] = {}
+
+    def prepare(self) -> None:
+        """Validate new batches, and write the results of those whose lines have ended."""
+        waiting = Batch.objects.filter(status=BatchStatus.VALIDATING).order_by("pk")
+        validating = _in_turn(waiting)[:_IN_TURN]
+        for known in self._validations.keys() - {batch.pk for batch in validating}:
+            del self._validations[known]
+        ending = Batch.objects.filter(status__in=(BatchStatus.FINALIZING, BatchStatus.CANCELLING))
+        for batch in validating:
+            try_and_log(f"batch {batch}", partial(self._validate, batch))
+        for batch in ending.order_by("pk"):
+            try_and_log(f"batch {batch}", partial(self._end, batch))
+
+    def _validate(self, batch: Batch) -> None:
+        if not Batch.objects.hold(batch, self._process, HELD_S):
+            return
+        if batch.expires_at <= timezone.now():
+            Batch.objects.move(batch, BatchStatus.EXPIRED)
+            return
+        steps = self._validations.pop(batch.pk, None) or validate(batch)
+        until = time.monotonic() + _SLICE_S
+        while time.monotonic() < until:
+            try:
+                next(steps)
+            except StopIteration:
+                return
+        self._validations[batch.pk] = steps
+
+    def _end(self, batch: Batch) -> None:
+        """Write the results of a batch, once no line of it is in the queue or runs."""
+        BatchLine.objects.release_lost()
+        ids = _ids_in_queue(batch)
+        if not ids:
+            if Batch.objects.hold(batch, self._process, HELD_S):
+                finalize(batch, self._process)
+        elif batch.ends_as == BatchStatus.EXPIRED:
+            cancel(ids)
+        else:
+            waiting = Generation.objects.filter(public_id__in=ids, status=Status.QUEUED)
+            cancel_waiting(list(waiting.values_list("public_id", flat=True)))
+
+    def feed(self) -> None:
+        """Put lines into the queue, and finalize the batches that have no more of them."""
+        BatchLine.objects.release_lost()
+        by_model: dict[str, list[Batch]] = defaultdict(list)
+        running = list(Batch.objects.filter(status=BatchStatus.IN_PROGRESS).order_by("pk"))
+        for known in self._noted.keys() - {batch.pk for batch in running}:
+            del self._noted[known]
+            self._rests_until.pop(known, None)
+        for batch in running:
+            self._note_progress(batch)
+            if batch.expires_at <= timezone.now():
+                _expire(batch)
+            else:
+                by_model[batch.model].append(batch)
+        in_queue = BatchLine.objects.filter(state=LineState.RUNNING)
+        counts = dict(in_queue.values_list("batch__model").annotate(Count("pk")))
+        for name, batches in by_model.items():
+            model = self._models.setdefault(name, _Model(name))
+            if (places := model.places(counts.get(name, 0))) > 0:
+                self._fill(batches, places)
+
+    def _note_progress(self, batch: Batch) -> None:
+        now, ended = time.monotonic(), batch.completed + batch.failed
+        noted_at, before = self._noted.get(batch.pk, (0.0, ended))
+        if now - noted_at >= _PROGRESS_S:
+            # An average in which the last minute counts most.
+            rate = batch.rate + (max(0, ended - before) / (now - noted_at) - batch.rate) / 10
+            self._noted[batch.pk] = now, ended
+            Batch.objects.note_progress(batch, rate if noted_at else batch.rate)
+
+    def _fill(self, batches: list[Batch], places: int) -> None:
+        """Put up to so many lines of these batches into the queue, the projects in turn."""
+        now = time.monotonic()
+        ready = [batch for batch in batches if self._rests_until.get(batch.pk, 0.0) <= now]
+        ready.sort(key=lambda batch: self._served[batch.project_id])
+        each = math.ceil(places / max(1, len(ready)))
+        feeds = [self._feed(batch, each) for batch in ready]
+        for batch in chain.from_iterable(zip_longest(*feeds)):
+            if batch is None:
+                continue
+            self._served[batch.project_id] += 1
+            places -= 1
+            if places <= 0:
+                break
+
+    def _feed(self, batch: Batch, most: int) -> Iterator[Batch]:
+        """Put up to so many lines of a batch into the queue; yield the batch after each."""
+        waiting = BatchLine.objects.filter(batch=batch, state=LineState.PENDING)
+        is_due = Q(resume_at=None) | Q(resume_at__lte=Now())
+        lines = list(waiting.filter(is_due).order_by("number")[:most])
+        if not lines:
+            if not BatchLine.objects.filter(batch=batch).exclude(state=LineState.ENDED).exists():
+                Batch.objects.move(batch, BatchStatus.FINALIZING)
+            return
+        with release_connection_after():
+            caller = caller_of_key(batch.api_key_id)
+        if caller is None:
+            logger.warning("batch %s: its key is not valid any more; it is cancelled", batch)
+            Batch.objects.cancel(batch)
+            return
+        for line in lines:
+            try:
+                _submit(batch, line, caller)
+            except LineTaken:
+                continue
+            except Exception as exc:  # The boundary of a line.
+                error = api_error(exc)
+                if isinstance(error, RateLimitError | UnavailableError):
+                    logger.info("batch %s rests: %s", batch, error)
+                    self._rests_until[batch.pk] = time.monotonic() + _REST_S
+                    return
+                if error.status >= 500:
+                    logger.error("batch %s, line %d", batch, line.number, exc_info=exc)
+                body = orjson.dumps(error.shown_at(batch.endpoint))
+                BatchLine.objects.end(line, error.status, body)
+            yield batch
+
+
+def _submit(batch: Batch, line: BatchLine, caller: Caller) -> None:
+    """Put a line into the queue. Raise LineTaken, ApiError, and the errors of ``submit``."""
+    body: dict[str, Any] = orjson.loads(line.request)
+    submission = endpoints()[batch.endpoint].submission_of(caller, body)
+    begun = BegunLine(line, submission.generation_id, submission.with_row)
+    submit(replace(submission, with_row=begun), batch.request_id(line.number))
+
+
+def _expire(batch: Batch) -> None:
+    """Stop a batch whose window is over, with the lines that run."""
+    if Batch.objects.move(batch, BatchStatus.FINALIZING, ends_as=BatchStatus.EXPIRED):
+        cancel(_ids_in_queue(batch))
+
+
+def _ids_in_queue(batch: Batch) -> list[str]:
+    lines = BatchLine.objects.filter(batch=batch, state=LineState.RUNNING)
+    return [id_ for id_ in lines.values_list("generation_id", flat=True) if id_]
+
+
+def _in_turn(batches: Iterable[Batch]) -> list[Batch]:
+    """Return the batches so that the projects take turns."""
+    of_project: dict[int, list[Batch]] = defaultdict(list)
+    for batch in batches:
+        of_project[batch.project_id].append(batch)
+    turns = chain.from_iterable(zip_longest(*of_project.values()))
+    return [batch for batch in turns if batch is not None]

@@ -1,0 +1,354 @@
+"""Batch and BatchLine: a file of requests, and each of its lines until the results are written.
+
+A batch:  validating → in_progress → finalizing → completed or expired
+          validating → failed
+          validating or in_progress → cancelling → cancelled
+A line:   pending → running → ended; back to pending if its run was lost
+
+A line becomes ``running`` in the transaction that commits its generation, and ``ended`` in the one
+that commits the end of that generation, so whatever dies, no line is run for nothing or answered
+twice. Each change is an UPDATE that is guarded by the old state. The lines are deleted once the
+files of the results are stored.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from django.db import connection, models
+from django.db.models import Count, Exists, F, Q, Sum
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from inference_site.core.errors.api_errors import NotFoundError, RateLimitError
+from inference_site.runs.models import Generation, Status
+from inference_site.runs.streams.batches import Ending
+
+MAX_FEEDS = 3
+"""How often a line is put into the queue: again after a fault of the site, such as a lost worker.
+Each time it has the attempts of any background generation."""
+_FAULT_STATUS = 503
+"""From this status on, the site was at fault, and not the request or its model."""
+_REST = dt.timedelta(seconds=5)
+"""Before a line whose run was lost is put into the queue again."""
+_KEPT = dt.timedelta(days=30)
+"""How long an ended batch is kept; as long as the file of its requests."""
+_DELETED_AT_ONCE = 1_000
+_LOCK_BATCHES = "SELECT pg_advisory_xact_lock(0x62617463, %s)"
+
+
+class BatchStatus(models.TextChoices):
+    """Status of a batch (API reference, "Batch")."""
+
+    VALIDATING = "validating"  # Its lines are being read; nothing runs yet.
+    FAILED = "failed"  # A line is invalid, so nothing has run.
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"  # No line runs any more; the results are being written.
+    COMPLETED = "completed"
+    EXPIRED = "expired"  # Its window was over; the lines that had ended are in the results.
+    CANCELLING = "cancelling"  # The lines that run go on to their end; no other begins.
+    CANCELLED = "cancelled"
+
+
+ENDED = frozenset(
+    {BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED}
+)
+
+
+class BatchQuerySet(models.QuerySet["Batch"]):
+    """Queries and status changes of batches."""
+
+    def of(self, project_id: int, dialect: str) -> BatchQuerySet:
+        """Return the batches of a project that were made by one API."""
+        return self.filter(project_id=project_id, dialect=dialect)
+
+    def get_of(self, project_id: int, dialect: str, public_id: str) -> Batch:
+        """Return a batch. Raise NotFoundError for an unknown one and another project's."""
+        found = self.of(project_id, dialect).filter(public_id=public_id).first()
+        if found is None:
+            raise NotFoundError(f"No such batch: {public_id[:100]}", param="batch_id")
+        return found
+
+    def open(self) -> BatchQuerySet:
+        """Return the batches that have not ended."""
+        return self.exclude(status__in=ENDED)
+
+    def accept(self, batch: Batch, most_open: int) -> None:
+        """Insert a new batch, in the caller's transaction.
+
+        Raise RateLimitError if the project has ``most_open`` batches that have not ended. Batches
+        of one project are counted one at a time.
+        """
+        with connection.cursor() as cursor:
+            cursor.execute(_LOCK_BATCHES, [batch.project_id % 2147483647])
+        open_ = self.open().filter(project_id=batch.project_id).count()
+        if open_ >= most_open:
+            raise RateLimitError(
+                f"The project has {open_} batches that have not ended; it may have {most_open}.",
+                code="too_many_batches",
+                retry_after_s=60,
+            )
+        batch.save(force_insert=True)
+
+    def move(self, batch: Batch, status: BatchStatus, **changes: Any) -> bool:
+        """Move a batch on from the status with which it was read; False if that has changed."""
+        times = {**batch.times, status.value: int(time.time())}
+        held = self.filter(pk=batch.pk, status=batch.status)
+        if not held.update(status=status, times=times, **changes):
+            return False
+        batch.status, batch.times = status, times
+        for name, value in changes.items():
+            setattr(batch, name, value)
+        return True
+
+    def hold(self, batch: Batch, process: str, seconds: float) -> bool:
+        """Reserve a batch for the work of one process; False if another one has it."""
+        free = Q(worked_by=process) | Q(worked_until=None) | Q(worked_until__lt=Now())
+        until = Now() + dt.timedelta(seconds=seconds)
+        held = self.filter(free, pk=batch.pk)
+        return bool(held.update(worked_by=process, worked_until=until))
+
+    def note_progress(self, batch: Batch, rate: float) -> None:
+        """Write the counts of the lines that have ended so far."""
+        counts = BatchLine.objects.filter(batch=batch, state=LineState.ENDED).aggregate(
+            completed=Count("pk", filter=Q(status_code__lt=400)),
+            failed=Count("pk", filter=Q(status_code__gte=400)),
+            cost=Sum("cost", default=Decimal(0)),
+        )
+        going_on = self.filter(pk=batch.pk, status=BatchStatus.IN_PROGRESS)
+        going_on.update(rate=rate, **counts)
+
+    def cancel(self, batch: Batch) -> None:
+        """Cancel a batch; one that has ended, is being finalized or cancelled stays as it is."""
+        while batch.status in (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS):
+            if self.move(batch, BatchStatus.CANCELLING, ends_as=BatchStatus.CANCELLED):
+                return
+            batch.refresh_from_db()
+
+
+class Batch(models.Model):
+    """A batch. ``dialect`` is the API that made it; Anthropic's have no input file.
+
+    ``times`` has the Unix time at which each status was reached. ``ends_as`` is the status that
+    follows when the results are written. ``errors`` are those of invalid lines, as the API shows
+    them. Of the lines that run, the counts, ``rate`` (lines per second) and ``cost`` are those of a
+    moment ago; at the end they are exact. ``worked_by`` is the process that validates the batch or
+    writes its results, until ``worked_until``.
+    """
+
+    public_id = models.CharField("ID", max_length=64, unique=True)
+    project = models.ForeignKey("accounts.Project", on_delete=models.PROTECT, db_index=False)
+    api_key = models.ForeignKey("accounts.ApiKey", on_delete=models.PROTECT, db_index=False)
+    dialect = models.CharField(max_length=16, default="openai")
+    endpoint = models.CharField(max_length=64)
+    model = models.CharField(max_length=200, blank=True, default="")
+    input_file_id = models.CharField("input file", max_length=64, blank=True, default="")
+    output_file_id = models.CharField("output file", max_length=64, blank=True, default="")
+    error_file_id = models.CharField("error file", max_length=64, blank=True, default="")
+    output_lifetime_s = models.PositiveIntegerField(null=True, blank=True)
+    metadata = models.JSONField(default=dict, blank=True)
+    window_s = models.PositiveIntegerField()
+    status = models.CharField(
+        max_length=16, choices=BatchStatus.choices, default=BatchStatus.VALIDATING
+    )
+    ends_as = models.CharField(
+        max_length=16, choices=BatchStatus.choices, default=BatchStatus.COMPLETED, editable=False
+    )
+    times = models.JSONField(default=dict, blank=True)
+    errors = models.JSONField(default=list, blank=True)
+    total = models.PositiveIntegerField(default=0)
+    completed = models.PositiveIntegerField(default=0)
+    failed = models.PositiveIntegerField(default=0)
+    skipped = models.PositiveIntegerField(default=0)
+    usage = models.JSONField(null=True, blank=True)
+    cost = models.DecimalField(max_digits=18, decimal_places=9, default=0)
+    rate = models.FloatField(default=0)
+    worked_by = models.CharField(max_length=32, blank=True, default="", editable=False)
+    worked_until = models.DateTimeField(null=True, editable=False)
+    # What all of its lines would cost if each answer were as long as it may be.
+    most_cost = models.DecimalField(max_digits=18, decimal_places=9, default=0)
+    created_at = models.DateTimeField(default=timezone.now)
+    expires_at = models.DateTimeField()
+
+    objects = BatchQuerySet.as_manager()
+
+    class Meta:
+        verbose_name_plural = "batches"
+        indexes = [
+            models.Index(fields=["project", "-id"], name="batch_by_project"),
+            models.Index(
+                fields=["project"], condition=~Q(status__in=sorted(ENDED)), name="batch_open"
+            ),
+        ]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(status__in=BatchStatus.values), name="batch_status_known"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return self.public_id
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status in ENDED
+
+    def time_of(self, status: BatchStatus) -> int | None:
+        """Return the Unix time at which the batch reached a status; None if it has not."""
+        reached: int | None = self.times.get(status.value)
+        return reached
+
+    def request_id(self, number: int) -> str:
+        """Return the id of the request of a line, which logs and results have."""
+        return f"batch_req_{self.public_id.rpartition('_')[2]}_{number}"
+
+
+class LineState(models.TextChoices):
+    """Where a line is."""
+
+    PENDING = "pending"  # Not in the queue.
+    RUNNING = "running"  # Its generation is in the queue, or runs.
+    ENDED = "ended"  # Its answer or error is stored.
+
+
+class LineQuerySet(models.QuerySet["BatchLine"]):
+    """The state changes of lines."""
+
+    def begin(self, line: BatchLine, generation_id: str) -> bool:
+        """Record that a line is put into the queue, in the transaction of its generation's row.
+
+        False if it was meanwhile, or its batch does not run lines any more.
+        """
+        running = Batch.objects.filter(pk=line.batch_id, status=BatchStatus.IN_PROGRESS)
+        waiting = self.filter(Exists(running), pk=line.pk, state=LineState.PENDING)
+        return bool(
+            waiting.update(
+                state=LineState.RUNNING, generation_id=generation_id, feeds=F("feeds") + 1
+            )
+        )
+
+    def end(self, line: BatchLine, status_code: int, answer: bytes) -> bool:
+        """Store the answer of a line that could not be put into the queue."""
+        waiting = self.filter(pk=line.pk, state=LineState.PENDING)
+        return bool(waiting.update(**_answered(status_code, answer)))
+
+    def release_lost(self) -> None:
+        """Release the lines of generations that have ended without an answer for them.
+
+        Such a generation was ended in place of its worker, or its request was lost.
+        """
+        ids = list(self.filter(state=LineState.RUNNING).values_list("generation_id", flat=True))
+        ended = Generation.objects.filter(public_id__in=ids).exclude(finished_at=None)
+        for public_id, status, cost in ended.values_list("public_id", "status", "cost"):
+            lost = Ending((), 503, b"", error_code="worker_lost")
+            deliver(public_id, Status(status), lost, cost)
+
+
+class BatchLine(models.Model):
+    """One line. ``request`` is the body of its request, ``answer`` that of its answer, as JSON.
+
+    ``feeds`` counts how often it was put into the queue; it is not before ``resume_at``.
+    """
+
+    batch = models.ForeignKey(Batch, on_delete=models.CASCADE, related_name="lines", db_index=False)
+    number = models.PositiveIntegerField()
+    custom_id = models.CharField(max_length=512)
+    request = models.TextField()
+    state = models.CharField(max_length=8, choices=LineState.choices, default=LineState.PENDING)
+    generation_id = models.CharField("generation", max_length=64, null=True)  # noqa: DJ001
+    feeds = models.PositiveSmallIntegerField(default=0)
+    resume_at = models.DateTimeField(null=True)
+    status_code = models.PositiveSmallIntegerField(null=True)
+    answer = models.TextField(blank=True, default="")
+    error_code = models.CharField(max_length=64, blank=True, default="")
+    cost = models.DecimalField(max_digits=18, decimal_places=9, default=0)
+    ended_at = models.DateTimeField(null=True)
+
+    objects = LineQuerySet.as_manager()
+
+    class Meta:
+        default_permissions = ()  # The page of the batch shows them.
+        indexes = [
+            models.Index(
+                fields=["batch", "state", "status_code"], include=["cost"], name="batch_line_counts"
+            ),
+            models.Index(
+                fields=["batch", "number"],
+                condition=Q(state=LineState.PENDING),
+                name="batch_line_pending",
+            ),
+            models.Index(
+                fields=["batch"], condition=Q(state=LineState.RUNNING), name="batch_line_running"
+            ),
+        ]
+        constraints = [
+            models.UniqueConstraint(fields=["batch", "number"], name="batch_line_number"),
+            models.UniqueConstraint(fields=["generation_id"], name="batch_line_generation"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.batch_id}:{self.number}"
+
+
+def _answered(status_code: int, answer: bytes, error_code: str = "") -> dict[str, Any]:
+    return {
+        "state": LineState.ENDED,
+        "status_code": status_code,
+        "answer": answer.decode(),
+        "error_code": error_code,
+        "ended_at": Now(),
+    }
+
+
+def deliver(generation_id: str, status: Status, ending: Ending, cost: Decimal) -> None:
+    """Store the answer of a line, in the transaction that ends its generation.
+
+    After a fault of the site, the line is put into the queue again, up to ``MAX_FEEDS`` times in
+    all. A line whose batch is being cancelled or has expired has no answer if it was cancelled.
+    """
+    rows = BatchLine.objects.filter(generation_id=generation_id, state=LineState.RUNNING)
+    if status == Status.CANCELLED:
+        again = rows.exclude(batch__status=BatchStatus.IN_PROGRESS)
+    elif ending.status >= _FAULT_STATUS:
+        again = rows.filter(feeds__lt=MAX_FEEDS)
+    else:
+        again = rows.none()
+    spent = F("cost") + cost
+    released = {"state": LineState.PENDING, "generation_id": None, "resume_at": Now() + _REST}
+    if not again.update(**released, cost=spent):
+        rows.update(**_answered(ending.status, ending.body, ending.error_code), cost=spent)
+
+
+def delete_lines(lines: LineQuerySet, until: float) -> int:
+    """Delete lines until the monotonic clock passes ``until``; return how many."""
+    deleted = 0
+    while time.monotonic() < until:
+        some = list(lines.order_by("pk").values_list("pk", flat=True)[:_DELETED_AT_ONCE])
+        deleted += BatchLine.objects.filter(pk__in=some).delete()[0]
+        if len(some) < _DELETED_AT_ONCE:
+            break
+    return deleted
+
+
+def prune(until: float) -> int:
+    """Delete the lines of ended batches, and batches that ended a month ago; return how many.
+
+    Stop when the monotonic clock passes ``until``.
+    """
+    deleted = delete_lines(BatchLine.objects.filter(batch__status__in=ENDED), until)
+    limit = timezone.now() - _KEPT
+    old = Batch.objects.filter(status__in=ENDED, expires_at__lt=limit, lines=None)
+    return deleted + old.delete()[0]
+
+
+def forget(
+    end_user: str, project_id: int | None, generation_ids: Sequence[str]
+) -> Mapping[str, int]:
+    """Delete the requests and answers of an end user's lines that are not in the results yet."""
+    ended = BatchLine.objects.filter(state=LineState.ENDED, generation_id__in=generation_ids)
+    lines = ended.exclude(request="")
+    return {"batch lines": lines.update(request="", answer="", error_code="forgotten")}

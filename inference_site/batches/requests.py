@@ -1,0 +1,134 @@
+"""The requests of batches: which endpoints they may have, and what is submitted for a line.
+
+An API app lists its endpoints in ``batch_endpoints`` of its ``AppConfig``. Its modules are imported
+when a batch first needs one: beat, which works on the batches, does not need them otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import orjson
+from django.apps import apps
+
+from inference_site.accounts.keys import Caller
+from inference_site.core.errors.api_errors import ApiError, InvalidRequestError
+from inference_site.gateway.api.payload import WireRequest, parse
+from inference_site.gateway.submission.submit import Submission
+from inference_site.runs.models import ServiceClass
+
+_NOT_IN_BATCHES = ("stream", "background")
+_MAX_CUSTOM_ID = 512
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEndpoint:
+    """How a line of an endpoint is submitted; each name is ``module:attribute``.
+
+    ``body`` is the wire model of its requests. ``submission`` returns the submission for a caller
+    and such a body. ``fixed`` are fields that every line has: they keep it in its service class.
+    ``dialect`` is the API whose batches may have it.
+    """
+
+    body: str
+    submission: str
+    fixed: Mapping[str, Any]
+    dialect: str = "openai"
+
+    def submission_of(self, caller: Caller, request: Mapping[str, Any]) -> Submission:
+        """Return what is submitted for a request of a line. Raise ApiError."""
+        body: type[WireRequest] = _named(self.body)
+        make: Callable[[Caller, WireRequest], Submission] = _named(self.submission)
+        submission = make(caller, parse(body, {**request, **self.fixed}))
+        return replace(
+            submission,
+            document=replace(submission.document, is_delivered=True),
+            service_class=ServiceClass.BACKGROUND,
+            background=True,
+            grace_s=0,
+        )
+
+
+@cache
+def _named(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+@cache
+def endpoints() -> Mapping[str, BatchEndpoint]:
+    """Return the endpoints of all apps by path."""
+    found: dict[str, BatchEndpoint] = {}
+    for config in apps.get_app_configs():
+        for path, given in getattr(config, "batch_endpoints", {}).items():
+            found[path] = BatchEndpoint(*given)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class LineRequest:
+    """One line of an input file: the client's id for it, and the body of its request."""
+
+    custom_id: str
+    body: dict[str, Any]
+
+
+def read_line(line: bytes, endpoint: str) -> LineRequest:
+    """Return a line of an input file. Raise InvalidRequestError naming its field."""
+    try:
+        entry: Any = orjson.loads(line)
+    except orjson.JSONDecodeError as exc:
+        message = f"This line is not parseable as valid JSON: {exc}."
+        raise _invalid(message, "invalid_json_line") from exc
+    if not isinstance(entry, dict):
+        raise _invalid("This line is not a JSON object.", "invalid_json_line")
+    custom_id = check_custom_id(entry.get("custom_id"))
+    if entry.get("method") != "POST":
+        raise _invalid("Invalid 'method': the only supported value is 'POST'.", param="method")
+    if entry.get("url") != endpoint:
+        raise _invalid(
+            f"Invalid 'url': it differs from the endpoint of the batch, '{endpoint}'.",
+            "mismatched_endpoint",
+            "url",
+        )
+    body = entry.get("body")
+    if not isinstance(body, dict):
+        raise _invalid("Invalid 'body': expected an object.", param="body")
+    return LineRequest(custom_id, body)
+
+
+def check_custom_id(given: Any) -> str:
+    """Return a client's id for a request. Raise InvalidRequestError."""
+    if not isinstance(given, str) or not 0 < len(given) <= _MAX_CUSTOM_ID or "\0" in given:
+        raise _invalid(
+            f"Invalid 'custom_id': expected a string of 1 to {_MAX_CUSTOM_ID} characters.",
+            "invalid_custom_id",
+            "custom_id",
+        )
+    return given
+
+
+def check_request(
+    endpoint: BatchEndpoint, caller: Caller, body: Mapping[str, Any], prefix: str = "body"
+) -> Submission:
+    """Return the submission of a line's request, to see that it is valid.
+
+    Raise InvalidRequestError with the path of the field in the line, or another ApiError.
+    """
+    for name in _NOT_IN_BATCHES:
+        if body.get(name):
+            path = f"{prefix}.{name}"
+            raise _invalid(f"Invalid '{path}': a batch has no such requests.", param=path)
+    try:
+        return endpoint.submission_of(caller, body)
+    except ApiError as exc:
+        exc.param = f"{prefix}.{exc.param}" if exc.param else prefix
+        raise
+
+
+def _invalid(message: str, code: str | None = None, param: str | None = None) -> ApiError:
+    return InvalidRequestError(message, param=param, code=code or "invalid_request")

@@ -1,0 +1,145 @@
+"""The results of a batch: two files, of the answers and of the errors, in the order of the lines.
+
+The id of each file is saved before it is stored, so that a process that continues after another has
+died replaces that file, and never adds a second one.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import IO
+
+import orjson
+from django.db.models import Sum
+from django.utils import timezone
+
+from inference_site.batches.models import (
+    Batch,
+    BatchLine,
+    BatchStatus,
+    LineState,
+    delete_lines,
+)
+from inference_site.files import storage
+from inference_site.files.models import FilePurpose, StoredFile
+from inference_site.runs.models import Generation
+from inference_site.runs.queue import new_id
+
+HELD_S = 60.0
+"""For how long a process has a batch for itself; longer than storing a file takes."""
+_RENEWED_EVERY = 2_000
+_DELETING_S = 0.5
+_READ_AT_ONCE = 200
+_LIFETIME = dt.timedelta(days=30)
+_SKIPPED = {
+    BatchStatus.EXPIRED: "This request could not be executed before the completion window expired.",
+    BatchStatus.CANCELLED: "The batch was cancelled before this request was executed.",
+}
+
+
+def finalize(batch: Batch, process: str) -> None:
+    """Store the files of the results and end the batch, which this process holds.
+
+    No line of it runs. Raise FileStorageError if the files cannot be stored; it is called again
+    then.
+    """
+    if not batch.output_file_id:
+        batch.output_file_id, batch.error_file_id = new_id("file-"), new_id("file-")
+        batch.save(update_fields=["output_file_id", "error_file_id"])
+    completed = failed = 0
+    with ExitStack() as stack:
+        answers, errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+        for line in _lines(batch):
+            if line.number % _RENEWED_EVERY == 0:
+                Batch.objects.hold(batch, process, HELD_S)
+            is_success = line.state == LineState.ENDED and (line.status_code or 0) < 400
+            (answers if is_success else errors).write(result_of(batch, line))
+            completed += is_success
+            failed += line.state == LineState.ENDED and not is_success
+        Batch.objects.hold(batch, process, HELD_S)
+        kept = {
+            "output_file_id": _store(batch, batch.output_file_id, "output", answers),
+            "error_file_id": _store(batch, batch.error_file_id, "error", errors),
+        }
+    Batch.objects.move(
+        batch,
+        BatchStatus(batch.ends_as),
+        **kept,
+        completed=completed,
+        failed=failed,
+        skipped=batch.total - completed - failed,
+        usage=_usage_of(batch),
+        cost=BatchLine.objects.filter(batch=batch).aggregate(sum=Sum("cost", default=0))["sum"],
+    )
+    # Their content is in the files now. What is left of many lines is deleted by ``models.prune``.
+    delete_lines(BatchLine.objects.filter(batch=batch), time.monotonic() + _DELETING_S)
+
+
+def result_of(batch: Batch, line: BatchLine) -> bytes:
+    """Return the line of the results for a line: the answer as the API gave it, or an error."""
+    request_id = batch.request_id(line.number)
+    response = error = b"null"
+    if line.state == LineState.ENDED and line.answer:
+        status = str(line.status_code).encode()
+        ids = orjson.dumps(line.generation_id or request_id)
+        response = b'{"status_code":%b,"request_id":%b,"body":%b}' % (
+            status,
+            ids,
+            line.answer.encode(),
+        )
+    else:
+        is_skipped = line.state != LineState.ENDED
+        code = f"batch_{batch.ends_as}" if is_skipped else line.error_code or "no_answer"
+        message = "The request was not answered; send it again."
+        if is_skipped:
+            message = _SKIPPED.get(BatchStatus(batch.ends_as), message)
+        error = orjson.dumps({"code": code, "message": message})
+    head = orjson.dumps({"id": request_id, "custom_id": line.custom_id})[:-1]
+    return b'%b,"response":%b,"error":%b}\n' % (head, response, error)
+
+
+def _lines(batch: Batch) -> Iterator[BatchLine]:
+    """Yield all lines in order, without their requests."""
+    rows = BatchLine.objects.filter(batch=batch).defer("request").order_by("number")
+    after = 0
+    while some := list(rows.filter(number__gt=after)[:_READ_AT_ONCE]):
+        yield from some
+        after = some[-1].number
+
+
+def _store(batch: Batch, file_id: str, kind: str, content: IO[bytes]) -> str:
+    """Store a file of results; return its id, "" for an empty one, which is not kept."""
+    storage.delete(list(StoredFile.objects.filter(public_id=file_id)))  # Of a process that died.
+    size = content.tell()
+    if not size:
+        return ""
+    content.seek(0)
+    now = timezone.now()
+    lifetime = _LIFETIME
+    if batch.output_lifetime_s is not None:
+        lifetime = dt.timedelta(seconds=batch.output_lifetime_s)
+    file = StoredFile(
+        public_id=file_id,
+        project_id=batch.project_id,
+        filename=f"{batch.public_id}_{kind}.jsonl",
+        purpose=FilePurpose.BATCH_OUTPUT,
+        content_type="application/jsonl",
+        size_bytes=size,
+        created_at=now,
+        expires_at=now + lifetime,
+    )
+    storage.store(file, content, has_quota=False)
+    return file_id
+
+
+def _usage_of(batch: Batch) -> dict[str, int]:
+    """Return the tokens of the generations that answered the lines."""
+    ids = BatchLine.objects.filter(batch=batch).exclude(generation_id=None).values("generation_id")
+    names = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
+    sums = {name: Sum(name, default=0) for name in names}
+    found: dict[str, int] = Generation.objects.filter(public_id__in=ids).aggregate(**sums)
+    return found

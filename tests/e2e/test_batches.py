@@ -1,0 +1,283 @@
+"""Batches, with the official client."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import openai
+import pytest
+
+from tests.e2e.keys import make_key
+from tests.e2e.scripts import script, slow
+from tests.served_stack import ServedStack
+from tests.waiting import wait_until
+
+CHAT = "/v1/chat/completions"
+
+
+def chat(custom_id: str, content: str, **fields: Any) -> dict[str, Any]:
+    """A line with a chat of the scripted model."""
+    messages = [{"role": "user", "content": content}]
+    body = {"model": "scripted", "messages": messages, **fields}
+    return {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body}
+
+
+def says(text: str) -> str:
+    return script({"text": text})
+
+
+def upload(client: openai.OpenAI, lines: Sequence[dict[str, Any] | str]) -> str:
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    content = io.BytesIO("\n".join(texts).encode())
+    return client.files.create(file=("requests.jsonl", content), purpose="batch").id
+
+
+def begin(
+    client: openai.OpenAI, lines: Sequence[dict[str, Any] | str], **fields: Any
+) -> openai.types.Batch:
+    asked: dict[str, Any] = {"endpoint": CHAT, "completion_window": "24h", **fields}
+    return client.batches.create(input_file_id=upload(client, lines), **asked)
+
+
+def ended(client: openai.OpenAI, batch_id: str) -> openai.types.Batch:
+    """The batch, once it has ended."""
+    over = ("completed", "failed", "expired", "cancelled")
+    wait_until(lambda: client.batches.retrieve(batch_id).status in over, timeout_s=60)
+    return client.batches.retrieve(batch_id)
+
+
+def results(client: openai.OpenAI, file_id: str | None) -> dict[str, dict[str, Any]]:
+    """The lines of a file of results by their custom ids, each of which is there once."""
+    if file_id is None:
+        return {}
+    lines = [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
+    found = {line["custom_id"]: line for line in lines}
+    assert len(found) == len(lines)
+    return found
+
+
+def test_each_line_has_one_answer_in_the_order_of_the_lines(client: openai.OpenAI) -> None:
+    lines = [chat(f"line {n}", says(f"answer {n}")) for n in range(30)]
+    begun = begin(client, lines, metadata={"night": "1"})
+    assert begun.status == "validating"
+    batch = ended(client, begun.id)
+    assert (batch.status, batch.errors, batch.model) == ("completed", None, "scripted")
+    assert batch.request_counts is not None
+    assert batch.request_counts.to_dict() == {"total": 30, "completed": 30, "failed": 0}
+    assert batch.metadata == {"night": "1"}
+    assert batch.error_file_id is None
+    found = results(client, batch.output_file_id)
+    assert list(found) == [line["custom_id"] for line in lines]
+    for n, line in enumerate(found.values()):
+        assert line["error"] is None
+        assert line["response"]["status_code"] == 200
+        answer = line["response"]["body"]
+        assert answer["choices"][0]["message"]["content"] == f"answer {n}"
+        assert answer["id"] == line["response"]["request_id"]
+    assert batch.usage is not None
+    tokens = sum(line["response"]["body"]["usage"]["total_tokens"] for line in found.values())
+    assert batch.usage.total_tokens == tokens
+    times = [batch.created_at, batch.in_progress_at, batch.finalizing_at, batch.completed_at]
+    assert times == sorted(times, key=int)
+    file = client.files.retrieve(batch.output_file_id or "")
+    assert (file.purpose, file.filename) == ("batch_output", f"{batch.id}_output.jsonl")
+
+
+def test_what_cannot_be_answered_is_in_the_file_of_errors(client: openai.OpenAI) -> None:
+    failing = script({"text": "half"}, {"fail": "it breaks"})
+    lines = [chat("good", says("yes")), chat("bad", failing)]
+    batch = ended(client, begin(client, lines).id)
+    assert batch.status == "completed"
+    assert batch.request_counts is not None
+    assert batch.request_counts.to_dict() == {"total": 2, "completed": 1, "failed": 1}
+    assert list(results(client, batch.output_file_id)) == ["good"]
+    (failed,) = results(client, batch.error_file_id).values()
+    assert failed["response"]["status_code"] == 500
+    assert failed["response"]["body"]["error"]["code"] == "model_error"
+
+
+INVALID: list[tuple[Any, str, str | None]] = [
+    ("{", "invalid_json_line", None),
+    ("[]", "invalid_json_line", None),
+    (chat("", says("x")), "invalid_custom_id", "custom_id"),
+    (chat("first", says("x")), "duplicate_custom_id", "custom_id"),
+    ({**chat("a", says("x")), "method": "GET"}, "invalid_request", "method"),
+    ({**chat("b", says("x")), "url": "/v1/responses"}, "mismatched_endpoint", "url"),
+    (chat("c", says("x"), model="demo"), "mismatched_model", "body.model"),
+    (chat("d", says("x"), model="none"), "model_not_found", "body.model"),
+    (chat("e", says("x"), stream=True), "invalid_request", "body.stream"),
+    (chat("f", says("x"), temperature=9), "decimal_above_max_value", "body.temperature"),
+    ({"custom_id": "g", "method": "POST", "url": CHAT}, "invalid_request", "body"),
+]
+
+
+def test_invalid_lines_fail_the_batch_before_anything_runs(client: openai.OpenAI) -> None:
+    lines = [chat("first", says("x")), *(line for line, *_ in INVALID)]
+    batch = ended(client, begin(client, lines).id)
+    assert batch.status == "failed"
+    assert batch.errors is not None
+    assert batch.errors.data is not None
+    found = [(error.line, error.code, error.param) for error in batch.errors.data]
+    assert found == [(n, code, param) for n, (_, code, param) in enumerate(INVALID, 2)]
+    assert batch.output_file_id is None
+    assert batch.in_progress_at is None
+
+
+def test_a_file_without_lines_fails(client: openai.OpenAI) -> None:
+    batch = ended(client, begin(client, ["", ""]).id)
+    assert batch.errors is not None
+    assert batch.errors.data is not None
+    assert [error.code for error in batch.errors.data] == ["empty_file"]
+
+
+ENDPOINTS: list[tuple[str, dict[str, Any], Callable[[dict[str, Any]], Any]]] = [
+    (
+        "/v1/responses",
+        {"model": "scripted", "input": says("yes"), "store": False},
+        lambda body: body["output"][0]["content"][0]["text"] == "yes",
+    ),
+    (
+        "/v1/completions",
+        {"model": "scripted", "prompt": says("yes")},
+        lambda body: body["choices"][0]["text"] == "yes",
+    ),
+    (
+        "/v1/embeddings",
+        {"model": "demo-embedding", "input": "yes"},
+        lambda body: len(body["data"][0]["embedding"]) > 8,
+    ),
+]
+
+
+@pytest.mark.parametrize(("url", "body", "is_answer"), ENDPOINTS)
+def test_every_endpoint(
+    client: openai.OpenAI,
+    url: Any,
+    body: dict[str, Any],
+    is_answer: Callable[[dict[str, Any]], Any],
+) -> None:
+    line = {"custom_id": "one", "method": "POST", "url": url, "body": body}
+    batch = ended(client, begin(client, [line], endpoint=url).id)
+    assert batch.status == "completed", batch.errors
+    (answer,) = results(client, batch.output_file_id).values()
+    assert is_answer(answer["response"]["body"])
+
+
+def test_a_stored_response_of_a_batch_is_stored(client: openai.OpenAI) -> None:
+    body = {"model": "scripted", "input": says("yes"), "background": True}
+    line = {"custom_id": "one", "method": "POST", "url": "/v1/responses", "body": body}
+    refused = ended(client, begin(client, [line], endpoint="/v1/responses").id)
+    assert refused.status == "failed"
+    del body["background"]
+    batch = ended(client, begin(client, [line], endpoint="/v1/responses").id)
+    (answer,) = results(client, batch.output_file_id).values()
+    stored = client.responses.retrieve(answer["response"]["body"]["id"])
+    assert stored.output_text == "yes"
+
+
+@pytest.fixture
+def other(stack: ServedStack) -> Iterator[openai.OpenAI]:
+    """The client of another project."""
+    with stack.client(make_key(stack).secret) as client:
+        yield client
+
+
+def test_a_cancel_lets_what_runs_end_and_skips_the_rest(other: openai.OpenAI) -> None:
+    lines = [chat(f"{n}", slow(60, 50)) for n in range(40)]
+    begun = begin(other, lines)
+
+    def in_progress() -> bool:
+        return other.batches.retrieve(begun.id).status == "in_progress"
+
+    wait_until(in_progress)
+    assert other.batches.cancel(begun.id).status == "cancelling"
+    batch = ended(other, begun.id)
+    assert batch.status == "cancelled"
+    answers, errors = (results(other, id_) for id_ in (batch.output_file_id, batch.error_file_id))
+    assert len(answers) + len(errors) == len(lines)
+    assert {line["error"]["code"] for line in errors.values()} == {"batch_cancelled"}
+    for line in answers.values():
+        assert line["response"]["body"]["choices"][0]["finish_reason"] == "stop"
+    assert other.batches.cancel(begun.id).status == "cancelled"
+
+
+def test_another_projects_batch_and_file_are_unknown(
+    client: openai.OpenAI, other: openai.OpenAI
+) -> None:
+    begun = begin(client, [chat("one", says("x"))])
+    with pytest.raises(openai.NotFoundError):
+        other.batches.retrieve(begun.id)
+    with pytest.raises(openai.NotFoundError):
+        other.batches.cancel(begun.id)
+    assert not [batch for batch in other.batches.list() if batch.id == begun.id]
+    with pytest.raises(openai.BadRequestError) as refused:
+        other.batches.create(
+            input_file_id=begun.input_file_id, endpoint=CHAT, completion_window="24h"
+        )
+    assert refused.value.param == "input_file_id"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"endpoint": "/v1/moderations"}, "endpoint"),
+        ({"endpoint": "/v1/messages"}, "endpoint"),
+        ({"completion_window": "1 day"}, "completion_window"),
+        ({"completion_window": "31d"}, "completion_window"),
+        ({"input_file_id": "file-none"}, "input_file_id"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+    ],
+)
+def test_a_bad_request_names_the_field(
+    client: openai.OpenAI, fields: dict[str, Any], param: str
+) -> None:
+    file_id = upload(client, [chat("one", says("x"))])
+    asked: Any = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.batches.create(**{**asked, **fields})
+    assert refused.value.param == param
+
+
+def test_a_file_of_another_purpose_is_refused(client: openai.OpenAI) -> None:
+    file = client.files.create(file=("a.txt", b"x"), purpose="user_data")
+    with pytest.raises(openai.BadRequestError, match="user_data"):
+        client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+
+
+def test_batches_are_listed_page_by_page(other: openai.OpenAI) -> None:
+    file_id = upload(other, [chat("one", says("x"))])
+    made = [
+        other.batches.create(input_file_id=file_id, endpoint=CHAT, completion_window="24h").id
+        for _ in range(3)
+    ]
+    assert [batch.id for batch in other.batches.list(limit=2)] == made[::-1]
+
+
+def test_a_batch_whose_window_is_over_expires(stack: ServedStack, other: openai.OpenAI) -> None:
+    lines = [chat("short", says("x")), *(chat(f"{n}", slow(2000, 50)) for n in range(8))]
+    begun = begin(other, lines)
+
+    def has_first() -> bool:
+        counts = other.batches.retrieve(begun.id).request_counts
+        return counts is not None and counts.completed == 1
+
+    wait_until(has_first)
+    stack.sql("UPDATE batches_batch SET expires_at = now() WHERE public_id = %s", begun.id)
+    batch = ended(other, begun.id)
+    assert batch.status == "expired"
+    assert list(results(other, batch.output_file_id)) == ["short"]
+    errors = results(other, batch.error_file_id)
+    assert len(errors) == 8
+    assert {line["error"]["code"] for line in errors.values()} == {"batch_expired"}
+
+
+def test_the_lines_of_an_ended_batch_are_deleted(stack: ServedStack, other: openai.OpenAI) -> None:
+    """Their content is in the files of the results alone."""
+    begun = begin(other, [chat("one", says("a rare word"))])
+    assert ended(other, begun.id).status == "completed"
+    left = "SELECT count(*) FROM batches_batchline WHERE batch_id = "
+    left += "(SELECT id FROM batches_batch WHERE public_id = %s)"
+    wait_until(lambda: stack.sql(left, begun.id) == [(0,)])
