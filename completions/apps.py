@@ -41,6 +41,11 @@ class CompletionsConfig(AppConfig):
             "completions.views.tokens:embedding_submission",
             {},
         ),
+        "/v1/moderations": (
+            "completions.wire.moderation:ModerationRequest",
+            "completions.views.moderation:moderation_submission",
+            {},
+        ),
         "/v1/messages": (
             "completions.anthropic.wire:MessagesRequest",
             "completions.anthropic.views:message_submission",

@@ -2,6 +2,12 @@
 
 from django.urls import path
 
+from completions.anthropic.batches import (
+    MessageBatchCancelView,
+    MessageBatchesView,
+    MessageBatchResultsView,
+    MessageBatchView,
+)
 from completions.anthropic.views import CountTokensView, MessagesView
 from completions.views.audio import SpeechView, TranscriptionsView, TranslationsView
 from completions.views.chat import (
@@ -42,6 +48,10 @@ urlpatterns = [
     path("embeddings", EmbeddingsView.as_view()),
     path("load_lora_adapter", LoadAdapterView.as_view()),
     path("messages", MessagesView.as_view()),
+    path("messages/batches", MessageBatchesView.as_view()),
+    path("messages/batches/<str:batch_id>", MessageBatchView.as_view()),
+    path("messages/batches/<str:batch_id>/cancel", MessageBatchCancelView.as_view()),
+    path("messages/batches/<str:batch_id>/results", MessageBatchResultsView.as_view()),
     path("messages/count_tokens", CountTokensView.as_view()),
     path("models", ModelsView.as_view()),
     path("models/load", ModelLoadView.as_view()),

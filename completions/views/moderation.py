@@ -7,6 +7,7 @@ from rest_framework.request import Request
 
 from completions.assemblers.moderation import MODERATION, ModerationAssembly
 from completions.wire.moderation import ModerationList, ModerationRequest
+from inference_site.accounts.keys import Caller
 from inference_site.core.domain.request import GenerationRequest, Message, Part
 from inference_site.gateway.api.authentication import caller_of
 from inference_site.gateway.api.payload import parse
@@ -30,32 +31,35 @@ class ModerationsView(ApiView):
     def post(self, request: Request) -> HttpResponse:
         """Say whether texts or images are harmful."""
         body = parse(ModerationRequest, request.data)
-        caller = caller_of(request)
-        model = served_model(caller, body.model, body)
-        require_fields(model, "moderation", body)
-        prompts, messages = to_inputs(body)
-        require_media(model, messages)
-        guard = str(model.spec.options.get("guard") or "")
-        has_logprobs = bool(guard) and "logprobs" in model.capabilities
-        generation = GenerationRequest(
-            model.spec.id,
-            messages,
-            operation="moderate",
-            prompts=prompts,
-            guard=guard,
-            top_logprobs=_TOP_LOGPROBS if has_logprobs else None,
-        )
-        assembly = ModerationAssembly(new_id("modr-"), body.model)
-        submission = Submission(
-            MODERATION,
-            assembly.id,
-            caller,
-            Document(generation, assembly),
-            ignored_params=body.ignored_params,
-            end_user=body.user or "",
-            subject="input",
-        )
-        return respond(request, submission)
+        return respond(request, moderation_submission(caller_of(request), body))
+
+
+def moderation_submission(caller: Caller, body: ModerationRequest) -> Submission:
+    """Return the submission of a moderation. Raise ApiError."""
+    model = served_model(caller, body.model, body)
+    require_fields(model, "moderation", body)
+    prompts, messages = to_inputs(body)
+    require_media(model, messages)
+    guard = str(model.spec.options.get("guard") or "")
+    has_logprobs = bool(guard) and "logprobs" in model.capabilities
+    generation = GenerationRequest(
+        model.spec.id,
+        messages,
+        operation="moderate",
+        prompts=prompts,
+        guard=guard,
+        top_logprobs=_TOP_LOGPROBS if has_logprobs else None,
+    )
+    assembly = ModerationAssembly(new_id("modr-"), body.model)
+    return Submission(
+        MODERATION,
+        assembly.id,
+        caller,
+        Document(generation, assembly),
+        ignored_params=body.ignored_params,
+        end_user=body.user or "",
+        subject="input",
+    )
 
 
 def to_inputs(body: ModerationRequest) -> tuple[tuple[str, ...], tuple[Message, ...]]:

@@ -24,11 +24,14 @@ from inference_site.batches.models import (
     LineState,
     delete_lines,
 )
+from inference_site.core.errors.api_errors import UnavailableError
 from inference_site.files import storage
 from inference_site.files.models import FilePurpose, StoredFile
 from inference_site.runs.models import Generation
 from inference_site.runs.queue import new_id
 
+OPENAI, ANTHROPIC = "openai", "anthropic"
+"""The dialects of batches."""
 HELD_S = 60.0
 """For how long a process has a batch for itself; longer than storing a file takes."""
 _RENEWED_EVERY = 2_000
@@ -57,7 +60,10 @@ def finalize(batch: Batch, process: str) -> None:
             if line.number % _RENEWED_EVERY == 0:
                 Batch.objects.hold(batch, process, HELD_S)
             is_success = line.state == LineState.ENDED and (line.status_code or 0) < 400
-            (answers if is_success else errors).write(result_of(batch, line))
+            if batch.dialect == ANTHROPIC:
+                answers.write(message_result_of(batch, line))
+            else:
+                (answers if is_success else errors).write(result_of(batch, line))
             completed += is_success
             failed += line.state == LineState.ENDED and not is_success
         Batch.objects.hold(batch, process, HELD_S)
@@ -100,6 +106,20 @@ def result_of(batch: Batch, line: BatchLine) -> bytes:
         error = orjson.dumps({"code": code, "message": message})
     head = orjson.dumps({"id": request_id, "custom_id": line.custom_id})[:-1]
     return b'%b,"response":%b,"error":%b}\n' % (head, response, error)
+
+
+def message_result_of(batch: Batch, line: BatchLine) -> bytes:
+    """Return the same for a batch of Anthropic's API."""
+    head = orjson.dumps({"custom_id": line.custom_id})[:-1]
+    if line.state != LineState.ENDED:
+        kind = "expired" if batch.ends_as == BatchStatus.EXPIRED else "canceled"
+        result = b'{"type":"%b"}' % kind.encode()
+    elif (line.status_code or 0) < 400:
+        result = b'{"type":"succeeded","message":%b}' % line.answer.encode()
+    else:
+        error = line.answer or orjson.dumps(UnavailableError().shown_at(batch.endpoint)).decode()
+        result = b'{"type":"errored","error":%b}' % error.encode()
+    return b'%b,"result":%b}\n' % (head, result)
 
 
 def _lines(batch: Batch) -> Iterator[BatchLine]:

@@ -21,6 +21,7 @@ from rest_framework.response import Response
 from inference_site.accounts.keys import Caller
 from inference_site.batches.models import Batch, BatchLine, BatchStatus
 from inference_site.batches.requests import endpoints
+from inference_site.batches.results import OPENAI
 from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundError
 from inference_site.files.models import FilePurpose, StoredFile
 from inference_site.gateway.api.authentication import caller_of
@@ -32,7 +33,6 @@ from inference_site.gateway.file_views import ExpiresAfter
 from inference_site.gateway.request_fields.wire import Metadata
 from inference_site.runs.queue import new_id
 
-OPENAI = "openai"
 _WINDOW = re.compile(r"([1-9]\d{0,3})([hd])")
 _UNITS_S = {"h": 3_600, "d": 86_400}
 _MAX_WINDOW_S = 30 * 86_400

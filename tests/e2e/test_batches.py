@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -15,7 +16,7 @@ from tests.e2e.scripts import script, slow
 from tests.served_stack import ServedStack
 from tests.waiting import wait_until
 
-CHAT = "/v1/chat/completions"
+CHAT: Any = "/v1/chat/completions"
 
 
 def chat(custom_id: str, content: str, **fields: Any) -> dict[str, Any]:
@@ -81,7 +82,7 @@ def test_each_line_has_one_answer_in_the_order_of_the_lines(client: openai.OpenA
     tokens = sum(line["response"]["body"]["usage"]["total_tokens"] for line in found.values())
     assert batch.usage.total_tokens == tokens
     times = [batch.created_at, batch.in_progress_at, batch.finalizing_at, batch.completed_at]
-    assert times == sorted(times, key=int)
+    assert times == sorted(int(at or 0) for at in times)
     file = client.files.retrieve(batch.output_file_id or "")
     assert (file.purpose, file.filename) == ("batch_output", f"{batch.id}_output.jsonl")
 
@@ -223,7 +224,7 @@ def test_another_projects_batch_and_file_are_unknown(
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"endpoint": "/v1/moderations"}, "endpoint"),
+        ({"endpoint": "/v1/files"}, "endpoint"),
         ({"endpoint": "/v1/messages"}, "endpoint"),
         ({"completion_window": "1 day"}, "completion_window"),
         ({"completion_window": "31d"}, "completion_window"),
@@ -281,3 +282,79 @@ def test_the_lines_of_an_ended_batch_are_deleted(stack: ServedStack, other: open
     left = "SELECT count(*) FROM batches_batchline WHERE batch_id = "
     left += "(SELECT id FROM batches_batch WHERE public_id = %s)"
     wait_until(lambda: stack.sql(left, begun.id) == [(0,)])
+
+
+@pytest.fixture
+def claude(stack: ServedStack) -> Iterator[anthropic.Anthropic]:
+    """Anthropic's client of another project."""
+    key = make_key(stack).secret
+    with anthropic.Anthropic(base_url=stack.url, api_key=key, max_retries=0) as opened:
+        yield opened
+
+
+def message(custom_id: str, content: str, **fields: Any) -> Any:
+    said = [{"role": "user", "content": content}]
+    params = {"model": "scripted", "max_tokens": 100, "messages": said, **fields}
+    return {"custom_id": custom_id, "params": params}
+
+
+def messages_ended(claude: anthropic.Anthropic, batch_id: str) -> Any:
+    def is_over() -> bool:
+        return claude.messages.batches.retrieve(batch_id).processing_status == "ended"
+
+    wait_until(is_over, timeout_s=60)
+    return claude.messages.batches.retrieve(batch_id)
+
+
+def test_a_batch_of_messages_with_anthropics_client(claude: anthropic.Anthropic) -> None:
+    requests = [
+        *(message(f"m{n}", says(f"answer {n}")) for n in range(5)),
+        message("wrong", says("x"), max_tokens=0),
+        message("failing", script({"fail": "it breaks"})),
+    ]
+    begun = claude.messages.batches.create(requests=requests)
+    assert (begun.type, begun.processing_status) == ("message_batch", "in_progress")
+    assert begun.request_counts.processing == len(requests)
+    with pytest.raises(anthropic.BadRequestError):
+        claude.messages.batches.delete(begun.id)
+    batch = messages_ended(claude, begun.id)
+    counts = {"processing": 0, "succeeded": 5, "errored": 2, "canceled": 0, "expired": 0}
+    assert batch.request_counts.to_dict() == counts
+    found: Any = {each.custom_id: each.result for each in claude.messages.batches.results(begun.id)}
+    assert list(found) == [request["custom_id"] for request in requests]
+    for n in range(5):
+        assert found[f"m{n}"].message.content[0].text == f"answer {n}"
+    assert found["wrong"].error.error.type == "invalid_request_error"
+    assert found["failing"].error.error.type == "api_error"
+    assert [each.id for each in claude.messages.batches.list(limit=1)] == [begun.id]
+    assert claude.messages.batches.delete(begun.id).type == "message_batch_deleted"
+    with pytest.raises(anthropic.NotFoundError):
+        claude.messages.batches.retrieve(begun.id)
+
+
+def test_a_cancelled_batch_of_messages_says_so_for_each(claude: anthropic.Anthropic) -> None:
+    requests = [message(f"m{n}", slow(60, 50)) for n in range(30)]
+    begun = claude.messages.batches.create(requests=requests)
+    assert claude.messages.batches.cancel(begun.id).processing_status == "canceling"
+    batch = messages_ended(claude, begun.id)
+    kinds = [each.result.type for each in claude.messages.batches.results(begun.id)]
+    assert len(kinds) == len(requests)
+    assert set(kinds) <= {"succeeded", "canceled"}
+    assert kinds.count("canceled") == batch.request_counts.canceled > 0
+    assert batch.cancel_initiated_at is not None
+
+
+@pytest.mark.parametrize(
+    ("requests", "where"),
+    [
+        ([message("a b", says("x"))], "requests[0].custom_id"),
+        ([message("a", says("x")), message("a", says("x"))], "requests[1].custom_id"),
+        ([], "requests"),
+    ],
+)
+def test_a_bad_batch_of_messages_names_the_field(
+    claude: anthropic.Anthropic, requests: list[Any], where: str
+) -> None:
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        claude.messages.batches.create(requests=requests)
+    assert where in str(refused.value.body)
