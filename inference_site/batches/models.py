@@ -98,7 +98,8 @@ class BatchQuerySet(models.QuerySet["Batch"]):
         """Move a batch on from the status with which it was read; False if that has changed."""
         times = {**batch.times, status.value: int(time.time())}
         held = self.filter(pk=batch.pk, status=batch.status)
-        if not held.update(status=status, times=times, **changes):
+        # The next step may be the work of another process.
+        if not held.update(status=status, times=times, worked_until=None, **changes):
             return False
         batch.status, batch.times = status, times
         for name, value in changes.items():
