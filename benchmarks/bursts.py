@@ -260,7 +260,7 @@ def claim_ms(database: "psycopg.Connection[tuple[int]]") -> float:
     from inference_site.runs.models import CLAIM
 
     given: dict[str, object] = {"model": "few", "worker": "w", "served": list[int]()}
-    given |= {"is_idle": True, "may_drain": False}
+    given |= {"is_idle": True, "may_drain": False, "below": 11}
     database.execute("BEGIN")
     began = time.perf_counter()
     database.execute(CLAIM.encode(), given)

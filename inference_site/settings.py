@@ -347,6 +347,8 @@ WEBSOCKETS_PER_PROJECT = environment.number("WEBSOCKETS_PER_PROJECT", 200, minim
 # How long a client that reads nothing of its answer keeps its connection.
 READER_TIMEOUT_S = environment.number("READER_TIMEOUT_S", 60, minimum=1)
 QUEUE_LIMIT = environment.number("QUEUE_LIMIT", 2_000, minimum=1)
+# The part of a model's slots that background work leaves free while clients use the model.
+CLIENT_SLOTS_PERCENT = environment.number("CLIENT_SLOTS_PERCENT", 25)
 # Whether limits are passed over while the Redis that counts is away; else requests get a 503.
 RATE_LIMITS_FAIL_OPEN = environment.boolean("RATE_LIMITS_FAIL_OPEN", False)
 # What budgets hold back for an answer that may be of any length.
@@ -430,8 +432,6 @@ FILES_PER_PROJECT = environment.number("FILES_PER_PROJECT", 100_000, minimum=1)
 FILE_BYTES_PER_PROJECT = environment.number("FILE_BYTES_PER_PROJECT", 100 * 2**30, minimum=1)
 BATCH_MAX_LINES = environment.number("BATCH_MAX_LINES", 50_000, minimum=1)
 BATCHES_PER_PROJECT = environment.number("BATCHES_PER_PROJECT", 100, minimum=1)
-# The percentage of a model's slots that batches leave free while clients use the model.
-BATCH_FREE_SLOTS_PERCENT = environment.number("BATCH_FREE_SLOTS_PERCENT", 25)
 FILES_DIR = environment.text("FILES_DIR", str(DATA_DIR / "files"))
 FILES_BUCKET = environment.text("FILES_BUCKET")
 _folder_of_files = {

@@ -1,13 +1,12 @@
 """Feeding: beat puts the lines of batches into the queue, and moves the batches on.
 
 For each model, no more lines are in the queue than keep its slots full. Projects take turns, then
-the batches of a project, so a project with many batches does not delay another's. While clients use
-the model, a part of its slots is left free for them: a line that runs is not interrupted.
+the batches of a project, so a project with many batches does not delay another's. Lines are
+background work: workers claim them last, and keep slots free for clients (``ClientSlots``).
 """
 
 from __future__ import annotations
 
-import datetime as dt
 import logging
 import math
 import secrets
@@ -20,7 +19,6 @@ from itertools import chain, zip_longest
 from typing import Any
 
 import orjson
-from django.conf import settings
 from django.db.models import Count, Q
 from django.db.models.functions import Now
 from django.utils import timezone
@@ -37,7 +35,7 @@ from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.gateway.submission.submit import submit
 from inference_site.runs.cancellation import cancel, cancel_waiting
 from inference_site.runs.maintenance import try_and_log
-from inference_site.runs.models import Generation, ServiceClass, Status
+from inference_site.runs.models import Generation, Status
 from inference_site.runs.queue import WithRow
 
 logger = logging.getLogger(__name__)
@@ -52,9 +50,6 @@ _MOST_AHEAD = 512
 """How many lines of a model wait in the queue at most, so that no slot is empty between passes."""
 _REST_S = 2.0
 """How long a batch rests after its line was refused: by a limit, a budget, or a full queue."""
-_LOOK_S = 1.0
-_CLIENTS_S = 10.0
-"""How recent a request of a client must be for slots to be left free for clients."""
 
 
 class LineTaken(Exception):
@@ -83,7 +78,6 @@ class _Model:
     def __init__(self, name: str) -> None:
         self._name = name
         self._ahead = 0
-        self._has_clients, self._looked_at = False, 0.0
 
     def places(self, in_queue: int) -> int:
         """Return how many more lines there is room for; ``in_queue`` are in the queue or run.
@@ -94,24 +88,13 @@ class _Model:
         slots = sum(report.slots for report in reports if report is not None)
         if not slots:
             return 1 - in_queue
-        if self._is_used_by_clients():
-            return (
-                max(1, slots - math.ceil(slots * settings.BATCH_FREE_SLOTS_PERCENT / 100))
-                - in_queue
-            )
-        # As many wait as the model ends between two passes: more when slots were found empty.
-        self._ahead = self._ahead * 2 if in_queue < slots else self._ahead - self._ahead // 16
-        self._ahead = min(max(self._ahead, slots), _MOST_AHEAD)
+        # As many wait as the model ends between two passes, and some: more when few are left.
+        waiting = in_queue - slots
+        if waiting < self._ahead // 4:
+            self._ahead = min(max(self._ahead * 2, slots), _MOST_AHEAD)
+        elif waiting > self._ahead * 3 // 4:
+            self._ahead = max(self._ahead - 1, slots)
         return slots + self._ahead - in_queue
-
-    def _is_used_by_clients(self) -> bool:
-        now = time.monotonic()
-        if now - self._looked_at >= _LOOK_S:
-            since = Now() - dt.timedelta(seconds=_CLIENTS_S)
-            recent = Generation.objects.filter(model=self._name, created_at__gte=since)
-            of_clients = recent.filter(service_class__lt=ServiceClass.BACKGROUND)
-            self._has_clients, self._looked_at = of_clients.exists(), now
-        return self._has_clients
 
 
 class Feeder:

@@ -20,11 +20,12 @@ from decimal import Decimal
 from typing import Any
 
 from django.db import connection, models
-from django.db.models import Count, Exists, F, Q, Sum
+from django.db.models import Count, F, Q, Sum
 from django.db.models.functions import Now
 from django.utils import timezone
 
 from inference_site.core.errors.api_errors import NotFoundError, RateLimitError
+from inference_site.core.storage.postgresql import execute_prepared
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.streams.batches import Ending
 
@@ -38,6 +39,12 @@ _REST = dt.timedelta(seconds=5)
 _KEPT = dt.timedelta(days=30)
 """How long an ended batch is kept; as long as the file of its requests."""
 _DELETED_AT_ONCE = 1_000
+_BEGIN = """
+UPDATE batches_batchline SET state = 'running', generation_id = %(generation)s, feeds = feeds + 1
+WHERE id = %(line)s AND state = 'pending' AND EXISTS (
+    SELECT FROM batches_batch WHERE id = %(batch)s AND status = 'in_progress'
+)
+"""
 _LOCK_BATCHES = "SELECT pg_advisory_xact_lock(0x62617463, %s)"
 
 
@@ -224,13 +231,8 @@ class LineQuerySet(models.QuerySet["BatchLine"]):
 
         False if it was meanwhile, or its batch does not run lines any more.
         """
-        running = Batch.objects.filter(pk=line.batch_id, status=BatchStatus.IN_PROGRESS)
-        waiting = self.filter(Exists(running), pk=line.pk, state=LineState.PENDING)
-        return bool(
-            waiting.update(
-                state=LineState.RUNNING, generation_id=generation_id, feeds=F("feeds") + 1
-            )
-        )
+        given = {"line": line.pk, "batch": line.batch_id, "generation": generation_id}
+        return execute_prepared(_BEGIN, given).rowcount == 1
 
     def end(self, line: BatchLine, status_code: int, answer: bytes) -> bool:
         """Store the answer of a line that could not be put into the queue."""

@@ -70,12 +70,12 @@ _MAY_BEGIN = """
 CLAIM = f"""
 WITH RECURSIVE line (service_class, project_id, since) AS (
     (SELECT service_class, project_id, created_at FROM generations_generation
-     WHERE status = 'queued' AND model = %(model)s::text
+     WHERE status = 'queued' AND model = %(model)s::text AND service_class < %(below)s::int
      ORDER BY service_class, project_id, created_at LIMIT 1)
     UNION ALL
     SELECT next.* FROM line, LATERAL (
         SELECT service_class, project_id, created_at FROM generations_generation
-        WHERE status = 'queued' AND model = %(model)s::text
+        WHERE status = 'queued' AND model = %(model)s::text AND service_class < %(below)s::int
               AND (service_class, project_id) > (line.service_class, line.project_id)
         ORDER BY service_class, project_id, created_at LIMIT 1
     ) next
@@ -105,7 +105,7 @@ RETURNING public_id, kind, attempt, background, request_id,
               WHERE status = 'queued' AND model = %(model)s::text
               ORDER BY service_class, project_id, created_at LIMIT 2
           ) front WHERE front.id <> generations_generation.id),
-          spared
+          spared, service_class
 """  # noqa: S608  # Constants.
 """The statement of ``GenerationQuerySet.claim``. It reads one row of each project that waits.
 
@@ -172,6 +172,7 @@ class Claim:
     """Whether other generations of its model waited when it was claimed."""
     spared: int = field(default=0, compare=False)
     """How many of its earlier attempts do not count (see ``Generation.spared``)."""
+    service_class: int = field(default=ServiceClass.FOREGROUND, compare=False)
 
     @property
     def may_restart(self) -> bool:
@@ -200,6 +201,7 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         *,
         is_idle: bool = True,
         may_drain: bool = True,
+        may_background: bool = True,
     ) -> Claim | None:
         """Claim the best waiting generation of this model; None if none may start.
 
@@ -207,10 +209,12 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         project that is not in ``served``, or first in it, then age. ``served`` are the projects of
         the worker's last claims, the latest at the end. A generation that prefers another worker is
         left to that one until ``preferred_until``. An isolated one is left to an idle worker for
-        20 s; then a busy worker may claim it that ``may_drain`` its other runs for it. Two workers
-        never claim the same row, and neither waits for the other.
+        20 s; then a busy worker may claim it that ``may_drain`` its other runs for it. Without
+        ``may_background``, only those are claimed that clients wait for. Two workers never claim
+        the same row, and neither waits for the other.
         """
         given = {"model": model, "worker": worker, "is_idle": is_idle, "may_drain": may_drain}
+        given["below"] = ServiceClass.BACKGROUND + may_background
         projects = f"{{{','.join(map(str, served))}}}"
         with release_connection_after():
             row = execute_prepared(CLAIM, {**given, "served": projects}).fetchone()

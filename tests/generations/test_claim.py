@@ -82,6 +82,7 @@ def claim_plan() -> dict[str, Any]:
         "served": "{}",
         "is_idle": True,
         "may_drain": True,
+        "below": 11,
     }
     with connection.cursor() as cursor:
         cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {CLAIM}", given)

@@ -173,6 +173,7 @@ class Runs:
         if permit is None:
             return None
         claim = None
+        may_background = model.client_slots.enter()
         try:
             claim = Generation.objects.claim(
                 model.spec.id,
@@ -180,8 +181,10 @@ class Runs:
                 model.recent_projects,
                 is_idle=permit.is_only_run,
                 may_drain=permit.may_drain,
+                may_background=may_background,
             )
         finally:
+            model.client_slots.claimed(claim, has_entered=may_background)
             if claim is None:
                 permit.leave()
         return None if claim is None else (claim, permit)
@@ -197,6 +200,7 @@ class Runs:
 
     def _resume(self, model: ServedModel, turn: LoopingRun, permit: Permit) -> bool:
         """Run the next turn of a run in a slot; return True if the engine continues on its own."""
+        model.client_slots.resume(turn.claim)
         self._running[turn.claim] = model, turn.stream, permit, turn.run
         return self._start(model, turn.claim, turn.run, turn.run.resume)
 
@@ -241,6 +245,7 @@ class Runs:
         else:
             self._loop.forget(claim)
         del self._running[claim]
+        model.client_slots.leave(claim)
         if permit.leave():
             self._changed()
         if calls_tools:

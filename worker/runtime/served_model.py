@@ -7,16 +7,20 @@ it. After it has produced output for a while, other runs join it.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
 from typing import Literal
+
+from django.conf import settings
 
 from inference_site.catalogue.engines.registry import library_of, model_capabilities
 from inference_site.catalogue.fleet.leases import ModelReport, ModelState
 from inference_site.catalogue.model_files import FileFacts, file_facts
 from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.runs.models import Claim, ServiceClass
 from worker.engines.base import Engine, ServerFacts, load_engine
 
 _BETWEEN_ISOLATED_S = 5.0
@@ -27,6 +31,9 @@ _DRAIN_S = 5.0
 _TRIAL_S = 2.0
 """How long an isolated run must produce output before other runs may start."""
 _CHECK_S = 0.2
+
+_CLIENTS_S = 10.0
+"""For how long slots are kept free for clients after the last request of one."""
 
 _NEWEST_WEIGHT = 0.1
 """Weight of the newest run in the moving average of run times."""
@@ -129,6 +136,51 @@ class Permit:
         self._isolation.changed.notify_all()
 
 
+class ClientSlots:
+    """Keeps a part of a model's slots free of background work while clients use the model.
+
+    A run is not interrupted for a client, so a client waits for no slot only if one is free. One of
+    several slots at least is kept, until clients have sent nothing for ``_CLIENTS_S``. Thread-safe.
+    """
+
+    def __init__(self, slots: int) -> None:
+        kept = math.ceil(slots * settings.CLIENT_SLOTS_PERCENT / 100) if slots > 1 else 0
+        self._most = max(1, slots - kept)
+        self._background = 0
+        self._client_at = -math.inf
+        self._lock = threading.Lock()
+
+    def enter(self) -> bool:
+        """Take a place for a background run, before its claim; False if there is none now."""
+        with self._lock:
+            is_used = time.monotonic() - self._client_at < _CLIENTS_S
+            if is_used and self._background >= self._most:
+                return False
+            self._background += 1
+            return True
+
+    def claimed(self, claim: Claim | None, *, has_entered: bool) -> None:
+        """Note what was claimed; the place is returned unless it is a background run."""
+        is_background = claim is not None and claim.service_class >= ServiceClass.BACKGROUND
+        with self._lock:
+            if has_entered and not is_background:
+                self._background -= 1
+            if claim is not None and not is_background:
+                self._client_at = time.monotonic()
+
+    def resume(self, claim: Claim) -> None:
+        """Count a background run that goes on after a call of a tool."""
+        if claim.service_class >= ServiceClass.BACKGROUND:
+            with self._lock:
+                self._background += 1
+
+    def leave(self, claim: Claim) -> None:
+        """Count a run no more."""
+        if claim.service_class >= ServiceClass.BACKGROUND:
+            with self._lock:
+                self._background -= 1
+
+
 class ServedModel:
     """A model of the catalogue in this worker, from the start of its load until it is dropped.
 
@@ -149,6 +201,7 @@ class ServedModel:
         self.missed_wake_up = False
         """Whether a wake-up came while no slot was free; the thread that frees one claims again."""
         self.isolation = Isolation()
+        self.client_slots = ClientSlots(spec.slots)
         self.used_at = self.loaded_at = time.monotonic()
         """When a run ended last, and when the model was loaded, by the monotonic clock."""
         self.reason = reason
