@@ -108,8 +108,8 @@ def _memory(endpoint: Endpoint) -> Iterator[dict[str, tuple[float, float]]]:
         while not over.is_set():
             for process in descendants(endpoint.process.pid):
                 with suppress(psutil.Error):
-                    words = process.cmdline()
-                    name = words[2] if "manage.py" in words[:2] else ""
+                    words = [*process.cmdline(), "", "", ""]
+                    name = words[2] if words[1].endswith("manage.py") else ""
                     if name in ("web", "worker", "beat"):
                         mib = process.memory_info().rss / 2**20
                         before, most = found.get(name, (mib, mib))

@@ -94,7 +94,7 @@ class MessageBatchList(WireObject):
 
 
 class DeletedMessageBatch(WireObject):
-    """The answer of ``DELETE /v1/messages/batches/{batch_id}``."""
+    """The answer of ``DELETE /v1/messages/batches/{message_batch_id}``."""
 
     id: str
     type: Literal["message_batch_deleted"] = "message_batch_deleted"
@@ -145,47 +145,49 @@ class MessageBatchesView(ApiView):
 
 
 class MessageBatchView(ApiView):
-    """``/v1/messages/batches/{batch_id}``."""
+    """``/v1/messages/batches/{message_batch_id}``."""
 
     counts_writes = True
 
     @documented(answer=MessageBatch, error=wire.MessagesError)
-    def get(self, request: Request, batch_id: str) -> Response:
+    def get(self, request: Request, message_batch_id: str) -> Response:
         """Get a batch of messages."""
-        return Response(_wire(_find(request, batch_id), request).model_dump())
+        return Response(_wire(_find(request, message_batch_id), request).model_dump())
 
     @documented(answer=DeletedMessageBatch, error=wire.MessagesError)
-    def delete(self, request: Request, batch_id: str) -> Response:
+    def delete(self, request: Request, message_batch_id: str) -> Response:
         """Delete a batch of messages that has ended, and its results."""
-        batch = _find(request, batch_id)
+        batch = _find(request, message_batch_id)
         if not batch.has_ended:
-            raise InvalidRequestError("The batch has not ended; cancel it first.", param="batch_id")
+            raise InvalidRequestError(
+                "The batch has not ended; cancel it first.", param="message_batch_id"
+            )
         storage.delete(list(StoredFile.objects.filter(public_id=batch.output_file_id)))
         batch.delete()
-        return Response(DeletedMessageBatch(id=batch_id).model_dump())
+        return Response(DeletedMessageBatch(id=message_batch_id).model_dump())
 
 
 class MessageBatchCancelView(ApiView):
-    """``POST /v1/messages/batches/{batch_id}/cancel``."""
+    """``POST /v1/messages/batches/{message_batch_id}/cancel``."""
 
     counts_writes = True
 
     @documented(answer=MessageBatch, error=wire.MessagesError)
-    def post(self, request: Request, batch_id: str) -> Response:
+    def post(self, request: Request, message_batch_id: str) -> Response:
         """Cancel a batch: the requests that run go on to their end, and no other begins."""
-        batch = _find(request, batch_id)
+        batch = _find(request, message_batch_id)
         Batch.objects.cancel(batch)
         return Response(_wire(batch, request).model_dump())
 
 
 class MessageBatchResultsView(ApiView):
-    """``/v1/messages/batches/{batch_id}/results``."""
+    """``/v1/messages/batches/{message_batch_id}/results``."""
 
     @documented(answer=None, binaries=(_MEDIA_TYPE,), error=wire.MessagesError)
-    def get(self, request: Request, batch_id: str) -> HttpResponseBase:
+    def get(self, request: Request, message_batch_id: str) -> HttpResponseBase:
         """Get the results of a batch that has ended: a line of JSON for each request."""
         with release_connection_after():  # The content may be sent for minutes.
-            batch = _find(request, batch_id)
+            batch = _find(request, message_batch_id)
             if not batch.has_ended:
                 raise NotFoundError("The batch has not ended: it has no results yet.")
             file = StoredFile.objects.get_readable(batch.project_id, batch.output_file_id)
@@ -232,8 +234,8 @@ def _create(caller: Caller, body: MessageBatchRequest) -> Batch:
     return accept_batch(caller, batch, lines)
 
 
-def _find(request: Request, batch_id: str) -> Batch:
-    return Batch.objects.get_of(caller_of(request).project_id, ANTHROPIC, batch_id)
+def _find(request: Request, message_batch_id: str) -> Batch:
+    return Batch.objects.get_of(caller_of(request).project_id, ANTHROPIC, message_batch_id)
 
 
 def _wire(batch: Batch, request: Request) -> MessageBatch:

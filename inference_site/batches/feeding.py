@@ -222,7 +222,7 @@ class Feeder:
                 if error.status >= 500:
                     logger.error("batch %s, line %d", batch, line.number, exc_info=exc)
                 body = orjson.dumps(error.shown_at(batch.endpoint))
-                BatchLine.objects.end(line, error.status, body)
+                BatchLine.objects.end(line, error.status, body, error.code or error.type)
             yield batch
 
 

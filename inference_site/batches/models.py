@@ -143,7 +143,8 @@ class Batch(models.Model):
 
     ``times`` has the Unix time at which each status was reached. ``ends_as`` is the status that
     follows when the results are written. ``errors`` are those of invalid lines, as the API shows
-    them. Of the lines that run, the counts, ``rate`` (lines per second) and ``cost`` are those of a
+    them. ``failures`` counts the failed lines by error code, once the batch has ended. Of the lines
+    that run, the counts, ``rate`` (lines per second) and ``cost`` are those of a
     moment ago; at the end they are exact. ``worked_by`` is the process that validates the batch or
     writes its results, until ``worked_until``.
     """
@@ -172,6 +173,7 @@ class Batch(models.Model):
     completed = models.PositiveIntegerField(default=0)
     failed = models.PositiveIntegerField(default=0)
     skipped = models.PositiveIntegerField(default=0)
+    failures = models.JSONField(default=dict, blank=True)
     usage = models.JSONField(null=True, blank=True)
     cost = models.DecimalField(max_digits=18, decimal_places=9, default=0)
     rate = models.FloatField(default=0)
@@ -234,10 +236,15 @@ class LineQuerySet(models.QuerySet["BatchLine"]):
         given = {"line": line.pk, "batch": line.batch_id, "generation": generation_id}
         return execute_prepared(_BEGIN, given).rowcount == 1
 
-    def end(self, line: BatchLine, status_code: int, answer: bytes) -> bool:
+    def end(self, line: BatchLine, status_code: int, answer: bytes, error_code: str) -> bool:
         """Store the answer of a line that could not be put into the queue."""
         waiting = self.filter(pk=line.pk, state=LineState.PENDING)
-        return bool(waiting.update(**_answered(status_code, answer)))
+        return bool(waiting.update(**_answered(status_code, answer, error_code)))
+
+    def failures(self) -> dict[str, int]:
+        """Count the lines that have failed, by error code."""
+        failed = self.filter(state=LineState.ENDED, status_code__gte=400).order_by()
+        return dict(failed.values_list("error_code").annotate(Count("pk")))
 
     def release_lost(self) -> None:
         """Release the lines of generations that have ended without an answer for them.
@@ -297,7 +304,7 @@ class BatchLine(models.Model):
         return f"{self.batch_id}:{self.number}"
 
 
-def _answered(status_code: int, answer: bytes, error_code: str = "") -> dict[str, Any]:
+def _answered(status_code: int, answer: bytes, error_code: str) -> dict[str, Any]:
     return {
         "state": LineState.ENDED,
         "status_code": status_code,

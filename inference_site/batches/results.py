@@ -24,6 +24,7 @@ from inference_site.batches.models import (
     LineState,
     delete_lines,
 )
+from inference_site.batches.validation import split_lines
 from inference_site.core.errors.api_errors import UnavailableError
 from inference_site.files import storage
 from inference_site.files.models import FilePurpose, StoredFile
@@ -78,6 +79,7 @@ def finalize(batch: Batch, process: str) -> None:
         completed=completed,
         failed=failed,
         skipped=batch.total - completed - failed,
+        failures=BatchLine.objects.filter(batch=batch).failures(),
         usage=_usage_of(batch),
         cost=BatchLine.objects.filter(batch=batch).aggregate(sum=Sum("cost", default=0))["sum"],
     )
@@ -120,6 +122,25 @@ def message_result_of(batch: Batch, line: BatchLine) -> bytes:
         error = line.answer or orjson.dumps(UnavailableError().shown_at(batch.endpoint)).decode()
         result = b'{"type":"errored","error":%b}' % error.encode()
     return b'%b,"result":%b}\n' % (head, result)
+
+
+def write_failed_requests(batch: Batch, chosen: IO[bytes]) -> None:
+    """Write the lines of the input file that are in the file of errors.
+
+    Raise NotFoundError if one of the two was deleted, and FileStorageError.
+    """
+    files = StoredFile.objects
+    errors = files.get_readable(batch.project_id, batch.error_file_id)
+    given = files.get_readable(batch.project_id, batch.input_file_id)
+    failed = {orjson.loads(line)["custom_id"] for line in _texts_of(errors)}
+    for line in _texts_of(given):
+        if line.strip() and orjson.loads(line)["custom_id"] in failed:
+            chosen.write(line + b"\n")
+
+
+def _texts_of(file: StoredFile) -> Iterator[bytes]:
+    """Yield the lines of a file that was validated or written here."""
+    return (line for line in split_lines(storage.read(file), file.size_bytes) if line)
 
 
 def _lines(batch: Batch) -> Iterator[BatchLine]:

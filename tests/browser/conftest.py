@@ -95,7 +95,8 @@ def cookies(stack: ServedStack, browser: Browser, password: str) -> Any:
     page.get_by_label("Username").fill("admin")
     page.get_by_label("Password").fill(password)
     page.get_by_role("button", name="Log in").click()
-    page.wait_for_url(f"{stack.url}/admin/")
+    page.wait_for_url(f"{stack.url}/admin/password_change/")
+    expect(page.get_by_text("Choose a password of your own")).to_be_visible()
     state = context.storage_state()
     context.close()
     return state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ MENU = [
     "/admin/responses_api/storedresponse/",
     "/admin/responses_api/conversation/",
     "/admin/completions/storedcompletion/",
+    "/admin/batches/batch/",
     "/admin/files/storedfile/",
     "/admin/responses_api/prompttemplate/",
     "/admin/generations/generation/",
@@ -71,6 +73,7 @@ PAGES = [
     "/admin/responses_api/storedresponse/1/change/",
     "/admin/responses_api/conversation/1/change/",
     "/admin/responses_api/prompttemplate/1/change/",
+    "/admin/batches/batch/1/change/",
     "/admin/password_change/",
 ]
 """One page of each template; tests/console/test_every_page.py asks for all pages."""
@@ -95,6 +98,13 @@ def requests(stack: ServedStack, client: openai.OpenAI) -> None:
         " (template_id, number, developer_message, user_message, model, created_at)"
         " VALUES (%s, 1, 'Like {{whom}}.', 'Hi {{whom}}!', '', now()) RETURNING id",
         prompt,
+    )
+    body = {"model": "scripted", "messages": [{"role": "user", "content": "hello there"}]}
+    url = "/v1/chat/completions"
+    line = json.dumps({"custom_id": "1", "method": "POST", "url": url, "body": body}).encode()
+    file = client.files.create(file=("lines.jsonl", line), purpose="batch")
+    client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
     )
     counted = "SELECT count(*) FROM usage_usagerollup WHERE period = 'minute'"
     wait_until(lambda: stack.sql(counted)[0][0] >= 1, 120, "the requests are accounted")

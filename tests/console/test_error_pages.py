@@ -8,6 +8,7 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.template.loader import render_to_string
 from django.test import Client
+from django.utils import timezone
 
 from inference_site.accounts.models import Project
 
@@ -71,7 +72,9 @@ def test_strangers_are_shown_nothing_of_the_console() -> None:
 
 @pytest.mark.django_db
 def test_a_login_without_an_address_goes_to_the_console() -> None:
-    get_user_model().objects.create_superuser("admin", "", "a long password")
+    get_user_model().objects.create_superuser(
+        "admin", "", "a long password", last_login=timezone.now()
+    )
     form = {"username": "admin", "password": "a long password"}
     answer = Client().post("/admin/login/", form, headers={"user-agent": "x"})
     assert (answer.status_code, answer.get("Location")) == (302, "/admin/")

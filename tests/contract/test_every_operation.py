@@ -16,6 +16,7 @@ from inference_site.accounts.models import Scope
 from inference_site.gateway.api.openapi import document
 from tests.e2e.keys import MadeKey, make_key
 from tests.served_stack import ServedStack
+from tests.waiting import wait_until
 
 PARAMETER = re.compile(r"\{(\w+)\}")
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -164,7 +165,41 @@ def ids(stack: ServedStack, owner: MadeKey) -> dict[str, str]:
             "item_id": items[0]["id"],
             "file_id": http.post("/v1/files", **form).json()["id"],  # type: ignore[arg-type]
             "upload_id": http.post("/v1/uploads", json=upload).json()["id"],
+            "batch_id": _ended_batch(http, "/v1/batches", _batch(http)),
+            "message_batch_id": _ended_batch(http, "/v1/messages/batches", MESSAGES),
         }
+
+
+MESSAGES: dict[str, Any] = {
+    "requests": [
+        {
+            "custom_id": "one",
+            "params": {"model": "scripted", "max_tokens": 9, "messages": [HELLO]},
+        }
+    ]
+}
+
+
+def _batch(http: httpx.Client) -> dict[str, str]:
+    """What creates a batch of one line."""
+    body = {"model": "scripted", "messages": [HELLO]}
+    line = {"custom_id": "one", "method": "POST", "url": CHAT, "body": body}
+    form = {"data": {"purpose": "batch"}, "files": {"file": json.dumps(line).encode()}}
+    file = http.post("/v1/files", **form).json()["id"]  # type: ignore[arg-type]
+    return {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
+
+
+def _ended_batch(http: httpx.Client, path: str, body: dict[str, Any]) -> str:
+    """Create a batch, and return its id when it has ended."""
+    made = http.post(path, json=body).json()
+    address = f"{path}/{made['id']}"
+
+    def has_ended() -> bool:
+        found = http.get(address).json()
+        return found.get("status") == "completed" or found.get("ended_at") is not None
+
+    wait_until(has_ended)
+    return str(made["id"])
 
 
 def test_an_id_of_another_project_is_like_one_that_does_not_exist(

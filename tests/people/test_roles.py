@@ -36,6 +36,7 @@ LEFT_TO_ADMINISTRATORS = {
     "alarms.notice": "add change delete",  # and these.
     "auth.group": "add change delete view",
     "auth.user": "add change delete view",
+    "batches.batch": "add delete",  # The API's.
     "axes.accessfailurelog": "add change delete view",
     "completions.storedcompletion": "add change delete",
     "files.storedfile": "add change delete view",
