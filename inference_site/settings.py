@@ -67,6 +67,7 @@ INSTALLED_APPS = [
     "inference_site.accounts",
     "inference_site.runs",
     "inference_site.files",
+    "inference_site.outbox",
     "inference_site.batches",
     "inference_site.gateway.idempotency",
     "inference_site.runs.kept_content",

@@ -13,6 +13,7 @@ from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.core.storage.fields import replace_nul
 from inference_site.core.storage.postgresql import end_transaction_if_idle, execute_prepared
 from inference_site.gateway.handoff import Wait
+from inference_site.outbox.models import publish
 from inference_site.runs.kinds import Assembler
 from inference_site.runs.models import TERMINAL, Generation
 from inference_site.runs.streams.request_documents import ToStore
@@ -62,7 +63,7 @@ WITH ended AS (
     FROM ended,
          unnest(%(ids)b::text[], %(data)b::text[]) WITH ORDINALITY item (public_id, data, place)
 )
-SELECT id, conversation_id FROM ended
+SELECT id, conversation_id, project_id FROM ended
 """
 
 
@@ -162,7 +163,9 @@ def store_result(
     ended = list(execute_prepared(_END, parameters))
     if ended:
         record_questions(final.output)
-    for pk, conversation_pk in ended:
+    for pk, conversation_pk, project_id in ended:
+        if final.background:
+            publish(project_id, f"response.{final.status}", generation_id, {"id": generation_id})
         if conversation_pk is None:
             continue
         conversation = Conversation.objects.select_for_update().get(pk=conversation_pk)

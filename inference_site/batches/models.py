@@ -19,13 +19,14 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from django.db import connection, models
+from django.db import connection, models, transaction
 from django.db.models import Count, F, Q, Sum
 from django.db.models.functions import Now
 from django.utils import timezone
 
 from inference_site.core.errors.api_errors import NotFoundError, RateLimitError
 from inference_site.core.storage.postgresql import execute_prepared
+from inference_site.outbox.models import publish
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.streams.batches import Ending
 
@@ -102,12 +103,19 @@ class BatchQuerySet(models.QuerySet["Batch"]):
         batch.save(force_insert=True)
 
     def move(self, batch: Batch, status: BatchStatus, **changes: Any) -> bool:
-        """Move a batch on from the status with which it was read; False if that has changed."""
+        """Move a batch on from the status with which it was read; False if that has changed.
+
+        Its end is an event for the endpoints of its project.
+        """
         times = {**batch.times, status.value: int(time.time())}
         held = self.filter(pk=batch.pk, status=batch.status)
         # The next step may be the work of another process.
-        if not held.update(status=status, times=times, worked_until=None, **changes):
-            return False
+        with transaction.atomic():
+            if not held.update(status=status, times=times, worked_until=None, **changes):
+                return False
+            if status in ENDED:
+                data = {"id": batch.public_id}
+                publish(batch.project_id, f"batch.{status}", batch.public_id, data)
         batch.status, batch.times = status, times
         for name, value in changes.items():
             setattr(batch, name, value)

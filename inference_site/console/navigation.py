@@ -24,12 +24,12 @@ _MODELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
         ),
     ),
     (
-        "Alarms",
+        "Alarms and events",
         (
             ("Alarms", "notifications", "alarms.alarm"),
             ("Rules", "rule", "alarms.rule"),
-            ("Recipients", "forward_to_inbox", "alarms.recipient"),
-            ("Notices", "outbox", "alarms.notice"),
+            ("Endpoints", "forward_to_inbox", "outbox.endpoint"),
+            ("Messages", "outbox", "outbox.message"),
         ),
     ),
     (

@@ -15,7 +15,8 @@ from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend
 from inference_site.console.alarms import evaluation
 from inference_site.console.alarms.evaluation import evaluate
-from inference_site.console.alarms.models import Alarm, Notice, Recipient, Rule, RuleKind
+from inference_site.console.alarms.models import Alarm, Rule, RuleKind
+from inference_site.outbox.models import Endpoint, Message
 from inference_site.runs.usage.models import LatencyHistogram, Period, UsageRollup, bucket_of
 from inference_site.runs.usage.queries import floor
 from tests.generations.rows import create_generation
@@ -61,17 +62,18 @@ def test_an_alarm_begins_once_and_ends_when_it_has_been_over_for_a_while(
     api_key: Key, monkeypatch: Any
 ) -> None:
     only(RuleKind.QUEUE_WAIT, 1)
-    Recipient.objects.create(address="ops@example.org")
+    Endpoint.objects.create(way="email", address="ops@example.org")
     at = timezone.now() - dt.timedelta(seconds=90)
     row = create_generation(api_key[0], created_at=at)
     assert firing() == firing() == ["m"]
     row.delete()
     assert firing() == ["m"]  # It may come back.
-    assert Notice.objects.count() == 1
+    assert Message.objects.count() == 1
     monkeypatch.setattr(evaluation, "RESOLVED_AFTER_S", -1)
     assert firing() == []
     assert Alarm.objects.count() == 1
-    assert list(Notice.objects.order_by("pk").values_list("is_resolved")) == [(False,), (True,)]
+    told = Message.objects.order_by("pk").values_list("event_type", flat=True)
+    assert list(told) == ["alarm.firing", "alarm.resolved"]
 
 
 def test_a_rule_that_is_turned_off_ends_its_alarms(api_key: Key) -> None:
@@ -207,12 +209,10 @@ def test_a_budget_that_has_passed_two_rules_is_told_once(admin: Client) -> None:
     assert page.count("Shop: 105 % is spent.") == 1
 
 
-def test_a_recipient_has_an_address_of_its_kind(admin: Client) -> None:
+def test_an_endpoint_has_an_address_of_its_way(admin: Client) -> None:
     form = {"is_enabled": "on", "secret": "whsec_YQ=="}
     for way, address in (("email", "https://x.org"), ("webhook", "ops@x.org"), ("webhook", "a b")):
-        answer = admin.post(
-            "/admin/alarms/recipient/add/", {**form, "way": way, "address": address}
-        )
+        answer = admin.post("/admin/outbox/endpoint/add/", {**form, "way": way, "address": address})
         assert answer.status_code == 200, (way, address)
     good = {**form, "way": "webhook", "address": "https://example.org/hook"}
-    assert admin.post("/admin/alarms/recipient/add/", good).status_code == 302
+    assert admin.post("/admin/outbox/endpoint/add/", good).status_code == 302

@@ -43,7 +43,7 @@ def waiting(client: openai.OpenAI, stack: ServedStack, page: Page) -> Iterator[N
 
 def _add_recipient(page: Page, way: str, address: str) -> str:
     """Add who is told, and return the secret that the form shows."""
-    page.goto("/admin/alarms/recipient/add/")
+    page.goto("/admin/outbox/endpoint/add/")
     page.get_by_label("Way").select_option(way)
     page.get_by_label("Address").fill(address)
     secret = page.get_by_label("Secret").input_value()
@@ -80,7 +80,7 @@ def test_requests_without_a_worker_raise_an_alarm_that_is_shown_mailed_and_poste
     headers, body = _told_of("scripted", hook)[0]
     assert headers["webhook-signature"] == signature(secret, headers, body)
     assert orjson.loads(body)["type"] == "alarm.firing"
-    page.goto("/admin/alarms/notice/")
+    page.goto("/admin/outbox/message/")
     expect(page.get_by_role("row").filter(has_text="ops@example.org").first).to_be_visible()
-    stack.sql("DELETE FROM alarms_notice")
-    stack.sql("DELETE FROM alarms_recipient")
+    stack.sql("DELETE FROM outbox_message")
+    stack.sql("DELETE FROM outbox_endpoint")

@@ -173,7 +173,9 @@ def stack(models: str, hook_notes: Path) -> Iterator[ServedStack]:
         "ODD_KEY": "sk-of-the-operator",
     }
     env["CORS_ALLOWED_ORIGINS"] = "https://app.example, http://localhost:5173"
-    with served_stack(models, **env, HOOK_NOTES=str(hook_notes)) as running:
+    with served_stack(
+        models, **env, HOOK_NOTES=str(hook_notes), WEBHOOKS_ALLOW_PRIVATE="true"
+    ) as running:
         yield running
 
 

@@ -76,7 +76,7 @@ def ended_and_analyzed(api_key: ApiKey) -> None:
 
 def claim_plan() -> dict[str, Any]:
     """Claim; return how PostgreSQL did it."""
-    given: dict[str, str | bool] = {
+    given: dict[str, str | bool | int] = {
         "model": "m",
         "worker": "w",
         "served": "{}",

@@ -10,7 +10,8 @@ from django.contrib.auth.models import Group, User
 from django.test import Client
 
 from inference_site.accounts.models import ApiKey, Budget, Project, Scope
-from inference_site.console.alarms.models import Recipient, Rule
+from inference_site.console.alarms.models import Rule
+from inference_site.outbox.models import Endpoint
 
 
 def told() -> str:
@@ -74,7 +75,7 @@ def test_a_key_and_a_row_of_a_list(admin: Client, api_key: tuple[ApiKey, str]) -
 @pytest.mark.parametrize("name", ["secret"])
 def test_secrets_are_named_and_not_shown(admin: Client, name: str) -> None:
     old, new = "whsec_b2xkLXNlY3JldC1vbGQtc2VjcmV0", "whsec_bmV3LXNlY3JldC1uZXctc2VjcmV0"
-    hook = Recipient.objects.create(way="webhook", address="https://a.example/", secret=old)
+    hook = Endpoint.objects.create(way="webhook", address="https://a.example/", secret=old)
     form = {"way": "webhook", "address": "https://b.example/", "is_enabled": "on", name: new}
-    admin.post(f"/admin/alarms/recipient/{hook.pk}/change/", form)
+    admin.post(f"/admin/outbox/endpoint/{hook.pk}/change/", form)
     assert told() == "Address: https://a.example/ → https://b.example/; Secret changed"

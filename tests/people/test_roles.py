@@ -21,7 +21,7 @@ VIEWED = [
 ]
 ACTED_ON = ["/admin/", "/admin/queue/", "/admin/fleet/", "/admin/generations/generation/"]
 """Of these an operator sees more than a viewer; an administrator sees all, as a superuser does."""
-OPERATED = ["/admin/settings/", "/admin/alarms/recipient/add/", "/admin/model_store/pull/add/"]
+OPERATED = ["/admin/settings/", "/admin/outbox/endpoint/add/", "/admin/model_store/pull/add/"]
 ADMINISTERED = [
     *("/admin/auth/user/", "/admin/auth/user/add/", "/admin/admin/logentry/"),
     *("/admin/accounts/apikey/add/", "/admin/accounts/project/add/", "/admin/auth/group/add/"),
@@ -33,7 +33,7 @@ LEFT_TO_ADMINISTRATORS = {
     "accounts.project": "add change delete",
     "admin.logentry": "add change delete view",
     "alarms.alarm": "add change delete",  # Beat alone writes them,
-    "alarms.notice": "add change delete",  # and these.
+    "outbox.message": "add change delete",  # and these.
     "auth.group": "add change delete view",
     "auth.user": "add change delete view",
     "batches.batch": "add delete",  # The API's.

@@ -1,1 +1,1 @@
-"""Alarm rules, the alarms that they raise, and the notices that are sent to recipients."""
+"""Alarm rules, the alarms that they raise, and their pages."""

@@ -1,4 +1,4 @@
-"""Admin of rules, recipients, alarms and notices."""
+"""Admin of rules and alarms."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from inference_site.console.alarms.models import Alarm, Notice, Recipient, Rule
+from inference_site.console.alarms.models import Alarm, Rule
 from inference_site.core.admin_pages.base_admin import KeysetAdmin, SiteAdmin
 from inference_site.core.admin_pages.labels import status_label, time_label
 
@@ -27,18 +27,6 @@ class RuleAdmin(SiteAdmin):
     @admin.display(description="times the usual", ordering="factor")
     def shown_factor(self, rule: Rule) -> str:
         return f"{rule.factor:g}" if rule.factor else "—"
-
-
-@admin.register(Recipient)
-class RecipientAdmin(SiteAdmin):
-    """Recipients of notices. Users who may change a recipient see its webhook secret."""
-
-    list_display = ("address", "way", "is_enabled")
-
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Hide the secret from users who may only view."""
-        fields = ("way", "address", "is_enabled")
-        return (*fields, "secret") if self.has_change_permission(request, obj) else fields
 
 
 class AlarmStateFilter(admin.SimpleListFilter):
@@ -75,19 +63,3 @@ class AlarmAdmin(KeysetAdmin):
     @admin.display(description="resolved (UTC)")
     def ended(self, alarm: Alarm) -> str:
         return time_label(alarm.resolved_at)
-
-
-@admin.register(Notice)
-class NoticeAdmin(KeysetAdmin):
-    """The outbox: each notice with its recipient, its attempts and the last error."""
-
-    list_display = ("time", "recipient", "state", "text", "attempts", "delivered", "error")
-    list_select_related = ("recipient",)
-
-    @admin.display(description="says")
-    def state(self, notice: Notice) -> str:
-        return status_label("resolved" if notice.is_resolved else "firing")
-
-    @admin.display(description="delivered (UTC)")
-    def delivered(self, notice: Notice) -> str:
-        return time_label(notice.delivered_at)

@@ -2,7 +2,7 @@ from django.apps import AppConfig
 
 
 class AlarmsConfig(AppConfig):
-    """Rules that beat evaluates, alarms that they raise, and notices to recipients."""
+    """Rules that beat evaluates, and the alarms that they raise."""
 
     name = "inference_site.console.alarms"
     label = "alarms"

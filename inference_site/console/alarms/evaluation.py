@@ -1,4 +1,4 @@
-"""Evaluates the rules: checks their conditions, raises and resolves alarms, and queues notices.
+"""Evaluates the rules: checks their conditions, raises and resolves alarms, and publishes both.
 
 Each condition reads a bounded number of rows and yields a bounded number of subjects.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -23,13 +23,13 @@ from redis.exceptions import RedisError
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import Budget, BudgetSpend
 from inference_site.catalogue.fleet.leases import ModelState, live_workers
-from inference_site.console.alarms.models import Alarm, Notice, Recipient, Rule, RuleKind
+from inference_site.console.alarms.models import Alarm, Rule, RuleKind
 from inference_site.core.admin_pages.labels import duration, milliseconds
 from inference_site.core.storage.capacity import disks, memory_of
 from inference_site.core.storage.postgresql import cached_sql
 from inference_site.core.storage.redis import all_clients
+from inference_site.outbox.models import publish
 from inference_site.runs.models import Generation, Status
-from inference_site.runs.queue import new_id
 from inference_site.runs.usage.models import Measure, Period, percentile
 from inference_site.runs.usage.queries import (
     Span,
@@ -103,29 +103,29 @@ def _raise_and_resolve(rule: Rule, findings: Sequence[Finding], now: dt.datetime
         if alarm is None:
             raised = rule.alarms.create(subject=subject, text=text, started_at=now, seen_at=now)
             logger.warning("alarm: %s", text)
-            _queue_notices([raised], is_resolved=False)
+            _publish(raised, "alarm.firing")
         else:
             alarm.text, alarm.seen_at = text, now
             alarm.save(update_fields=["text", "seen_at"])
     limit = now - dt.timedelta(seconds=RESOLVED_AFTER_S)
     resolved = [alarm for alarm in firing.values() if alarm.seen_at < limit or not rule.is_enabled]
     Alarm.objects.filter(pk__in=[alarm.pk for alarm in resolved]).update(resolved_at=now)
-    _queue_notices(resolved, is_resolved=True)
+    for alarm in resolved:
+        alarm.resolved_at = now
+        _publish(alarm, "alarm.resolved")
 
 
-def _queue_notices(alarms: Iterable[Alarm], *, is_resolved: bool) -> None:
-    recipients = Recipient.objects.filter(is_enabled=True)
-    Notice.objects.bulk_create(
-        Notice(
-            alarm=alarm,
-            recipient=recipient,
-            is_resolved=is_resolved,
-            text=alarm.text,
-            public_id=new_id("msg_"),
-        )
-        for alarm in alarms
-        for recipient in recipients
-    )
+def _publish(alarm: Alarm, event: str) -> None:
+    """Tell the endpoints of the site."""
+    data = {
+        "id": alarm.pk,
+        "rule": alarm.rule.kind,
+        "subject": alarm.subject,
+        "text": alarm.text,
+        "started_at": alarm.started_at,
+        "resolved_at": alarm.resolved_at,
+    }
+    publish(None, event, f"alarm {alarm.pk}", data)
 
 
 def _no_worker(rule: Rule) -> Iterator[Finding]:

@@ -1,12 +1,8 @@
-"""Rules, alarms, recipients, and the outbox of notices."""
+"""Rules, and the alarms that they raise."""
 
 from __future__ import annotations
 
-import secrets
-from base64 import b64encode
-
-from django.core.exceptions import ValidationError
-from django.core.validators import MinValueValidator, URLValidator, validate_email
+from django.core.validators import MinValueValidator
 from django.db import models
 from django.utils import timezone
 
@@ -78,70 +74,3 @@ class Alarm(models.Model):
 
     def __str__(self) -> str:
         return self.text
-
-
-def new_secret() -> str:
-    """Return a random secret in the format of Standard Webhooks."""
-    return f"whsec_{b64encode(secrets.token_bytes(32)).decode()}"
-
-
-class Recipient(models.Model):
-    """An address that gets a notice when an alarm starts and when it is resolved."""
-
-    class Way(models.TextChoices):
-        EMAIL = "email", "e-mail"
-        WEBHOOK = "webhook", "webhook"
-
-    way = models.CharField(max_length=8, choices=Way.choices, default=Way.EMAIL)
-    address = models.CharField(max_length=500, help_text="An e-mail address, or an https:// URL.")
-    secret = models.CharField(
-        max_length=100,
-        default=new_secret,
-        help_text="Signs webhooks, as standardwebhooks.com says; give it to the receiver.",
-    )
-    is_enabled = models.BooleanField("enabled", default=True)
-
-    class Meta:
-        ordering = ["address"]
-        constraints = [
-            models.UniqueConstraint(fields=["way", "address"], name="alarm_recipient_once"),
-        ]
-
-    def __str__(self) -> str:
-        return self.address
-
-    def clean(self) -> None:
-        """Raise ValidationError if the address is no e-mail address or URL, as ``way`` demands."""
-        check = validate_email if self.way == self.Way.EMAIL else URLValidator(["https", "http"])
-        try:
-            check(self.address)
-        except ValidationError as exc:
-            raise ValidationError({"address": exc.messages}) from exc
-
-
-class Notice(models.Model):
-    """One message of the outbox. ``public_id`` is the same at each attempt to deliver it."""
-
-    alarm = models.ForeignKey(Alarm, on_delete=models.CASCADE, related_name="notices")
-    recipient = models.ForeignKey(Recipient, on_delete=models.CASCADE, related_name="notices")
-    is_resolved = models.BooleanField("of its end", default=False)
-    public_id = models.CharField("ID", max_length=64, unique=True)
-    text = models.CharField(max_length=400)
-    created_at = models.DateTimeField(default=timezone.now)
-    attempts = models.PositiveSmallIntegerField(default=0)
-    # Time of the next attempt; null after delivery, and after the last attempt.
-    next_at = models.DateTimeField(null=True, default=timezone.now)
-    delivered_at = models.DateTimeField(null=True, blank=True)
-    error = models.CharField(max_length=300, blank=True, default="")
-
-    class Meta:
-        indexes = [
-            models.Index(
-                fields=["next_at"],
-                condition=models.Q(next_at__isnull=False),
-                name="alarm_notice_open",
-            )
-        ]
-
-    def __str__(self) -> str:
-        return self.public_id

@@ -13,7 +13,6 @@ from django.core.management.base import BaseCommand, CommandParser
 from inference_site.batches.jobs import feed, prepare
 from inference_site.catalogue.model_store.entries import watch_models
 from inference_site.console.alarms.evaluation import evaluate
-from inference_site.console.alarms.outbox import deliver
 from inference_site.core.observability.metrics import MAINTENANCE_DONE, serve_beat_metrics
 from inference_site.core.process_lifecycle import (
     freeze_imported_objects,
@@ -27,6 +26,7 @@ from inference_site.core.storage.postgresql import (
     set_statement_timeout,
     statement_timeout,
 )
+from inference_site.outbox.delivery import Deliverer
 from inference_site.runs.maintenance import maintain, repair_inconsistent, try_and_log
 from inference_site.runs.usage.accounting import account_ended
 from inference_site.runs.usage.pruning import prune_old
@@ -65,7 +65,7 @@ def run_periodically(stopped: threading.Event) -> None:
         ("batch files", prepare, 0.5),
         ("accounting", _with_long_timeout(account_ended), 1.0),
         ("alarms", evaluate, 5.0),
-        ("notices", deliver, 2.0),
+        ("outbox", Deliverer().start, 1.0),
         ("pruning", _with_long_timeout(prune_old), 60.0),
     )
     threads = [

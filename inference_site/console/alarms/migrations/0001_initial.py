@@ -3,7 +3,7 @@
 import django.core.validators
 import django.db.models.deletion
 import django.utils.timezone
-import inference_site.console.alarms.models
+import inference_site.outbox.models
 from django.db import migrations, models
 
 
@@ -21,7 +21,7 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('way', models.CharField(choices=[('email', 'e-mail'), ('webhook', 'webhook')], default='email', max_length=8)),
                 ('address', models.CharField(help_text='An e-mail address, or an https:// URL.', max_length=500)),
-                ('secret', models.CharField(default=inference_site.console.alarms.models.new_secret, help_text='Signs webhooks, as standardwebhooks.com says; give it to the receiver.', max_length=100)),
+                ('secret', models.CharField(default=inference_site.outbox.models.new_secret, help_text='Signs webhooks, as standardwebhooks.com says; give it to the receiver.', max_length=100)),
                 ('is_enabled', models.BooleanField(default=True, verbose_name='enabled')),
             ],
             options={

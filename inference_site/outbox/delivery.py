@@ -1,0 +1,232 @@
+"""Delivers the messages of the outbox, with repeated attempts for 72 hours.
+
+Webhooks are signed as Standard Webhooks says (https://www.standardwebhooks.com/). The receiver
+must have a public address (``checked_connections``). Redirects are not followed.
+
+A thread works for one endpoint at a time, so one whose server is slow or away delays no other.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import hashlib
+import hmac
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import orjson
+from django.conf import settings
+from django.core.mail import EmailMessage
+from django.db import transaction
+from django.db.models import F, Q, QuerySet
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from inference_site.core.storage.postgresql import cached_sql, release_connection_after
+from inference_site.outbox.models import Endpoint, Message
+
+logger = logging.getLogger(__name__)
+
+_THREADS = 8
+_TIME_LIMIT_S = 5.0
+"""How long a thread sends to one endpoint before another has its turn."""
+_MOST_AT_ONCE = 64
+_MIN_REST_S, _MAX_REST_S = 5, 3600
+"""How long an endpoint rests after a failed attempt; doubled with each in a row."""
+_RETRY_AFTER_DEATH = dt.timedelta(minutes=1)
+"""When a message is tried again whose process died while it was sent."""
+_WEBHOOK_TIMEOUT_S = 10.0
+
+
+class NoMailServer(Exception):
+    """EMAIL_HOST is not set."""
+
+
+class NotDelivered(Exception):
+    """The receiver has a private address, or did not answer with a 2xx."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Deliverer:
+    """The threads that deliver messages, and the endpoints that they work for."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="outbox")
+        self._busy: set[int] = set()
+
+    def start(self) -> None:
+        """Have the due messages delivered; return at once. Beat calls this every second."""
+        if not _is_any_open():
+            return
+        for endpoint_id in due_endpoints():
+            if endpoint_id not in self._busy:
+                self._busy.add(endpoint_id)
+                self._pool.submit(self._work, endpoint_id)
+
+    def _work(self, endpoint_id: int) -> None:
+        try:
+            with release_connection_after():
+                deliver_to(endpoint_id)
+        except Exception:
+            logger.exception("messages to endpoint %d are delivered later", endpoint_id)
+        finally:
+            self._busy.discard(endpoint_id)
+
+
+@cached_sql
+def _is_any_open() -> QuerySet[Any, Any]:
+    return Message.objects.filter(next_at__lte=Now()).values_list("pk").order_by()[:1]
+
+
+def due_endpoints() -> list[int]:
+    """Return the endpoints for which a message is due and that do not rest."""
+    is_awake = Q(rests_until=None) | Q(rests_until__lte=Now())
+    due = Message.objects.filter(next_at__lte=Now()).values("endpoint")
+    found = Endpoint.objects.filter(is_awake, pk__in=due, is_enabled=True)
+    return list(found.order_by("rests_until").values_list("pk", flat=True)[:_MOST_AT_ONCE])
+
+
+def deliver_to(endpoint_id: int) -> None:
+    """Send what is due to an endpoint, until an attempt fails or ``_TIME_LIMIT_S`` is over."""
+    _give_up_old(endpoint_id)
+    deadline = time.monotonic() + _TIME_LIMIT_S
+    while time.monotonic() < deadline and (message := _claim(endpoint_id)) is not None:
+        send = send_mail if message.endpoint.way == Endpoint.Way.EMAIL else post_webhook
+        try:
+            message.answer_status = send(message)
+        except Exception as exc:  # noqa: BLE001  # Whatever it is, the message is sent again.
+            _note_failure(message, exc)
+            return
+        message.delivered_at, message.next_at, message.error = timezone.now(), None, ""
+        message.save(update_fields=["delivered_at", "next_at", "error", "answer_status"])
+        if message.endpoint.failures:
+            Endpoint.objects.filter(pk=endpoint_id).update(failures=0, rests_until=None)
+
+
+def _give_up_old(endpoint_id: int) -> None:
+    old = Message.objects.filter(endpoint=endpoint_id, give_up_at__lte=Now(), next_at__lte=Now())
+    untried = old.filter(error="")
+    untried.update(error="Not delivered within 72 hours: the endpoint did not answer.")
+    old.update(next_at=None)
+
+
+def _claim(endpoint_id: int) -> Message | None:
+    """Return the next message for an endpoint, after scheduling its next attempt.
+
+    If the process dies before it is sent, the next attempt sends it. A receiver that gets a message
+    twice recognises its id.
+    """
+    with transaction.atomic():
+        due = Message.objects.due().filter(endpoint=endpoint_id).select_related("endpoint")
+        message = due.order_by("pk").select_for_update(skip_locked=True, of=("self",)).first()
+        if message is None:
+            return None
+        message.attempts += 1
+        message.next_at = timezone.now() + _RETRY_AFTER_DEATH
+        message.save(update_fields=["attempts", "next_at"])
+    return message
+
+
+def _note_failure(message: Message, exc: Exception) -> None:
+    """Let the endpoint rest; the message is tried again after that."""
+    endpoint = message.endpoint
+    rest_s = min(_MIN_REST_S * 2 ** min(endpoint.failures, 20), _MAX_REST_S)
+    at = timezone.now() + dt.timedelta(seconds=rest_s)
+    Endpoint.objects.filter(pk=endpoint.pk).update(failures=F("failures") + 1, rests_until=at)
+    message.error = f"{type(exc).__name__}: {exc}".replace("\0", "")[:300]
+    message.answer_status = getattr(exc, "status", None)
+    message.next_at = at if at < message.give_up_at else None
+    message.save(update_fields=["next_at", "error", "answer_status"])
+    logger.warning("a message to %s was not delivered: %s", endpoint, message.error)
+
+
+def send_mail(message: Message) -> None:
+    """Send one message about an alarm by e-mail.
+
+    Raise OSError, smtplib's errors, and NoMailServer.
+    """
+    if not settings.EMAIL_HOST:
+        raise NoMailServer("EMAIL_HOST is not set.")
+    data: dict[str, Any] = orjson.loads(message.body)["data"]
+    text, states = data["text"], {"alarm.firing": "Firing", "alarm.resolved": "Resolved"}
+    state = states.get(message.event_type, "Test")
+    # The text may have line breaks from a model's name; a header must not.
+    subject = " ".join(f"{state}: {text}".split())[:200]
+    lines = [text]
+    if data.get("started_at"):
+        lines += ["", f"{state}; began at {_shown(data['started_at'])} UTC."]
+    if data.get("resolved_at"):
+        lines.append(f"Ended at {_shown(data['resolved_at'])} UTC.")
+    headers = {"Message-ID": f"<{message.public_id}@{settings.EMAIL_FROM.rpartition('@')[2]}>"}
+    to = [message.endpoint.address]
+    EmailMessage(subject, "\n".join(lines), settings.EMAIL_FROM, to, headers=headers).send()
+
+
+def _shown(moment: str) -> str:
+    return f"{dt.datetime.fromisoformat(moment):%Y-%m-%d %H:%M:%S}"
+
+
+def post_webhook(message: Message) -> int:
+    """Send one message as a webhook; return the status of the answer.
+
+    Raise httpcore's errors, NoAnswer, and NotDelivered.
+    """
+    # Here, because beat would keep 5 MiB for it, also on sites without webhooks.
+    import httpx
+
+    from inference_site.core.checked_connections import NoPublicAddress, checked_pool, target_of
+
+    endpoint, body = message.endpoint, message.body.encode()
+    url, deadline = httpx.URL(endpoint.address), time.monotonic() + _WEBHOOK_TIMEOUT_S
+    headers = {
+        "host": url.netloc.decode(),
+        "content-type": "application/json",
+        "user-agent": "inference-site",
+        **webhook_signature(endpoint.secrets, message.public_id, int(time.time()), body),
+    }
+
+    def seconds_left() -> float:
+        seconds = deadline - time.monotonic()
+        if seconds <= 0:
+            raise NotDelivered(f"It did not answer within {_WEBHOOK_TIMEOUT_S:g} s.")
+        return seconds
+
+    allow_private = settings.WEBHOOKS_ALLOW_PRIVATE
+    try:
+        with (
+            checked_pool(seconds_left, allow_private=allow_private) as pool,
+            pool.stream("POST", target_of(url), headers=[*headers.items()], content=body) as answer,
+        ):
+            status: int = answer.status
+    except NoPublicAddress:
+        raise NotDelivered("The host has no public address; see WEBHOOKS_ALLOW_PRIVATE.") from None
+    if not 200 <= status < 300:
+        raise NotDelivered(f"HTTP status {status}", status)
+    return status
+
+
+def webhook_signature(
+    secrets: Sequence[str], message_id: str, timestamp: int, body: bytes
+) -> dict[str, str]:
+    """Return the headers of Standard Webhooks; ``timestamp`` is in Unix seconds.
+
+    With two secrets there are two signatures, of which a receiver accepts either.
+    """
+    content = f"{message_id}.{timestamp}.".encode() + body
+    signatures = []
+    for secret in secrets:
+        key = base64.b64decode(secret.removeprefix("whsec_"))
+        digest = base64.b64encode(hmac.digest(key, content, hashlib.sha256)).decode()
+        signatures.append(f"v1,{digest}")
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": " ".join(signatures),
+    }

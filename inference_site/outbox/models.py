@@ -1,0 +1,218 @@
+"""Endpoint and Message: who is told of which events, and what is on its way to them.
+
+A message is written in the transaction that makes its event true, so no event is lost or invented.
+It is delivered at least once: a receiver recognises a repeated one by its id. Messages about one
+object arrive in order.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import secrets
+from base64 import b64encode
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from django.contrib.postgres.fields import ArrayField
+from django.core.exceptions import ValidationError
+from django.core.validators import URLValidator, validate_email
+from django.db import models
+from django.db.models import Exists, OuterRef, Q
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from inference_site.core.storage.postgresql import delete_older
+
+RESPONSE_EVENTS = tuple(
+    f"response.{end}" for end in ("completed", "failed", "incomplete", "cancelled")
+)
+"""Ends of responses in the background (API reference, "Webhook events")."""
+BATCH_EVENTS = tuple(f"batch.{end}" for end in ("completed", "failed", "expired", "cancelled"))
+ALARM_EVENTS = ("alarm.firing", "alarm.resolved")
+TEST_EVENT = "endpoint.test"
+EVENTS = (*RESPONSE_EVENTS, *BATCH_EVENTS, *ALARM_EVENTS)
+
+GIVEN_UP_AFTER = dt.timedelta(hours=72)
+OLD_SECRET_KEPT = dt.timedelta(hours=24)
+"""For how long webhooks are signed with the secret before a rotation too."""
+_KEPT = dt.timedelta(days=30)
+_DELETED_AT_ONCE = 1_000
+
+
+def new_secret() -> str:
+    """Return a random secret in the format of Standard Webhooks."""
+    return f"whsec_{b64encode(secrets.token_bytes(32)).decode()}"
+
+
+class Endpoint(models.Model):
+    """An address that is told of events: those of a project, or the alarms of the site.
+
+    Without ``event_types`` it is told of all. While its server does not answer, it is tried once
+    and then rests until ``rests_until``; ``failures`` counts the failed attempts in a row.
+    """
+
+    class Way(models.TextChoices):
+        WEBHOOK = "webhook", "webhook"
+        EMAIL = "email", "e-mail"
+
+    project = models.ForeignKey(
+        "accounts.Project",
+        on_delete=models.PROTECT,
+        null=True,
+        blank=True,
+        help_text="Whose responses and batches it is told of. Empty: of the alarms of the site.",
+    )
+    way = models.CharField(max_length=8, choices=Way.choices, default=Way.WEBHOOK)
+    address = models.CharField(max_length=500, help_text="An https:// URL, or an e-mail address.")
+    event_types = ArrayField(
+        models.CharField(max_length=32, choices=[(name, name) for name in EVENTS]),
+        verbose_name="events",
+        default=list,
+        blank=True,
+        help_text="None chosen: all.",
+    )
+    secret = models.CharField(
+        max_length=100,
+        default=new_secret,
+        help_text="Signs webhooks, as standardwebhooks.com says; give it to the receiver.",
+    )
+    old_secret = models.CharField(max_length=100, blank=True, default="", editable=False)
+    old_secret_until = models.DateTimeField(null=True, editable=False)
+    is_enabled = models.BooleanField("enabled", default=True)
+    failures = models.PositiveIntegerField(default=0, editable=False)
+    rests_until = models.DateTimeField(null=True, editable=False)
+
+    class Meta:
+        ordering = ["address"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["project", "way", "address"],
+                nulls_distinct=False,
+                name="outbox_endpoint_once",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.address
+
+    def clean(self) -> None:
+        """Raise ValidationError for an address of another way, and for mail of a project."""
+        check = validate_email if self.way == self.Way.EMAIL else URLValidator(["https", "http"])
+        try:
+            check(self.address)
+        except ValidationError as exc:
+            raise ValidationError({"address": exc.messages}) from exc
+        if self.way == self.Way.EMAIL and self.project_id is not None:
+            raise ValidationError({"way": "Only alarms are mailed; choose webhook."})
+
+    @property
+    def secrets(self) -> list[str]:
+        """The secrets with which a webhook is signed now."""
+        is_kept = self.old_secret_until is not None and self.old_secret_until > timezone.now()
+        return [self.secret, self.old_secret] if is_kept else [self.secret]
+
+    def rotate(self) -> str:
+        """Give it a new secret and return that; the old one signs too, for a day."""
+        self.old_secret, self.secret = self.secret, new_secret()
+        self.old_secret_until = timezone.now() + OLD_SECRET_KEPT
+        self.save(update_fields=["secret", "old_secret", "old_secret_until"])
+        return self.secret
+
+
+class MessageQuerySet(models.QuerySet["Message"]):
+    """Queries for messages."""
+
+    def due(self) -> MessageQuerySet:
+        """Return the messages that may be sent now, without those behind one about their object."""
+        earlier = Message.objects.filter(
+            endpoint=OuterRef("endpoint"),
+            object_id=OuterRef("object_id"),
+            pk__lt=OuterRef("pk"),
+            next_at__isnull=False,
+        )
+        return self.filter(~Exists(earlier), next_at__lte=Now())
+
+
+class Message(models.Model):
+    """An event for one endpoint. ``public_id`` is the same at each attempt to deliver it."""
+
+    endpoint = models.ForeignKey(Endpoint, on_delete=models.CASCADE, db_index=False)
+    public_id = models.CharField("ID", max_length=64, unique=True)
+    event_type = models.CharField("event", max_length=32)
+    object_id = models.CharField("about", max_length=200)
+    body = models.TextField()
+    created_at = models.DateTimeField(default=timezone.now)
+    attempts = models.PositiveIntegerField(default=0)
+    # Time of the next attempt; null after delivery, and after the last attempt.
+    next_at = models.DateTimeField(null=True, default=timezone.now)
+    give_up_at = models.DateTimeField()
+    delivered_at = models.DateTimeField(null=True, blank=True)
+    answer_status = models.PositiveSmallIntegerField("answer", null=True, blank=True)
+    error = models.CharField(max_length=300, blank=True, default="")
+
+    objects = MessageQuerySet.as_manager()
+
+    class Meta:
+        indexes = [
+            models.Index(
+                fields=["endpoint", "object_id", "id"],
+                condition=Q(next_at__isnull=False),
+                name="outbox_message_open",
+            ),
+            models.Index(fields=["endpoint", "-id"], name="outbox_message_by_endpoint"),
+        ]
+
+    def __str__(self) -> str:
+        return self.public_id
+
+
+def publish(
+    project_id: int | None, event_type: str, object_id: str, data: Mapping[str, Any]
+) -> None:
+    """Write a message about an event for each endpoint that is told of it.
+
+    To be called in the transaction that makes the event true. ``object_id`` is what the event is
+    about; ``project_id`` is None for an event of the site.
+    """
+    is_told = Q(event_types=[]) | Q(event_types__contains=[event_type])
+    endpoints = Endpoint.objects.filter(is_told, project=project_id, is_enabled=True)
+    send(list(endpoints), event_type, object_id, data)
+
+
+def send(
+    endpoints: list[Endpoint], event_type: str, object_id: str, data: Mapping[str, Any]
+) -> None:
+    """Write a message about an event for each of these endpoints."""
+    if not endpoints:
+        return
+    now = timezone.now()
+    body = orjson.dumps(
+        {
+            "id": f"evt_{secrets.token_hex(16)}",
+            "object": "event",
+            "created_at": int(now.timestamp()),
+            "type": event_type,
+            "data": data,
+        }
+    ).decode()
+    Message.objects.bulk_create(
+        Message(
+            endpoint=endpoint,
+            public_id=f"msg_{secrets.token_hex(16)}",
+            event_type=event_type,
+            object_id=object_id[:200],
+            body=body,
+            created_at=now,
+            next_at=now,
+            give_up_at=now + GIVEN_UP_AFTER,
+        )
+        for endpoint in endpoints
+    )
+
+
+def prune(until: float) -> int:
+    """Delete messages that are a month old; return how many."""
+    return delete_older(
+        Message.objects.filter(next_at=None), timezone.now() - _KEPT, until, _DELETED_AT_ONCE
+    )

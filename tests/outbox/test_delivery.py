@@ -1,0 +1,240 @@
+"""Messages reach a real mail server and a real HTTP receiver, once these are there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpcore
+import orjson
+import pytest
+from django.utils import timezone
+
+from inference_site.accounts.models import Project
+from inference_site.core import checked_connections
+from inference_site.outbox.delivery import deliver_to, due_endpoints, webhook_signature
+from inference_site.outbox.models import Endpoint, Message, publish, send
+from tests.certificates import write_certificate
+from tests.notice_receivers import Hook, Mailbox, mail_server, receiver, signature
+from tests.ports import free_port
+
+pytestmark = pytest.mark.django_db
+
+
+FIRING = {
+    "subject": "DATA_DIR",
+    "text": "The disk\nis 95 % full.",
+    "started_at": "2026-11-26T08:00:00Z",
+    "resolved_at": None,
+}
+
+
+def endpoint(address: str, way: str = "webhook", **fields: Any) -> Endpoint:
+    return Endpoint.objects.create(way=way, address=address, **fields)
+
+
+def message(to: Endpoint, about: str = "alarm 1") -> Message:
+    send([to], "alarm.firing", about, FIRING)
+    return Message.objects.latest("pk")
+
+
+def deliver() -> None:
+    """Deliver what is due, one endpoint after the other."""
+    for endpoint_id in due_endpoints():
+        deliver_to(endpoint_id)
+
+
+def wake(**fields: Any) -> None:
+    """Let the time pass for which endpoints rest and messages wait."""
+    Endpoint.objects.update(rests_until=None)
+    Message.objects.filter(next_at__isnull=False).update(next_at=timezone.now(), **fields)
+
+
+@pytest.fixture
+def mailbox(settings: Any) -> Iterator[Mailbox]:
+    port = free_port()
+    settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
+    settings.EMAIL_HOST, settings.EMAIL_PORT = "127.0.0.1", port
+    settings.EMAIL_FROM = "site@example.org"
+    with mail_server(port) as box:
+        yield box
+
+
+@pytest.fixture
+def hook(settings: Any) -> Iterator[Hook]:
+    settings.WEBHOOKS_ALLOW_PRIVATE = True
+    with receiver() as running:
+        yield running
+
+
+def test_a_mail_says_what_fires(mailbox: Mailbox) -> None:
+    sent = message(endpoint("ops@example.org", "email"))
+    deliver()
+    (mail,) = mailbox.mails
+    assert (mail.mail_from, mail.rcpt_tos) == ("site@example.org", ["ops@example.org"])
+    assert b"Subject: Firing: The disk is 95 % full." in mail.content
+    assert b"began at 2026-11-26 08:00:00 UTC" in mail.content
+    assert f"<{sent.public_id}@example.org>".encode() in mail.content
+    sent.refresh_from_db()
+    assert sent.delivered_at is not None
+    deliver()
+    assert len(mailbox.mails) == 1
+
+
+def test_a_webhook_is_signed_as_standard_webhooks_says(hook: Hook) -> None:
+    to = endpoint(hook.url)
+    sent = message(to)
+    deliver()
+    ((headers, body),) = hook.posted
+    assert headers["webhook-signature"] == signature(to.secret, headers, body)
+    said = orjson.loads(body)
+    assert (said["type"], said["data"]["subject"]) == ("alarm.firing", "DATA_DIR")
+    sent.refresh_from_db()
+    assert sent.answer_status == 204
+
+
+def test_both_secrets_sign_after_a_rotation(hook: Hook) -> None:
+    to = endpoint(hook.url)
+    old, new = to.secret, to.rotate()
+    message(to)
+    deliver()
+    ((headers, body),) = hook.posted
+    both = [signature(secret, headers, body) for secret in (new, old)]
+    assert headers["webhook-signature"].split(" ") == both
+    Endpoint.objects.update(old_secret_until=timezone.now())
+    message(to)
+    deliver()
+    headers, body = hook.posted[1]
+    assert headers["webhook-signature"] == signature(new, headers, body)
+
+
+def test_the_signature_is_that_of_the_specification() -> None:
+    # https://github.com/standard-webhooks/standard-webhooks: the example of its libraries' tests.
+    secret = "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+    body = b'{"test": 2432232314}'
+    headers = webhook_signature([secret], "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, body)
+    assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+def test_what_fails_is_tried_again_with_the_same_id_and_given_up_at_last(hook: Hook) -> None:
+    sent = message(endpoint(hook.url))
+    hook.answers = [500, 302, 500, 500]
+    waits = []
+    for _ in range(3):
+        wake()
+        deliver()
+        sent.refresh_from_db()
+        assert sent.next_at is not None
+        waits.append((sent.next_at - timezone.now()).total_seconds())
+    assert len(hook.posted) == 3  # It was not redirected.
+    assert {headers["webhook-id"] for headers, _ in hook.posted} == {sent.public_id}
+    assert waits[1] > 1.5 * waits[0]
+    deliver()
+    assert len(hook.posted) == 3, "the endpoint rests"
+    assert (sent.answer_status, sent.error) == (500, "NotDelivered: HTTP status 500")
+    wake(give_up_at=timezone.now())
+    deliver()
+    sent.refresh_from_db()
+    assert len(hook.posted) == 3
+    assert (sent.next_at, sent.delivered_at) == (None, None)
+
+
+def test_messages_about_one_object_arrive_in_order(hook: Hook) -> None:
+    to = endpoint(hook.url)
+    first, second, other = (message(to, about) for about in ("a", "a", "b"))
+    hook.answers = [500]
+    deliver()
+    assert len(hook.posted) == 1
+    Endpoint.objects.update(rests_until=None)
+    deliver()  # The first one waits for its next attempt.
+    assert [headers["webhook-id"] for headers, _ in hook.posted[1:]] == [other.public_id]
+    wake()
+    deliver()
+    ids = [headers["webhook-id"] for headers, _ in hook.posted[2:]]
+    assert ids == [first.public_id, second.public_id]
+
+
+def test_an_endpoint_that_does_not_answer_keeps_no_other_back(hook: Hook) -> None:
+    away, works = endpoint(f"http://127.0.0.1:{free_port()}/"), endpoint(hook.url)
+    for number in range(200):
+        message(away, f"{number}")
+    message(works)
+    deliver()
+    assert len(hook.posted) == 1
+    tried = Message.objects.filter(endpoint=away, attempts__gt=0)
+    assert tried.count() == 1, "the others wait until it answers"
+    away.refresh_from_db()
+    assert away.failures == 1
+
+
+def test_one_that_fails_keeps_no_other_back(hook: Hook, settings: Any, mailbox: Mailbox) -> None:
+    settings.EMAIL_PORT = free_port()
+    mailed = message(endpoint("ops@example.org", "email"))
+    message(endpoint(hook.url))
+    deliver()
+    assert len(hook.posted) == 1
+    mailed.refresh_from_db()
+    assert "Connection refused" in mailed.error
+
+
+def test_an_endpoint_is_told_of_its_project_and_its_events_only(db: None) -> None:
+    project = Project.objects.create(name="a")
+    of_site, of_project, of_batches = (
+        endpoint("https://a.example/"),
+        endpoint("https://b.example/", project=project),
+        endpoint("https://c.example/", project=project, event_types=["batch.completed"]),
+    )
+    endpoint("https://d.example/", project=project, is_enabled=False)
+    publish(project.pk, "response.completed", "resp_1", {"id": "resp_1"})
+    publish(project.pk, "batch.completed", "batch_1", {"id": "batch_1"})
+    publish(None, "alarm.firing", "alarm 1", FIRING)
+    told: dict[Endpoint, list[str]] = {}
+    for sent in Message.objects.order_by("pk"):
+        told.setdefault(sent.endpoint, []).append(sent.event_type)
+    assert told == {
+        of_site: ["alarm.firing"],
+        of_project: ["response.completed", "batch.completed"],
+        of_batches: ["batch.completed"],
+    }
+
+
+def test_no_address_is_posted_to_that_is_not_public(hook: Hook, settings: Any) -> None:
+    settings.WEBHOOKS_ALLOW_PRIVATE = False
+    private = ("http://169.254.169.254/latest", "http://[::1]/", "http://localhost/", hook.url)
+    for address in private:
+        message(endpoint(address))
+    deliver()
+    assert hook.posted == []
+    errors = set(Message.objects.values_list("error", flat=True))
+    assert errors == {"NotDelivered: The host has no public address; see WEBHOOKS_ALLOW_PRIVATE."}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_trusted", "told"),
+    [
+        ("IP:127.0.0.1", True, ""),
+        ("IP:127.0.0.1", False, "self-signed certificate"),
+        ("DNS:example.org", True, "IP address mismatch"),
+    ],
+)
+def test_a_receiver_with_tls_gets_a_message_only_if_its_certificate_is_good(
+    settings: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    is_trusted: bool,
+    told: str,
+) -> None:
+    settings.WEBHOOKS_ALLOW_PRIVATE = True
+    certificate = write_certificate(tmp_path, name)
+    if is_trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    monkeypatch.setattr(checked_connections, "ssl_context", httpcore.default_ssl_context)
+    with receiver(certificate) as hook:
+        sent = message(endpoint(hook.url))
+        deliver()
+    sent.refresh_from_db()
+    assert len(hook.posted) == (not told)
+    assert (sent.delivered_at is None) == bool(told)
+    assert told in sent.error
