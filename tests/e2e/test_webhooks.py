@@ -62,7 +62,7 @@ def events(owner: openai.OpenAI, secret: str, hook: Hook, count: int) -> list[An
 def test_background_responses_tell_of_their_ends(
     owner: openai.OpenAI, secret: str, hook: Hook
 ) -> None:
-    def respond(text: str, **fields: Any) -> str:
+    def respond(text: str, **fields: Any) -> Any:
         return owner.responses.create(model="scripted", input=text, **fields).id
 
     respond(says("nobody is told of those that a client waits for"))
