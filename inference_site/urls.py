@@ -19,7 +19,20 @@ from inference_site.gateway.file_views import (
     UploadPartsView,
     UploadsView,
 )
-from inference_site.gateway.usage_views import OrganizationUsageView, ProjectUsageView
+from inference_site.gateway.organization_views import (
+    ProjectArchiveView,
+    ProjectKeysView,
+    ProjectKeyView,
+    ProjectsView,
+    ProjectView,
+    ServiceAccountsView,
+    ServiceAccountView,
+)
+from inference_site.gateway.usage_views import (
+    OrganizationCostsView,
+    OrganizationUsageView,
+    ProjectUsageView,
+)
 from inference_site.ops.status.health import HealthView, ReadyView, VersionView
 from inference_site.ops.status.metrics import metrics
 
@@ -44,6 +57,23 @@ urlpatterns = [
     path("v1/uploads/<str:upload_id>/complete", UploadCompleteView.as_view()),
     path("v1/uploads/<str:upload_id>/cancel", UploadCancelView.as_view()),
     path("v1/organization/usage/completions", OrganizationUsageView.as_view()),
+    path("v1/organization/costs", OrganizationCostsView.as_view()),
+    path("v1/organization/projects", ProjectsView.as_view()),
+    path("v1/organization/projects/<str:project_id>", ProjectView.as_view()),
+    path("v1/organization/projects/<str:project_id>/archive", ProjectArchiveView.as_view()),
+    path("v1/organization/projects/<str:project_id>/api_keys", ProjectKeysView.as_view()),
+    path(
+        "v1/organization/projects/<str:project_id>/api_keys/<str:key_id>",
+        ProjectKeyView.as_view(),
+    ),
+    path(
+        "v1/organization/projects/<str:project_id>/service_accounts",
+        ServiceAccountsView.as_view(),
+    ),
+    path(
+        "v1/organization/projects/<str:project_id>/service_accounts/<str:key_id>",
+        ServiceAccountView.as_view(),
+    ),
     path("v1/", include("completions.urls")),
     path("v1/", include("responses_api.urls")),
     path("api/", include("completions.ollama.urls")),

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+from django.conf import settings
 from django.http import QueryDict
 from django.utils import timezone
 from pydantic import BaseModel, Field
@@ -111,7 +112,7 @@ class OrganizationUsageQuery(UsageQuery):
         None, description="Matches nothing: keys belong to projects, not to users."
     )
     batch: bool | SkipJsonSchema[None] = Field(
-        None, description="true matches nothing: there are no batches."
+        None, description="true matches nothing: the usage of batches is not counted apart."
     )
 
 
@@ -125,6 +126,58 @@ _LIST_PARAMETERS = {"project_ids", "user_ids", "api_key_ids", "models", "group_b
 _GROUP_COLUMNS = ("project_id", "api_key_id", "model")
 """The values of ``group_by`` that have an effect; the others are always null."""
 _PREFIXES = {"project_id": "proj_", "api_key_id": "key_"}
+
+
+class CostAmount(WireObject):
+    """An amount in the site's currency, whose name is in lower case."""
+
+    value: float
+    currency: str
+
+
+class Costs(WireObject):
+    """The costs of one group on one day. A ``line_item`` is a model."""
+
+    object: Literal["organization.costs.result"] = "organization.costs.result"
+    amount: CostAmount
+    line_item: str | None = None
+    project_id: str | None = None
+    api_key_id: str | None = None
+
+
+class CostBucket(WireObject):
+    """A day of UTC, in Unix seconds; ``end_time`` is exclusive."""
+
+    object: Literal["bucket"] = "bucket"
+    start_time: int
+    end_time: int
+    results: list[Costs]
+
+
+class CostPage(WireObject):
+    """Days in order of time; send ``next_page`` as ``page`` to get the next page."""
+
+    object: Literal["page"] = "page"
+    data: list[CostBucket]
+    has_more: bool
+    next_page: str | None
+
+
+class CostsQuery(BaseModel):
+    """Query parameters of the costs of all projects. Names of list parameters may end in ``[]``."""
+
+    start_time: _Time
+    end_time: _Time | SkipJsonSchema[None] = Field(
+        None, description="Unix seconds, exclusive. Default: now."
+    )
+    bucket_width: Literal["1d"] = "1d"
+    project_ids: list[str] | SkipJsonSchema[None] = None
+    api_key_ids: list[str] | SkipJsonSchema[None] = None
+    group_by: list[Literal["project_id", "line_item", "api_key_id"]] | SkipJsonSchema[None] = None
+    limit: Annotated[int, Field(ge=1, le=31)] = 7
+    page: str | SkipJsonSchema[None] = Field(
+        None, description="``next_page`` of the previous answer."
+    )
 
 
 class ProjectUsageView(ApiView):
@@ -154,6 +207,41 @@ class OrganizationUsageView(ApiView):
         elif query.project_ids is not None:
             projects = _primary_keys(query.project_ids, "project_id")
         return Response(_page(query, projects).model_dump())
+
+
+class OrganizationCostsView(ApiView):
+    """``GET /v1/organization/costs``: the costs of all projects."""
+
+    scope = Scope.ADMIN
+
+    @documented(query=CostsQuery, answer=CostPage)
+    def get(self, request: Request) -> Response:
+        """Get the costs of all projects by day."""
+        query = parse_query(CostsQuery, _query_values(request._request.GET))
+        groups = ["model" if name == "line_item" else name for name in query.group_by or []]
+        shared = query.model_dump(include={"start_time", "end_time", "api_key_ids", "page"})
+        usage = OrganizationUsageQuery(**shared, limit=query.limit, group_by=groups)
+        ids = query.project_ids
+        page = _page(usage, None if ids is None else _primary_keys(ids, "project_id"))
+        currency = settings.CURRENCY.lower()
+        data = [
+            CostBucket(
+                start_time=bucket.start_time,
+                end_time=bucket.end_time,
+                results=[
+                    Costs(
+                        amount=CostAmount(value=result.cost, currency=currency),
+                        line_item=result.model,
+                        project_id=result.project_id,
+                        api_key_id=result.api_key_id,
+                    )
+                    for result in bucket.results
+                ],
+            )
+            for bucket in page.data
+        ]
+        found = CostPage(data=data, has_more=page.has_more, next_page=page.next_page)
+        return Response(found.model_dump())
 
 
 def _query_values(given: QueryDict) -> dict[str, Any]:

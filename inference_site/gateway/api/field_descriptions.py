@@ -57,6 +57,16 @@ FIELDS = {
     "path": "The path of the file.",
     "scale": "How strongly the adapter is applied; 1 is as it was trained, 0 is off.",
     "success": "Whether the scales are set.",
+    # Projects and their keys
+    "currency": "The currency, as an ISO code in lower case.",
+    "amount": "What it has cost.",
+    "line_item": "The model, if the costs are grouped by it.",
+    "NewServiceAccount.api_key": "The new key with its secret, which is not shown again.",
+    "redacted_value": "The beginning of the key.",
+    "last_used_at": "When the key was used last, to a minute, in Unix seconds.",
+    "owner": "Who owns the key.",
+    "owner_project_access": "Whether the key is accepted.",
+    "service_account": "The key itself, as the service account that owns it.",
     # Batches
     "endpoint": "The path of the endpoint that answers all lines.",
     "input_file_id": "The id of the file of requests, whose purpose is `batch`.",

@@ -1,0 +1,367 @@
+"""The organization API: projects and their keys, for scripts with a key that has the scope admin.
+
+Source of the wire models: API reference, "Projects", "Project service accounts" and "Project API
+keys". A service account is a key here: the answer that creates it has the secret, once. Ids are
+those of the usage API.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated, Any, Literal
+
+from django.db import transaction
+from django.utils import timezone
+from pydantic import AfterValidator, Field
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from inference_site.accounts.keys import create_key, revoke_key
+from inference_site.accounts.models import ApiKey, Project, Scope
+from inference_site.core.errors.api_errors import (
+    ConflictError,
+    InvalidRequestError,
+    NotFoundError,
+)
+from inference_site.gateway.api.authentication import caller_of
+from inference_site.gateway.api.paging import PageQuery, list_object, parse_page
+from inference_site.gateway.api.payload import WireObject, WireRequest, parse
+from inference_site.gateway.api.schema import ListObject, documented
+from inference_site.gateway.api.views import ApiView
+
+logger = logging.getLogger(__name__)
+
+_PROJECT, _KEY = "proj_", "key_"
+
+
+def _name(given: str) -> str:
+    name = given.strip()
+    if not 0 < len(name) <= 100 or "\0" in name:
+        raise ValueError("Expected a name of 1 to 100 characters")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_name)]
+
+
+class ProjectRequest(WireRequest):
+    """Body of ``POST /v1/organization/projects``, and of a change of a project."""
+
+    name: Name
+
+
+class ServiceAccountRequest(WireRequest):
+    """Body of ``POST /v1/organization/projects/{project_id}/service_accounts``."""
+
+    name: Name
+
+
+class ProjectsQuery(PageQuery):
+    """Query parameters of the list of projects."""
+
+    include_archived: bool = Field(False, description="Whether archived projects are listed too.")
+
+
+class ProjectObject(WireObject):
+    """A project."""
+
+    id: str
+    object: Literal["organization.project"] = "organization.project"
+    name: str
+    created_at: int
+    archived_at: int | None
+    status: Literal["active", "archived"]
+
+
+class KeyOwner(WireObject):
+    """Who owns a key: always itself, as a service account."""
+
+    id: str
+    name: str
+    role: Literal["member"] = "member"
+    created_at: int
+
+
+class ProjectKeyOwner(WireObject):
+    """The owner of a key."""
+
+    type: Literal["service_account"] = "service_account"
+    service_account: KeyOwner
+
+
+class ProjectKey(WireObject):
+    """A key of a project, without its secret."""
+
+    id: str
+    object: Literal["organization.project.api_key"] = "organization.project.api_key"
+    name: str
+    redacted_value: str
+    created_at: int
+    last_used_at: int | None
+    expires_at: int | None
+    owner: ProjectKeyOwner
+    owner_project_access: Literal["active", "inactive"]
+
+
+class ServiceAccount(WireObject):
+    """A service account, which is a key."""
+
+    id: str
+    object: Literal["organization.project.service_account"] = "organization.project.service_account"
+    name: str
+    role: Literal["member"] = "member"
+    created_at: int
+
+
+class NewKey(WireObject):
+    """A new key with its secret."""
+
+    id: str
+    object: Literal["organization.project.service_account.api_key"] = (
+        "organization.project.service_account.api_key"
+    )
+    name: str
+    value: str
+    created_at: int
+
+
+class NewServiceAccount(ServiceAccount):
+    """A new service account, with the secret that is shown once."""
+
+    api_key: NewKey
+
+
+class DeletedServiceAccount(WireObject):
+    """The answer of a deletion."""
+
+    id: str
+    object: Literal["organization.project.service_account.deleted"] = (
+        "organization.project.service_account.deleted"
+    )
+    deleted: Literal[True] = True
+
+
+class DeletedProjectKey(WireObject):
+    """The answer of a deletion."""
+
+    id: str
+    object: Literal["organization.project.api_key.deleted"] = "organization.project.api_key.deleted"
+    deleted: Literal[True] = True
+
+
+class OrganizationView(ApiView):
+    """A view for keys with the scope admin."""
+
+    scope = Scope.ADMIN
+    counts_writes = True
+
+
+class ProjectsView(OrganizationView):
+    """``/v1/organization/projects``."""
+
+    @documented(answer=ProjectObject, body=ProjectRequest, errors=(ConflictError,))
+    def post(self, request: Request) -> Response:
+        """Create a project."""
+        name = parse(ProjectRequest, request.data).name
+        with transaction.atomic():
+            project, is_new = Project.objects.get_or_create(name=name)
+        if not is_new:
+            raise ConflictError(f"There is a project '{name}' already.", param="name")
+        _note(request, f"created project {project.pk}")
+        return Response(_project(project).model_dump())
+
+    @documented(answer=ListObject[ProjectObject], query=ProjectsQuery)
+    def get(self, request: Request) -> Response:
+        """List the projects, the oldest first."""
+        query = request._request.GET
+        page = parse_page(query, "asc")
+        rows = Project.objects.filter(is_playground=False)
+        if query.get("include_archived", "false").lower() != "true":
+            rows = rows.filter(is_active=True)
+        last = None if page.after is None else _number(page.after, _PROJECT, "after")
+        entries = [_project(row).model_dump() for row in page.rows_of(rows, "pk", last)]
+        return Response(list_object(entries, page))
+
+
+class ProjectView(OrganizationView):
+    """``/v1/organization/projects/{project_id}``."""
+
+    @documented(answer=ProjectObject)
+    def get(self, request: Request, project_id: str) -> Response:
+        """Get a project."""
+        return Response(_project(_find_project(project_id)).model_dump())
+
+    @documented(answer=ProjectObject, body=ProjectRequest, errors=(ConflictError,))
+    def post(self, request: Request, project_id: str) -> Response:
+        """Rename a project."""
+        project, name = _find_project(project_id), parse(ProjectRequest, request.data).name
+        if Project.objects.filter(name=name).exclude(pk=project.pk).exists():
+            raise ConflictError(f"There is a project '{name}' already.", param="name")
+        Project.objects.filter(pk=project.pk).update(name=name)
+        _note(request, f"renamed project {project.pk}")
+        return Response(_project(_find_project(project_id)).model_dump())
+
+
+class ProjectArchiveView(OrganizationView):
+    """``POST /v1/organization/projects/{project_id}/archive``."""
+
+    @documented(answer=ProjectObject)
+    def post(self, request: Request, project_id: str) -> Response:
+        """Archive a project: its keys are refused. An operator can activate it again."""
+        project = _find_project(project_id)
+        if project.pk == caller_of(request).project_id:
+            raise InvalidRequestError(
+                "The project of the key that asks cannot be archived.", param="project_id"
+            )
+        Project.objects.filter(pk=project.pk).update(is_active=False)
+        _note(request, f"archived project {project.pk}")
+        return Response(_project(_find_project(project_id)).model_dump())
+
+
+class ServiceAccountsView(OrganizationView):
+    """``/v1/organization/projects/{project_id}/service_accounts``."""
+
+    @documented(answer=NewServiceAccount, body=ServiceAccountRequest)
+    def post(self, request: Request, project_id: str) -> Response:
+        """Create a key with the scopes that keys have by default; its secret is shown once."""
+        project = _find_project(project_id)
+        key, secret = create_key(project, parse(ServiceAccountRequest, request.data).name)
+        _note(request, f"created key {key.pk}")
+        made = NewKey(id=_id(key), name=key.name, value=secret, created_at=_time(key.created_at))
+        account = _account(key).model_dump()
+        return Response(NewServiceAccount(**account, api_key=made).model_dump())
+
+    @documented(answer=ListObject[ServiceAccount], query=PageQuery)
+    def get(self, request: Request, project_id: str) -> Response:
+        """List the service accounts of a project: its keys that are not revoked."""
+        return _listed(request, project_id, _account)
+
+
+class ServiceAccountView(OrganizationView):
+    """``/v1/organization/projects/{project_id}/service_accounts/{key_id}``."""
+
+    @documented(answer=ServiceAccount)
+    def get(self, request: Request, project_id: str, key_id: str) -> Response:
+        """Get a service account."""
+        return Response(_account(_find_key(project_id, key_id)).model_dump())
+
+    @documented(answer=DeletedServiceAccount)
+    def delete(self, request: Request, project_id: str, key_id: str) -> Response:
+        """Delete a service account: revoke its key."""
+        _revoke(request, project_id, key_id)
+        return Response(DeletedServiceAccount(id=key_id).model_dump())
+
+
+class ProjectKeysView(OrganizationView):
+    """``/v1/organization/projects/{project_id}/api_keys``."""
+
+    @documented(answer=ListObject[ProjectKey], query=PageQuery)
+    def get(self, request: Request, project_id: str) -> Response:
+        """List the keys of a project that are not revoked."""
+        return _listed(request, project_id, _key)
+
+
+class ProjectKeyView(OrganizationView):
+    """``/v1/organization/projects/{project_id}/api_keys/{key_id}``."""
+
+    @documented(answer=ProjectKey)
+    def get(self, request: Request, project_id: str, key_id: str) -> Response:
+        """Get a key."""
+        return Response(_key(_find_key(project_id, key_id)).model_dump())
+
+    @documented(answer=DeletedProjectKey)
+    def delete(self, request: Request, project_id: str, key_id: str) -> Response:
+        """Delete a key: it is revoked, and the usage log keeps its name."""
+        _revoke(request, project_id, key_id)
+        return Response(DeletedProjectKey(id=key_id).model_dump())
+
+
+def _listed(request: Request, project_id: str, wire: Any) -> Response:
+    """Answer with the keys of a project, the oldest first."""
+    page = parse_page(request._request.GET, "asc")
+    last = None if page.after is None else _number(page.after, _KEY, "after")
+    rows = page.rows_of(_keys(project_id), "pk", last)
+    return Response(list_object([wire(key).model_dump() for key in rows], page))
+
+
+def _revoke(request: Request, project_id: str, key_id: str) -> None:
+    key = _find_key(project_id, key_id)
+    revoke_key(key)
+    _note(request, f"revoked key {key.pk}")
+
+
+def _find_project(project_id: str) -> Project:
+    """Return a project. Raise NotFoundError."""
+    number = _number(project_id, _PROJECT, None)
+    found = Project.objects.filter(pk=number, is_playground=False).first()
+    if found is None:
+        raise NotFoundError(f"No such project: {project_id[:100]}", param="project_id")
+    return found
+
+
+def _keys(project_id: str) -> Any:
+    rows = ApiKey.objects.filter(project=_find_project(project_id), revoked_at=None)
+    return rows.select_related("project")
+
+
+def _find_key(project_id: str, key_id: str) -> ApiKey:
+    """Return a key of a project. Raise NotFoundError."""
+    found: ApiKey | None = _keys(project_id).filter(pk=_number(key_id, _KEY, None)).first()
+    if found is None:
+        raise NotFoundError(f"No such key: {key_id[:100]}", param="key_id")
+    return found
+
+
+def _number(id_: str, prefix: str, param: str | None) -> int:
+    """Return the primary key in an id; with a ``param``, raise InvalidRequestError for a bad one.
+
+    Without, a bad id is that of nothing.
+    """
+    digits = id_.removeprefix(prefix)
+    if digits.isdecimal() and digits.isascii() and len(digits) < 19:
+        return int(digits)
+    if param is None:
+        return 0
+    raise InvalidRequestError(f"Invalid '{param}': there is no such object.", param=param)
+
+
+def _note(request: Request, what: str) -> None:
+    """Log what a script has done: the audit log of the console has users, and a key is none."""
+    logger.info("organization: key %d %s", caller_of(request).api_key_id, what)
+
+
+def _id(key: ApiKey) -> str:
+    return f"{_KEY}{key.pk}"
+
+
+def _time(moment: Any) -> int:
+    return int(moment.timestamp())
+
+
+def _project(project: Project) -> ProjectObject:
+    return ProjectObject(
+        id=f"{_PROJECT}{project.pk}",
+        name=project.name,
+        created_at=_time(project.created_at),
+        archived_at=None,
+        status="active" if project.is_active else "archived",
+    )
+
+
+def _account(key: ApiKey) -> ServiceAccount:
+    return ServiceAccount(id=_id(key), name=key.name, created_at=_time(key.created_at))
+
+
+def _key(key: ApiKey) -> ProjectKey:
+    owner = KeyOwner(id=_id(key), name=key.name, created_at=_time(key.created_at))
+    is_valid = key.expires_at is None or key.expires_at > timezone.now()
+    return ProjectKey(
+        id=_id(key),
+        name=key.name,
+        redacted_value=f"{key.prefix}…",
+        created_at=_time(key.created_at),
+        last_used_at=None if key.last_used_at is None else _time(key.last_used_at),
+        expires_at=None if key.expires_at is None else _time(key.expires_at),
+        owner=ProjectKeyOwner(service_account=owner),
+        owner_project_access="active" if is_valid and key.project.is_active else "inactive",
+    )

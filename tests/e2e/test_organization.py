@@ -1,0 +1,127 @@
+"""The organization API, with the official client and a key of an administrator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+
+from tests.e2e.keys import make_key
+from tests.e2e.scripts import script
+from tests.served_stack import ServedStack
+from tests.waiting import wait_until
+
+
+@pytest.fixture(scope="module")
+def organization(stack: ServedStack) -> Iterator[Any]:
+    """What scripts use, with a key that cannot generate."""
+    secret = make_key(stack, "admin").secret
+    base = f"{stack.url}/v1"
+    with openai.OpenAI(
+        base_url=base, api_key=secret, admin_api_key=secret, max_retries=0
+    ) as opened:
+        with pytest.raises(openai.PermissionDeniedError):
+            opened.responses.create(model="scripted", input="[]")
+        yield opened.admin.organization
+
+
+def chat(client: openai.OpenAI) -> Any:
+    messages: Any = [{"role": "user", "content": script({"text": "yes"})}]
+    return client.chat.completions.create(model="scripted", messages=messages)
+
+
+def test_a_script_makes_a_project_and_a_key_that_works_until_it_is_deleted(
+    organization: Any, stack: ServedStack
+) -> None:
+    project = organization.projects.create(name="nightly jobs")
+    assert (project.name, project.status) == ("nightly jobs", "active")
+    made = organization.projects.service_accounts.create(project.id, name="job")
+    client = stack.client(made.api_key.value)
+    assert chat(client).choices[0].message.content == "yes"
+    (key,) = organization.projects.api_keys.list(project.id)
+    assert (key.id, key.name, key.owner.type) == (made.api_key.id, "job", "service_account")
+    assert made.api_key.value not in key.to_json()
+    assert made.api_key.value.startswith(key.redacted_value.rstrip("…"))
+    assert (
+        organization.projects.service_accounts.retrieve(made.id, project_id=project.id).name
+        == "job"
+    )
+    assert organization.projects.api_keys.delete(key.id, project_id=project.id).deleted
+    assert list(organization.projects.api_keys.list(project.id)) == []
+    with pytest.raises(openai.NotFoundError):
+        organization.projects.api_keys.retrieve(key.id, project_id=project.id)
+
+    def is_refused() -> bool:
+        try:
+            chat(client)
+        except openai.AuthenticationError:
+            return True
+        return False
+
+    wait_until(is_refused)
+
+
+def test_projects_are_listed_renamed_and_archived(organization: Any) -> None:
+    first, second = (organization.projects.create(name=f"list {n}") for n in range(2))
+    names = [project.name for project in organization.projects.list(limit=1)]
+    assert names.index("list 0") + 1 == names.index("list 1")
+    assert organization.projects.update(second.id, name="renamed").name == "renamed"
+    assert organization.projects.archive(first.id).status == "archived"
+    listed = {project.id for project in organization.projects.list()}
+    assert second.id in listed
+    assert first.id not in listed
+    everything = {project.id for project in organization.projects.list(include_archived=True)}
+    assert first.id in everything
+
+
+def test_costs_by_project_and_line_item(organization: Any, stack: ServedStack) -> None:
+    now = int(time.time())
+    groups: Any = ["project_id", "line_item"]
+
+    def results() -> list[Any]:
+        page = organization.usage.costs(start_time=now - 3600, group_by=groups)
+        return [result for bucket in page.data for result in bucket.results]
+
+    chat(stack.client())
+    wait_until(lambda: any(result.line_item == "scripted" for result in results()))
+    (own, *_) = [result for result in results() if result.line_item == "scripted"]
+    assert own.project_id.startswith("proj_")
+    assert own.amount.currency == "usd"
+    assert own.amount.value >= 0
+
+
+def test_of_two_projects_with_one_name_one_is_refused(organization: Any) -> None:
+    def create(_: int) -> int:
+        try:
+            organization.projects.create(name="twice")
+        except openai.ConflictError:
+            return 409
+        return 200
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(create, range(2))) == [200, 409]
+
+
+@pytest.mark.parametrize("name", ["", " ", "x" * 101, "a\0b", 1])
+def test_a_bad_name_is_refused(organization: Any, name: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        organization.projects.create(name=name)
+    assert refused.value.param == "name"
+
+
+def test_another_projects_key_and_unknown_ids_are_not_found(organization: Any) -> None:
+    one, other = (organization.projects.create(name=f"of {n}") for n in range(2))
+    key = organization.projects.service_accounts.create(one.id, name="k").api_key
+    for project_id, key_id in ((other.id, key.id), (one.id, "key_x"), ("proj_²", key.id)):
+        with pytest.raises(openai.NotFoundError):
+            organization.projects.api_keys.retrieve(key_id, project_id=project_id)
+
+
+def test_other_keys_may_not_use_it(client: openai.OpenAI) -> None:
+    admin = client.with_options(admin_api_key=client.api_key)
+    with pytest.raises(openai.PermissionDeniedError):
+        admin.admin.organization.projects.list()
