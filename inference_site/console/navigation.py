@@ -8,10 +8,6 @@ from django.http import HttpRequest
 from django.templatetags.static import static
 from django.urls import reverse
 
-from responses_api.models import McpApproval
-
-_MOST_COUNTED = 100
-
 # Groups of lists: title, icon and model of each.
 _MODELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     (
@@ -73,22 +69,13 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
         for title, icon, name in models:
             app, model = name.split(".")
             may_view = user.has_perm(f"{app}.view_{model}")
-            item = _link(title, icon, f"admin:{app}_{model}_changelist", shown=may_view)
-            if title == "Approvals" and may_view:
-                item |= _badge(McpApproval.objects.filter(answered_at=None)[:_MOST_COUNTED].count())
-            items.append(item)
+            items.append(_link(title, icon, f"admin:{app}_{model}_changelist", shown=may_view))
         groups.append({"title": group_title, "items": items})
     return groups
 
 
 def _link(title: str, icon: str, route: str, *, shown: bool) -> dict[str, Any]:
     return {"title": title, "icon": icon, "link": reverse(route), "permission": lambda _: shown}
-
-
-def _badge(count: int) -> dict[str, str]:
-    """Return what shows that so many wait; nothing for 0."""
-    shown = f"{count - 1}+" if count == _MOST_COUNTED else str(count)
-    return {"badge": shown, "badge_variant": "warning"} if count else {}
 
 
 def favicon(_: HttpRequest) -> str:

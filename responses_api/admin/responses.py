@@ -58,7 +58,7 @@ from responses_api.annotations import (
 )
 from responses_api.context import input_of
 from responses_api.creation import create
-from responses_api.models import ENDED, Item, McpApproval, ResponseStatus, StoredResponse
+from responses_api.models import ENDED, Item, ResponseStatus, StoredResponse
 from responses_api.search import SearchTooBroad, search_timeout
 from responses_api.stored_responses import current_responses
 from responses_api.wire.requests import ResponseRequest
@@ -325,48 +325,15 @@ def run_again(stored: StoredResponse, request_id: str) -> str:
 
     It has the same context, but is not added to a conversation. Raise ApiError.
     """
-    body = request_body(stored)
-    if body.pop("conversation", None) is not None:
-        body["input"] = [item.data for item in input_of(stored)]
-    return submit_for(stored, body, request_id)
-
-
-def answer_approval(approval: McpApproval, *, approve: bool, request_id: str) -> str:
-    """Continue the response that asks for an approval, in the background; return the new one's id.
-
-    The new response has the fields and the key of the old one, as a client's would have that sends
-    the answer. Raise ApiError.
-    """
-    asking = approval.item.response
-    if asking is None or asking.deleted_at is not None:
-        raise ConflictError("The response that asks for it was deleted.")
-    tools = asking.request.get("tools") or []
-    named = [tool for tool in tools if tool.get("server_label") == approval.server_label]
-    if any(tool.get("server_url") for tool in named):
-        raise ConflictError(
-            "Its server and credentials came with the request, and are not stored: the client has "
-            "to answer."
-        )
-    body = request_body(asking)
-    if "conversation" not in body:
-        body["previous_response_id"] = asking.public_id
-    given = {"type": "mcp_approval_response", "approval_request_id": approval.item.public_id}
-    body["input"] = [{**given, "approve": approve}]
-    return submit_for(asking, body, request_id)
-
-
-def submit_for(stored: StoredResponse, body: dict[str, Any], request_id: str) -> str:
-    """Submit a request in the background with the key of a stored response; return its id.
-
-    Raise ApiError.
-    """
     generation = Generation.objects.filter(public_id=stored.public_id).first()
     if generation is None:
         raise ConflictError("The usage log, which knew its key, does not have it any more.")
     caller = caller_of_key(generation.api_key_id)
     if caller is None:
         raise ConflictError("The key that it was asked with is not accepted any more.")
-    body = {name: value for name, value in body.items() if name not in _NOT_REPEATED}
+    body = {k: value for k, value in request_body(stored).items() if k not in _NOT_REPEATED}
+    if body.pop("conversation", None) is not None:
+        body["input"] = [item.data for item in input_of(stored)]
     body |= {"background": True, "store": True}
     creation = create(caller, ResponseRequest.model_validate(body))
     submit(creation.submission, request_id)

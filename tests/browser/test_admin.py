@@ -74,7 +74,6 @@ PAGES = [
     "/admin/responses_api/conversation/1/change/",
     "/admin/responses_api/prompttemplate/1/change/",
     "/admin/batches/batch/1/change/",
-    "/admin/responses_api/mcpapproval/1/change/",
     "/admin/password_change/",
 ]
 """One page of each template; tests/console/test_every_page.py asks for all pages."""
@@ -99,12 +98,6 @@ def requests(stack: ServedStack, client: openai.OpenAI) -> None:
         " (template_id, number, developer_message, user_message, model, created_at)"
         " VALUES (%s, 1, 'Like {{whom}}.', 'Hi {{whom}}!', '', now()) RETURNING id",
         prompt,
-    )
-    stack.sql(
-        "INSERT INTO responses_api_mcpapproval"
-        " (item_id, project_id, server_label, name, arguments_sha256, asked_at, answered_by)"
-        " SELECT min(id), 1, 'files', 'write', '', now(), '' FROM responses_api_item"
-        " ON CONFLICT DO NOTHING"
     )
     body = {"model": "scripted", "messages": [{"role": "user", "content": "hello there"}]}
     url = "/v1/chat/completions"

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai.types import responses as types
@@ -245,9 +242,7 @@ def _keys(site: McpSite) -> list[bytes]:
     return found
 
 
-@pytest.fixture(scope="module")
-def registered(site: McpSite) -> dict[str, Any]:
-    """The tool of a registered server."""
+def test_registered_server_is_named_by_its_label(site: McpSite) -> None:
     site.stack.sql(
         "INSERT INTO mcp_servers_mcpserver (label, url, transport, description, is_active, "
         "is_idempotent, credentials, oauth_issuer, oauth_client_id, oauth_secret, oauth_scope, "
@@ -255,100 +250,7 @@ def registered(site: McpSite) -> dict[str, Any]:
         "VALUES ('own', %s, 'auto', 'Sums.', true, false, '', '', '', '', '', '[]', '', now())",
         f"{site.server.url}/mcp",
     )
-    return {"type": "mcp", "server_label": "own"}
-
-
-@pytest.fixture(scope="module")
-def console(site: McpSite) -> Iterator[httpx.Client]:
-    """The browser of the administrator."""
-    found = re.search(r"password: (\S+)", site.stack.text())
-    assert found
-    with httpx.Client(base_url=site.stack.url, timeout=60, follow_redirects=True) as opened:
-        press(opened, "/admin/login/", username="admin", password=found[1])
-        yield opened
-
-
-def press(console: httpx.Client, page: str, to: str = "", **form: str) -> str:
-    """Send a form of a page; return the page that it leads to."""
-    token = re.search(r'csrfmiddlewaretoken" value="([^"]+)', console.get(page).text)
-    assert token
-    return console.post(to or page, data={**form, "csrfmiddlewaretoken": token[1]}).text
-
-
-def ask(site: McpSite, tool: dict[str, Any], label: str) -> str:
-    """Have a call wait for its approval; return the page of the approval."""
-    turns = ({"calls": [[f"{label}__add", {"a": 40, "b": 2}]]}, SAY)
-    first = site.respond(*turns, tool={**tool, "require_approval": "always"})
-    [[item]] = site.stack.sql(
-        "SELECT item_id FROM responses_api_mcpapproval JOIN responses_api_item ON id = item_id "
-        "WHERE public_id = %s",
-        first.output[-1].id,
-    )
-    return f"/admin/responses_api/mcpapproval/{item}/"
-
-
-def answered_by(site: McpSite, page: str) -> str:
-    """The response with the answer; empty while there is none."""
-    [[found]] = site.stack.sql(
-        "SELECT answered_by FROM responses_api_mcpapproval WHERE item_id = %s", page.split("/")[-2]
-    )
-    return str(found)
-
-
-def test_call_is_approved_once_in_the_console(
-    site: McpSite, registered: dict[str, Any], console: httpx.Client
-) -> None:
-    before = len(site.server.calls)
-    page = ask(site, registered, "own")
-    assert "40" in console.get(f"{page}change/").text
-    with ThreadPoolExecutor(2) as pool:
-        pressed = [
-            pool.submit(press, console, f"{page}change/", f"{page}answer/", answer="approve")
-            for _ in range(2)
-        ]
-        told = [one.result() for one in pressed]
-    assert sum("was answered before" in text for text in told) == 1
-    client = site.stack.client()
-    wait_until(
-        lambda: client.responses.retrieve(answered_by(site, page)).status == "completed",
-        60,
-        "the response goes on",
-    )
-    assert [made["arguments"] for made in site.server.calls[before:]] == [{"a": 40, "b": 2}]
-    (call,) = [
-        item
-        for item in dicts(client.responses.retrieve(answered_by(site, page)).output)
-        if item["type"] == "mcp_call"
-    ]
-    assert call["output"] == "42"
-
-
-def test_call_is_refused_in_the_console(
-    site: McpSite, registered: dict[str, Any], console: httpx.Client
-) -> None:
-    before = len(site.server.calls)
-    page = ask(site, registered, "own")
-    press(console, f"{page}change/", f"{page}answer/", answer="refuse")
-    client = site.stack.client()
-    wait_until(
-        lambda: client.responses.retrieve(answered_by(site, page)).status == "completed",
-        60,
-        "the response goes on",
-    )
-    assert len(site.server.calls) == before
-
-
-def test_call_whose_credentials_came_with_the_request_is_left_to_the_client(
-    site: McpSite, console: httpx.Client
-) -> None:
-    page = ask(site, site.tool(authorization=SECRET), "test")
-    text = press(console, f"{page}change/", f"{page}answer/", answer="approve")
-    assert "the client has to answer" in text
-    assert answered_by(site, page) == ""
-
-
-def test_registered_server_is_named_by_its_label(site: McpSite, registered: dict[str, Any]) -> None:
-    tool = {**registered, "require_approval": "never"}
+    tool = {"type": "mcp", "server_label": "own", "require_approval": "never"}
     response = site.respond({"calls": [["own__add", {"a": 1, "b": 2}]]}, SAY, tool=tool)
     assert dicts(response.output)[1]["output"] == "3"
     described = [one["function"]["description"] for one in site.model.body["tools"]]
