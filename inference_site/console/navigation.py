@@ -84,7 +84,7 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
 def _waiting_approvals() -> int:
     """Return how many approvals wait, up to the most that is counted for a page."""
     rows = apps.get_model(_APPROVALS).objects.filter(answered_at=None)
-    return rows[:_MOST_COUNTED].count()
+    return int(rows[:_MOST_COUNTED].count())
 
 
 def _link(title: str, icon: str, route: str, *, shown: bool) -> dict[str, Any]:
