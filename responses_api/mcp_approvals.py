@@ -48,6 +48,16 @@ def record_questions(output: Sequence[OutputItem]) -> None:
     )
 
 
+def waiting_questions(response: StoredResponse) -> list[McpApproval]:
+    """Return the questions of a response that can be answered now, in order, with their items."""
+    rows = McpApproval.objects.filter(item__response=response).select_related("item")
+    return [
+        row
+        for row in rows.order_by("item__position")
+        if row.answered_at is None or _may_answer_again(row, row.item.public_id)
+    ]
+
+
 def answers_in(new_items: Sequence[ItemData], items: Sequence[ItemData]) -> list[ItemData]:
     """Return the answers in the input of a request, but for those whose call is among the items.
 

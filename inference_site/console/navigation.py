@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.apps import apps
 from django.http import HttpRequest
 from django.templatetags.static import static
 from django.urls import reverse
@@ -48,6 +49,10 @@ _MODELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
 )
 
 
+_APPROVALS = "responses_api.mcpapproval"
+_MOST_COUNTED = 999
+
+
 def navigation(request: HttpRequest) -> list[dict[str, Any]]:
     """Return the groups of links; the theme hides groups without links."""
     user = request.user
@@ -69,9 +74,18 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
         for title, icon, name in models:
             app, model = name.split(".")
             may_view = user.has_perm(f"{app}.view_{model}")
-            items.append(_link(title, icon, f"admin:{app}_{model}_changelist", shown=may_view))
+            link = _link(title, icon, f"admin:{app}_{model}_changelist", shown=may_view)
+            if may_view and name == _APPROVALS and (waiting := _waiting_approvals()):
+                link |= {"badge": waiting, "badge_variant": "warning"}
+            items.append(link)
         groups.append({"title": group_title, "items": items})
     return groups
+
+
+def _waiting_approvals() -> int:
+    """Return how many approvals wait, up to the most that is counted for a page."""
+    rows = apps.get_model(_APPROVALS).objects.filter(answered_at=None)
+    return int(rows[:_MOST_COUNTED].count())
 
 
 def _link(title: str, icon: str, route: str, *, shown: bool) -> dict[str, Any]:

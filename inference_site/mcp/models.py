@@ -98,8 +98,12 @@ class McpServer(models.Model):
         return self.label
 
     def record_check(self, tools: list[dict[str, Any]] | None, error: str = "") -> None:
-        """Save the result of a listing; the tools stay as they were if it failed."""
+        """Save the result of a listing; the tools stay as they were if it failed.
+
+        A server that was deleted in the meantime stays deleted.
+        """
         self.checked_at, self.error = timezone.now(), error
+        found: dict[str, Any] = {"checked_at": self.checked_at, "error": error}
         if tools is not None:
-            self.tools = tools
-        self.save(update_fields=["checked_at", "error", "tools"])
+            self.tools = found["tools"] = tools
+        McpServer.objects.filter(pk=self.pk).update(**found)

@@ -31,7 +31,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
-from inference_site.accounts.keys import caller_of_key
+from inference_site.accounts.keys import Caller, caller_of_key
 from inference_site.catalogue.model_labels import cost_label, model_link
 from inference_site.core.admin_pages.base_admin import (
     KeyFilter,
@@ -48,8 +48,7 @@ from inference_site.runs.admin import ModelFilter
 from inference_site.runs.cancellation import stop
 from inference_site.runs.models import Generation
 from inference_site.runs.queue import new_id
-from inference_site.runs.tool_calls.models import ToolCall
-from responses_api.admin.thread import MAX_TURNS, tree, turns
+from responses_api.admin.thread import MAX_TURNS, site_calls, tree, turns
 from responses_api.annotations import (
     in_status,
     status_of,
@@ -58,12 +57,13 @@ from responses_api.annotations import (
 )
 from responses_api.context import input_of
 from responses_api.creation import create
+from responses_api.mcp_approvals import waiting_questions
 from responses_api.models import ENDED, Item, ResponseStatus, StoredResponse
 from responses_api.search import SearchTooBroad, search_timeout
 from responses_api.stored_responses import current_responses
 from responses_api.wire.requests import ResponseRequest
 
-_NOT_REPEATED = ("background", "stream", "stream_options")
+NOT_REPEATED = ("background", "stream", "stream_options")
 """Request fields that do not apply when an operator runs a response again."""
 _EXPORT_BATCH = 100
 _TOO_BROAD = "Too much would have to be searched: choose a project, or give more words."
@@ -196,7 +196,7 @@ class StoredResponseAdmin(PreviewAdmin):
             "status": status_label(status_of(stored, generation.status if generation else None)),
             "tree": tree(stored),
             "has_ended": stored.status in ENDED,
-            "tool_calls": ToolCall.objects.of(stored.public_id),
+            "site_calls": site_calls(stored, with_content=may_see_content(request)),
             "may_see": may_see_content(request),
             "may_change": self._may_act(request),
         }
@@ -209,6 +209,7 @@ class StoredResponseAdmin(PreviewAdmin):
                 "curl": curl_command(stored, f"{request.scheme}://{request.get_host()}"),
                 "request_json": pretty(stored.request),
                 "error": stored.error,
+                "questions": waiting_questions(stored),
             }
         return context
 
@@ -325,19 +326,31 @@ def run_again(stored: StoredResponse, request_id: str) -> str:
 
     It has the same context, but is not added to a conversation. Raise ApiError.
     """
+    body = {k: value for k, value in request_body(stored).items() if k not in NOT_REPEATED}
+    if body.pop("conversation", None) is not None:
+        body["input"] = [item.data for item in input_of(stored)]
+    return submit_as(stored, body, request_id)
+
+
+def submit_as(stored: StoredResponse, body: dict[str, Any], request_id: str) -> str:
+    """Submit a request in the background with the key of a response; return the new id.
+
+    Raise ApiError.
+    """
+    body = {**body, "background": True, "store": True}
+    creation = create(_caller_of(stored), ResponseRequest.model_validate(body))
+    submit(creation.submission, request_id)
+    return str(creation.response["id"])
+
+
+def _caller_of(stored: StoredResponse) -> Caller:
     generation = Generation.objects.filter(public_id=stored.public_id).first()
     if generation is None:
         raise ConflictError("The usage log, which knew its key, does not have it any more.")
     caller = caller_of_key(generation.api_key_id)
     if caller is None:
         raise ConflictError("The key that it was asked with is not accepted any more.")
-    body = {k: value for k, value in request_body(stored).items() if k not in _NOT_REPEATED}
-    if body.pop("conversation", None) is not None:
-        body["input"] = [item.data for item in input_of(stored)]
-    body |= {"background": True, "store": True}
-    creation = create(caller, ResponseRequest.model_validate(body))
-    submit(creation.submission, request_id)
-    return str(creation.response["id"])
+    return caller
 
 
 def export(rows: QuerySet[StoredResponse]) -> StreamingHttpResponse:

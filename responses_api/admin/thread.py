@@ -9,6 +9,7 @@ from typing import Any
 
 from inference_site.core.admin_pages.labels import Bubble, Piece, image_piece, text_piece
 from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.runs.tool_calls.models import ToolCall
 from responses_api.annotations import status_of, with_generation_status
 from responses_api.items import ItemData
 from responses_api.models import Item, StoredResponse
@@ -75,6 +76,42 @@ def turns(response: StoredResponse) -> list[Turn]:
         fork = previous.public_id if previous is not None and is_compacted else ""
         shown.append(Turn(member, text, maker.bubbles(items[member.pk]), fork))
     return shown
+
+
+@dataclass(frozen=True, slots=True)
+class ShownCall:
+    """A call that the site has run; the texts are None for who may not see them, and while it runs.
+
+    ``call`` is its row.
+    """
+
+    call: ToolCall
+    arguments: Piece | None = None
+    result: Piece | None = None
+
+
+def site_calls(response: StoredResponse, *, with_content: bool) -> list[ShownCall]:
+    """Return the calls of a response that the site has run, in order.
+
+    Each has an item in the output once the response has ended; the items are in the same order.
+    """
+    calls = list(ToolCall.objects.of(response.public_id))
+    if not calls or not with_content:
+        return [ShownCall(call) for call in calls]
+    kinds = ("mcp_call", "mcp_list_tools", "web_search_call")
+    found = Item.objects.filter(response=response, is_output=True, data__type__in=kinds)
+    items = list(found.order_by("position"))
+    if len(items) != len(calls):
+        return [ShownCall(call) for call in calls]
+    return [_shown_call(call, item.data) for call, item in zip(calls, items, strict=True)]
+
+
+def _shown_call(call: ToolCall, data: ItemData) -> ShownCall:
+    if data["type"] == "mcp_list_tools":
+        names = ", ".join(str(tool.get("name")) for tool in data.get("tools") or ())
+        return ShownCall(call, None, text_piece(str(data.get("error") or names or "No tools.")))
+    made = WHOLE_CALLS[data["type"]](data)
+    return ShownCall(call, text_piece(made.arguments), text_piece(made.result or ""))
 
 
 class BubbleMaker:

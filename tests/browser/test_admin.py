@@ -106,6 +106,22 @@ def requests(stack: ServedStack, client: openai.OpenAI) -> None:
     client.batches.create(
         input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
     )
+    [[asking]] = stack.sql(
+        "INSERT INTO responses_api_item (public_id, project_id, response_id, position, is_output,"
+        " data) VALUES ('mcpr_1', 1, 1, 90, true, %s) RETURNING id",
+        '{"type": "mcp_approval_request", "server_label": "files", "name": "write",'
+        ' "arguments": "{}"}',
+    )
+    stack.sql(
+        "INSERT INTO responses_api_mcpapproval (item_id, project_id, server_label, name,"
+        " arguments_sha256, asked_at, answered_by) VALUES (%s, 1, 'files', 'write', '', now(), '')",
+        asking,
+    )
+    stack.sql(
+        "INSERT INTO tool_calls_toolcall (generation_id, number, type, name, arguments_hash,"
+        " status, attempt, is_error, output_bytes, created_at) SELECT public_id, 0, 'mcp', 'read',"
+        " '', 'unknown', 1, true, 0, now() FROM responses_api_storedresponse WHERE id = 1"
+    )
     counted = "SELECT count(*) FROM usage_usagerollup WHERE period = 'minute'"
     wait_until(lambda: stack.sql(counted)[0][0] >= 1, 120, "the requests are accounted")
 
@@ -116,6 +132,17 @@ def test_the_pages_that_are_looked_at_are_those_of_the_menu(page: Page) -> None:
     links = page.locator("#nav-sidebar-inner a[href^='/']")
     found = links.evaluate_all("links => links.map((link) => link.getAttribute('href'))")
     assert set(MENU) == set(found) - {"/"}
+
+
+def test_the_menu_says_how_many_approvals_wait_and_leads_to_the_question(page: Page) -> None:
+    page.goto("/admin/responses_api/mcpapproval/")
+    settled(page)
+    link = page.locator("#nav-sidebar-inner a[href='/admin/responses_api/mcpapproval/']")
+    assert (link.text_content() or "").split()[-1] == "1"
+    page.get_by_role("link", name="Answer", exact=True).click()
+    question = page.get_by_role("group", name="files.write")
+    question.get_by_label("Refuse").check()
+    expect(page.get_by_role("button", name="Answer and continue")).to_be_enabled()
 
 
 @pytest.mark.parametrize("path", PAGES)

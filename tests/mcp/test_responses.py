@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai.types import responses as types
@@ -153,6 +156,160 @@ def test_refused_call_is_not_made_and_the_model_is_told(site: McpSite) -> None:
     assert len(site.server.calls) == before
 
 
+RESPONSES = "/admin/responses_api/storedresponse/"
+APPROVALS = "/admin/responses_api/mcpapproval/"
+
+
+@pytest.fixture(scope="module")
+def operator(site: McpSite) -> Iterator[httpx.Client]:
+    """The browser of the administrator of the site."""
+    found = re.search(r"password: (\S+)", site.stack.text())
+    assert found
+    with httpx.Client(base_url=site.stack.url, timeout=60, follow_redirects=True) as browser:
+        form = {"username": "admin", "password": found[1], "next": "/admin/"}
+        posted(browser, "/admin/login/", "/admin/login/", form)
+        yield browser
+
+
+def posted(browser: httpx.Client, page: str, address: str, form: dict[str, str]) -> httpx.Response:
+    """Send a form of a page; return the page that it leads to."""
+    token = re.search(r'csrfmiddlewaretoken" value="([^"]+)', browser.get(page).text)
+    assert token
+    return browser.post(address, data={**form, "csrfmiddlewaretoken": token[1]})
+
+
+@pytest.fixture(scope="module")
+def registered(site: McpSite) -> dict[str, Any]:
+    """The tool of a server that is registered, whose calls need approvals."""
+    site.stack.sql(
+        "INSERT INTO mcp_servers_mcpserver (label, url, transport, description, is_active, "
+        "is_idempotent, credentials, oauth_issuer, oauth_client_id, oauth_secret, oauth_scope, "
+        "tools, error, created_at) VALUES ('asked', %s, 'auto', '', true, false, '', '', '', '', "
+        "'', '[]', '', now())",
+        f"{site.server.url}/mcp",
+    )
+    return {"type": "mcp", "server_label": "asked", "require_approval": "always"}
+
+
+def question_of(site: McpSite, response: types.Response) -> tuple[str, int]:
+    """The address of the page of a response, and the number of its one question."""
+    ((pk, item),) = site.stack.sql(
+        "SELECT response.id, item.id FROM responses_api_storedresponse response "
+        "JOIN responses_api_item item ON item.response_id = response.id "
+        "JOIN responses_api_mcpapproval ON item_id = item.id WHERE response.public_id = %s",
+        response.id,
+    )
+    return str(pk), item
+
+
+def continued(site: McpSite, response: types.Response) -> list[types.Response]:
+    """The responses that continue a response, once they have ended."""
+    found = site.stack.sql(
+        "SELECT child.public_id FROM responses_api_storedresponse child "
+        "JOIN responses_api_storedresponse parent ON child.previous_id = parent.id "
+        "WHERE parent.public_id = %s",
+        response.id,
+    )
+    retrieve = site.stack.client().responses.retrieve
+    for (id_,) in found:
+        wait_until(lambda id_=id_: retrieve(id_).status == "completed", 60, "the end")
+    return [retrieve(id_) for (id_,) in found]
+
+
+ADD_ASKED = {"calls": [["asked__add", {"a": 20, "b": 3}]]}
+
+
+def test_of_two_approvals_in_the_console_at_one_moment_one_makes_the_call(
+    site: McpSite, operator: httpx.Client, registered: dict[str, Any]
+) -> None:
+    first = site.respond(ADD_ASKED, SAY, tool=registered, tool_choice="required")
+    pk, item = question_of(site, first)
+    page = f"{RESPONSES}{pk}/change/"
+    text = operator.get(page).text
+    assert "Calls that wait for an approval" in text
+    assert f'href="{page}#approvals">Answer</a>' in operator.get(APPROVALS).text
+    address = f"{APPROVALS}of/{pk}/answer/"
+    assert operator.get(address).status_code == 405
+    assert "approve or refuse each" in posted(operator, page, address, {}).text
+    before = len(site.server.calls)
+    form = {f"answer-{item}": "approve"}
+
+    def answered(_: int) -> str:
+        """The page after an answer, in a window of its own: messages are in cookies."""
+        with httpx.Client(
+            base_url=site.stack.url, cookies=operator.cookies, timeout=60, follow_redirects=True
+        ) as window:
+            return posted(window, page, address, form).text
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(answered, range(8)))
+    (second,) = continued(site, first)
+    assert kinds(second) == ["mcp_call", "message"]
+    assert dicts(second.output)[0]["output"] == "23"
+    assert len(site.server.calls) == before + 1
+    words = ("Nothing was answered", "have been answered already")
+    assert sum(any(word in text for word in words) for text in answers) == 7
+    assert "Calls that wait for an approval" not in operator.get(page).text
+    (row,) = site.stack.sql(
+        "SELECT id FROM responses_api_storedresponse WHERE public_id = %s", second.id
+    )
+    card = operator.get(f"{RESPONSES}{row[0]}/change/").text
+    card = card.partition("<h2>Tool calls</h2>")[2].partition("</section>")[0]
+    assert "&quot;a&quot;: 20" in card
+    assert ">23</pre>" in card
+
+
+def test_refusal_in_the_console_continues_the_response_without_the_call(
+    site: McpSite, operator: httpx.Client, registered: dict[str, Any]
+) -> None:
+    before = len(site.server.calls)
+    first = site.respond(ADD_ASKED, SAY, tool=registered)
+    pk, item = question_of(site, first)
+    address = f"{APPROVALS}of/{pk}/answer/"
+    posted(operator, f"{RESPONSES}{pk}/change/", address, {f"answer-{item}": "refuse"})
+    (second,) = continued(site, first)
+    assert "mcp_call" not in kinds(second)
+    told = json.dumps(site.model.body["messages"])
+    assert "The user refused the call" in told
+    assert len(site.server.calls) == before
+
+
+def test_questions_of_one_response_are_answered_together_in_its_conversation(
+    site: McpSite, operator: httpx.Client, registered: dict[str, Any]
+) -> None:
+    conversation = site.stack.client().conversations.create()
+    asked = {"calls": [["asked__add", {"a": 1, "b": n}] for n in (5, 6)]}
+    first = site.respond(asked, SAY, tool=registered, conversation=conversation.id)
+    rows = site.stack.sql(
+        "SELECT response_id, item_id FROM responses_api_mcpapproval "
+        "JOIN responses_api_item item ON item.id = item_id WHERE item.public_id = ANY(%s)",
+        [item.id for item in first.output],
+    )
+    pk, page = rows[0][0], f"{RESPONSES}{rows[0][0]}/change/"
+    address = f"{APPROVALS}of/{pk}/answer/"
+    half = posted(operator, page, address, {f"answer-{rows[0][1]}": "approve"}).text
+    assert "approve or refuse each" in half
+    posted(operator, page, address, {f"answer-{item}": "approve" for _, item in rows})
+
+    def outputs() -> list[str]:
+        items = site.stack.client().conversations.items.list(conversation.id, order="asc")
+        return [str(item.output) for item in items if item.type == "mcp_call"]
+
+    wait_until(lambda: outputs() == ["6", "7"], 60, "both calls")
+
+
+def test_the_console_answers_no_call_whose_credentials_came_with_the_request(
+    site: McpSite, operator: httpx.Client
+) -> None:
+    first = site.respond(ADD, SAY, tool=site.tool(require_approval="always", authorization=SECRET))
+    pk, item = question_of(site, first)
+    page, address = f"{RESPONSES}{pk}/change/", f"{APPROVALS}of/{pk}/answer/"
+    text = posted(operator, page, address, {f"answer-{item}": "approve"}).text
+    assert "answer through the API, with the credentials" in text
+    assert continued(site, first) == []
+    assert "Calls that wait for an approval" in text
+
+
 def test_approvals_are_refused_by_name(site: McpSite) -> None:
     asking = site.tool(require_approval="always")
     first = site.respond(ADD, SAY, tool=asking)
@@ -255,9 +412,8 @@ def test_registered_server_is_named_by_its_label(site: McpSite) -> None:
     assert dicts(response.output)[1]["output"] == "3"
     described = [one["function"]["description"] for one in site.model.body["tools"]]
     assert "(Sums.) Adds two integers." in described
-    assert site.stack.sql("SELECT jsonb_array_length(tools) > 3 FROM mcp_servers_mcpserver") == [
-        (True,)
-    ]
+    listed = "SELECT jsonb_array_length(tools) > 3 FROM mcp_servers_mcpserver WHERE label = 'own'"
+    assert site.stack.sql(listed) == [(True,)]
 
 
 @pytest.mark.parametrize(

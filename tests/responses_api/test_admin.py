@@ -41,7 +41,7 @@ from responses_api import search
 from responses_api.admin import responses
 from responses_api.admin.responses import request_body
 from responses_api.admin.thread import tree, turns
-from responses_api.models import Conversation, StoredResponse
+from responses_api.models import Conversation, Item, StoredResponse
 from responses_api.search import SearchTooBroad
 from tests.responses_api.chains import STOP, Chain
 
@@ -120,7 +120,7 @@ def test_compaction_is_shown_and_can_be_left(admin: Client, chain: Chain) -> Non
 
 
 def test_calls_that_the_site_has_run_are_listed_with_their_times(
-    admin: Client, chain: Chain
+    admin: Client, staff: Callable[..., Client], chain: Chain
 ) -> None:
     stored = chain.turn("x", "y")
     now = timezone.now()
@@ -137,8 +137,32 @@ def test_calls_that_the_site_has_run_are_listed_with_their_times(
         finished_at=now + timedelta(milliseconds=1500),
     )
     card = page(admin, stored).partition("<h2>Tool calls</h2>")[2].partition("</section>")[0]
-    assert "<dt>look_up</dt>" in card
-    assert "done, 1.50 s, 2.0\xa0KB" in card
+    assert '<th scope="row">look_up</th>' in card
+    shown = ("done", "1 time", "1.50 s", "2.0\xa0KB")
+    assert [one for one in shown if f">{one}</td>" not in card] == []
+    Item.objects.create(
+        public_id="mcp_1",
+        project=stored.project,
+        response=stored,
+        position=9,
+        is_output=True,
+        data={"type": "mcp_call", "name": "look_up", "arguments": "{}", "output": "found it"},
+    )
+    assert "found it" in page(admin, stored)
+    looker = staff(VIEW)
+    card = page(looker, stored).partition("<h2>Tool calls</h2>")[2]
+    assert "look_up" in card
+    assert "found it" not in card
+
+
+def test_who_may_not_change_responses_or_see_content_answers_no_approval(
+    staff: Callable[..., Client], chain: Chain
+) -> None:
+    stored = chain.turn("x", "y")
+    change = "responses_api.change_storedresponse"
+    for rights in ((VIEW, CONTENT), (VIEW, change)):
+        answer = staff(*rights).post(f"/admin/responses_api/mcpapproval/of/{stored.pk}/answer/")
+        assert answer.status_code == 403
 
 
 def test_content_cannot_become_markup(admin: Client, chain: Chain) -> None:

@@ -11,8 +11,9 @@ from tests.served_stack import wait_until
 from tests.tool_loop.servers import LoopSite
 
 OVER = ("completed", "failed", "cancelled", "incomplete")
-POINTS = ("before", "after", "in_tool", "in_turn", "random")
-"""Before a call leaves, after it was answered, while it runs, in the turn after it, at any time."""
+POINTS = ("before", "after", "beside", "in_tool", "in_turn", "random")
+"""Before a call leaves, after it was answered, then also while the other call of its turn runs,
+while it runs, in the turn after it, at any time."""
 
 
 def turns(point: str, function: str, mark: str, worker: int) -> list[dict[str, Any]]:
@@ -22,6 +23,9 @@ def turns(point: str, function: str, mark: str, worker: int) -> list[dict[str, A
     if point in ("before", "after"):
         second["die"] = point
     last: dict[str, Any] = {"say": "It is done."}
+    if point == "beside":
+        both = [*first, [function, {**second, "die": "after"}]]
+        return [{"say": "Now.", "calls": both}, last]
     if point == "in_turn":
         last["kill"] = worker
     return [{"say": "Now.", "calls": first}, {"calls": [[function, second]]}, last]

@@ -192,6 +192,28 @@ def test_results_and_times_are_bounded_and_errors_go_to_the_model(site: LoopSite
     assert statuses == [("done",), ("unknown",), ("unknown",), ("done",)]
 
 
+def test_calls_of_one_turn_run_at_the_same_time_and_a_cancel_stops_all(site: LoopSite) -> None:
+    calls = [["count", {"n": n, "sleep": 1.9}] for n in range(4)]
+    id_ = created(site, {**site.request({"calls": calls}, SAY), "background": True})["id"]
+    rows = "SELECT status FROM tool_calls_toolcall WHERE generation_id = %s"
+    wait_until(lambda: site.stack.sql(rows, id_) == [("sent",)] * 4, 10, "all calls are sent")
+    with site.stack.http() as http:
+        assert http.post(f"/v1/responses/{id_}/cancel").json()["status"] == "cancelled"
+    assert site.stack.sql(rows, id_) == [("unknown",)] * 4
+    assert {item["status"] for item in shown(site, id_)["output"]} == {"incomplete"}
+
+
+def test_results_are_in_the_order_of_the_calls_whichever_ends_first(site: LoopSite) -> None:
+    calls = [["count", {"n": n, "sleep": 0.6 - n / 5}] for n in range(4)]
+    response = created(site, site.request({"calls": calls}, SAY))
+    items = response["output"][:4]
+    assert [json.loads(item["arguments"])["n"] for item in items] == [0, 1, 2, 3]
+    assert [item["output"] for item in items] == ["done 1"] * 4
+    made = [message for message in site.model.body["messages"] if message["role"] == "tool"]
+    given = [call["id"] for call in site.model.body["messages"][1]["tool_calls"]]
+    assert [message["tool_call_id"] for message in made] == given
+
+
 def test_a_cancel_or_deletion_ends_the_response_while_a_tool_runs(site: LoopSite) -> None:
     for act in ("cancel", "delete"):
         body = site.request({"calls": [["count", {"sleep": 1.9, "act": act}]]}, SAY)

@@ -1,5 +1,7 @@
-"""Runs the calls that a turn of the model has made to tools of the site, one after the other.
+"""Runs the calls that a turn of the model has made to tools of the site, several at a time.
 
+The model has made the calls of a turn without the results of the others, so none waits for another;
+results are given in the order of the calls.
 A call leaves only after its row says so, and its result counts only when its row has it
 (``inference_site.runs.tool_calls``). Each call has a thread of its own, because a tool may never
 return: the run goes on without it when the time is over.
@@ -11,6 +13,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from itertools import groupby
 from typing import Any, TypeVar
 
 import orjson
@@ -39,6 +44,10 @@ _RETRY_S = 0.5
 _GRACE_S = 2.0
 """How much longer than its time limit a call may take to report that the time is over."""
 _MAX_SOURCES = 100
+_MOST_AT_ONCE = 8
+"""Calls of one turn that run at the same time."""
+_ONE_BY_ONE = frozenset({"web_search"})
+"""Types of tools whose calls begin with the sources of all results before them."""
 _UNKNOWN = "Outcome unknown: the call was sent, and its result was lost. It was not repeated."
 T = TypeVar("T")
 
@@ -58,6 +67,7 @@ class SiteCalls:
     ) -> None:
         self._claim, self._stream, self._options, self._keeps = claim, stream, options, keeps
         self._tools: dict[int, SiteTool] = {}
+        self._creates = threading.Lock()
 
     def run(
         self,
@@ -76,8 +86,55 @@ class SiteCalls:
         rows = self._stored(lambda: ToolCall.objects.plan(self._claim, calls, types, kept, usage))
         if rows is None:
             raise StreamLost
-        for call in calls:
-            yield self._run(call, rows[call.number], sources())
+        for is_alone, group in groupby(calls, lambda call: types[call.tool] in _ONE_BY_ONE):
+            if is_alone:
+                for call in group:
+                    yield self._run(call, rows[call.number], sources())
+            else:
+                yield from self._run_together(list(group), rows, sources())
+
+    def _run_together(
+        self, calls: Sequence[SiteCall], rows: Mapping[int, ToolCall], sources: Sequence[Source]
+    ) -> Iterator[ToolResult]:
+        """Yield the results of calls that run at the same time. Raise what ``_run`` raises.
+
+        When it ends early, no further call begins; those that run are told to stop by what ended
+        it: a cancelled stream, or a claim that another attempt has.
+        """
+        if len(calls) == 1:
+            yield self._run(calls[0], rows[calls[0].number], sources)
+            return
+        waiting = [(call, Future[ToolResult]()) for call in calls]
+        results = [result for _, result in waiting]
+        waiting.reverse()
+
+        def work() -> None:
+            while waiting:
+                try:
+                    call, result = waiting.pop()
+                except IndexError:
+                    return
+                try:
+                    result.set_result(self._run(call, rows[call.number], sources))
+                except BaseException as exc:  # noqa: BLE001  # The thread of the run raises it.
+                    waiting.clear()
+                    result.set_exception(exc)
+
+        for number in range(min(len(calls), _MOST_AT_ONCE)):
+            threading.Thread(target=work, name=f"tool calls {number}", daemon=True).start()
+        try:
+            for result in results:
+                yield self._awaited(result)
+        finally:
+            waiting.clear()
+
+    def _awaited(self, result: Future[ToolResult]) -> ToolResult:
+        """Return a result of another thread. Raise Stopped, and what the call raises."""
+        while True:
+            try:
+                return result.result(_POLL_S)
+            except FutureTimeout:
+                self._raise_if_stopped()
 
     def _stored(self, act: Callable[[], T]) -> T:
         """Call it until PostgreSQL is available. Raise Stopped."""
@@ -109,9 +166,10 @@ class SiteCalls:
         return self._call(tool, call.name, arguments, row, sources)
 
     def _tool(self, place: int) -> SiteTool:
-        if place not in self._tools:
-            self._tools[place] = create_tool(self._options[place])
-        return self._tools[place]
+        with self._creates:
+            if place not in self._tools:
+                self._tools[place] = create_tool(self._options[place])
+            return self._tools[place]
 
     def _finished(
         self, row: ToolCall, result: ToolResult, *, is_unknown: bool = False

@@ -57,27 +57,30 @@ class McpTool:
 
         most_bytes = _WIRE_FACTOR * context.max_bytes
         limits = client.Limits(context.timeout_s, most_bytes, context.is_cancelled)
+        server = self._registered()
         try:
-            endpoint = self._endpoint()
+            endpoint = self._endpoint(server)
             if name == LIST_TOOLS:
-                return self._listed(client.list_tools(endpoint, limits))
+                tools = client.list_tools(endpoint, limits)
+                _record(server, tools)
+                return ToolResult("", {"tools": tools})
             if not is_allowed(self._options, name):
                 raise NotUsable(f"the request does not allow the tool {name!r}")
             result = client.call_tool(endpoint, name, arguments, context.key, limits)
         except NotUsable as exc:
             message = f"Nothing was sent: {exc}."
-            return self._not_listed(message) if name == LIST_TOOLS else _failed(message)
+            return _not_listed(server, message) if name == LIST_TOOLS else _failed(message)
         except client.McpTimeout as exc:
             raise ToolTimeout(str(exc)) from exc
         except client.McpCancelled as exc:
             raise ToolCancelled(str(exc)) from exc
         except client.McpUnreachable as exc:
             if name == LIST_TOOLS:
-                return self._not_listed(str(exc))
+                return _not_listed(server, str(exc))
             raise ToolUnreachable(str(exc)) from exc
         except client.McpFailed as exc:
             if name == LIST_TOOLS:
-                return self._not_listed(str(exc))
+                return _not_listed(server, str(exc))
             return ToolResult(str(exc), {"error": exc.error}, is_error=True)
         if not result.is_error:
             return ToolResult(result.text)
@@ -85,11 +88,10 @@ class McpTool:
         error = {"type": "mcp_tool_execution_error", "content": content}
         return ToolResult(result.text, {"error": error}, is_error=True)
 
-    def _endpoint(self) -> Endpoint:
+    def _endpoint(self, server: McpServer | None) -> Endpoint:
         """Return where the server is. Raise NotUsable."""
         if "server_id" not in self._options:
             return requested_endpoint(self._options["url"], self._options["credentials"])
-        server = self._registered()
         if server is None or not server.is_active:
             raise NotUsable("the server is not registered any more")
         return registered_endpoint(server)
@@ -100,19 +102,17 @@ class McpTool:
         with release_connection_after():
             return McpServer.objects.filter(pk=self._options["server_id"]).first()
 
-    def _listed(self, tools: list[dict[str, Any]]) -> ToolResult:
-        """Return a list, and save it for the page of a registered server."""
-        self._record(tools)
-        return ToolResult("", {"tools": tools})
 
-    def _not_listed(self, message: str) -> ToolResult:
-        self._record(None, message)
-        return ToolResult(message, {"error": message}, is_error=True)
+def _not_listed(server: McpServer | None, message: str) -> ToolResult:
+    _record(server, None, message)
+    return ToolResult(message, {"error": message}, is_error=True)
 
-    def _record(self, tools: list[dict[str, Any]] | None, error: str = "") -> None:
-        if (server := self._registered()) is not None:
-            with release_connection_after():
-                server.record_check(tools, error)
+
+def _record(server: McpServer | None, tools: list[dict[str, Any]] | None, error: str = "") -> None:
+    """Save what a listing has found, for the page of a registered server."""
+    if server is not None:
+        with release_connection_after():
+            server.record_check(tools, error)
 
 
 def _failed(message: str) -> ToolResult:
