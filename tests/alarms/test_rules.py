@@ -17,6 +17,7 @@ from inference_site.console.alarms import evaluation
 from inference_site.console.alarms.evaluation import evaluate
 from inference_site.console.alarms.models import Alarm, Rule, RuleKind
 from inference_site.outbox.models import Endpoint, Message
+from inference_site.runs.models import ServiceClass, Status
 from inference_site.runs.usage.models import LatencyHistogram, Period, UsageRollup, bucket_of
 from inference_site.runs.usage.queries import floor
 from tests.generations.rows import create_generation
@@ -139,8 +140,45 @@ def test_errors_and_first_tokens_are_compared_with_the_week_before(
     now = timezone.now()
     used(api_key[0], now - dt.timedelta(days=2), Period.DAY, 1000, requests=1000, failed=90)
     used(api_key[0], now, Period.MINUTE, ttft_ms, requests=100, failed=failed)
+    answered(api_key[0], wait_ms=10, since_claim_ms=ttft_ms)
     evaluate()
     assert sorted(Alarm.objects.values_list("rule__kind", flat=True)) == sorted(expected)
+
+
+def answered(key: ApiKey, wait_ms: float, since_claim_ms: float, **fields: Any) -> None:
+    """Have enough requests answered that waited in the queue and then for their first tokens."""
+    at = timezone.now() - dt.timedelta(seconds=60)
+    claimed_at = at + dt.timedelta(milliseconds=wait_ms)
+    first_token_at = claimed_at + dt.timedelta(milliseconds=since_claim_ms)
+    times = {"created_at": at, "claimed_at": claimed_at, "first_token_at": first_token_at}
+    for _ in range(20):
+        create_generation(key, status=Status.RUNNING, **times, **fields)
+
+
+@pytest.mark.parametrize(
+    ("usual_ms", "wait_ms", "since_claim_ms", "fields", "fires"),
+    [
+        (1000, 10, 6000, {}, True),
+        (0, 10, 6000, {}, False),  # Without requests in the week before, nothing is usual.
+        (1000, 6000, 10, {}, False),  # They waited in the queue: that has rules of its own.
+        (1000, 10, 6000, {"service_class": ServiceClass.BACKGROUND}, False),  # No client waits.
+    ],
+)
+def test_first_tokens_are_late_if_clients_wait_for_the_model_and_not_for_a_slot(
+    api_key: Key,
+    usual_ms: float,
+    wait_ms: float,
+    since_claim_ms: float,
+    fields: dict[str, Any],
+    fires: bool,
+) -> None:
+    only(RuleKind.TTFT, 2000, 3)
+    now = timezone.now()
+    if usual_ms:
+        used(api_key[0], now - dt.timedelta(days=2), Period.DAY, usual_ms, requests=1000)
+    used(api_key[0], now, Period.MINUTE, wait_ms + since_claim_ms, requests=100)
+    answered(api_key[0], wait_ms, since_claim_ms, **fields)
+    assert firing() == (["m"] if fires else [])
 
 
 def test_a_few_requests_say_nothing_of_a_rate(api_key: Key) -> None:

@@ -29,7 +29,7 @@ from inference_site.core.storage.capacity import disks, memory_of
 from inference_site.core.storage.postgresql import cached_sql
 from inference_site.core.storage.redis import all_clients
 from inference_site.outbox.models import publish
-from inference_site.runs.models import Generation, Status
+from inference_site.runs.models import Generation, ServiceClass, Status
 from inference_site.runs.usage.models import Measure, Period, percentile
 from inference_site.runs.usage.queries import (
     Span,
@@ -51,6 +51,7 @@ _MAX_FINDINGS = 50
 """Subjects of one rule that can fire at the same time."""
 _RECENT = dt.timedelta(minutes=5)
 _WEEK = dt.timedelta(days=7)
+_LATEST = 1_000
 _MIN_REQUESTS = 20
 """Models with fewer recent requests have no meaningful error rate or percentile."""
 
@@ -180,10 +181,30 @@ def _time_to_first_token(rule: Rule) -> Iterator[Finding]:
     now = timezone.now()
     for model in _recent_usage():
         ms = _ttft_p95(Span(Period.MINUTE, now - _RECENT, now, models=[model]))
-        usual = _ttft_p95_of_week_before(model, _today()) or 0.0
-        if ms is not None and ms > rule.bound and ms > rule.factor * usual:
-            times = f"takes {milliseconds(ms)} (p95); usual are {milliseconds(usual)}"
+        if ms is None or ms <= rule.bound:
+            continue
+        usual = _ttft_p95_of_week_before(model, _today())
+        if rule.factor and (not usual or ms <= rule.factor * usual):
+            continue  # Without requests in the week before, nothing is usual.
+        # What the wait in the queue adds is the matter of other rules.
+        since_claim = _since_claim_p95(model)
+        if since_claim is not None and since_claim > max(rule.bound, rule.factor * (usual or 0)):
+            times = f"takes {milliseconds(since_claim)} (p95)"
+            times += f"; usual are {milliseconds(usual)}" if usual else ""
             yield Finding(model, f"{model}: the first token {times}.")
+
+
+def _since_claim_p95(model: str) -> float | None:
+    """Return the 95th percentile of the time from claim to first token, in milliseconds.
+
+    Of the latest requests that clients have waited for, at most ``_LATEST``.
+    """
+    recent = Generation.objects.filter(model=model, created_at__gte=timezone.now() - _RECENT)
+    of_clients = recent.filter(service_class__lt=ServiceClass.BACKGROUND)
+    began = of_clients.exclude(first_token_at=None).exclude(claimed_at=None).order_by("-pk")
+    rows = began.values_list("claimed_at", "first_token_at")[:_LATEST]
+    times = sorted(1000 * (first - claimed).total_seconds() for claimed, first in rows)
+    return times[int(0.95 * (len(times) - 1))] if len(times) >= _MIN_REQUESTS else None
 
 
 def _recent_usage() -> dict[str, Usage]:
