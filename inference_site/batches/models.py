@@ -46,6 +46,11 @@ WHERE id = %(line)s AND state = 'pending' AND EXISTS (
     SELECT FROM batches_batch WHERE id = %(batch)s AND status = 'in_progress'
 )
 """
+_DELIVER = """
+UPDATE batches_batchline SET state = 'ended', status_code = %(status)s, answer = %(answer)s,
+       error_code = %(error)s, cost = cost + %(cost)s, ended_at = clock_timestamp()
+WHERE generation_id = %(generation)s AND state = 'running'
+"""
 _LOCK_BATCHES = "SELECT pg_advisory_xact_lock(0x62617463, %s)"
 
 
@@ -329,16 +334,21 @@ def deliver(generation_id: str, status: Status, ending: Ending, cost: Decimal) -
     all. A line whose batch is being cancelled or has expired has no answer if it was cancelled.
     """
     rows = BatchLine.objects.filter(generation_id=generation_id, state=LineState.RUNNING)
+    again = rows.none()
     if status == Status.CANCELLED:
         again = rows.exclude(batch__status=BatchStatus.IN_PROGRESS)
     elif ending.status >= _FAULT_STATUS:
         again = rows.filter(feeds__lt=MAX_FEEDS)
-    else:
-        again = rows.none()
-    spent = F("cost") + cost
     released = {"state": LineState.PENDING, "generation_id": None, "resume_at": Now() + _REST}
-    if not again.update(**released, cost=spent):
-        rows.update(**_answered(ending.status, ending.body, ending.error_code), cost=spent)
+    if not again.update(**released, cost=F("cost") + cost):
+        given = {
+            "generation": generation_id,
+            "status": ending.status,
+            "answer": ending.body.decode(),
+            "error": ending.error_code,
+            "cost": cost,
+        }
+        execute_prepared(_DELIVER, given)
 
 
 def delete_lines(lines: LineQuerySet, until: float) -> int:

@@ -202,8 +202,8 @@ def _since_claim_p95(model: str) -> float | None:
     recent = Generation.objects.filter(model=model, created_at__gte=timezone.now() - _RECENT)
     of_clients = recent.filter(service_class__lt=ServiceClass.BACKGROUND)
     began = of_clients.exclude(first_token_at=None).exclude(claimed_at=None).order_by("-pk")
-    rows = began.values_list("claimed_at", "first_token_at")[:_LATEST]
-    times = sorted(1000 * (first - claimed).total_seconds() for claimed, first in rows)
+    took = began.values_list(F("first_token_at") - F("claimed_at"), flat=True)[:_LATEST]
+    times = sorted(1000 * one.total_seconds() for one in took)
     return times[int(0.95 * (len(times) - 1))] if len(times) >= _MIN_REQUESTS else None
 
 
