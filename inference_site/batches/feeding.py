@@ -149,8 +149,10 @@ class Feeder:
             cancel_waiting(list(waiting.values_list("public_id", flat=True)))
 
     def feed(self) -> None:
-        """Put lines into the queue, and finalize the batches that have no more of them."""
+        """Put lines into the queue, and move on the batches that have no more of them."""
         BatchLine.objects.release_lost()
+        for batch in Batch.objects.with_all_lines_ended():
+            Batch.objects.move(batch, BatchStatus.FINALIZING)
         by_model: dict[str, list[Batch]] = defaultdict(list)
         running = list(Batch.objects.filter(status=BatchStatus.IN_PROGRESS).order_by("pk"))
         for known in self._noted.keys() - {batch.pk for batch in running}:
@@ -173,21 +175,22 @@ class Feeder:
         now, ended = time.monotonic(), batch.completed + batch.failed
         noted_at, before = self._noted.get(batch.pk, (0.0, ended))
         if now - noted_at >= _PROGRESS_S:
-            # An average in which the last minute counts most.
-            rate = batch.rate + (max(0, ended - before) / (now - noted_at) - batch.rate) / 10
+            # An average in which the last half minute counts most.
+            latest = max(0, ended - before) / (now - noted_at)
+            rate = batch.rate + (latest - batch.rate) / 10 if batch.rate else latest
             self._noted[batch.pk] = now, ended
             Batch.objects.note_progress(batch, rate if noted_at else batch.rate)
 
     def _fill(self, batches: list[Batch], places: int) -> None:
-        """Put up to so many lines of these batches into the queue, the projects in turn."""
+        """Put up to so many lines into the queue: the projects in turn, then their batches."""
         now = time.monotonic()
         ready = [batch for batch in batches if self._rests_until.get(batch.pk, 0.0) <= now]
-        ready.sort(key=lambda batch: self._served[batch.project_id])
-        each = math.ceil(places / max(1, len(ready)))
-        feeds = [self._feed(batch, each) for batch in ready]
-        for batch in chain.from_iterable(zip_longest(*feeds)):
-            if batch is None:
-                continue
+        of_project: dict[int, list[Iterator[Batch]]] = defaultdict(list)
+        most = math.ceil(places / max(1, len({batch.project_id for batch in ready})))
+        for batch in ready:
+            of_project[batch.project_id].append(self._feed(batch, most))
+        projects = sorted(of_project, key=lambda project_id: self._served[project_id])
+        for batch in _alternate(_alternate(of_project[project_id]) for project_id in projects):
             self._served[batch.project_id] += 1
             places -= 1
             if places <= 0:
@@ -199,8 +202,6 @@ class Feeder:
         is_due = Q(resume_at=None) | Q(resume_at__lte=Now())
         lines = list(waiting.filter(is_due).order_by("number")[:most])
         if not lines:
-            if not BatchLine.objects.filter(batch=batch).exclude(state=LineState.ENDED).exists():
-                Batch.objects.move(batch, BatchStatus.FINALIZING)
             return
         with release_connection_after():
             caller = caller_of_key(batch.api_key_id)
@@ -250,5 +251,10 @@ def _in_turn(batches: Iterable[Batch]) -> list[Batch]:
     of_project: dict[int, list[Batch]] = defaultdict(list)
     for batch in batches:
         of_project[batch.project_id].append(batch)
-    turns = chain.from_iterable(zip_longest(*of_project.values()))
-    return [batch for batch in turns if batch is not None]
+    return list(_alternate(of_project.values()))
+
+
+def _alternate(sources: Iterable[Iterable[Batch]]) -> Iterator[Batch]:
+    """Yield from each of these in turn, until all have ended."""
+    turns = chain.from_iterable(zip_longest(*sources))
+    return (batch for batch in turns if batch is not None)

@@ -20,7 +20,7 @@ from decimal import Decimal
 from typing import Any
 
 from django.db import connection, models, transaction
-from django.db.models import Count, F, Q, Sum
+from django.db.models import Count, Exists, F, OuterRef, Q, Sum
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -132,6 +132,13 @@ class BatchQuerySet(models.QuerySet["Batch"]):
         until = Now() + dt.timedelta(seconds=seconds)
         held = self.filter(free, pk=batch.pk)
         return bool(held.update(worked_by=process, worked_until=until))
+
+    def with_all_lines_ended(self) -> BatchQuerySet:
+        """Return the batches in progress none of whose lines waits or runs."""
+        left = BatchLine.objects.filter(
+            batch=OuterRef("pk"), state__in=(LineState.PENDING, LineState.RUNNING)
+        )
+        return self.filter(~Exists(left), status=BatchStatus.IN_PROGRESS)
 
     def note_progress(self, batch: Batch, rate: float) -> None:
         """Write the counts of the lines that have ended so far."""
@@ -267,7 +274,8 @@ class LineQuerySet(models.QuerySet["BatchLine"]):
         ids = list(self.filter(state=LineState.RUNNING).values_list("generation_id", flat=True))
         ended = Generation.objects.filter(public_id__in=ids).exclude(finished_at=None)
         for public_id, status, cost in ended.values_list("public_id", "status", "cost"):
-            lost = Ending((), 503, b"", error_code="worker_lost")
+            code = "cancelled" if status == Status.CANCELLED else "worker_lost"
+            lost = Ending((), 503, b"", error_code=code)
             deliver(public_id, Status(status), lost, cost)
 
 

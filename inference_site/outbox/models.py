@@ -160,7 +160,11 @@ class Message(models.Model):
                 condition=Q(next_at__isnull=False),
                 name="outbox_message_open",
             ),
-            models.Index(fields=["endpoint", "-id"], name="outbox_message_by_endpoint"),
+            models.Index(
+                fields=["endpoint", "id"],
+                condition=Q(next_at__isnull=False),
+                name="outbox_message_next",
+            ),
         ]
 
     def __str__(self) -> str:

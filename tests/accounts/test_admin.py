@@ -97,7 +97,7 @@ def test_the_list_is_never_counted(admin: Client, api_key: Key) -> None:
         ) as captured:
             page(admin.get(f"{GENERATIONS}{query}"))
         counted = [q["sql"] for q in captured if re.search(r"count\s*\(", q["sql"], re.I)]
-        assert counted == []
+        assert not [sql for sql in counted if "generations_generation" in sql]
 
 
 def test_the_list_takes_as_many_queries_for_fifty_rows_as_for_one(
