@@ -27,28 +27,28 @@ class CompletionsConfig(AppConfig):
     )
     batch_endpoints = {
         "/v1/chat/completions": (
-            "completions.wire.chat:ChatCompletionRequest",
-            "completions.views.chat:chat_submission",
+            "completions.wire.chat.ChatCompletionRequest",
+            "completions.views.chat.chat_submission",
             {"service_tier": None},
         ),
         "/v1/completions": (
-            "completions.wire.completion:CompletionRequest",
-            "completions.views.chat:completion_submission",
+            "completions.wire.completion.CompletionRequest",
+            "completions.views.chat.completion_submission",
             {},
         ),
         "/v1/embeddings": (
-            "completions.wire.tokens:EmbeddingRequest",
-            "completions.views.tokens:embedding_submission",
+            "completions.wire.tokens.EmbeddingRequest",
+            "completions.views.tokens.embedding_submission",
             {},
         ),
         "/v1/moderations": (
-            "completions.wire.moderation:ModerationRequest",
-            "completions.views.moderation:moderation_submission",
+            "completions.wire.moderation.ModerationRequest",
+            "completions.views.moderation.moderation_submission",
             {},
         ),
         "/v1/messages": (
-            "completions.anthropic.wire:MessagesRequest",
-            "completions.anthropic.views:message_submission",
+            "completions.anthropic.wire.MessagesRequest",
+            "completions.anthropic.views.message_submission",
             {"service_tier": "standard_only"},
             "anthropic",
         ),

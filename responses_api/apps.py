@@ -10,8 +10,8 @@ class ResponsesApiConfig(AppConfig):
     kinds = ("response", "response.compaction", "response.input_tokens")
     batch_endpoints = {
         "/v1/responses": (
-            "responses_api.wire.requests:ResponseRequest",
-            "responses_api.creation:batch_submission",
+            "responses_api.wire.requests.ResponseRequest",
+            "responses_api.creation.batch_submission",
             {"service_tier": None, "background": False},
         )
     }

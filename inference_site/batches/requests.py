@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 import orjson
 from django.apps import apps
+from django.utils.module_loading import import_string
 
 from inference_site.accounts.keys import Caller
 from inference_site.core.errors.api_errors import ApiError, InvalidRequestError
@@ -27,7 +27,7 @@ _MAX_CUSTOM_ID = 512
 
 @dataclass(frozen=True, slots=True)
 class BatchEndpoint:
-    """How a line of an endpoint is submitted; each name is ``module:attribute``.
+    """How a line of an endpoint is submitted; the first two are dotted names.
 
     ``body`` is the wire model of its requests. ``submission`` returns the submission for a caller
     and such a body. ``fixed`` are fields that every line has: they keep it in its service class.
@@ -41,8 +41,8 @@ class BatchEndpoint:
 
     def submission_of(self, caller: Caller, request: Mapping[str, Any]) -> Submission:
         """Return what is submitted for a request of a line. Raise ApiError."""
-        body: type[WireRequest] = _named(self.body)
-        make: Callable[[Caller, WireRequest], Submission] = _named(self.submission)
+        body: type[WireRequest] = import_string(self.body)
+        make: Callable[[Caller, WireRequest], Submission] = import_string(self.submission)
         submission = make(caller, parse(body, {**request, **self.fixed}))
         return replace(
             submission,
@@ -51,12 +51,6 @@ class BatchEndpoint:
             background=True,
             grace_s=0,
         )
-
-
-@cache
-def _named(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    return getattr(import_module(module), attribute)
 
 
 @cache
