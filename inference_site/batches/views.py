@@ -159,12 +159,7 @@ class BatchesView(ApiView):
         """List the project's batches, the newest first."""
         page = parse_page(request._request.GET, "desc")
         rows = Batch.objects.of(caller_of(request).project_id, OPENAI)
-        last = None
-        if page.after is not None:
-            last = rows.filter(public_id=page.after).values_list("pk", flat=True).first()
-            if last is None:
-                raise InvalidRequestError("Invalid 'after': there is no such batch.", param="after")
-        entries = [wire_batch(batch).model_dump() for batch in page.rows_of(rows, "pk", last)]
+        entries = [wire_batch(batch).model_dump() for batch in page.rows_by_age(rows, "batch")]
         return Response(list_object(entries, page))
 
 

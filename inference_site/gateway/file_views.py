@@ -224,12 +224,7 @@ class FilesView(FileFormView):
         rows = StoredFile.objects.readable(caller_of(request).project_id)
         if purpose := query.get("purpose"):
             rows = rows.filter(purpose=purpose)
-        last = None
-        if page.after is not None:
-            last = rows.filter(public_id=page.after).values_list("pk", flat=True).first()
-            if last is None:
-                raise InvalidRequestError("Invalid 'after': there is no such file.", param="after")
-        entries = [_wire_file(file).model_dump() for file in page.rows_of(rows, "pk", last)]
+        entries = [_wire_file(file).model_dump() for file in page.rows_by_age(rows, "file")]
         return Response(list_object(entries, page))
 
 

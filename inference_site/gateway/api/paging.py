@@ -45,6 +45,20 @@ class Page:
             rows = rows.filter(**{f"{key}__{'gt' if is_ascending else 'lt'}": last})
         return rows.order_by(key if is_ascending else f"-{key}")[: self.limit + 1]
 
+    def rows_by_age(self, rows: QuerySet[Any], kind: str) -> QuerySet[Any]:
+        """Return the same for rows whose primary keys grow with time, by their public ids.
+
+        Raise InvalidRequestError if the entry ``after`` is not among them; ``kind`` is its name.
+        """
+        last = None
+        if self.after is not None:
+            last = rows.filter(public_id=self.after).values_list("pk", flat=True).first()
+            if last is None:
+                raise InvalidRequestError(
+                    f"Invalid 'after': there is no such {kind}.", param="after"
+                )
+        return self.rows_of(rows, "pk", last)
+
 
 def position_of(id_: str, ids: Sequence[str], kind: str, param: str = "after") -> int:
     """Return the index of the cursor's entry in a list. Raise InvalidRequestError."""
