@@ -21,8 +21,7 @@ from rest_framework.response import Response
 
 from completions.anthropic import wire
 from inference_site.accounts.keys import Caller
-from inference_site.batches.models import Batch, BatchLine, BatchStatus
-from inference_site.batches.results import ANTHROPIC
+from inference_site.batches.models import ANTHROPIC, Batch, BatchLine, BatchStatus
 from inference_site.batches.views import accept_batch
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import tempfile
 from decimal import Decimal
 from typing import Any
 
@@ -19,8 +18,8 @@ from django.utils.safestring import SafeString
 from django.views.decorators.http import require_GET, require_POST
 
 from inference_site.accounts.keys import caller_of_key
-from inference_site.batches.models import Batch, BatchLine, BatchStatus
-from inference_site.batches.results import OPENAI, write_failed_requests
+from inference_site.batches.models import OPENAI, Batch, BatchLine, BatchStatus
+from inference_site.batches.results import store_failed_requests
 from inference_site.batches.views import BatchEstimate, accept_batch, estimate_of
 from inference_site.catalogue.model_labels import cost_label, model_link
 from inference_site.core.admin_pages.base_admin import (
@@ -33,7 +32,7 @@ from inference_site.core.admin_pages.labels import duration, may_see_content, st
 from inference_site.core.errors.api_errors import ApiError
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.files import storage
-from inference_site.files.models import FilePurpose, StoredFile
+from inference_site.files.models import StoredFile
 from inference_site.runs.queue import new_id
 
 _RESULTS = {"output": "output_file_id", "errors": "error_file_id"}
@@ -196,28 +195,13 @@ def _repeat_failed(batch: Batch) -> Batch:
     caller = caller_of_key(batch.api_key_id)
     if caller is None:
         raise ApiError("the key of the batch is not valid any more.")
-    now = timezone.now()
-    with tempfile.TemporaryFile() as content:
-        write_failed_requests(batch, content)
-        file = StoredFile(
-            public_id=new_id("file-"),
-            project_id=batch.project_id,
-            filename=f"{batch.public_id}_failed.jsonl",
-            purpose=FilePurpose.BATCH,
-            content_type="application/jsonl",
-            size_bytes=content.tell(),
-            created_at=now,
-            expires_at=now + dt.timedelta(days=30),
-        )
-        content.seek(0)
-        storage.store(file, content)
     return accept_batch(
         caller,
         Batch(
             public_id=new_id("batch_"),
             dialect=batch.dialect,
             endpoint=batch.endpoint,
-            input_file_id=file.public_id,
+            input_file_id=store_failed_requests(batch),
             output_lifetime_s=batch.output_lifetime_s,
             metadata=batch.metadata,
             window_s=batch.window_s,

@@ -26,10 +26,13 @@ from django.utils import timezone
 
 from inference_site.core.errors.api_errors import NotFoundError, RateLimitError
 from inference_site.core.storage.postgresql import execute_prepared
+from inference_site.files.models import BATCH_LIFETIME
 from inference_site.outbox.models import publish
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.streams.batches import Ending
 
+OPENAI, ANTHROPIC = "openai", "anthropic"
+"""The dialects of batches."""
 MAX_FEEDS = 3
 """How often a line is put into the queue: again after a fault of the site, such as a lost worker.
 Each time it has the attempts of any background generation."""
@@ -37,8 +40,6 @@ _FAULT_STATUS = 503
 """From this status on, the site was at fault, and not the request or its model."""
 _REST = dt.timedelta(seconds=5)
 """Before a line whose run was lost is put into the queue again."""
-_KEPT = dt.timedelta(days=30)
-"""How long an ended batch is kept; as long as the file of its requests."""
 _DELETED_AT_ONCE = 1_000
 _BEGIN = """
 UPDATE batches_batchline SET state = 'running', generation_id = %(generation)s, feeds = feeds + 1
@@ -172,7 +173,7 @@ class Batch(models.Model):
     public_id = models.CharField("ID", max_length=64, unique=True)
     project = models.ForeignKey("accounts.Project", on_delete=models.PROTECT, db_index=False)
     api_key = models.ForeignKey("accounts.ApiKey", on_delete=models.PROTECT, db_index=False)
-    dialect = models.CharField(max_length=16, default="openai")
+    dialect = models.CharField(max_length=16, default=OPENAI)
     endpoint = models.CharField(max_length=64)
     model = models.CharField(max_length=200, blank=True, default="")
     input_file_id = models.CharField("input file", max_length=64, blank=True, default="")
@@ -376,7 +377,7 @@ def prune(until: float) -> int:
     Stop when the monotonic clock passes ``until``.
     """
     deleted = delete_lines(BatchLine.objects.filter(batch__status__in=ENDED), until)
-    limit = timezone.now() - _KEPT
+    limit = timezone.now() - BATCH_LIFETIME  # As long as its files.
     old = Batch.objects.filter(status__in=ENDED, expires_at__lt=limit, lines=None)
     return deleted + old.delete()[0]
 

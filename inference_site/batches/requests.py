@@ -16,6 +16,7 @@ from django.apps import apps
 from django.utils.module_loading import import_string
 
 from inference_site.accounts.keys import Caller
+from inference_site.batches.models import OPENAI
 from inference_site.core.errors.api_errors import ApiError, InvalidRequestError
 from inference_site.gateway.api.payload import WireRequest, parse
 from inference_site.gateway.submission.submit import Submission
@@ -37,7 +38,7 @@ class BatchEndpoint:
     body: str
     submission: str
     fixed: Mapping[str, Any]
-    dialect: str = "openai"
+    dialect: str = OPENAI
 
     def submission_of(self, caller: Caller, request: Mapping[str, Any]) -> Submission:
         """Return what is submitted for a request of a line. Raise ApiError."""

@@ -18,6 +18,7 @@ from django.db.models import Sum
 from django.utils import timezone
 
 from inference_site.batches.models import (
+    ANTHROPIC,
     Batch,
     BatchLine,
     BatchStatus,
@@ -27,18 +28,15 @@ from inference_site.batches.models import (
 from inference_site.batches.validation import split_lines
 from inference_site.core.errors.api_errors import UnavailableError
 from inference_site.files import storage
-from inference_site.files.models import FilePurpose, StoredFile
+from inference_site.files.models import BATCH_LIFETIME, FilePurpose, StoredFile
 from inference_site.runs.models import Generation
 from inference_site.runs.queue import new_id
 
-OPENAI, ANTHROPIC = "openai", "anthropic"
-"""The dialects of batches."""
 HELD_S = 60.0
 """For how long a process has a batch for itself; longer than storing a file takes."""
 _RENEWED_EVERY = 2_000
 _DELETING_S = 0.5
 _READ_AT_ONCE = 200
-_LIFETIME = dt.timedelta(days=30)
 _SKIPPED = {
     BatchStatus.EXPIRED: "This request could not be executed before the completion window expired.",
     BatchStatus.CANCELLED: "The batch was cancelled before this request was executed.",
@@ -124,18 +122,23 @@ def message_result_of(batch: Batch, line: BatchLine) -> bytes:
     return b'%b,"result":%b}\n' % (head, result)
 
 
-def write_failed_requests(batch: Batch, chosen: IO[bytes]) -> None:
-    """Write the lines of the input file that are in the file of errors.
+def store_failed_requests(batch: Batch) -> str:
+    """Store a file of the lines of the input file that are in the file of errors; return its id.
 
-    Raise NotFoundError if one of the two was deleted, and FileStorageError.
+    Raise NotFoundError if one of the two was deleted, InvalidRequestError beyond the quota, and
+    FileStorageError.
     """
     files = StoredFile.objects
     errors = files.get_readable(batch.project_id, batch.error_file_id)
     given = files.get_readable(batch.project_id, batch.input_file_id)
     failed = {orjson.loads(line)["custom_id"] for line in _texts_of(errors)}
-    for line in _texts_of(given):
-        if line.strip() and orjson.loads(line)["custom_id"] in failed:
-            chosen.write(line + b"\n")
+    with tempfile.TemporaryFile() as chosen:
+        for line in _texts_of(given):
+            if line.strip() and orjson.loads(line)["custom_id"] in failed:
+                chosen.write(line + b"\n")
+        file = _new_file(batch, new_id("file-"), "failed", FilePurpose.BATCH, chosen)
+        storage.store(file, chosen)
+    return file.public_id
 
 
 def _texts_of(file: StoredFile) -> Iterator[bytes]:
@@ -155,26 +158,31 @@ def _lines(batch: Batch) -> Iterator[BatchLine]:
 def _store(batch: Batch, file_id: str, kind: str, content: IO[bytes]) -> str:
     """Store a file of results; return its id, "" for an empty one, which is not kept."""
     storage.delete(list(StoredFile.objects.filter(public_id=file_id)))  # Of a process that died.
-    size = content.tell()
-    if not size:
+    file = _new_file(batch, file_id, kind, FilePurpose.BATCH_OUTPUT, content)
+    if not file.size_bytes:
         return ""
-    content.seek(0)
-    now = timezone.now()
-    lifetime = _LIFETIME
     if batch.output_lifetime_s is not None:
-        lifetime = dt.timedelta(seconds=batch.output_lifetime_s)
-    file = StoredFile(
+        file.expires_at = file.created_at + dt.timedelta(seconds=batch.output_lifetime_s)
+    storage.store(file, content, has_quota=False)
+    return file_id
+
+
+def _new_file(
+    batch: Batch, file_id: str, kind: str, purpose: FilePurpose, content: IO[bytes]
+) -> StoredFile:
+    """Return the row of a file of lines, which is not stored yet; its content is at the end."""
+    now, size = timezone.now(), content.tell()
+    content.seek(0)
+    return StoredFile(
         public_id=file_id,
         project_id=batch.project_id,
         filename=f"{batch.public_id}_{kind}.jsonl",
-        purpose=FilePurpose.BATCH_OUTPUT,
+        purpose=purpose,
         content_type="application/jsonl",
         size_bytes=size,
         created_at=now,
-        expires_at=now + lifetime,
+        expires_at=now + BATCH_LIFETIME,
     )
-    storage.store(file, content, has_quota=False)
-    return file_id
 
 
 def _usage_of(batch: Batch) -> dict[str, int]:

@@ -19,9 +19,8 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from inference_site.accounts.keys import Caller
-from inference_site.batches.models import Batch, BatchLine, BatchStatus
+from inference_site.batches.models import OPENAI, Batch, BatchLine, BatchStatus
 from inference_site.batches.requests import endpoints
-from inference_site.batches.results import OPENAI
 from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundError
 from inference_site.files.models import FilePurpose, StoredFile
 from inference_site.gateway.api.authentication import caller_of

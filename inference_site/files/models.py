@@ -12,6 +12,8 @@ from django.utils import timezone
 
 from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundError
 
+BATCH_LIFETIME = dt.timedelta(days=30)
+"""How long the files of batches are kept unless the request says otherwise."""
 _QUOTA_LOCK = 0x66696C65
 """The class of the advisory locks that serialise the uploads of a project ("file")."""
 

@@ -32,6 +32,7 @@ from inference_site.core.errors.api_errors import (
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.files import storage
 from inference_site.files.models import (
+    BATCH_LIFETIME,
     FilePurpose,
     FileState,
     StoredFile,
@@ -47,7 +48,6 @@ from inference_site.gateway.api.views import ApiView
 from inference_site.runs.queue import new_id
 
 _UPLOAD_LIFETIME = dt.timedelta(hours=1)
-_BATCH_LIFETIME_S = 30 * 86_400
 _COMPLETING_TIMEOUT = dt.timedelta(minutes=10)
 """After this, a ``complete`` that has not ended may be tried again: its process has died."""
 _MAX_PARTS = 8_192
@@ -404,7 +404,7 @@ def _new_file(
     """Return a file that is not stored yet."""
     now = timezone.now()
     if lifetime_s is None and upload is None and purpose == FilePurpose.BATCH:
-        lifetime_s = _BATCH_LIFETIME_S
+        lifetime_s = int(BATCH_LIFETIME.total_seconds())
     return StoredFile(
         public_id=new_id("file-" if upload is None else "part_"),
         project_id=project_id,
