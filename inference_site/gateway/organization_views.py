@@ -7,10 +7,13 @@ those of the usage API.
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Literal
 
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 from pydantic import AfterValidator, Field
 from rest_framework.request import Request
@@ -24,14 +27,13 @@ from inference_site.core.errors.api_errors import (
     NotFoundError,
 )
 from inference_site.gateway.api.authentication import caller_of
-from inference_site.gateway.api.paging import PageQuery, list_object, parse_page
+from inference_site.gateway.api.paging import Page, PageQuery, list_object, parse_page
 from inference_site.gateway.api.payload import WireObject, WireRequest, parse
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
+from inference_site.gateway.usage_views import ID_PREFIXES, primary_key_of
 
 logger = logging.getLogger(__name__)
-
-_PROJECT, _KEY = "proj_", "key_"
 
 
 def _name(given: str) -> str:
@@ -178,8 +180,8 @@ class ProjectsView(OrganizationView):
         rows = Project.objects.filter(is_playground=False)
         if query.get("include_archived", "false").lower() != "true":
             rows = rows.filter(is_active=True)
-        last = None if page.after is None else _number(page.after, _PROJECT, "after")
-        entries = [_project(row).model_dump() for row in page.rows_of(rows, "pk", last)]
+        rows = page.rows_of(rows, "pk", _after(page, "project_id"))
+        entries = [_project(row).model_dump() for row in rows]
         return Response(list_object(entries, page))
 
 
@@ -276,11 +278,10 @@ class ProjectKeyView(OrganizationView):
         return Response(DeletedProjectKey(id=key_id).model_dump())
 
 
-def _listed(request: Request, project_id: str, wire: Any) -> Response:
+def _listed(request: Request, project_id: str, wire: Callable[[ApiKey], WireObject]) -> Response:
     """Answer with the keys of a project, the oldest first."""
     page = parse_page(request._request.GET, "asc")
-    last = None if page.after is None else _number(page.after, _KEY, "after")
-    rows = page.rows_of(_keys(project_id), "pk", last)
+    rows = page.rows_of(_keys(project_id), "pk", _after(page, "api_key_id"))
     return Response(list_object([wire(key).model_dump() for key in rows], page))
 
 
@@ -292,37 +293,35 @@ def _revoke(request: Request, project_id: str, key_id: str) -> None:
 
 def _find_project(project_id: str) -> Project:
     """Return a project. Raise NotFoundError."""
-    number = _number(project_id, _PROJECT, None)
-    found = Project.objects.filter(pk=number, is_playground=False).first()
+    pk = primary_key_of(project_id, "project_id") or 0  # That of nothing.
+    found = Project.objects.filter(pk=pk, is_playground=False).first()
     if found is None:
         raise NotFoundError(f"No such project: {project_id[:100]}", param="project_id")
     return found
 
 
-def _keys(project_id: str) -> Any:
+def _keys(project_id: str) -> QuerySet[ApiKey]:
     rows = ApiKey.objects.filter(project=_find_project(project_id), revoked_at=None)
     return rows.select_related("project")
 
 
 def _find_key(project_id: str, key_id: str) -> ApiKey:
     """Return a key of a project. Raise NotFoundError."""
-    found: ApiKey | None = _keys(project_id).filter(pk=_number(key_id, _KEY, None)).first()
+    pk = primary_key_of(key_id, "api_key_id") or 0
+    found = _keys(project_id).filter(pk=pk).first()
     if found is None:
         raise NotFoundError(f"No such key: {key_id[:100]}", param="key_id")
     return found
 
 
-def _number(id_: str, prefix: str, param: str | None) -> int:
-    """Return the primary key in an id; with a ``param``, raise InvalidRequestError for a bad one.
-
-    Without, a bad id is that of nothing.
-    """
-    digits = id_.removeprefix(prefix)
-    if digits.isdecimal() and digits.isascii() and len(digits) < 19:
-        return int(digits)
-    if param is None:
-        return 0
-    raise InvalidRequestError(f"Invalid '{param}': there is no such object.", param=param)
+def _after(page: Page, name: str) -> int | None:
+    """Return the primary key after which a page begins. Raise InvalidRequestError for no key."""
+    if page.after is None:
+        return None
+    last = primary_key_of(page.after, name)
+    if last is None:
+        raise InvalidRequestError("Invalid 'after': there is no such object.", param="after")
+    return last
 
 
 def _note(request: Request, what: str) -> None:
@@ -331,16 +330,16 @@ def _note(request: Request, what: str) -> None:
 
 
 def _id(key: ApiKey) -> str:
-    return f"{_KEY}{key.pk}"
+    return f"{ID_PREFIXES['api_key_id']}{key.pk}"
 
 
-def _time(moment: Any) -> int:
+def _time(moment: dt.datetime) -> int:
     return int(moment.timestamp())
 
 
 def _project(project: Project) -> ProjectObject:
     return ProjectObject(
-        id=f"{_PROJECT}{project.pk}",
+        id=f"{ID_PREFIXES['project_id']}{project.pk}",
         name=project.name,
         created_at=_time(project.created_at),
         archived_at=None,

@@ -125,7 +125,8 @@ _MAX_RESULTS = 1500
 _LIST_PARAMETERS = {"project_ids", "user_ids", "api_key_ids", "models", "group_by"}
 _GROUP_COLUMNS = ("project_id", "api_key_id", "model")
 """The values of ``group_by`` that have an effect; the others are always null."""
-_PREFIXES = {"project_id": "proj_", "api_key_id": "key_"}
+ID_PREFIXES = {"project_id": "proj_", "api_key_id": "key_"}
+"""The beginnings of the public ids of projects and keys; their primary keys follow."""
 
 
 class CostAmount(WireObject):
@@ -265,7 +266,7 @@ def _page(query: UsageQuery, projects: Sequence[int] | None) -> UsagePage:
     results: dict[dt.datetime, list[CompletionsUsage]] = defaultdict(list)
     for (start, group), usage in usages.items():
         ids = {
-            name: f"{_PREFIXES.get(name, '')}{value}"
+            name: f"{ID_PREFIXES.get(name, '')}{value}"
             for name, value in zip(columns, group, strict=True)
         }
         results[start].append(
@@ -332,5 +333,12 @@ def _moment(seconds: int) -> dt.datetime:
 
 def _primary_keys(ids: Sequence[str], name: str) -> list[int]:
     """Return the primary keys of public ids; malformed ids are skipped."""
-    numbers = (id_.removeprefix(_PREFIXES[name]) for id_ in ids)
-    return [int(number) for number in numbers if number.isdecimal() and len(number) < 19]
+    found = (primary_key_of(id_, name) for id_ in ids)
+    return [number for number in found if number is not None]
+
+
+def primary_key_of(id_: str, name: str) -> int | None:
+    """Return the primary key in a public id, by the ``name`` of its kind; None if malformed."""
+    digits = id_.removeprefix(ID_PREFIXES[name])
+    is_number = digits.isdecimal() and digits.isascii() and len(digits) < 19
+    return int(digits) if is_number else None
