@@ -15,22 +15,27 @@ OPERATOR = (
 
 
 def give(apps, schema_editor):
-    """Give roles the permissions of MCP servers and approvals.
+    """Give roles the permissions of MCP servers and approvals."""
+    give_new(apps, lambda name: name in OPERATOR, operator=OPERATOR, viewer=VIEWER)
+
+
+def give_new(apps, is_new, operator=(), viewer=()):
+    """Give the administrator all permissions whose names are new, and the other roles these.
 
     A role from which a site has taken something stays as it is.
     """
     _ROLES._create_permissions()
     permissions = apps.get_model("auth", "Permission").objects.select_related("content_type")
-    new = [one for one in permissions.all() if _BEFORE._name(one) in OPERATOR]
+    new = [one for one in permissions.all() if is_new(_BEFORE._name(one))]
     of_accounts = permissions.filter(content_type__app_label="accounts")
     for role in apps.get_model("auth", "Group").objects.all():
         names = _BEFORE._names(role.permissions)
         if role.name == "administrator" and not of_accounts.exclude(group=role).exists():
             role.permissions.add(*new)
         elif role.name == "operator" and set(_ROLES.OPERATOR) <= names:
-            role.permissions.add(*new)
+            role.permissions.add(*(one for one in new if _BEFORE._name(one) in operator))
         elif role.name == "viewer" and set(_ROLES.VIEWER) <= names:
-            role.permissions.add(*(one for one in new if _BEFORE._name(one) in VIEWER))
+            role.permissions.add(*(one for one in new if _BEFORE._name(one) in viewer))
 
 
 class Migration(migrations.Migration):

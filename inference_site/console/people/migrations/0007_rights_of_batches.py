@@ -2,29 +2,16 @@ from importlib import import_module
 
 from django.db import migrations
 
-_ROLES = import_module("inference_site.console.people.migrations.0002_roles")
-_BEFORE = import_module("inference_site.console.people.migrations.0003_rights_of_presets")
+_MCP = import_module("inference_site.console.people.migrations.0005_rights_of_mcp")
 VIEWER = ("batches.view_batch",)
 OPERATOR = (*VIEWER, "batches.change_batch")
 
 
 def give(apps, schema_editor):
-    """Give roles the permissions of batches.
-
-    A role from which a site has taken something stays as it is.
-    """
-    _ROLES._create_permissions()
-    permissions = apps.get_model("auth", "Permission").objects.select_related("content_type")
-    new = list(permissions.filter(content_type__app_label="batches"))
-    of_accounts = permissions.filter(content_type__app_label="accounts")
-    for role in apps.get_model("auth", "Group").objects.all():
-        names = _BEFORE._names(role.permissions)
-        if role.name == "administrator" and not of_accounts.exclude(group=role).exists():
-            role.permissions.add(*new)
-        elif role.name == "operator" and set(_ROLES.OPERATOR) <= names:
-            role.permissions.add(*(one for one in new if _BEFORE._name(one) in OPERATOR))
-        elif role.name == "viewer" and set(_ROLES.VIEWER) <= names:
-            role.permissions.add(*(one for one in new if _BEFORE._name(one) in VIEWER))
+    """Give roles the permissions of batches."""
+    _MCP.give_new(
+        apps, lambda name: name.startswith("batches."), operator=OPERATOR, viewer=VIEWER
+    )
 
 
 class Migration(migrations.Migration):
