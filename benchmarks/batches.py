@@ -53,7 +53,7 @@ async def _send_all(endpoint: Endpoint, lines: int, sleep_ms: int) -> float:
 
 
 class _Batch:
-    """A batch of so many lines, through the API."""
+    """A batch of ``lines`` lines, made through the API."""
 
     def __init__(self, endpoint: Endpoint, lines: int, sleep_ms: int) -> None:
         headers = {"Authorization": f"Bearer {endpoint.key}"}

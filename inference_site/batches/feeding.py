@@ -182,7 +182,7 @@ class Feeder:
             Batch.objects.note_progress(batch, rate if noted_at else batch.rate)
 
     def _fill(self, batches: list[Batch], places: int) -> None:
-        """Put up to so many lines into the queue: the projects in turn, then their batches."""
+        """Put at most ``places`` lines into the queue: projects in turn, then their batches."""
         now = time.monotonic()
         ready = [batch for batch in batches if self._rests_until.get(batch.pk, 0.0) <= now]
         of_project: dict[int, list[Iterator[Batch]]] = defaultdict(list)
@@ -197,7 +197,7 @@ class Feeder:
                 break
 
     def _feed(self, batch: Batch, most: int) -> Iterator[Batch]:
-        """Put up to so many lines of a batch into the queue; yield the batch after each."""
+        """Put at most ``most`` lines of a batch into the queue; yield the batch after each."""
         waiting = BatchLine.objects.filter(batch=batch, state=LineState.PENDING)
         is_due = Q(resume_at=None) | Q(resume_at__lte=Now())
         lines = list(waiting.filter(is_due).order_by("number")[:most])

@@ -260,7 +260,15 @@ class LineQuerySet(models.QuerySet["BatchLine"]):
     def end(self, line: BatchLine, status_code: int, answer: bytes, error_code: str) -> bool:
         """Store the answer of a line that could not be put into the queue."""
         waiting = self.filter(pk=line.pk, state=LineState.PENDING)
-        return bool(waiting.update(**_answered(status_code, answer, error_code)))
+        return bool(
+            waiting.update(
+                state=LineState.ENDED,
+                status_code=status_code,
+                answer=answer.decode(),
+                error_code=error_code,
+                ended_at=Now(),
+            )
+        )
 
     def failures(self) -> dict[str, int]:
         """Count the lines that have failed, by error code."""
@@ -324,16 +332,6 @@ class BatchLine(models.Model):
 
     def __str__(self) -> str:
         return f"{self.batch_id}:{self.number}"
-
-
-def _answered(status_code: int, answer: bytes, error_code: str) -> dict[str, Any]:
-    return {
-        "state": LineState.ENDED,
-        "status_code": status_code,
-        "answer": answer.decode(),
-        "error_code": error_code,
-        "ended_at": Now(),
-    }
 
 
 def deliver(generation_id: str, status: Status, ending: Ending, cost: Decimal) -> None:

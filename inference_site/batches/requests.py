@@ -81,7 +81,17 @@ def read_line(line: bytes, endpoint: str) -> LineRequest:
         raise _invalid(message, "invalid_json_line") from exc
     if not isinstance(entry, dict):
         raise _invalid("This line is not a JSON object.", "invalid_json_line")
-    custom_id = check_custom_id(entry.get("custom_id"))
+    custom_id = entry.get("custom_id")
+    if (
+        not isinstance(custom_id, str)
+        or not 0 < len(custom_id) <= _MAX_CUSTOM_ID
+        or "\0" in custom_id
+    ):
+        raise _invalid(
+            f"Invalid 'custom_id': expected a string of 1 to {_MAX_CUSTOM_ID} characters.",
+            "invalid_custom_id",
+            "custom_id",
+        )
     if entry.get("method") != "POST":
         raise _invalid("Invalid 'method': the only supported value is 'POST'.", param="method")
     if entry.get("url") != endpoint:
@@ -96,32 +106,19 @@ def read_line(line: bytes, endpoint: str) -> LineRequest:
     return LineRequest(custom_id, body)
 
 
-def check_custom_id(given: Any) -> str:
-    """Return a client's id for a request. Raise InvalidRequestError."""
-    if not isinstance(given, str) or not 0 < len(given) <= _MAX_CUSTOM_ID or "\0" in given:
-        raise _invalid(
-            f"Invalid 'custom_id': expected a string of 1 to {_MAX_CUSTOM_ID} characters.",
-            "invalid_custom_id",
-            "custom_id",
-        )
-    return given
-
-
-def check_request(
-    endpoint: BatchEndpoint, caller: Caller, body: Mapping[str, Any], prefix: str = "body"
-) -> Submission:
+def check_request(endpoint: BatchEndpoint, caller: Caller, body: Mapping[str, Any]) -> Submission:
     """Return the submission of a line's request, to see that it is valid.
 
     Raise InvalidRequestError with the path of the field in the line, or another ApiError.
     """
     for name in _NOT_IN_BATCHES:
         if body.get(name):
-            path = f"{prefix}.{name}"
+            path = f"body.{name}"
             raise _invalid(f"Invalid '{path}': a batch has no such requests.", param=path)
     try:
         return endpoint.submission_of(caller, body)
     except ApiError as exc:
-        exc.param = f"{prefix}.{exc.param}" if exc.param else prefix
+        exc.param = f"body.{exc.param}" if exc.param else "body"
         raise
 
 

@@ -46,14 +46,8 @@ def _name(given: str) -> str:
 Name = Annotated[str, AfterValidator(_name)]
 
 
-class ProjectRequest(WireRequest):
-    """Body of ``POST /v1/organization/projects``, and of a change of a project."""
-
-    name: Name
-
-
-class ServiceAccountRequest(WireRequest):
-    """Body of ``POST /v1/organization/projects/{project_id}/service_accounts``."""
+class NameRequest(WireRequest):
+    """Body that names a new project or service account, or renames a project."""
 
     name: Name
 
@@ -161,10 +155,10 @@ class OrganizationView(ApiView):
 class ProjectsView(OrganizationView):
     """``/v1/organization/projects``."""
 
-    @documented(answer=ProjectObject, body=ProjectRequest, errors=(ConflictError,))
+    @documented(answer=ProjectObject, body=NameRequest, errors=(ConflictError,))
     def post(self, request: Request) -> Response:
         """Create a project."""
-        name = parse(ProjectRequest, request.data).name
+        name = parse(NameRequest, request.data).name
         with transaction.atomic():
             project, is_new = Project.objects.get_or_create(name=name)
         if not is_new:
@@ -193,10 +187,10 @@ class ProjectView(OrganizationView):
         """Get a project."""
         return Response(_project(_find_project(project_id)).model_dump())
 
-    @documented(answer=ProjectObject, body=ProjectRequest, errors=(ConflictError,))
+    @documented(answer=ProjectObject, body=NameRequest, errors=(ConflictError,))
     def post(self, request: Request, project_id: str) -> Response:
         """Rename a project."""
-        project, name = _find_project(project_id), parse(ProjectRequest, request.data).name
+        project, name = _find_project(project_id), parse(NameRequest, request.data).name
         if Project.objects.filter(name=name).exclude(pk=project.pk).exists():
             raise ConflictError(f"There is a project '{name}' already.", param="name")
         Project.objects.filter(pk=project.pk).update(name=name)
@@ -223,11 +217,11 @@ class ProjectArchiveView(OrganizationView):
 class ServiceAccountsView(OrganizationView):
     """``/v1/organization/projects/{project_id}/service_accounts``."""
 
-    @documented(answer=NewServiceAccount, body=ServiceAccountRequest)
+    @documented(answer=NewServiceAccount, body=NameRequest)
     def post(self, request: Request, project_id: str) -> Response:
         """Create a key with the scopes that keys have by default; its secret is shown once."""
         project = _find_project(project_id)
-        key, secret = create_key(project, parse(ServiceAccountRequest, request.data).name)
+        key, secret = create_key(project, parse(NameRequest, request.data).name)
         _note(request, f"created key {key.pk}")
         made = NewKey(id=_id(key), name=key.name, value=secret, created_at=_time(key.created_at))
         account = _account(key).model_dump()

@@ -1,4 +1,4 @@
-"""Endpoint and Message: who is told of which events, and what is on its way to them.
+"""Endpoint and Message: the receivers of events, and the messages that they are sent.
 
 A message is written in the transaction that makes its event true, so no event is lost or invented.
 It is delivered at least once: a receiver recognises a repeated one by its id. Messages about one
@@ -46,10 +46,10 @@ def new_secret() -> str:
 
 
 class Endpoint(models.Model):
-    """An address that is told of events: those of a project, or the alarms of the site.
+    """A receiver of the events of a project; without a project, of the alarms of the site.
 
-    Without ``event_types`` it is told of all. While its server does not answer, it is tried once
-    and then rests until ``rests_until``; ``failures`` counts the failed attempts in a row.
+    Without ``event_types`` it receives all of them. After a failed attempt nothing is sent to it
+    until ``rests_until``; ``failures`` counts the failed attempts in a row.
     """
 
     class Way(models.TextChoices):
@@ -61,7 +61,7 @@ class Endpoint(models.Model):
         on_delete=models.PROTECT,
         null=True,
         blank=True,
-        help_text="Whose responses and batches it is told of. Empty: of the alarms of the site.",
+        help_text="It receives the events of this project. Empty: the alarms of the site.",
     )
     way = models.CharField(max_length=8, choices=Way.choices, default=Way.WEBHOOK)
     address = models.CharField(max_length=500, help_text="An https:// URL, or an e-mail address.")

@@ -183,12 +183,13 @@ def _time_to_first_token(rule: Rule) -> Iterator[Finding]:
         ms = _ttft_p95(Span(Period.MINUTE, now - _RECENT, now, models=[model]))
         if ms is None or ms <= rule.bound:
             continue
-        usual = _ttft_p95_of_week_before(model, _today())
-        if rule.factor and (not usual or ms <= rule.factor * usual):
+        usual = _ttft_p95_of_week_before(model, _today()) or 0.0
+        if rule.factor and not usual:
             continue  # Without requests in the week before, nothing is usual.
+        least = max(rule.bound, rule.factor * usual)
         # What the wait in the queue adds is the matter of other rules.
-        since_claim = _since_claim_p95(model)
-        if since_claim is not None and since_claim > max(rule.bound, rule.factor * (usual or 0)):
+        since_claim = _since_claim_p95(model) if ms > least else None
+        if since_claim is not None and since_claim > least:
             times = f"takes {milliseconds(since_claim)} (p95)"
             times += f"; usual are {milliseconds(usual)}" if usual else ""
             yield Finding(model, f"{model}: the first token {times}.")

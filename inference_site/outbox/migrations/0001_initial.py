@@ -29,7 +29,7 @@ class Migration(migrations.Migration):
                 ('is_enabled', models.BooleanField(default=True, verbose_name='enabled')),
                 ('failures', models.PositiveIntegerField(default=0, editable=False)),
                 ('rests_until', models.DateTimeField(editable=False, null=True)),
-                ('project', models.ForeignKey(blank=True, help_text='Whose responses and batches it is told of. Empty: of the alarms of the site.', null=True, on_delete=django.db.models.deletion.PROTECT, to='accounts.project')),
+                ('project', models.ForeignKey(blank=True, help_text='It receives the events of this project. Empty: the alarms of the site.', null=True, on_delete=django.db.models.deletion.PROTECT, to='accounts.project')),
             ],
             options={
                 'ordering': ['address'],
