@@ -69,6 +69,7 @@ INSTALLED_APPS = [
     "inference_site.files",
     "inference_site.outbox",
     "inference_site.batches",
+    "inference_site.vector_stores",
     "inference_site.gateway.idempotency",
     "inference_site.runs.kept_content",
     "inference_site.catalogue.model_store",
@@ -433,6 +434,14 @@ FILES_PER_PROJECT = environment.number("FILES_PER_PROJECT", 100_000, minimum=1)
 FILE_BYTES_PER_PROJECT = environment.number("FILE_BYTES_PER_PROJECT", 100 * 2**30, minimum=1)
 BATCH_MAX_LINES = environment.number("BATCH_MAX_LINES", 50_000, minimum=1)
 BATCHES_PER_PROJECT = environment.number("BATCHES_PER_PROJECT", 100, minimum=1)
+# The model that embeds the files of new vector stores; empty: the first that embeds.
+EMBEDDING_MODEL = environment.text("EMBEDDING_MODEL")
+# The text search configuration of PostgreSQL for the words of new vector stores.
+VECTOR_STORE_LANGUAGE = environment.text("VECTOR_STORE_LANGUAGE", "english")
+VECTOR_STORES_PER_PROJECT = environment.number("VECTOR_STORES_PER_PROJECT", 1_000, minimum=1)
+FILES_PER_VECTOR_STORE = environment.number("FILES_PER_VECTOR_STORE", 10_000, minimum=1)
+CHUNKS_PER_PROJECT = environment.number("CHUNKS_PER_PROJECT", 1_000_000, minimum=1)
+MAX_DOCUMENT_BYTES = environment.number("MAX_DOCUMENT_BYTES", 64 * 1024 * 1024, minimum=1)
 FILES_DIR = environment.text("FILES_DIR", str(DATA_DIR / "files"))
 FILES_BUCKET = environment.text("FILES_BUCKET")
 _folder_of_files = {

@@ -35,8 +35,23 @@ from inference_site.gateway.usage_views import (
 )
 from inference_site.ops.status.health import HealthView, ReadyView, VersionView
 from inference_site.ops.status.metrics import metrics
+from inference_site.vector_stores.views import (
+    FileBatchCancelView,
+    FileBatchesView,
+    FileBatchFilesView,
+    FileBatchView,
+    VectorStoreFileContentView,
+    VectorStoreFilesView,
+    VectorStoreFileView,
+    VectorStoreSearchView,
+    VectorStoresView,
+    VectorStoreView,
+)
 
 admin.autodiscover()
+
+_VECTOR_STORE = "v1/vector_stores/<str:vector_store_id>"
+_FILE_BATCH = f"{_VECTOR_STORE}/file_batches/<str:batch_id>"
 
 handler403 = "inference_site.console.error_pages.forbidden"
 handler404 = "inference_site.console.error_pages.not_found"
@@ -52,6 +67,16 @@ urlpatterns = [
     path("v1/batches", BatchesView.as_view()),
     path("v1/batches/<str:batch_id>", BatchView.as_view()),
     path("v1/batches/<str:batch_id>/cancel", BatchCancelView.as_view()),
+    path("v1/vector_stores", VectorStoresView.as_view()),
+    path(_VECTOR_STORE, VectorStoreView.as_view()),
+    path(f"{_VECTOR_STORE}/search", VectorStoreSearchView.as_view()),
+    path(f"{_VECTOR_STORE}/files", VectorStoreFilesView.as_view()),
+    path(f"{_VECTOR_STORE}/files/<str:file_id>", VectorStoreFileView.as_view()),
+    path(f"{_VECTOR_STORE}/files/<str:file_id>/content", VectorStoreFileContentView.as_view()),
+    path(f"{_VECTOR_STORE}/file_batches", FileBatchesView.as_view()),
+    path(_FILE_BATCH, FileBatchView.as_view()),
+    path(f"{_FILE_BATCH}/cancel", FileBatchCancelView.as_view()),
+    path(f"{_FILE_BATCH}/files", FileBatchFilesView.as_view()),
     path("v1/uploads", UploadsView.as_view()),
     path("v1/uploads/<str:upload_id>/parts", UploadPartsView.as_view()),
     path("v1/uploads/<str:upload_id>/complete", UploadCompleteView.as_view()),

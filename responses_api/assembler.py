@@ -56,9 +56,8 @@ from responses_api.events import (
 )
 from responses_api.items import new_item
 from responses_api.sealing import SealedContext, seal, seal_context
-from responses_api.site_tools import FirstCall, SiteToolType, site_tools
+from responses_api.site_tools import FirstCall, SiteToolType, site_tools, with_citations
 from responses_api.turns import SitePlan, TokensSpent, Turns
-from responses_api.web_search import with_citations
 from responses_api.wire import objects as wire
 from responses_api.wire.input_items import ItemStatus
 from responses_api.wire.objects import (

@@ -25,6 +25,7 @@ from responses_api.wire.objects import (
     CustomToolCall,
     ErrorEvent,
     Event,
+    FileSearchCall,
     FunctionCall,
     LogprobEntry,
     McpApprovalRequest,
@@ -63,7 +64,7 @@ _EMPTY_PARTS: dict[str, OutputText | TextPart] = {
     "message": OutputText(text="", annotations=[], logprobs=[]),
     "reasoning": TextPart(type="reasoning_text", text=""),
 }
-_STATES = frozenset({"web_search_call", "mcp_call", "mcp_list_tools"})
+_STATES = frozenset({"web_search_call", "file_search_call", "mcp_call", "mcp_list_tools"})
 """Items with events of their state."""
 
 _PARAGRAPHS = re.compile(r"\n[ \t]*\n")
@@ -181,7 +182,7 @@ def with_text(item: OutputItem, text: str, logprobs: Logprobs, status: ItemStatu
             return changed(item, arguments=text or "{}", status=state)
         case McpApprovalRequest():
             return changed(item, arguments=text or "{}")
-        case WebSearchCall():
+        case WebSearchCall() | FileSearchCall():
             return changed(item, status=status if status == "in_progress" else "failed")
         case McpListTools():
             error = None if status == "in_progress" else "The response ended before."
@@ -222,6 +223,8 @@ def _announced(item: OutputItem) -> OutputItem:
         case WebSearchCall(action=action):
             unknown = _UNKNOWN_ACTIONS[action["type"]]
             return changed(item, status="in_progress", action=unknown)
+        case FileSearchCall():
+            return changed(item, status="in_progress", queries=[], results=None)
         case McpCall():
             return changed(item, status="in_progress", arguments="", output=None, error=None)
         case McpListTools():
@@ -324,7 +327,7 @@ class ItemEvents:
         match item:
             case McpCall(arguments=text):
                 yield wire.McpCallArgumentsDone(**self._in_item(), arguments=text)
-            case WebSearchCall():
+            case WebSearchCall() | FileSearchCall():
                 yield self._state(item, "searching")
 
     def closing(self, item: OutputItem, *, has_delta: bool) -> Iterator[Event]:
@@ -358,7 +361,7 @@ class ItemEvents:
                 yield self._state(item, status)
             case McpListTools(error=error):
                 yield self._state(item, "completed" if error is None else "failed")
-            case WebSearchCall(status="completed"):
+            case WebSearchCall(status="completed") | FileSearchCall(status="completed"):
                 yield self._state(item, "completed")
         yield self._item_event("response.output_item.done", item)
 

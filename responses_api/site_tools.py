@@ -14,14 +14,27 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from inference_site.core.domain.site_tools import ToolResult
-from responses_api.wire.objects import SiteCallItem
+from inference_site.core.domain.citations import Citation, find_citations
+from inference_site.core.domain.site_tools import Source, ToolResult
+from responses_api.wire.objects import (
+    FileCitation,
+    Message,
+    OutputItem,
+    OutputText,
+    SiteCallItem,
+    UrlCitation,
+    changed,
+)
 
 if TYPE_CHECKING:
     from responses_api.client_tools import OfferedTools, Route
     from responses_api.wire.tools import TypedTool
 
-_MODULES: tuple[str, ...] = ("responses_api.web_search", "responses_api.mcp")
+_MODULES: tuple[str, ...] = (
+    "responses_api.web_search",
+    "responses_api.file_search",
+    "responses_api.mcp",
+)
 """Modules with a ``TYPE``, the ``SiteToolType`` of a tool."""
 _registered: list[SiteToolType] = []
 
@@ -126,3 +139,21 @@ def _by_name() -> Mapping[str, SiteToolType]:
 def site_tool_named(name: str) -> SiteToolType | None:
     """Return the type of tool that ``tools[].type`` means, if the site may run it."""
     return _by_name().get(name)
+
+
+def with_citations(item: OutputItem, sources: Sequence[Source]) -> OutputItem:
+    """Return the item, which has all of its text; a message with its annotations."""
+    match item:
+        case Message(content=[OutputText(text=text) as part]):
+            annotations = [_annotation(found) for found in find_citations(text, sources)]
+            return changed(item, content=[changed(part, annotations=annotations)])
+    return item
+
+
+def _annotation(found: Citation) -> UrlCitation | FileCitation:
+    source = found.source
+    if source.is_file:
+        return FileCitation(index=found.start, file_id=source.url, filename=source.title)
+    return UrlCitation(
+        start_index=found.start, end_index=found.end, url=source.url, title=source.title
+    )

@@ -40,6 +40,7 @@ from responses_api.wire.requests import JsonSchemaFormat, ResponseRequest
 from responses_api.wire.tools import (
     CallableTool,
     CustomTool,
+    FileSearchTool,
     FunctionTool,
     McpTool,
     NamespaceTool,
@@ -230,7 +231,7 @@ def tool_object(tool: Tool) -> dict[str, Any]:
         case ToolSearchTool():
             given = tool.model_dump(mode="json", exclude_none=True)
             return {**given, "execution": tool.execution or "server"}
-        case WebSearchTool():
+        case WebSearchTool() | FileSearchTool():
             return tool.model_dump(mode="json", exclude_unset=True)
         case McpTool():
             server = tool.model_dump(mode="json", exclude_none=True)

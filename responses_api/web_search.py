@@ -5,16 +5,15 @@ Source: API reference, "Responses", ``tools``, and "Web search tool call".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from pydantic_core import from_json
 
-from inference_site.core.domain.citations import find_citations
 from inference_site.core.domain.request import Tool
-from inference_site.core.domain.site_tools import Source, ToolResult
+from inference_site.core.domain.site_tools import ToolResult
 from inference_site.gateway.request_fields.web_search import (
     ARGUMENTS,
     OPEN_PAGE,
@@ -26,15 +25,7 @@ from inference_site.gateway.request_fields.web_search import (
 from inference_site.runs.queue import new_id
 from responses_api.client_tools import OfferedTools, Route
 from responses_api.site_tools import SiteToolType
-from responses_api.wire.objects import (
-    Message,
-    OutputItem,
-    OutputText,
-    SiteCallItem,
-    UrlCitation,
-    WebSearchCall,
-    changed,
-)
+from responses_api.wire.objects import SiteCallItem, WebSearchCall, changed
 from responses_api.wire.tools import WEB_SEARCH_NAMES, TypedTool, WebSearchTool
 
 SOURCES = "web_search_call.action.sources"
@@ -111,20 +102,3 @@ def _user_texts(items: Iterable[dict[str, Any]]) -> Iterator[str]:
     for item in items:
         if item.get("type") == "message" and item.get("role") == "user":
             yield from (part.get("text") or "" for part in item["content"])
-
-
-def with_citations(item: OutputItem, sources: Sequence[Source]) -> OutputItem:
-    """Return the item, which has all of its text; a message with its annotations."""
-    match item:
-        case Message(content=[OutputText(text=text) as part]):
-            annotations = [
-                UrlCitation(
-                    start_index=found.start,
-                    end_index=found.end,
-                    url=found.source.url,
-                    title=found.source.title,
-                )
-                for found in find_citations(text, sources)
-            ]
-            return changed(item, content=[changed(part, annotations=annotations)])
-    return item

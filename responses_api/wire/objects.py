@@ -43,6 +43,15 @@ class LogprobEntry(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
+class FileCitation(WireObject):
+    """An annotation of type ``file_citation``; ``index`` is its place in the part's text."""
+
+    type: Literal["file_citation"] = "file_citation"
+    index: int
+    file_id: str
+    filename: str
+
+
 class UrlCitation(WireObject):
     """An annotation of type ``url_citation``; the indexes are characters of the part's text."""
 
@@ -58,7 +67,7 @@ class OutputText(WireObject):
 
     type: Literal["output_text"] = "output_text"
     text: str
-    annotations: list[UrlCitation]
+    annotations: list[UrlCitation | FileCitation]
     logprobs: list[LogprobEntry]
 
 
@@ -230,6 +239,15 @@ class WebSearchCall(SiteCallItem):
     action: dict[str, Any]
 
 
+class FileSearchCall(SiteCallItem):
+    """An item of type ``file_search_call``; ``results`` only if ``include`` asked for them."""
+
+    type: Literal["file_search_call"] = "file_search_call"
+    status: Literal["in_progress", "searching", "completed", "incomplete", "failed"]
+    queries: list[str]
+    results: list[dict[str, Any]] | None = None
+
+
 class McpCall(SiteCallItem):
     """An item of type ``mcp_call``; ``arguments`` is JSON text."""
 
@@ -292,6 +310,7 @@ OutputItem = Annotated[
     | ApplyPatchCall
     | ToolSearchCall
     | WebSearchCall
+    | FileSearchCall
     | McpCall
     | McpListTools
     | McpApprovalRequest
@@ -487,7 +506,7 @@ class AnnotationAdded(PartEvent):
 
     type: Literal["response.output_text.annotation.added"] = "response.output_text.annotation.added"
     annotation_index: int
-    annotation: UrlCitation
+    annotation: UrlCitation | FileCitation
 
 
 class OutputTextDone(PartEvent):
@@ -620,6 +639,9 @@ class SiteCallEvent(ItemEvent):
         "response.web_search_call.in_progress",
         "response.web_search_call.searching",
         "response.web_search_call.completed",
+        "response.file_search_call.in_progress",
+        "response.file_search_call.searching",
+        "response.file_search_call.completed",
         "response.mcp_call.in_progress",
         "response.mcp_call.completed",
         "response.mcp_call.failed",

@@ -14,6 +14,7 @@ from inference_site.gateway.request_fields.web_search import ContextSize, Locati
 from inference_site.gateway.request_fields.wire import CustomFormat, flat_tool
 from inference_site.mcp.access import MAX_HEADERS_BYTES
 from inference_site.mcp.models import LABEL
+from inference_site.vector_stores.wire import Filters, MaxResults, RankingOptions
 
 WEB_SEARCH_NAMES = frozenset(
     {
@@ -149,6 +150,22 @@ class WebSearchTool(TypedTool):
         return WireRequest._ignored(self)
 
 
+class FileSearchTool(TypedTool):
+    """``tools[]`` of type ``file_search``: a search in vector stores."""
+
+    type: Literal["file_search"]
+    vector_store_ids: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]],
+        Field(min_length=1, max_length=10),
+    ]
+    max_num_results: MaxResults | None = None
+    filters: Filters | None = None
+    ranking_options: RankingOptions | None = None
+
+    def _ignored(self) -> Any:
+        return WireRequest._ignored(self)
+
+
 class McpFilter(WireRequest):
     """Tools of an MCP server: those of these names, and those that only read, or do not."""
 
@@ -215,7 +232,7 @@ def _tool_kind(value: object) -> str | None:
     kind = _type_of(value)
     if kind in WEB_SEARCH_NAMES:
         return "web_search"
-    return kind if kind in (*_TYPES, "mcp", None) else "typed"
+    return kind if kind in (*_TYPES, "file_search", "mcp", None) else "typed"
 
 
 Tool = Annotated[
@@ -224,6 +241,7 @@ Tool = Annotated[
     | Annotated[NamespaceTool, Tag("namespace")]
     | Annotated[ToolSearchTool, Tag("tool_search")]
     | Annotated[WebSearchTool, Tag("web_search")]
+    | Annotated[FileSearchTool, Tag("file_search")]
     | Annotated[McpTool, Tag("mcp")]
     | Annotated[TypedTool, Tag("typed")],
     Discriminator(_tool_kind),

@@ -48,7 +48,7 @@ def call(
     **options: Any,
 ) -> ToolResult:
     """Call a function of the tool, as the loop does."""
-    context = CallContext("k", 1, timeout_s, max_bytes, lambda: cancelled, sources or [])
+    context = CallContext("k", "resp_1", 1, timeout_s, max_bytes, lambda: cancelled, sources or [])
     field = "url" if name == "open_page" else "query"
     return create({**OPTIONS, **options}).call(name, {field: argument}, context)
 
@@ -234,7 +234,7 @@ def test_silent_host_does_not_delay_a_cancellation(web: Web) -> None:
         asked.append(time.monotonic())
         return len(asked) > 3
 
-    context = CallContext("k", 1, 60, 10_000, is_cancelled)
+    context = CallContext("k", "resp_1", 1, 60, 10_000, is_cancelled)
     with pytest.raises(ToolCancelled):
         create(OPTIONS).call("web_search", {"query": "q"}, context)
 

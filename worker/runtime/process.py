@@ -39,6 +39,7 @@ from inference_site.runs.kinds import import_kinds
 from inference_site.runs.streams.request_documents import reader_of
 from inference_site.runs.wake_ups import own_queue, queue_named
 from worker.engines.own_server import server_settings
+from worker.indexing import Indexing
 from worker.model_servers.process import MEASURES, sweep
 from worker.runtime.pulls import Pulls
 from worker.runtime.runtime import Runtime
@@ -96,6 +97,7 @@ def run_worker(
     runtime.notify_supervisor_when_loaded()
     watch_models(lambda changes: runtime.loader.apply(changes, takes_new=takes_new))
     Pulls(runtime.id).start()
+    Indexing(runtime.id).start()
     exit_status = _run_celery(app, runtime, loglevel)
     runtime.stop()
     return exit_status

@@ -46,7 +46,7 @@ _GRACE_S = 2.0
 _MAX_SOURCES = 100
 _MOST_AT_ONCE = 8
 """Calls of one turn that run at the same time."""
-_ONE_BY_ONE = frozenset({"web_search"})
+_ONE_BY_ONE = frozenset({"web_search", "file_search"})
 """Types of tools whose calls begin with the sources of all results before them."""
 _UNKNOWN = "Outcome unknown: the call was sent, and its result was lost. It was not repeated."
 T = TypeVar("T")
@@ -199,6 +199,7 @@ class SiteCalls:
         results: list[tuple[ToolResult, bool]] = []
         context = CallContext(
             key=row.key,
+            generation_id=self._claim.public_id,
             attempt=row.attempt,
             timeout_s=timeout_s,
             max_bytes=settings.TOOL_OUTPUT_BYTES,

@@ -16,6 +16,7 @@ __all__ = [
     "ToolResult",
     "ToolTimeout",
     "ToolUnreachable",
+    "cut",
 ]
 
 
@@ -34,6 +35,7 @@ class ToolUnreachable(Exception):
 @dataclass(frozen=True, slots=True)
 class CallContext:
     """``key`` identifies the call for servers that ignore repeated requests.
+    ``generation_id`` is the generation whose response made it.
 
     ``attempt`` counts from 1. ``timeout_s`` is the most time for the whole call, ``max_bytes`` the
     most bytes that the tool may read as its result. ``is_cancelled`` returns whether the call must
@@ -42,6 +44,7 @@ class CallContext:
     """
 
     key: str
+    generation_id: str
     attempt: int
     timeout_s: float
     max_bytes: int
@@ -60,3 +63,9 @@ class SiteTool(Protocol):
 
         Raise ToolTimeout, ToolCancelled or ToolUnreachable (nothing was sent).
         """
+
+
+def cut(text: str, max_bytes: int) -> str:
+    """Return as much of the text as has this many bytes in UTF-8."""
+    encoded = text.encode()
+    return text if len(encoded) <= max_bytes else encoded[:max_bytes].decode(errors="ignore")

@@ -27,6 +27,7 @@ from worker.tools.base import (
     ToolCancelled,
     ToolResult,
     ToolTimeout,
+    cut,
 )
 from worker.tools.pages import read_page
 from worker.tools.search_providers import PROVIDERS, SearchQuery, SearchResult
@@ -134,7 +135,7 @@ class WebSearch:
             action["sources"] = [{"type": "url", "url": result.url} for result in results]
         text = "\n\n".join([_NOTE, *entries]) if entries else "The search has found nothing."
         sources = [Source(result.url, result.title) for result in results]
-        return ToolResult(_cut(text, context.max_bytes), {"action": action}, sources)
+        return ToolResult(cut(text, context.max_bytes), {"action": action}, sources)
 
     def _open_page(self, url: str, context: CallContext, deadline: _Deadline) -> ToolResult:
         named = [*self.known_urls, *(source.url for source in context.sources)]
@@ -150,7 +151,7 @@ class WebSearch:
         shown = _start(page.text, self.size.page_chars) or "(The page has no text.)"
         text = f"{_NOTE}\n\n[{number}] {title}\n{known}\n{shown}"
         fields = {"action": {"type": "open_page", "url": known}}
-        return ToolResult(_cut(text, context.max_bytes), fields, [Source(known, title)])
+        return ToolResult(cut(text, context.max_bytes), fields, [Source(known, title)])
 
     @property
     def _hosts(self) -> list[str]:
@@ -234,9 +235,3 @@ def _start(text: str, chars: int) -> str:
     """Return the beginning of a text without blank lines; ``…`` marks that more was there."""
     short = _BLANK.sub("\n", _clean(text[: 4 * chars]))
     return short if len(short) <= chars else f"{short[:chars].rstrip()} …"
-
-
-def _cut(text: str, max_bytes: int) -> str:
-    """Return as much of the text as has this many bytes in UTF-8."""
-    encoded = text.encode()
-    return text if len(encoded) <= max_bytes else encoded[:max_bytes].decode(errors="ignore")

@@ -9,10 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A place that a result quotes, for ``url_citation`` annotations."""
+    """A place that a result quotes, for annotations: a web page, or a file with its id and name."""
 
     url: str
     title: str
+    is_file: bool = False
 
 
 @dataclass(frozen=True, slots=True)

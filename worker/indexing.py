@@ -1,0 +1,212 @@
+"""Indexes the files of vector stores: text, chunks and embeddings, beside what the worker serves.
+
+Every worker looks for files and claims one at a time for each of its threads. The embeddings are
+background work of the queue, done by any worker that serves the store's embedding model.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import django.db
+import redis.exceptions
+from django.conf import settings
+from semantic_text_splitter import MarkdownSplitter, TextSplitter
+
+from inference_site.catalogue.fleet.leases import live_workers
+from inference_site.core.domain.errors import EngineError
+from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.files import storage
+from inference_site.vector_stores import chunks
+from inference_site.vector_stores.embedding import (
+    EmbeddingRefused,
+    NoBudget,
+    NotPossible,
+    TextTooLong,
+    embed,
+)
+from inference_site.vector_stores.models import (
+    MAX_ATTEMPTS,
+    IndexingStatus,
+    VectorStoreFile,
+)
+from worker.document_text import UnreadableDocument, text_of
+
+logger = logging.getLogger(__name__)
+
+CHARACTERS_PER_TOKEN = 4
+"""Chunks are measured in characters: the tokenizers of embedding models differ."""
+_THREADS = 2
+_LOOK_S = 1.0
+_HOLD_S = 600.0
+"""A claim ends this long after its last renewal, or as soon as its worker is gone."""
+_RENEW_S = 10.0
+_REST_S, _BUDGET_REST_S = 5.0, 60.0
+_EMBED_TIMEOUT_S = 3600.0
+_AT_ONCE = 16
+"""Chunks that are embedded by one generation."""
+_SHORTEST = 200
+"""Characters: a shorter text that is too long for the model is a fault of the model."""
+
+
+class _Lost(Exception):
+    """The claim is lost, or the file was cancelled or taken out of the store."""
+
+
+class Indexing:
+    """The threads of one worker that index files."""
+
+    def __init__(self, worker: str) -> None:
+        self._worker = worker
+        self._served: Counter[int] = Counter()
+
+    def start(self) -> None:
+        """Begin to look for files, as long as the process lives."""
+        for number in range(_THREADS):
+            threading.Thread(target=self._main, name=f"indexing {number}", daemon=True).start()
+
+    def _main(self) -> None:
+        while True:
+            try:
+                if self.run_next():
+                    continue
+            except (django.db.Error, redis.exceptions.RedisError) as exc:
+                logger.warning("indexing: %s", exc)
+            except Exception:
+                logger.exception("indexing: failed")
+            time.sleep(_LOOK_S)
+
+    def run_next(self) -> bool:
+        """Index the next file; return whether there was one."""
+        with release_connection_after():
+            if not VectorStoreFile.objects.has_waiting():
+                return False
+            live = [worker.id for worker in live_workers()]
+            entry = VectorStoreFile.objects.claim(self._worker, live, self._served, _HOLD_S)
+        if entry is None:
+            return False
+        self._served[entry.project_id] += 1
+        _Document(entry).index()
+        return True
+
+
+class _Document:
+    """One claimed file."""
+
+    def __init__(self, entry: VectorStoreFile) -> None:
+        self._entry = entry
+        self._renewed_at = time.monotonic()
+
+    def index(self) -> None:
+        """Index the file, and store how that ended."""
+        try:
+            if self._entry.attempts > MAX_ATTEMPTS:
+                self._fail("server_error", f"{MAX_ATTEMPTS} workers have ended while they read it.")
+            else:
+                self._index()
+        except _Lost:
+            logger.info("file %s is not indexed any more", self._entry)
+        except UnreadableDocument as exc:
+            self._fail("unsupported_file", str(exc))
+        except (chunks.QuotaExceeded, NotPossible) as exc:
+            self._fail("invalid_file", str(exc))
+        except NoBudget as exc:
+            self._rest(_BUDGET_REST_S, exc)
+        except (EngineError, TimeoutError, django.db.Error, redis.exceptions.RedisError) as exc:
+            self._rest(_REST_S, exc)
+        except Exception as exc:  # The boundary of a file.
+            logger.exception("file %s could not be indexed", self._entry)
+            if self._entry.attempts < MAX_ATTEMPTS and not isinstance(exc, EmbeddingRefused):
+                self._rest(_REST_S, exc, counts=True)
+            else:
+                self._fail("server_error", "The file could not be indexed.")
+
+    def _index(self) -> None:
+        entry = self._entry
+        with release_connection_after():
+            chunks.delete_of(entry)
+        content = b"".join(storage.read(entry.file))
+        text = text_of(content, entry.file.filename).replace("\0", "")
+        del content
+        parts = split(text, entry.file.filename, entry.chunk_size, entry.chunk_overlap)
+        with release_connection_after():
+            chunks.require_room(entry.project_id, len(parts), settings.CHUNKS_PER_PROJECT)
+        size = 0
+        for first in range(0, len(parts), _AT_ONCE):
+            some = parts[first : first + _AT_ONCE]
+            vectors = self._embedded(some)
+            with release_connection_after():
+                if not chunks.add(entry, first, some, vectors):
+                    raise _Lost
+            size += sum(len(part.encode()) for part in some) + sum(map(len, vectors)) * 4
+        with release_connection_after():
+            VectorStoreFile.objects.end(
+                entry, IndexingStatus.COMPLETED, chunk_count=len(parts), usage_bytes=size
+            )
+
+    def _embedded(self, texts: Sequence[str]) -> list[array[float]]:
+        """Return the vectors of texts; of one that is too long for the model, a mean."""
+        try:
+            return self._embed(texts)
+        except TextTooLong:
+            return [self._embedded_in_parts(text) for text in texts]
+
+    def _embedded_in_parts(self, text: str) -> array[float]:
+        """Return the vector of one text: the mean of its halves' if it is too long.
+
+        The order of words far apart is lost, as it would be in chunks of that length.
+        """
+        try:
+            return self._embed([text])[0]
+        except TextTooLong:
+            if len(text) < _SHORTEST:
+                raise NotPossible("The embedding model takes no text of this length.") from None
+        middle = len(text) // 2
+        left, right = (self._embedded_in_parts(half) for half in (text[:middle], text[middle:]))
+        return array("f", ((a + b) / 2 for a, b in zip(left, right, strict=True)))
+
+    def _embed(self, texts: Sequence[str]) -> list[array[float]]:
+        return embed(
+            self._entry.api_key_id,
+            self._entry.store.embedding_model,
+            texts,
+            timeout_s=_EMBED_TIMEOUT_S,
+            is_cancelled=self._is_lost,
+            in_background=True,
+        )
+
+    def _is_lost(self) -> bool:
+        """Renew the claim every few seconds. Raise _Lost if that fails."""
+        if time.monotonic() - self._renewed_at >= _RENEW_S:
+            self._renewed_at = time.monotonic()
+            with release_connection_after():
+                if not VectorStoreFile.objects.renew(self._entry, _HOLD_S):
+                    raise _Lost
+        return False
+
+    def _rest(self, seconds: float, why: Exception, *, counts: bool = False) -> None:
+        logger.info("file %s rests: %s", self._entry, why)
+        with release_connection_after():
+            VectorStoreFile.objects.release(self._entry, seconds, counts=counts)
+
+    def _fail(self, code: str, message: str) -> None:
+        with release_connection_after():
+            facts = {"error_code": code, "error_message": message}
+            if VectorStoreFile.objects.end(self._entry, IndexingStatus.FAILED, **facts):
+                chunks.delete_of(self._entry)
+
+
+def split(text: str, filename: str, size: int, overlap: int) -> list[str]:
+    """Return the chunks of a text, of at most ``size`` tokens with ``overlap`` of the one before.
+
+    They end at the ends of sections, paragraphs or sentences where there are some.
+    """
+    of_markdown = filename.lower().endswith((".md", ".markdown"))
+    splitter: Callable[[int, int], TextSplitter | MarkdownSplitter]
+    splitter = MarkdownSplitter if of_markdown else TextSplitter
+    return splitter(size * CHARACTERS_PER_TOKEN, overlap * CHARACTERS_PER_TOKEN).chunks(text)
