@@ -27,8 +27,11 @@ from inference_site.vector_stores.models import IndexingStatus, VectorStore, Vec
 logger = logging.getLogger(__name__)
 
 MAX_RESULTS = 50
-_EXACT_CHUNKS = 10_000
-"""Up to so many chunks, all distances are computed."""
+_EXACT_CHUNKS = 5_000
+"""Up to so many chunks, all distances are computed: 3 microseconds each."""
+_INDEX_COST = 1_000
+"""The index pays if the square of the searched chunks is more than this times all chunks: among
+those of other stores, the search has to pass many of them."""
 _MOST_DIMENSIONS = 4_000
 """Dimensions that an HNSW index of half precision vectors can have; more are never indexed."""
 _CANDIDATES = 100
@@ -37,11 +40,10 @@ _EF_SEARCH = 200
 """``hnsw.ef_search``: nodes that the search of the index keeps; more find more of the nearest."""
 _RANK_OFFSET = 60
 """The constant of reciprocal rank fusion."""
-_MOST_WORDS = 32
-_COMMON = 300
-"""A word that more chunks have is not searched, unless all words of the question are so common."""
+_MOST_WORDS = 16
 _MOST_WITH_WORDS = 1_000
-"""Chunks that may have the searched words, all together; the rarest are searched first."""
+"""Chunks that may have the searched words, as PostgreSQL estimates: the rarest words are searched,
+and those that more chunks have say little about any of them."""
 _LOCK_INDEX = "SELECT pg_advisory_xact_lock(0x76656378, %s)"
 
 Filter = Mapping[str, Any]
@@ -49,15 +51,14 @@ Filter = Mapping[str, Any]
 _ORDERS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 
 _WORDS = """
-SELECT word, (SELECT count(*) FROM (
-    SELECT FROM vector_stores_chunk chunk
-    WHERE chunk.words @@ word::tsquery AND chunk.store_id = ANY(%(stores)s) LIMIT %(limit)s
-) having_word)
-FROM (
-    SELECT quote_literal(lexeme) AS word
-    FROM unnest(to_tsvector(%(language)s::regconfig, %(text)s)) LIMIT %(most)s
-) words
+SELECT quote_literal(lexeme) FROM unnest(to_tsvector(%(language)s::regconfig, %(text)s))
+LIMIT %(most)s
 """
+_EXPLAINED = """
+EXPLAIN (FORMAT JSON) SELECT FROM vector_stores_chunk chunk
+WHERE chunk.words @@ %(word)s::tsquery AND chunk.store_id = ANY(%(stores)s)
+"""
+_ALL_CHUNKS = "SELECT reltuples FROM pg_class WHERE oid = 'vector_stores_chunk'::regclass"
 _BY_WORDS = sql.SQL("""
 SELECT chunk.id FROM vector_stores_chunk chunk
 WHERE chunk.words @@ %(any_word)s::tsquery AND chunk.store_id = ANY(%(stores)s) {files}
@@ -149,7 +150,7 @@ def search(
     by_meaning = _by_meaning(values, only_files, len(vector), chunks)
     by_words: list[int] = []
     if ranking.text_weight:
-        by_words = _by_words(values, only_files, live[0].language, question)
+        by_words = _by_words(values, only_files, live[0].language, question, chunks)
     scores = _fused(by_meaning, by_words, ranking)
     with connection.cursor() as cursor:
         known = {
@@ -227,6 +228,11 @@ def _by_meaning(
 ) -> list[int]:
     """Return the ids of the nearest chunks, nearest first."""
     is_indexed = chunks > _EXACT_CHUNKS and dimensions <= _MOST_DIMENSIONS
+    if is_indexed:
+        with connection.cursor() as cursor:
+            cursor.execute(_ALL_CHUNKS)
+            (total,) = cursor.fetchone()
+        is_indexed = chunks**2 > _INDEX_COST * total
     query = _NEAREST if is_indexed else _EXACT
     with transaction.atomic(), connection.cursor() as cursor:
         if is_indexed:
@@ -236,28 +242,33 @@ def _by_meaning(
 
 
 def _by_words(
-    values: Mapping[str, Any], files: sql.Composable, language: str, question: str
+    values: Mapping[str, Any], files: sql.Composable, language: str, question: str, chunks: int
 ) -> list[int]:
-    """Return the ids of the chunks with the most, and the rarest, words of a question."""
+    """Return the ids of the chunks with the most, and the rarest, words of a question.
+
+    ``chunks`` is how many are searched.
+    """
     with connection.cursor() as cursor:
-        given: dict[str, Any] = {"language": language, "text": question}
-        given |= {"most": _MOST_WORDS, "limit": _COMMON + 1}
-        cursor.execute(_WORDS, {**values, **given})
-        counts = sorted(cursor.fetchall(), key=lambda row: (row[1], row[0]))
+        given: dict[str, Any] = {"language": language, "text": question, "most": _MOST_WORDS}
+        cursor.execute(_WORDS, given)
+        counts: list[tuple[int, str]] = []
+        for (word,) in cursor.fetchall():
+            cursor.execute(_EXPLAINED, dict(values, word=word))
+            (((plan,),),) = cursor.fetchall()
+            counts.append((max(1, plan["Plan"]["Plan Rows"]), word))
         words: list[tuple[str, int]] = []
-        total = 0
-        for word, count in counts:
-            is_searched = count <= _COMMON and total + count <= _MOST_WITH_WORDS
-            if count and (is_searched or not words):
+        left = _MOST_WITH_WORDS
+        for count, word in sorted(counts):
+            left -= count
+            if left >= 0:
                 words.append((word, count))
-                total += count
         if not words:
             return []
         searched = {
             **values,
             "any_word": " | ".join(word for word, _ in words),
             "words": [word for word, _ in words],
-            "weights": [math.log(1 + _COMMON / count) for _, count in words],
+            "weights": [math.log(1 + chunks / count) for _, count in words],
         }
         cursor.execute(_BY_WORDS.format(files=files), searched)
         return [id_ for (id_,) in cursor.fetchall()]

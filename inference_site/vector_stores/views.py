@@ -21,6 +21,7 @@ from inference_site.core.errors.api_errors import (
     InvalidRequestError,
     NotFoundError,
 )
+from inference_site.core.storage.fields import replace_nul
 from inference_site.files.models import StoredFile
 from inference_site.gateway.api.authentication import caller_of
 from inference_site.gateway.api.paging import Page, PageQuery, list_object, parse_page
@@ -229,7 +230,7 @@ class VectorStoreFileView(ApiView):
         """Replace the attributes of a file."""
         body, store = parse(FileChanges, request.data), _store(request, vector_store_id)
         entry = _entry(store, file_id)
-        entry.attributes = body.attributes or {}
+        entry.attributes = replace_nul(body.attributes or {})
         entry.save(update_fields=["attributes"])
         return Response(_wire_file(store, entry).model_dump())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.responses_api.schemas import (
     COUNT,
     ERROR,
+    FILE_CITATION,
     INTEGER,
     LOGPROB,
     LOST_USAGE,
@@ -57,7 +58,7 @@ _EVENTS = (
         "response.output_text.annotation.added",
         **_PART_PLACE,
         annotation_index=COUNT,
-        annotation=URL_CITATION,
+        annotation=any_of(URL_CITATION, FILE_CITATION),
     ),
     _event("response.output_text.done", **_PART_PLACE, text=STRING, **_LOGPROBS),
     _event("response.reasoning_text.delta", **_PART_PLACE, delta=STRING),
@@ -84,7 +85,8 @@ _EVENTS = (
     _event("response.shell_call_command.delta", **_COMMAND_PLACE, delta=STRING),
     _event("response.shell_call_command.done", **_COMMAND_PLACE, command=STRING),
     *(
-        _event(f"response.web_search_call.{state}", **_ITEM_PLACE)
+        _event(f"response.{item}.{state}", **_ITEM_PLACE)
+        for item in ("web_search_call", "file_search_call")
         for state in ("in_progress", "searching", "completed")
     ),
     *(

@@ -72,11 +72,19 @@ URL_CITATION = record(
         "title": STRING,
     }
 )
+FILE_CITATION = record(
+    {
+        "type": const("file_citation"),
+        "index": COUNT,
+        "file_id": prefixed("file-"),
+        "filename": STRING,
+    }
+)
 OUTPUT_TEXT = record(
     {
         "type": const("output_text"),
         "text": STRING,
-        "annotations": array(URL_CITATION),
+        "annotations": array(any_of(URL_CITATION, FILE_CITATION)),
         "logprobs": array(LOGPROB),
     }
 )
@@ -245,6 +253,27 @@ WEB_SEARCH_CALL = record(
         ),
     }
 )
+FILE_SEARCH_CALL = record(
+    {
+        "id": prefixed("fs_"),
+        "type": const("file_search_call"),
+        "status": const("in_progress", "searching", "completed", "incomplete", "failed"),
+        "queries": array(STRING),
+        "results": nullable(
+            array(
+                record(
+                    {
+                        "file_id": prefixed("file-"),
+                        "filename": STRING,
+                        "score": {"type": "number", "minimum": 0, "maximum": 1},
+                        "text": STRING,
+                        "attributes": {"type": "object"},
+                    }
+                )
+            )
+        ),
+    }
+)
 _MCP_ERROR = any_of(
     record({"type": const("mcp_protocol_error", "http_error"), "code": INTEGER, "message": STRING}),
     record(
@@ -305,6 +334,7 @@ OUTPUT_ITEM = any_of(
     TOOL_SEARCH_CALL,
     COMPACTION,
     WEB_SEARCH_CALL,
+    FILE_SEARCH_CALL,
     MCP_CALL,
     MCP_LIST_TOOLS,
     MCP_APPROVAL_REQUEST,

@@ -115,4 +115,10 @@ class Migration(migrations.Migration):
             model_name='chunk',
             constraint=models.UniqueConstraint(fields=('file', 'position'), name='chunk_position'),
         ),
+        # In the row itself as long as it fits there: all distances are computed without reading
+        # another table.
+        migrations.RunSQL(
+            "ALTER TABLE vector_stores_chunk ALTER COLUMN embedding SET STORAGE MAIN",
+            migrations.RunSQL.noop,
+        ),
     ]

@@ -1,0 +1,322 @@
+"""Vector stores through the official client: files, batches, states, search, filters, tenants."""
+
+from __future__ import annotations
+
+import io
+import time
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.keys import make_key
+from tests.vector_stores.conftest import FJORDS, INVOICES, TEA, ReadingSite
+
+
+def found(site: ReadingSite, store: Any, query: Any, **options: Any) -> list[Any]:
+    return site.client.vector_stores.search(store.id, query=query, **options).data
+
+
+def test_files_are_indexed_and_found_by_meaning_and_words(site: ReadingSite) -> None:
+    store = site.store(fjords_txt=FJORDS, tea_md=f"# Tea\n\n{TEA}", bills_txt=INVOICES)
+    assert store.status == "completed"
+    assert (store.file_counts.completed, store.file_counts.total) == (3, 3)
+    assert store.usage_bytes > 3 * 192 * 4
+    best = found(site, store, "QX-77")[0]
+    assert best.filename == "bills.txt"
+    assert best.content[0].text == INVOICES
+    assert 0 < best.score <= 1
+    assert {one.filename for one in found(site, store, "how long is the fjord?")} == {
+        "fjords.txt",
+        "tea.md",
+        "bills.txt",
+    }
+    assert len(found(site, store, "fjord", max_num_results=1)) == 1
+    page: Any = site.client.vector_stores.search(store.id, query=["fjord", "green tea"])
+    assert page.search_query == ["fjord", "green tea"]
+
+
+def test_ranking_options_choose_the_ranking_and_the_threshold(site: ReadingSite) -> None:
+    store = site.store(fjords_txt=FJORDS, tea_txt=TEA)
+    by_meaning = found(site, store, FJORDS, ranking_options={"ranker": "none"})
+    assert by_meaning[0].filename == "fjords.txt"
+    assert by_meaning[0].score == pytest.approx(1, abs=1e-3)
+    assert by_meaning[1].score < by_meaning[0].score
+    strict = {"ranker": "none", "score_threshold": 0.999}
+    assert [one.filename for one in found(site, store, FJORDS, ranking_options=strict)] == [
+        "fjords.txt"
+    ]
+    words: Any = {"hybrid_search": {"embedding_weight": 0, "text_weight": 1}}
+    assert next(one.filename for one in found(site, store, "brewed", ranking_options=words)) == (
+        "tea.txt"
+    )
+    nothing: Any = {"hybrid_search": {"embedding_weight": 0, "text_weight": 0}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        found(site, store, "x", ranking_options=nothing)
+    assert refused.value.param == "ranking_options.hybrid_search"
+
+
+@pytest.mark.parametrize(
+    ("filters", "names"),
+    [
+        ({"type": "eq", "key": "year", "value": 2024}, {"a.txt"}),
+        ({"type": "ne", "key": "year", "value": 2024}, {"b.txt", "c.txt"}),
+        ({"type": "gte", "key": "year", "value": 2024.5}, {"b.txt"}),
+        ({"type": "lt", "key": "team", "value": "b"}, {"a.txt"}),
+        ({"type": "in", "key": "team", "value": ["b", "x"]}, {"b.txt"}),
+        ({"type": "nin", "key": "team", "value": ["b", "x"]}, {"a.txt", "c.txt"}),
+        ({"type": "eq", "key": "draft", "value": True}, {"c.txt"}),
+        (
+            {"type": "or", "filters": [
+                {"type": "eq", "key": "draft", "value": True},
+                {"type": "and", "filters": [{"type": "gt", "key": "year", "value": 2000},
+                                            {"type": "eq", "key": "team", "value": "a"}]},
+            ]},
+            {"a.txt", "c.txt"},
+        ),
+        ({"type": "eq", "key": "x' OR TRUE --", "value": "'; DROP TABLE x; --"}, set()),
+    ],
+)  # fmt: skip
+def test_filters_let_through_files_by_their_attributes(
+    site: ReadingSite, filters: Any, names: set[str]
+) -> None:
+    store = attributed(site)
+    assert {one.filename for one in found(site, store, "text", filters=filters)} == names
+
+
+_attributed: dict[int, Any] = {}
+
+
+def attributed(site: ReadingSite) -> Any:
+    """A store whose files have attributes; made once."""
+    if id(site) not in _attributed:
+        store = site.client.vector_stores.create()
+        files: Any = {
+            "a.txt": {"year": 2024, "team": "a"},
+            "b.txt": {"year": 2025, "team": "b"},
+            "c.txt": {"draft": True},
+        }
+        site.client.vector_stores.file_batches.create_and_poll(
+            store.id,
+            files=[
+                {"file_id": site.file(name, f"The text of {name}"), "attributes": attributes}
+                for name, attributes in files.items()
+            ],
+            poll_interval_ms=100,
+        )  # fmt: skip
+        _attributed[id(site)] = store
+    return _attributed[id(site)]
+
+
+def test_attributes_can_be_replaced(site: ReadingSite) -> None:
+    store = site.store(a_txt=TEA)
+    [entry] = site.client.vector_stores.files.list(store.id).data
+    changed = site.client.vector_stores.files.update(
+        entry.id, vector_store_id=store.id, attributes={"kind": "drink\0"}
+    )
+    assert changed.attributes == {"kind": "drink\ufffd"}
+    drinks = {"type": "eq", "key": "kind", "value": "drink\ufffd"}
+    assert [one.file_id for one in found(site, store, "tea", filters=drinks)] == [entry.id]
+
+
+def test_long_file_has_overlapping_chunks_that_can_be_read(site: ReadingSite) -> None:
+    sentences = [f"Sentence {number} speaks of number {number * 7}." for number in range(400)]
+    file_id = site.file("long.txt", " ".join(sentences))
+    store = site.client.vector_stores.create()
+    strategy: Any = {
+        "type": "static",
+        "static": {"max_chunk_size_tokens": 200, "chunk_overlap_tokens": 50},
+    }
+    entry = site.client.vector_stores.files.create_and_poll(
+        file_id, vector_store_id=store.id, chunking_strategy=strategy, poll_interval_ms=100
+    )
+    assert entry.status == "completed"
+    assert entry.to_dict()["chunking_strategy"] == strategy
+    texts = [
+        part.text or "" for part in site.client.vector_stores.files.content(
+            file_id, vector_store_id=store.id
+        ).data
+    ]  # fmt: skip
+    assert len(texts) > 15
+    assert all(len(text) <= 800 for text in texts)
+    assert texts[0].startswith("Sentence 0 ")
+    assert texts[-1].endswith("2793.")
+    repeated = [s for s in sentences if sum(s in text for text in texts) > 1]
+    assert len(repeated) > 50
+    words: Any = {"hybrid_search": {"embedding_weight": 0, "text_weight": 1}}
+    [best, *_] = found(site, store, "Sentence 399 speaks of number 2793", ranking_options=words)
+    assert "2793" in best.content[0].text
+
+
+def test_one_too_long_for_the_model_is_embedded_in_parts(site: ReadingSite) -> None:
+    # Emoji have more tokens than a quarter of their characters.
+    file_id = site.file("faces.txt", "😀😃😄😁" * 800)
+    store = site.client.vector_stores.create()
+    entry = site.client.vector_stores.files.create_and_poll(
+        file_id, vector_store_id=store.id, poll_interval_ms=100
+    )
+    assert entry.status == "completed", entry.last_error
+
+
+def test_what_cannot_be_read_fails_with_a_reason(site: ReadingSite) -> None:
+    store = site.store(
+        noise_bin=b"\x00\x01\x02\xff" * 100, fake_pdf=b"%PDF-1.7 no", empty_txt=b" \n",
+        fake_docx=b"PK\x03\x04 no archive", good_txt=TEA,
+    )  # fmt: skip
+    assert store.file_counts.failed == 4
+    assert store.file_counts.completed == 1
+    entries = site.client.vector_stores.files.list(store.id, filter="failed").data
+    errors = {entry.last_error.code for entry in entries if entry.last_error}
+    assert errors == {"unsupported_file"}
+    messages = sorted(entry.last_error.message for entry in entries if entry.last_error)
+    assert messages == [
+        "The file has no text.",
+        "The file is neither text nor a PDF, DOCX or HTML file.",
+        "This is not a DOCX that can be read.",
+        "This is not a PDF that can be read.",
+    ]
+
+
+def test_deleted_file_is_found_no_more(site: ReadingSite) -> None:
+    store = site.store(fjords_txt=FJORDS, tea_txt=TEA, bills_txt=INVOICES)
+    by_name = {one.filename: one.file_id for one in found(site, store, "text")}
+    site.client.vector_stores.files.delete(by_name["tea.txt"], vector_store_id=store.id)
+    site.client.files.delete(by_name["bills.txt"])
+    assert [one.filename for one in found(site, store, "tea invoice fjord")] == ["fjords.txt"]
+    assert site.client.vector_stores.retrieve(store.id).file_counts.total == 1
+    assert site.client.files.retrieve(by_name["tea.txt"]).status == "processed"
+    with pytest.raises(openai.NotFoundError):
+        site.client.vector_stores.files.retrieve(by_name["tea.txt"], vector_store_id=store.id)
+
+
+def test_file_that_is_in_the_store_already_stays(site: ReadingSite) -> None:
+    store = site.store(tea_txt=TEA)
+    [entry] = site.client.vector_stores.files.list(store.id).data
+    again = site.client.vector_stores.files.create(store.id, file_id=entry.id)
+    assert (again.id, again.status) == (entry.id, "completed")
+    assert site.client.vector_stores.retrieve(store.id).file_counts.total == 1
+
+
+def test_store_is_changed_listed_expires_and_is_deleted(site: ReadingSite) -> None:
+    client = site.client
+    store = client.vector_stores.create(
+        name="shelf", metadata={"a": "b"}, expires_after={"anchor": "last_active_at", "days": 7}
+    )
+    assert store.expires_at == store.last_active_at + 7 * 86_400  # type: ignore[operator]
+    changed = client.vector_stores.update(store.id, name="rack", expires_after=None)
+    assert (changed.name, changed.metadata, changed.expires_at) == ("rack", {"a": "b"}, None)
+    listed = client.vector_stores.list(limit=1)
+    assert [one.id for one in listed.data] == [store.id]
+    assert listed.has_more
+    assert client.vector_stores.delete(store.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.vector_stores.retrieve(store.id)
+    with pytest.raises(openai.NotFoundError):
+        client.vector_stores.search(store.id, query="x")
+
+
+def test_batch_is_cancelled(site: ReadingSite) -> None:
+    store = site.client.vector_stores.create()
+    ids = [site.file(f"{number}.txt", FJORDS * 50) for number in range(30)]
+    batches = site.client.vector_stores.file_batches
+    batch = batches.create(store.id, file_ids=ids)
+    assert batch.file_counts.total == 30
+    cancelled = batches.cancel(batch.id, vector_store_id=store.id)
+    assert cancelled.status == "cancelled"
+    assert cancelled.file_counts.in_progress == 0
+    assert cancelled.file_counts.cancelled > 0
+    files = batches.list_files(batch.id, vector_store_id=store.id, filter="cancelled", limit=100)
+    assert len(files.data) == cancelled.file_counts.cancelled
+    again = site.client.vector_stores.files.create_and_poll(
+        files.data[0].id, vector_store_id=store.id, poll_interval_ms=100
+    )
+    assert again.status == "completed"
+
+
+def test_other_projects_see_none_of_it(site: ReadingSite) -> None:
+    store = site.store(tea_txt=TEA)
+    [entry] = site.client.vector_stores.files.list(store.id).data
+    other = site.stack.client(make_key(site.stack, "inference").secret)
+    for call in (
+        lambda: other.vector_stores.retrieve(store.id),
+        lambda: other.vector_stores.search(store.id, query="tea"),
+        lambda: other.vector_stores.files.list(store.id),
+        lambda: other.vector_stores.delete(store.id),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            call()
+    assert other.vector_stores.list().data == []
+    mine = other.vector_stores.create()
+    with pytest.raises(openai.BadRequestError) as refused:
+        other.vector_stores.files.create(mine.id, file_id=entry.id)
+    assert refused.value.param == "file_id"
+
+
+def test_invalid_requests_name_their_field(site: ReadingSite) -> None:
+    store = site.client.vector_stores.create()
+    deep: Any = {"type": "eq", "key": "k", "value": 1}
+    for _ in range(40):
+        deep = {"type": "and", "filters": [deep]}
+    wide: Any = {"type": "or", "filters": [
+        {"type": "and", "filters": [{"type": "eq", "key": "k", "value": n} for n in range(60)]}
+        for _ in range(2)
+    ]}  # fmt: skip
+    for body, param in (
+        ({"query": ""}, "query"),
+        ({"query": "x", "max_num_results": 51}, "max_num_results"),
+        ({"query": "x", "filters": {"type": "in", "key": "k", "value": 1}}, "filters"),
+        ({"query": "x", "filters": {"type": "near", "key": "k", "value": 1}}, "filters.type"),
+        ({"query": "x", "filters": wide}, "filters"),
+    ):
+        answer = post(site, f"/v1/vector_stores/{store.id}/search", body)
+        assert answer.status_code == 400, body
+        assert answer.json()["error"]["param"].startswith(param), answer.text
+    assert post(site, f"/v1/vector_stores/{store.id}/search",
+                {"query": "x", "filters": deep}).status_code in (200, 400)  # fmt: skip
+    for body, param in (
+        ({"file_ids": ["file-none"]}, "file_ids[0]"),
+        ({"embedding_model": "no-such"}, "embedding_model"),
+        ({"embedding_model": "demo"}, "embedding_model"),
+        ({"expires_after": {"anchor": "last_active_at", "days": 0}}, "expires_after.days"),
+        (
+            {"chunking_strategy": {"type": "static", "static": {
+                "max_chunk_size_tokens": 200, "chunk_overlap_tokens": 150}}},
+            "chunking_strategy.static",
+        ),
+    ):  # fmt: skip
+        answer = post(site, "/v1/vector_stores", body)
+        assert answer.status_code in (400, 404), body
+        assert answer.json()["error"]["param"].startswith(param), answer.text
+    large = site.file("large.txt", "x" * 2_000_001)
+    with pytest.raises(openai.BadRequestError, match="2000000 bytes"):
+        site.client.vector_stores.files.create(store.id, file_id=large)
+
+
+def post(site: ReadingSite, path: str, body: Any) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {site.client.api_key}"}
+    return httpx.post(f"{site.stack.url}{path}", json=body, headers=headers, timeout=60)
+
+
+def test_usage_has_what_was_embedded(site: ReadingSite) -> None:
+    client = site.stack.client(make_key(site.stack, "inference", "usage:read").secret)
+    upload = ("a.txt", io.BytesIO(FJORDS.encode()))
+    file = client.files.create(file=upload, purpose="assistants")
+    store = client.vector_stores.create(file_ids=[file.id])
+    deadline = time.monotonic() + 30
+    while client.vector_stores.retrieve(store.id).status != "completed":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    client.vector_stores.search(store.id, query="fjord")
+    deadline = time.monotonic() + 30
+    while not (counted := counted_tokens(client)):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert counted > 30
+
+
+def counted_tokens(client: openai.OpenAI) -> int:
+    """The input tokens of the embedding model in the usage of the key's project."""
+    usage: Any = client.get("/usage?group_by=model", cast_to=object)
+    groups = [group for bucket in usage["data"] for group in bucket["results"]]
+    return sum(g["input_tokens"] for g in groups if g["model"] == "demo-embedding")
