@@ -51,7 +51,7 @@ from inference_site.vector_stores.views import (
 admin.autodiscover()
 
 _VECTOR_STORE = "v1/vector_stores/<str:vector_store_id>"
-_FILE_BATCH = f"{_VECTOR_STORE}/file_batches/<str:batch_id>"
+_FILE_BATCH = f"{_VECTOR_STORE}/file_batches/<str:file_batch_id>"
 
 handler403 = "inference_site.console.error_pages.forbidden"
 handler404 = "inference_site.console.error_pages.not_found"

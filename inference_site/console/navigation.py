@@ -22,6 +22,7 @@ _MODELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("Generations", "receipt_long", "generations.generation"),
             ("Batches", "inventory_2", "batches.batch"),
             ("Files", "description", "files.storedfile"),
+            ("Vector stores", "dataset", "vector_stores.vectorstore"),
         ),
     ),
     (

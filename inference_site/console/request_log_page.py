@@ -72,6 +72,8 @@ _ENDPOINTS = {
     "message.input_tokens": "/v1/messages/count_tokens",
     "ollama": "/api/chat",
     "ollama.embedding": "/api/embed",
+    "vector_store.embedding": "files of vector stores",
+    "vector_store.search": "/v1/vector_stores/{vector_store_id}/search",
 }
 
 LoggedRequest = Generation | Refusal

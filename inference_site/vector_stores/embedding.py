@@ -23,7 +23,6 @@ from inference_site.runs.queue import enqueue, new_id
 from inference_site.runs.streams.batches import Ending
 from inference_site.runs.streams.event_log import log_position, read_log
 from inference_site.runs.streams.request_documents import Assembly, Document
-from inference_site.runs.usage.accounting import settle_for_request
 from inference_site.vector_stores.kinds import EMBEDDING
 
 _BYTES_PER_TOKEN = 3
@@ -107,7 +106,6 @@ def embed(
         try:
             enqueue(row, document, None, with_row=reservation)
         except BudgetExhausted as exc:
-            settle_for_request()
             raise NoBudget(f"{exc} is used up.") from exc
     try:
         ending = _ending_of(row.public_id, time.monotonic() + timeout_s, is_cancelled)

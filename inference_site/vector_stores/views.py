@@ -54,7 +54,6 @@ from inference_site.vector_stores.wire import (
     FileChanges,
     FileContentPage,
     FileCounts,
-    FileObject,
     FileRequest,
     FilesQuery,
     IndexingError,
@@ -65,6 +64,7 @@ from inference_site.vector_stores.wire import (
     ShownExpiry,
     ShownStrategy,
     StoreChanges,
+    StoreFileObject,
     StoreObject,
     StoreRequest,
     chunk_sizes,
@@ -79,7 +79,7 @@ class VectorStoresView(ApiView):
 
     counts_writes = True
 
-    @documented(answer=StoreObject, body=StoreRequest)
+    @documented(answer=StoreObject, body=StoreRequest, errors=(NotFoundError,))
     def post(self, request: Request) -> Response:
         """Create a vector store, with files if `file_ids` are given.
 
@@ -195,7 +195,7 @@ class VectorStoreFilesView(ApiView):
 
     counts_writes = True
 
-    @documented(answer=FileObject, body=FileRequest)
+    @documented(answer=StoreFileObject, body=FileRequest)
     def post(self, request: Request, vector_store_id: str) -> Response:
         """Add a file to a vector store.
 
@@ -207,7 +207,7 @@ class VectorStoreFilesView(ApiView):
             _add(store, caller_of(request), [body], "file_id")
         return Response(_wire_file(store, _entry(store, body.file_id)).model_dump())
 
-    @documented(answer=ListObject[FileObject], query=FilesQuery)
+    @documented(answer=ListObject[StoreFileObject], query=FilesQuery)
     def get(self, request: Request, vector_store_id: str) -> Response:
         """List the files of a vector store, the newest first."""
         store = _store(request, vector_store_id)
@@ -219,13 +219,13 @@ class VectorStoreFileView(ApiView):
 
     counts_writes = True
 
-    @documented(answer=FileObject)
+    @documented(answer=StoreFileObject)
     def get(self, request: Request, vector_store_id: str, file_id: str) -> Response:
         """Get a file of a vector store."""
         store = _store(request, vector_store_id)
         return Response(_wire_file(store, _entry(store, file_id)).model_dump())
 
-    @documented(answer=FileObject, body=FileChanges)
+    @documented(answer=StoreFileObject, body=FileChanges)
     def post(self, request: Request, vector_store_id: str, file_id: str) -> Response:
         """Replace the attributes of a file."""
         body, store = parse(FileChanges, request.data), _store(request, vector_store_id)
@@ -284,25 +284,25 @@ class FileBatchesView(ApiView):
 
 
 class FileBatchView(ApiView):
-    """``/v1/vector_stores/{vector_store_id}/file_batches/{batch_id}``."""
+    """``/v1/vector_stores/{vector_store_id}/file_batches/{file_batch_id}``."""
 
     @documented(answer=FileBatchObject)
-    def get(self, request: Request, vector_store_id: str, batch_id: str) -> Response:
+    def get(self, request: Request, vector_store_id: str, file_batch_id: str) -> Response:
         """Get the state of files that were added together."""
         store = _store(request, vector_store_id)
-        return Response(_wire_batch(store, _batch(store, batch_id)).model_dump())
+        return Response(_wire_batch(store, _batch(store, file_batch_id)).model_dump())
 
 
 class FileBatchCancelView(ApiView):
-    """``POST /v1/vector_stores/{vector_store_id}/file_batches/{batch_id}/cancel``."""
+    """``POST /v1/vector_stores/{vector_store_id}/file_batches/{file_batch_id}/cancel``."""
 
     counts_writes = True
 
     @documented(answer=FileBatchObject)
-    def post(self, request: Request, vector_store_id: str, batch_id: str) -> Response:
+    def post(self, request: Request, vector_store_id: str, file_batch_id: str) -> Response:
         """Cancel the files of a batch that are not indexed yet."""
         store = _store(request, vector_store_id)
-        batch = _batch(store, batch_id)
+        batch = _batch(store, file_batch_id)
         if VectorStoreFile.objects.filter(batch=batch).cancel():
             FileBatch.objects.filter(pk=batch.pk).update(is_cancelled=True)
             batch.refresh_from_db()
@@ -310,13 +310,13 @@ class FileBatchCancelView(ApiView):
 
 
 class FileBatchFilesView(ApiView):
-    """``/v1/vector_stores/{vector_store_id}/file_batches/{batch_id}/files``."""
+    """``/v1/vector_stores/{vector_store_id}/file_batches/{file_batch_id}/files``."""
 
-    @documented(answer=ListObject[FileObject], query=FilesQuery)
-    def get(self, request: Request, vector_store_id: str, batch_id: str) -> Response:
+    @documented(answer=ListObject[StoreFileObject], query=FilesQuery)
+    def get(self, request: Request, vector_store_id: str, file_batch_id: str) -> Response:
         """List the files of a batch, the newest first."""
         store = _store(request, vector_store_id)
-        rows = VectorStoreFile.objects.filter(batch=_batch(store, batch_id))
+        rows = VectorStoreFile.objects.filter(batch=_batch(store, file_batch_id))
         return _list_of(request, store, rows)
 
 
@@ -426,7 +426,7 @@ def _entry(store: VectorStore, file_id: str) -> VectorStoreFile:
 def _batch(store: VectorStore, public_id: str) -> FileBatch:
     found = FileBatch.objects.filter(store=store, public_id=public_id).first()
     if found is None:
-        raise NotFoundError(f"No such file batch: {public_id[:100]}", param="batch_id")
+        raise NotFoundError(f"No such file batch: {public_id[:100]}", param="file_batch_id")
     return found
 
 
@@ -489,9 +489,9 @@ def _counts(by_status: dict[str, int]) -> FileCounts:
     return FileCounts(**counts, total=sum(counts.values()))
 
 
-def _wire_file(store: VectorStore, entry: VectorStoreFile) -> FileObject:
+def _wire_file(store: VectorStore, entry: VectorStoreFile) -> StoreFileObject:
     failed = entry.status == IndexingStatus.FAILED
-    return FileObject(
+    return StoreFileObject(
         id=entry.file.public_id,
         usage_bytes=entry.usage_bytes,
         created_at=int(entry.created_at.timestamp()),

@@ -246,8 +246,8 @@ class FilesQuery(PageQuery):
     """Query parameters of the lists of files."""
 
     order: Literal["asc", "desc"] = "desc"
-    filter: IndexingStatus | SkipJsonSchema[None] = Field(
-        None, description="Only files with this status."
+    filter: Literal["in_progress", "completed", "failed", "cancelled"] | SkipJsonSchema[None] = (
+        Field(None, description="Only files with this status.")
     )
 
 
@@ -315,7 +315,7 @@ class ShownStrategy(WireObject):
     static: ShownChunks
 
 
-class FileObject(WireObject):
+class StoreFileObject(WireObject):
     """A file in a vector store; its id is that of the file."""
 
     id: str

@@ -40,6 +40,7 @@ MENU = [
     "/admin/completions/storedcompletion/",
     "/admin/batches/batch/",
     "/admin/files/storedfile/",
+    "/admin/vector_stores/vectorstore/",
     "/admin/responses_api/prompttemplate/",
     "/admin/generations/generation/",
     "/admin/responses_api/mcpapproval/",
@@ -74,6 +75,7 @@ PAGES = [
     "/admin/responses_api/conversation/1/change/",
     "/admin/responses_api/prompttemplate/1/change/",
     "/admin/batches/batch/1/change/",
+    "/admin/vector_stores/vectorstore/1/change/",
     "/admin/password_change/",
 ]
 """One page of each template; tests/console/test_every_page.py asks for all pages."""
@@ -106,6 +108,7 @@ def requests(stack: ServedStack, client: openai.OpenAI) -> None:
     client.batches.create(
         input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
     )
+    client.vector_stores.create(name="shelf", file_ids=[file.id])
     [[asking]] = stack.sql(
         "INSERT INTO responses_api_item (public_id, project_id, response_id, position, is_output,"
         " data) VALUES ('mcpr_1', 1, 1, 90, true, %s) RETURNING id",

@@ -155,7 +155,6 @@ def ids(stack: ServedStack, owner: MadeKey) -> dict[str, str]:
         chat = {"model": "scripted", "messages": [HELLO], "store": True}
         made = http.post(RESPONSES, json={"model": "scripted", "input": "Hello"}).json()
         conversation = http.post("/v1/conversations", json={"items": [HELLO]}).json()["id"]
-        form = {"data": {"purpose": "user_data"}, "files": {"file": b"x"}}
         upload = {"filename": "a", "bytes": 1, "mime_type": "a/b", "purpose": "user_data"}
         items = http.get(f"/v1/conversations/{conversation}/items").json()["data"]
         return {
@@ -163,9 +162,9 @@ def ids(stack: ServedStack, owner: MadeKey) -> dict[str, str]:
             "response_id": made["id"],
             "conversation_id": conversation,
             "item_id": items[0]["id"],
-            "file_id": http.post("/v1/files", **form).json()["id"],  # type: ignore[arg-type]
             "upload_id": http.post("/v1/uploads", json=upload).json()["id"],
             "batch_id": _ended_batch(http, "/v1/batches", _batch(http)),
+            **_vector_store(http),
             "message_batch_id": _ended_batch(http, "/v1/messages/batches", MESSAGES),
         }
 
@@ -187,6 +186,15 @@ def _batch(http: httpx.Client) -> dict[str, str]:
     form = {"data": {"purpose": "batch"}, "files": {"file": json.dumps(line).encode()}}
     file = http.post("/v1/files", **form).json()["id"]  # type: ignore[arg-type]
     return {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
+
+
+def _vector_store(http: httpx.Client) -> dict[str, str]:
+    """The ids of a vector store, its file and its file batch."""
+    form = {"data": {"purpose": "assistants"}, "files": {"file": b"x"}}
+    file = http.post("/v1/files", **form).json()["id"]  # type: ignore[arg-type]
+    store = http.post("/v1/vector_stores", json={"embedding_model": "demo-embedding"}).json()["id"]
+    added = http.post(f"/v1/vector_stores/{store}/file_batches", json={"file_ids": [file]}).json()
+    return {"vector_store_id": store, "file_id": file, "file_batch_id": added["id"]}
 
 
 def _ended_batch(http: httpx.Client, path: str, body: dict[str, Any]) -> str:

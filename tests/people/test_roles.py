@@ -53,6 +53,7 @@ LEFT_TO_ADMINISTRATORS = {
     "responses_api.storedresponse": "add delete content",
     "site_settings.sitesettings": "add change delete",
     "usage.usagerollup": "add change delete",
+    "vector_stores.vectorstore": "add change delete",  # The API's.
     # No page shows them by themselves.
     "accounts.budgetspend": "add change delete view",
     "accounts.keysecret": "add change delete view",

@@ -1,6 +1,6 @@
 """A tool of the site for tests: it sends each call to a server, which counts the calls.
 
-It takes the place of ``file_search``, which this product does not run. The functions ``count`` and
+It takes the place of ``code_interpreter``, which this product does not run. The functions ``count`` and
 ``again`` send a call; a call of ``again`` may be repeated. The arguments may have the worker
 killed: ``die`` is ``before`` the call is sent, or ``after`` it was answered, in the first attempt.
 """
@@ -32,7 +32,7 @@ class CountedToolType(SiteToolType):
     """Offers both functions; their calls are shown as calls of an MCP server."""
 
     type = TYPE
-    names = frozenset({"file_search"})
+    names = frozenset({"code_interpreter"})
 
     def offer(
         self, tool: TypedTool, offered: OfferedTools, project_id: int

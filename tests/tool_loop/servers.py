@@ -136,7 +136,7 @@ class LoopSite:
 
     def request(self, *turns: dict[str, Any], **fields: Any) -> dict[str, Any]:
         """Return the body of a request whose model plays these turns."""
-        tool = {"type": "file_search", "vector_store_ids": [], "url": self.tool.url}
+        tool = {"type": "code_interpreter", "url": self.tool.url}
         return {"model": "player", "input": json.dumps(turns), "tools": [tool], **fields}
 
 
