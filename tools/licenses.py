@@ -18,6 +18,7 @@ _SPDX = {
     "Apache": "Apache-2.0",
     "Apache License Version 2.0": "Apache-2.0",
     "Apache Software License": "Apache-2.0",
+    "BSD-3-Clause, Apache-2.0, dependency licenses": "BSD-3-Clause AND Apache-2.0",
     "BSD 2-Clause License": "BSD-2-Clause",
     "BSD": "BSD-3-Clause",
     "BSD License": "BSD-3-Clause",

@@ -57,7 +57,8 @@ def ask(who: httpx.Client, path: str, method: str, ids: Ids | None = None, **sen
     address = PARAMETER.sub(lambda found: (ids or {}).get(found[1], "x"), path)
     if method == "POST" and path in FORMS:  # Another type of body is refused before the key.
         return who.request(method, address, files={"file": b"x", "data": b"x"}, **sent)
-    reaching = {"metadata": {}, "items": [HELLO], "part_ids": []}
+    reaching: dict[str, Any] = {"metadata": {}, "items": [HELLO], "part_ids": []}
+    reaching |= {"query": "x", "file_id": "x", "file_ids": ["x"], "attributes": {}}
     body = reaching if method in ("POST", "PUT", "PATCH") else None
     return who.request(method, address, json=body, **sent)
 
@@ -164,7 +165,7 @@ def ids(stack: ServedStack, owner: MadeKey) -> dict[str, str]:
             "item_id": items[0]["id"],
             "upload_id": http.post("/v1/uploads", json=upload).json()["id"],
             "batch_id": _ended_batch(http, "/v1/batches", _batch(http)),
-            **_vector_store(http),
+            **_vector_store(stack, owner, http),
             "message_batch_id": _ended_batch(http, "/v1/messages/batches", MESSAGES),
         }
 
@@ -188,13 +189,35 @@ def _batch(http: httpx.Client) -> dict[str, str]:
     return {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
 
 
-def _vector_store(http: httpx.Client) -> dict[str, str]:
-    """The ids of a vector store, its file and its file batch."""
+def _vector_store(stack: ServedStack, owner: MadeKey, http: httpx.Client) -> dict[str, str]:
+    """The ids of a vector store, its file and its file batch; the stack has no embedding model."""
     form = {"data": {"purpose": "assistants"}, "files": {"file": b"x"}}
     file = http.post("/v1/files", **form).json()["id"]  # type: ignore[arg-type]
-    store = http.post("/v1/vector_stores", json={"embedding_model": "demo-embedding"}).json()["id"]
-    added = http.post(f"/v1/vector_stores/{store}/file_batches", json={"file_ids": [file]}).json()
-    return {"vector_store_id": store, "file_id": file, "file_batch_id": added["id"]}
+    [[store]] = stack.sql(
+        "INSERT INTO vector_stores_vectorstore (public_id, project_id, name, description, language,"
+        " embedding_model, metadata, created_at, last_active_at, is_deleted)"
+        " VALUES ('vs_every_operation', %s, '', '', 'english', 'none', '{}', now(), now(), false)"
+        " RETURNING id",
+        owner.project_id,
+    )
+    [[batch]] = stack.sql(
+        "INSERT INTO vector_stores_filebatch (public_id, store_id, is_cancelled, created_at)"
+        " VALUES ('vsfb_every_operation', %s, false, now()) RETURNING id",
+        store,
+    )
+    stack.sql(
+        "INSERT INTO vector_stores_vectorstorefile (store_id, file_id, project_id, api_key_id,"
+        " batch_id, attributes, chunk_size, chunk_overlap, status, error_code, error_message,"
+        " chunk_count, usage_bytes, attempts, worked_by, created_at)"
+        " SELECT %s, id, %s, %s, %s, '{}', 800, 400, 'cancelled', '', '', 0, 0, 0, '', now()"
+        " FROM files_storedfile WHERE public_id = %s RETURNING id",
+        store, owner.project_id, owner.id, batch, file,
+    )  # fmt: skip
+    return {
+        "vector_store_id": "vs_every_operation",
+        "file_id": file,
+        "file_batch_id": "vsfb_every_operation",
+    }
 
 
 def _ended_batch(http: httpx.Client, path: str, body: dict[str, Any]) -> str:

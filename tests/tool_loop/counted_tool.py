@@ -1,8 +1,9 @@
 """A tool of the site for tests: it sends each call to a server, which counts the calls.
 
-It takes the place of ``code_interpreter``, which this product does not run. The functions ``count`` and
-``again`` send a call; a call of ``again`` may be repeated. The arguments may have the worker
-killed: ``die`` is ``before`` the call is sent, or ``after`` it was answered, in the first attempt.
+It takes the place of ``code_interpreter``, which this product does not run. The functions
+``count`` and ``again`` send a call; a call of ``again`` may be repeated. The arguments may have the
+worker killed: ``die`` is ``before`` the call is sent, or ``after`` it was answered, in the first
+attempt.
 """
 
 from __future__ import annotations

@@ -152,7 +152,9 @@ FIELDS = {
     "TranscriptionRequest.response_format": "What the transcript is: JSON, text or subtitles.",
     "TranslationRequest.response_format": "What the transcript is: JSON, text or subtitles.",
     "TranscriptionRequest.include": "`logprobs` for log probabilities, if the server has them.",
-    "chunking_strategy": "How the sound is cut into pieces: `auto`, or by voice activity.",
+    "TranscriptionRequest.chunking_strategy": (
+        "How the sound is cut into pieces: `auto`, or by voice activity."
+    ),
     "keywords": "Words that are likely to occur.",
     "known_speaker_names": "The names of speakers, in the order of their samples.",
     "known_speaker_references": "Samples of the speakers' voices, as `data:` URLs.",
