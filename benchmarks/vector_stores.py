@@ -18,6 +18,7 @@ import time
 import zlib
 from array import array
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,7 @@ def measure_indexing(documents: int, pages: int) -> None:
     models = {"demo": demo, "demo-embedding": {**demo, "embedding": "mean", "slots": 2}}
     with platform_with(models) as endpoint, _client(endpoint) as http:
         alone = list(_first_tokens(http, 100))
+        measured, of_model = _tokens_a_second(http)
         ids = []
         for number in range(documents):
             upload = {"file": (f"{number}.pdf", io.BytesIO(_pdf(pages, number)))}
@@ -213,17 +215,50 @@ def measure_indexing(documents: int, pages: int) -> None:
         http.post(f"/vector_stores/{store['id']}/file_batches", json={"file_ids": ids})
         beside: list[float] = []
         while (counts := _counts(http, store["id"]))["in_progress"]:
-            beside += _first_tokens(http, 5)
+            beside += _first_tokens(http, 20)
         took = time.monotonic() - began
         assert counts["completed"] == documents, counts
-    rate = documents * pages / took
-    print(f"| {documents} PDFs of {pages} pages | |")
+        began = time.monotonic()
+        again = http.post("/vector_stores", json={"name": "bench"}).json()
+        http.post(f"/vector_stores/{again['id']}/file_batches", json={"file_ids": ids})
+        while _counts(http, again["id"])["in_progress"]:
+            time.sleep(0.2)
+        quiet = time.monotonic() - began
+        embedded = (_embedded_tokens(http) - measured) // 2
+    print(f"| {documents} PDFs of {pages} pages, {embedded:,} tokens with overlaps | |")
     print("|---|---|")
-    print(f"| pages/s, one client beside it | {rate:.1f} |")
+    print(f"| the model alone, two clients: tokens/s | {of_model:,.0f} |")
+    for name, seconds in (("nothing beside it", quiet), ("one client beside it", took)):
+        rate, tokens = documents * pages / seconds, embedded / seconds
+        print(f"| {name}: pages/s | {rate:.1f} |")
+        print(f"| {name}: tokens/s | {tokens:,.0f} ({tokens / of_model:.0%}) |")
     quantiles = [statistics.quantiles(times, n=100) for times in (alone, beside)]
     for name, q in zip(("alone", "beside the indexing"), quantiles, strict=True):
         print(f"| first token {name}: p50 / p99 ms | {q[49]:.0f} / {q[98]:.0f} |")
     print(f"| p99 beside / alone | {quantiles[1][98] / quantiles[0][98]:.2f} |")
+
+
+def _tokens_a_second(http: httpx.Client) -> tuple[int, float]:
+    """Embed texts as long as chunks for two clients; return how many tokens, and the rate."""
+    text = " ".join(random.Random(4).choices(_WORDS, k=400))[:3_200]
+
+    def embed(number: int) -> int:
+        body = {"model": "demo-embedding", "input": [f"{number}{n} {text}" for n in range(8)]}
+        answer = http.post("/embeddings", json=body).json()
+        return int(answer["usage"]["prompt_tokens"])
+
+    with ThreadPoolExecutor(2) as clients:
+        began = time.monotonic()
+        tokens = sum(clients.map(embed, range(6)))
+        return tokens, tokens / (time.monotonic() - began)
+
+
+def _embedded_tokens(http: httpx.Client) -> int:
+    """Return the tokens that were embedded so far, once they are accounted."""
+    time.sleep(5)
+    usage = http.get("/usage", params={"group_by": "model"}).json()
+    groups = [group for bucket in usage["data"] for group in bucket["results"]]
+    return sum(g["input_tokens"] for g in groups if g["model"] == "demo-embedding")
 
 
 def _client(endpoint: Endpoint) -> httpx.Client:

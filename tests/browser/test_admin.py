@@ -108,7 +108,12 @@ def requests(stack: ServedStack, client: openai.OpenAI) -> None:
     client.batches.create(
         input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
     )
-    client.vector_stores.create(name="shelf", file_ids=[file.id])
+    stack.sql(
+        "INSERT INTO vector_stores_vectorstore (public_id, project_id, name, description, language,"
+        " embedding_model, metadata, created_at, last_active_at, is_deleted)"
+        " VALUES ('vs_1', 1, 'shelf', '', 'english', 'demo-embedding', '{}', now(), now(), false)"
+        " RETURNING id"
+    )
     [[asking]] = stack.sql(
         "INSERT INTO responses_api_item (public_id, project_id, response_id, position, is_output,"
         " data) VALUES ('mcpr_1', 1, 1, 90, true, %s) RETURNING id",
