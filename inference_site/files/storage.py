@@ -18,7 +18,9 @@ from django.core.files import File
 from django.core.files.storage import Storage, storages
 from django.utils import timezone
 
+from inference_site.accounts.models import retention_cutoffs
 from inference_site.core.errors.api_errors import FileStorageError
+from inference_site.core.storage.old_rows import old_ids
 from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE
 from inference_site.files.models import StoredFile, Upload
 
@@ -89,12 +91,16 @@ def read(file: StoredFile, start: int = 0, end: int | None = None) -> Iterator[b
 
 
 def prune(until: float) -> int:
-    """Delete expired, hidden and incomplete files, and the parts of ended uploads.
+    """Delete old, expired, hidden and incomplete files, and the parts of ended uploads.
 
     Stop when the monotonic clock passes ``until``, or when storage fails; return how many files
     were deleted.
     """
     StoredFile.objects.filter(upload__in=Upload.objects.expire()).hide()
+    for project, since in retention_cutoffs("files_days"):
+        Upload.objects.ended_before(since).filter(project=project).delete()
+        for ids in old_ids(StoredFile.objects.filter(project=project), since, until, _BATCH):
+            StoredFile.objects.filter(pk__in=ids, created_at__lt=since).hide()
     deleted = 0
     while time.monotonic() < until:
         stale = timezone.now() - STORING_TIMEOUT

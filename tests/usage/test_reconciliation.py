@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime as dt
 import random
+import threading
 from decimal import Decimal
 from io import StringIO
 from typing import Any
@@ -19,7 +20,7 @@ from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
 from inference_site.runs.models import Status
 from inference_site.runs.usage.accounting import account
 from inference_site.runs.usage.models import LatencyHistogram, UsageRollup
-from inference_site.runs.usage.pruning import prune
+from inference_site.runs.usage.pruning import prune_old
 from tests.generations.rows import create_generation
 
 pytestmark = pytest.mark.django_db(transaction=True)  # The comparison is a snapshot.
@@ -93,7 +94,7 @@ def test_counters_match_after_the_log_is_pruned(api_key: Key, settings: Any) -> 
     fill(api_key[0])
     account()
     before = UsageRollup.objects.filter(period="day").count()
-    prune()
+    prune_old(threading.Event())
     assert "add up to the usage log" in usage("--check")
     usage("--rebuild")
     assert UsageRollup.objects.filter(period="day").count() == before

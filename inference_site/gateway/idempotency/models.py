@@ -17,8 +17,8 @@ from django.conf import settings
 from django.db import OperationalError, models
 from django.utils import timezone
 
+from inference_site.core.storage.old_rows import delete_older
 from inference_site.core.storage.postgresql import (
-    delete_older,
     execute_pipelined,
     execute_prepared,
     is_timeout,

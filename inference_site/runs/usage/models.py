@@ -201,6 +201,23 @@ class LatencyHistogram(Rollup):
         return f"{self.measure} {self.bucket} of {self.start}"
 
 
+class PrunedLog(models.Model):
+    """From when on the usage log of a project is complete; no row if nothing was deleted of it.
+
+    ``complete_since`` is a midnight of UTC. Roll-ups of days before it contain generations that may
+    have been deleted, so they are neither compared with the log nor rebuilt from it.
+    """
+
+    project_id = models.BigIntegerField(primary_key=True)
+    complete_since = models.DateTimeField()
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.project_id} since {self.complete_since}"
+
+
 class LatencyRollup(Rollup):
     """Histograms as processes of the previous release write them; accounting moves the rows.
 
