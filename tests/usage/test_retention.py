@@ -267,7 +267,7 @@ def test_usage_and_budgets_stay_true_when_the_log_of_one_project_is_deleted(api_
     assert "add up to the usage log" in usage("--check")
     after = list(days_of_usage.order_by("pk").values_list("project_id", "start", "cost"))
     assert sorted(after) == sorted(before)
-    spent = [budget.spends.get(start__day=1).spent for budget in budgets]
+    spent = [budget.spends.latest("start").spent for budget in budgets]
     assert spent[1] == 2, "the log does not have it any more"
     assert spent[0] < 2, "the log has all of it"
 
@@ -289,16 +289,16 @@ def test_a_log_that_was_deleted_whole_leaves_its_usage() -> None:
 def test_a_large_purge_goes_on_until_it_is_done_or_is_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pruning, "BATCH", 10)
-    monkeypatch.setattr(pruning, "_SLICE_S", 0.0001)
+    monkeypatch.setattr(pruning, "BATCH", 1)
+    monkeypatch.setattr(pruning, "_SLICE_S", 0.05)
     key = key_of("a", refusals_days=1)
     Refusal.objects.bulk_create(
-        Refusal(status=400, project=key.project, created_at=old(2)) for _ in range(95)
+        Refusal(status=400, project=key.project, created_at=old(2)) for _ in range(400)
     )
     stopped = threading.Event()
     stopped.set()
     prune_old(stopped)
-    assert Refusal.objects.count() == 85
+    assert 0 < Refusal.objects.count() < 400
     prune_old(threading.Event())
     assert not Refusal.objects.exists()
 

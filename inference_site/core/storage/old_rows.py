@@ -21,42 +21,44 @@ def id_bounds(model: type[Model]) -> tuple[int, int]:
 
 
 def first_id_since(model: type[Model], field: str, moment: dt.datetime) -> int:
-    """Return an id below which all rows are older than ``moment``.
+    """Return an id below which all rows are older than ``moment``."""
+    return _first_id_at(model, field, moment - _MAX_DISORDER)
+
+
+# Cached because all projects with the same retention have the same limit.
+@lru_cache(maxsize=64)
+def _first_id_at(model: type[Model], field: str, moment: dt.datetime) -> int:
+    """Return an id from which on rows are not older than ``moment``, but for disorder.
 
     Ids grow with time, so a bisection of the ids needs no index on the time.
     """
-    earliest = moment - _MAX_DISORDER
     low, high = id_bounds(model)
     high += 1
     while low < high:
         middle = (low + high) // 2
         following = model._default_manager.filter(pk__gte=middle).order_by("pk")
         row = following.values_list("pk", field).first()
-        if row is None or row[1] >= earliest:
+        if row is None or row[1] >= moment:
             high = middle
         else:
             low = row[0] + 1
     return low
 
 
-# The same for all projects with the same retention. An old answer is still true, only too low.
-_first_id_since = lru_cache(maxsize=64)(first_id_since)
-
-
 def old_ids(
     rows: QuerySet[Any], limit: dt.datetime, until: float, batch: int
 ) -> Iterator[list[int]]:
-    """Yield batches of ids of rows that were created before ``limit`` or shortly after, the lowest
-    first, until the monotonic clock passes ``until``.
+    """Yield batches of ids of rows that were created before ``limit``, the lowest first, until the
+    monotonic clock passes ``until``. There may be younger ones among them, where ids are in disorder.
 
     Only ids are read, so that PostgreSQL can use an index that begins with the columns by which
-    ``rows`` are filtered, and skips the rows of others. The caller checks all other conditions when
-    it deletes: each batch in a transaction, so that writers of the table wait for one at most.
+    ``rows`` are filtered, and skips the rows of others. The caller checks the time and all other
+    conditions when it deletes: each batch in a transaction, so that writers wait for one at most.
     """
     if time.monotonic() >= until:
         return
     after = 0
-    old = rows.filter(pk__lt=_first_id_since(rows.model, "created_at", limit)).order_by("pk")
+    old = rows.filter(pk__lt=_first_id_at(rows.model, "created_at", limit)).order_by("pk")
     while True:
         ids = list(old.filter(pk__gt=after).values_list("pk", flat=True)[:batch])
         if ids:

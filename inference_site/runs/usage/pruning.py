@@ -31,7 +31,7 @@ KEPT_DAYS: dict[type[models.Model], dict[str, int]] = {
 }
 """Retention of roll-ups in days, by period; roll-ups by day are kept for ever."""
 _LOGIN_FAILURE_DAYS = 90
-_SLICE_S = 0.3
+_SLICE_S = 0.5
 """How long each kind is deleted before the next has its turn."""
 _DAY = dt.timedelta(days=1)
 _DELETE_GENERATIONS = """
