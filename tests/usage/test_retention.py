@@ -30,7 +30,8 @@ from inference_site.runs.usage import pruning
 from inference_site.runs.usage.accounting import account
 from inference_site.runs.usage.models import Period, UsageRollup
 from inference_site.runs.usage.pruning import prune_old
-from responses_api.models import Conversation, ResponseStatus, StoredResponse
+from responses_api import deletion
+from responses_api.models import Conversation, Item, McpApproval, ResponseStatus, StoredResponse
 from tests.generations.rows import create_generation
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -312,3 +313,33 @@ def test_the_page_of_a_project_has_each_kind_with_the_default_of_the_site(admin:
     assert "now 45 days" in text
     assert "now 30 days" in text, "batches"
     assert "now until they are deleted" in text
+
+
+def test_old_chains_are_deleted_whole_or_hidden_while_others_build_on_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(deletion, "_BATCH", 7)  # Chains go on in the next batch.
+    key = key_of("a", responses_days=3)
+    ends = {"all-old": 9.0, "goes-on": 1.0}
+    for chain, newest in ends.items():
+        previous = None
+        for number in range(10):
+            at = newest if number == 9 else 10 - number / 10
+            response(key, f"{chain}-{number}", old(at))
+            row = StoredResponse.objects.get(public_id=f"{chain}-{number}")
+            row.previous = previous
+            row.save()
+            item = Item.objects.create(
+                public_id=f"item-{chain}-{number}", project=key.project, response=row, data={}
+            )
+            McpApproval.objects.create(item=item, project=key.project, server_label="a", name="b")
+            previous = row
+    prune_old(threading.Event())
+    rows = StoredResponse.objects
+    assert set(rows.filter(deleted_at=None).values_list("public_id", flat=True)) == {"goes-on-9"}
+    assert rows.filter(public_id__startswith="all-old").count() == 0
+    assert rows.count() == Item.objects.count() == McpApproval.objects.count() == 10
+    rows.filter(public_id="goes-on-9").update(created_at=old(9))
+    prune_old(threading.Event())
+    assert not rows.exists()
+    assert not Item.objects.exists()

@@ -48,8 +48,10 @@ def _first_id_at(model: type[Model], field: str, moment: dt.datetime) -> int:
 def old_ids(
     rows: QuerySet[Any], limit: dt.datetime, until: float, batch: int
 ) -> Iterator[list[int]]:
-    """Yield batches of ids of rows that were created before ``limit``, the lowest first, until the
-    monotonic clock passes ``until``. There may be younger ones among them, where ids are in disorder.
+    """Yield batches of ids of rows that were created before ``limit``, the lowest first.
+
+    No batch starts after the monotonic time ``until``. Where ids are in disorder, there may be
+    younger rows among them.
 
     Only ids are read, so that PostgreSQL can use an index that begins with the columns by which
     ``rows`` are filtered, and skips the rows of others. The caller checks the time and all other

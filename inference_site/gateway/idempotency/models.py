@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -231,9 +232,9 @@ def trim_answers(project_id: int) -> int:
     return 0 if row is None else int(row[0])
 
 
-def forget_answer(generation_id: str) -> None:
-    """Delete the kept answer of a generation whose result was deleted."""
-    kept = KeyedRequest.objects.filter(generation_id=generation_id, kept_bytes__gt=0)
+def forget_answers(generation_ids: Collection[str]) -> None:
+    """Delete the kept answers of generations whose results were deleted."""
+    kept = KeyedRequest.objects.filter(generation_id__in=generation_ids, kept_bytes__gt=0)
     kept.exclude(generation_id="").update(body="", kept_bytes=0)
 
 
