@@ -31,11 +31,11 @@ _KEY = "(SELECT min(id) FROM accounts_apikey)"
 _TEXT = "repeat(md5(n::text) || ' ', 10)"
 _GENERATIONS = insert_ended(
     f"""
-SELECT 'chatcmpl-old' || n, 'chat.completion', {_PROJECT}, {_KEY}, '{_MODEL}', 'req_' || n, 0, true,
-    false, '', '{{}}', 'completed', 'host:1:abcdef', 1, t, t, t, t, 120, 40, 80, 5, 60, 1900, 0.0001,
-    0, 0, true, '', 'stop', ''
+SELECT 'chatcmpl-old' || n, 'chat.completion', {_PROJECT}, {_KEY}, '{_MODEL}', 'req_' || n, 0,
+    true, false, '', '{{}}', 'completed', 'host:1:abcdef', 1, t, t, t, t, 120, 40, 80, 5, 60, 1900,
+    0.0001, 0, 0, true, '', 'stop', ''
 FROM generate_series(1, %(rows)s::int) n, LATERAL (SELECT {_OLD}) times (t)
-"""
+"""  # noqa: S608  # Constants, here and below.
 )
 _COMPLETIONS = f"""
 INSERT INTO completions_storedcompletion
@@ -44,7 +44,7 @@ SELECT 'chatcmpl-kept' || n, {_PROJECT}, '{_MODEL}', '{{}}',
     jsonb_build_array(jsonb_build_object('role', 'user', 'content', {_TEXT})),
     jsonb_build_object('choices', '[]'::jsonb, 'text', {_TEXT}), {_OLD}
 FROM generate_series(1, %(rows)s::int) n
-"""  # noqa: S608  # Constants, here and below.
+"""  # noqa: S608
 _RESPONSES = f"""
 WITH responses AS (
     INSERT INTO responses_api_storedresponse
@@ -61,7 +61,8 @@ FROM responses, generate_series(0, 1) k
 """  # noqa: S608
 _REFUSALS = f"""
 INSERT INTO request_log_refusal
-    (created_at, project_id, method, path, model, status, error_code, request_id, duration_ms, count)
+    (created_at, project_id, method, path, model, status, error_code, request_id, duration_ms,
+     count)
 SELECT {_OLD}, {_PROJECT}, 'POST', '/v1/chat/completions', '{_MODEL}', 429, 'rate_limit_exceeded',
     'req_' || n, 1, 1
 FROM generate_series(1, %(rows)s::int) n
