@@ -84,7 +84,7 @@ UPDATE accounts_project SET generations_days = 30, completions_days = 30, respon
 class Purge:
     """Rows a second, and the times of a request in milliseconds without and beside the purge."""
 
-    rows: int
+    old_rows: int
     seconds: float
     rows_per_s: float
     alone_p50_ms: float
@@ -181,7 +181,7 @@ def main() -> None:
     print("| rows | rows/s | requests | alone p50 / p99, ms | beside p50 / p99, ms | p99 ratio |")
     print("|---|---|---|---|---|---|")
     print(
-        f"| {purge.rows:,} | {purge.rows_per_s:,} | {purge.requests:,} "
+        f"| {purge.old_rows:,} | {purge.rows_per_s:,} | {purge.requests:,} "
         f"| {purge.alone_p50_ms:.1f} / {purge.alone_p99_ms:.1f} "
         f"| {purge.beside_p50_ms:.1f} / {purge.beside_p99_ms:.1f} "
         f"| {purge.beside_p99_ms / purge.alone_p99_ms:.2f} |"
