@@ -133,21 +133,20 @@ def _delete_old(found: Sequence[StoredResponse]) -> int:
         ids = dict(rows.select_for_update().order_by("-pk").values_list("pk", "public_id"))
         children = StoredResponse.objects.filter(previous__in=ids).exclude(pk__in=ids)
         used = Item.objects.filter(response__in=ids, conversation__isnull=False)
-        hidden = {*children.values_list("previous", flat=True)}
+        hidden: set[int | None] = {*children.values_list("previous", flat=True)}
         hidden |= {*used.values_list("response", flat=True)}
         previous = dict(rows.values_list("pk", "previous"))
         for pk in ids:  # The last of a chain first.
             if pk in hidden and previous[pk] in ids:
                 hidden.add(previous[pk])
-        StoredResponse.objects.filter(pk__in=hidden).update(deleted_at=timezone.now())
-        forget_answers(ids.values())
         gone = [pk for pk in ids if pk not in hidden]
+        rows.exclude(pk__in=gone).update(deleted_at=timezone.now())
+        forget_answers(ids.values())
         with connection.cursor() as cursor:
             cursor.execute(_DELETE_ROWS, {"pks": gone})
-        before = {previous[pk] for pk in gone} - ids.keys() - {None}
-        # Those that are hidden already.
-        for pk in sorted(before, reverse=True):
-            _sweep(pk)
+        before = {previous[pk] for pk in gone} - ids.keys()
+        for hidden_pk in sorted((pk for pk in before if pk), reverse=True):
+            _sweep(hidden_pk)
     return len(ids)
 
 

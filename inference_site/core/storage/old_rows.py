@@ -6,7 +6,7 @@ import datetime as dt
 import time
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from django.db.models import Max, Min, Model, QuerySet
 
@@ -59,8 +59,8 @@ def old_ids(
     """
     if time.monotonic() >= until:
         return
-    after = 0
-    old = rows.filter(pk__lt=_first_id_at(rows.model, "created_at", limit)).order_by("pk")
+    after, model = 0, cast(type[Model], rows.model)
+    old = rows.filter(pk__lt=_first_id_at(model, "created_at", limit)).order_by("pk")
     while True:
         ids = list(old.filter(pk__gt=after).values_list("pk", flat=True)[:batch])
         if ids:

@@ -117,7 +117,7 @@ def prune_log(project: int, limit: dt.datetime, until: float) -> int:
     # No run lasts a day, so the deleted ones have ended by then.
     complete_since = (limit + 2 * _DAY).astimezone(dt.UTC)
     complete_since = complete_since.replace(hour=0, minute=0, second=0, microsecond=0)
-    given = {"limit": limit, "project": project, "complete_since": complete_since}
+    given: dict[str, Any] = {"limit": limit, "project": project, "complete_since": complete_since}
     deleted = 0
     for ids in old_ids(Generation.objects.filter(project=project), limit, until, BATCH):
         with connection.cursor() as cursor:
