@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import IntegrityError
+from django.db import IntegrityError, connection
 from pydantic import ValidationError
 
 from inference_site.accounts.models import Project
@@ -55,6 +55,9 @@ class Command(BaseCommand):
             found = Project.objects.create(name=project)
         if found is None:
             raise CommandError(f"There is no project {project}; --create creates it.")
+        connection.ensure_connection()
+        # Else psycopg keeps the texts of the last hundred statements, with the values in them.
+        connection.connection.prepare_threshold = None
         new: Counter[str] = Counter()
         for batch in _batches(_lines(folder, modules)):
             kind = batch[0][2].kind
