@@ -80,14 +80,27 @@ def read(file: StoredFile, start: int = 0, end: int | None = None) -> Iterator[b
 
     Raise FileStorageError if it cannot be read.
     """
-    left = (file.size_bytes if end is None else end) - start
-    with _storage_errors(), _storage().open(file.key) as content:
-        content.seek(start)
-        while left > 0 and (chunk := content.read(min(_CHUNK, left))):
+    end = file.size_bytes if end is None else end
+    left = end - start
+    with _storage_errors():
+        for chunk in _chunks(file.key, start, end) if left > 0 else ():
             left -= len(chunk)
             yield chunk
     if left > 0:
         raise FileStorageError("A part of the file is missing.")
+
+
+def _chunks(key: str, start: int, end: int) -> Iterator[bytes]:
+    """Yield what the content has between these places, by ranges if the storage can."""
+    files = _storage()
+    if hasattr(files, "read_range"):
+        yield from files.read_range(key, start, end, _CHUNK)
+        return
+    with files.open(key) as content:
+        content.seek(start)
+        while start < end and (chunk := content.read(min(_CHUNK, end - start))):
+            start += len(chunk)
+            yield chunk
 
 
 def prune(until: float) -> int:

@@ -65,8 +65,8 @@ def test_sealed_content_is_sealed_for_the_other_site(
 ) -> None:
     row = response(project, "resp_1")
     sealed = seal("the summary", project.pk)
-    whole = {"type": "compaction", "encrypted_content": f"context.{sealed}"}
-    thought = {"type": "reasoning", "summary": [], "encrypted_content": seal("hm", project.pk)}
+    whole: Any = {"type": "compaction", "encrypted_content": f"context.{sealed}"}
+    thought: Any = {"type": "reasoning", "summary": [], "encrypted_content": seal("hm", project.pk)}
     of_elsewhere = {"type": "reasoning", "summary": [], "encrypted_content": "gAAAAA-unreadable"}
     for position, data in enumerate((whole, thought, of_elsewhere)):
         item(project, f"item_{position}", data, response=row, position=position)
@@ -101,7 +101,7 @@ def test_chains_and_conversations_keep_their_order_across_batches(
     )
     response(project, "resp_runs", status=ResponseStatus.IN_PROGRESS)
     new = moved()
-    last = StoredResponse.objects.get(public_id="resp_9")
+    last: StoredResponse | None = StoredResponse.objects.get(public_id="resp_9")
     chain = []
     while last:
         assert last.project == new
