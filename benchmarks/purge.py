@@ -135,6 +135,10 @@ class Clients:
         for thread in self._threads:
             thread.join()
 
+    def percentile(self, percent: float) -> float:
+        """Return a percentile of the times of all requests, in milliseconds."""
+        return round(percentile(sorted(self.waits), percent), 1)
+
     def _send(self, number: int) -> None:
         said = json.dumps([{"sleep_ms": 20}, {"text": f"n {number}"}])
         body = {"model": _MODEL, "messages": [{"role": "user", "content": said}]}
@@ -162,8 +166,16 @@ def measure(endpoint: Endpoint, options: argparse.Namespace) -> Purge:
             while sum(left(database)):
                 time.sleep(2)
             took_s = time.monotonic() - began
-    times = [percentile(sorted(c.waits), at) for c in (alone, beside) for at in (50, 99)]
-    return Purge(total, round(took_s, 1), round(total / took_s), *times, len(beside.waits))
+    return Purge(
+        old_rows=total,
+        seconds=round(took_s, 1),
+        rows_per_s=round(total / took_s),
+        alone_p50_ms=alone.percentile(50),
+        alone_p99_ms=alone.percentile(99),
+        beside_p50_ms=beside.percentile(50),
+        beside_p99_ms=beside.percentile(99),
+        requests=len(beside.waits),
+    )
 
 
 def main() -> None:
