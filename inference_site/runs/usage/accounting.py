@@ -28,15 +28,19 @@ from redis.exceptions import RedisError
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import Budget
 from inference_site.accounts.rate_limits import AccountedGeneration, correct
-from inference_site.runs.usage.models import KEY as LATENCY_KEY
 from inference_site.runs.usage.models import (
+    EMBEDDINGS,
+    MODERATIONS,
     MOVE_LATE,
+    KindRollup,
     LatencyHistogram,
     Period,
+    Rollup,
     UsageRollup,
     add_sql,
     counts_sql,
 )
+from inference_site.runs.usage.models import KEY as LATENCY_KEY
 from inference_site.runs.usage.pruning import KEPT_DAYS
 
 logger = logging.getLogger(__name__)
@@ -80,17 +84,32 @@ ROLLUP_KEY = "period, start, project_id, api_key_id, model"
 PERIODS = "unnest(ARRAY['minute', 'hour', 'day']) AS period"
 START = "date_trunc(period, finished_at, 'UTC')"
 
-_ROLL_UP = f"""
-INSERT INTO usage_usagerollup AS kept ({ROLLUP_KEY}, {", ".join(SUMS)})
-SELECT period, {START}, project_id, api_key_id, model, {", ".join(SUMS.values())}
-FROM generations_generation, {PERIODS}
-WHERE id = ANY(%(ids)s)
-GROUP BY period, {START}, project_id, api_key_id, model
-ON CONFLICT ({ROLLUP_KEY}) DO UPDATE
-SET {", ".join(f"{name} = kept.{name} + excluded.{name}" for name in SUMS)}
-"""  # noqa: S608  # All statements here are built from constants.
+_KIND_KEY = f"{ROLLUP_KEY}, kind"
+_KINDS = ", ".join(f"'{kind}'" for kind in (*EMBEDDINGS, *MODERATIONS))
+_OF_KINDS = f"kind IN ({_KINDS})"
 
 
+def _sums(key: str, periods: str, where: str) -> str:
+    """Return the query of sums by a key, of the generations for which the condition holds."""
+    columns = key.replace("start", f"{START} AS start")
+    sums = ", ".join(f"{value} AS {name}" for name, value in SUMS.items())
+    return f"""
+    SELECT {columns}, {sums} FROM generations_generation, {periods} WHERE {where}
+    GROUP BY {key.replace("start", START)}
+    """  # noqa: S608  # All statements here are built from constants.
+
+
+def _add(table: str, key: str, where: str) -> str:
+    """Return the statement that adds the generations with ``ids`` to a table of roll-ups."""
+    return f"""
+    INSERT INTO {table} AS kept ({key}, {", ".join(SUMS)}) {_sums(key, PERIODS, where)}
+    ON CONFLICT ({key}) DO UPDATE
+    SET {", ".join(f"{name} = kept.{name} + excluded.{name}" for name in SUMS)}
+    """  # noqa: S608
+
+
+_ROLL_UP = _add("usage_usagerollup", ROLLUP_KEY, "id = ANY(%(ids)s)")
+_ROLL_UP_KINDS = _add("usage_kindrollup", _KIND_KEY, f"id = ANY(%(ids)s) AND {_OF_KINDS}")
 _ROLL_UP_LATENCY = add_sql(counts_sql(START, PERIODS, "id = ANY(%(ids)s)"))
 
 USED = "CASE unit WHEN 'cost' THEN cost ELSE input_tokens + output_tokens END"
@@ -147,12 +166,8 @@ start >= %(since)s AND NOT EXISTS (
 """
 """The condition on a roll-up that the usage log has all of its generations. A sum over all projects
 needs the logs of all."""
-_USAGE = f"""
-SELECT period, {START} AS start, project_id, api_key_id, model,
-    {", ".join(f"{value} AS {name}" for name, value in SUMS.items())}
-FROM generations_generation, {_PERIOD} WHERE {_ACCOUNTED}
-GROUP BY period, {START}, project_id, api_key_id, model
-"""  # noqa: S608  # All statements here are built from constants.
+_USAGE = _sums(ROLLUP_KEY, _PERIOD, _ACCOUNTED)
+_USAGE_OF_KINDS = _sums(_KIND_KEY, _PERIOD, f"{_OF_KINDS} AND {_ACCOUNTED}")
 _LATENCY = f"""
 SELECT * FROM ({counts_sql(START, _PERIOD, _ACCOUNTED)}) AS counts WHERE {_COMPLETE}
 """  # noqa: S608
@@ -212,6 +227,7 @@ def account(max_rows: int = _MAX_ROWS, wait_ms: int = 0) -> list[AccountedGenera
         if not ids["ids"]:
             return []
         cursor.execute(_ROLL_UP, ids)
+        cursor.execute(_ROLL_UP_KINDS, ids)
         cursor.execute(_ROLL_UP_LATENCY, ids)
         cursor.execute(_MARK_ACCOUNTED, ids)
         accounted = [AccountedGeneration(*row) for row in cursor.fetchall()]
@@ -269,6 +285,7 @@ def differences() -> list[Difference]:
         found: list[Difference] = []
         for period in Period.values:
             found += _compare(cursor, UsageRollup, period, _USAGE, ROLLUP_KEY, tuple(SUMS))
+            found += _compare(cursor, KindRollup, period, _USAGE_OF_KINDS, _KIND_KEY, tuple(SUMS))
             found += _compare(cursor, LatencyHistogram, period, _LATENCY, LATENCY_KEY, ("count",))
         return found + _compare_spends(cursor)
 
@@ -279,7 +296,11 @@ def rebuild() -> None:
         hold_lock(cursor)
         cursor.execute(MOVE_LATE)
         for period in Period.values:
-            _rewrite(cursor, UsageRollup, period, _USAGE, f"{ROLLUP_KEY}, {', '.join(SUMS)}")
+            for rollup, log, key in (
+                (UsageRollup, _USAGE, ROLLUP_KEY),
+                (KindRollup, _USAGE_OF_KINDS, _KIND_KEY),
+            ):
+                _rewrite(cursor, rollup, period, log, f"{key}, {', '.join(SUMS)}")
             _rewrite(cursor, LatencyHistogram, period, _LATENCY, f"{LATENCY_KEY}, count")
         _recount_spends(cursor, list(Budget.objects.values_list("pk", flat=True)))
 
@@ -291,7 +312,7 @@ def count_spends(budget_id: int) -> None:
         _recount_spends(cursor, [budget_id])
 
 
-def _complete_since(rollup: type[UsageRollup | LatencyHistogram], period: str) -> dt.datetime:
+def _complete_since(rollup: type[Rollup], period: str) -> dt.datetime:
     """Return the first midnight since which no roll-ups of this period were pruned."""
     if (days := KEPT_DAYS[rollup].get(period)) is None:
         return _BEGINNING

@@ -132,7 +132,7 @@ class Rollup(models.Model):
         abstract = True
 
 
-class UsageRollup(Rollup):
+class UsageSums(Rollup):
     """Sums of requests by final status, of tokens, of milliseconds and of cost."""
 
     requests = models.PositiveBigIntegerField(default=0)
@@ -149,6 +149,13 @@ class UsageRollup(Rollup):
     cost = models.DecimalField(max_digits=24, decimal_places=9, default=0)
 
     class Meta:
+        abstract = True
+
+
+class UsageRollup(UsageSums):
+    """The usage of all kinds together."""
+
+    class Meta:
         constraints = [
             models.UniqueConstraint(
                 fields=["period", "start", "project", "api_key", "model"], name="usage_rollup_once"
@@ -160,6 +167,34 @@ class UsageRollup(Rollup):
 
     def __str__(self) -> str:
         return f"{self.period} of {self.start}"
+
+
+EMBEDDINGS, MODERATIONS = ("embedding", "ollama.embedding"), ("moderation",)
+"""The kinds of generations that reports name apart; all others are completions."""
+
+
+class KindRollup(UsageSums):
+    """The usage of one of the kinds that reports name apart. ``UsageRollup`` contains it.
+
+    A table of its own: processes of the previous release add to ``UsageRollup`` by its key.
+    """
+
+    kind = models.CharField(max_length=32)
+
+    class Meta:
+        default_permissions = ()
+        constraints = [
+            models.UniqueConstraint(
+                fields=["period", "start", "project", "api_key", "model", "kind"],
+                name="kind_rollup_once",
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["project", "period", "start"], name="kind_rollup_by_project"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.period} of {self.start}, {self.kind}"
 
 
 class Measure(models.TextChoices):

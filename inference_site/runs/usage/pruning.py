@@ -22,11 +22,12 @@ from inference_site.core.storage.old_rows import delete_older, old_ids
 from inference_site.runs.kinds import retentions
 from inference_site.runs.models import Generation
 from inference_site.runs.request_log.models import Refusal
-from inference_site.runs.usage.models import LatencyHistogram, Period, UsageRollup
+from inference_site.runs.usage.models import KindRollup, LatencyHistogram, Period, UsageRollup
 
 BATCH = 2_000
 KEPT_DAYS: dict[type[models.Model], dict[str, int]] = {
     UsageRollup: {Period.MINUTE: 2, Period.HOUR: 400},
+    KindRollup: {Period.MINUTE: 2, Period.HOUR: 400},
     LatencyHistogram: {Period.MINUTE: 2, Period.HOUR: 35},
 }
 """Retention of roll-ups in days, by period; roll-ups by day are kept for ever."""
