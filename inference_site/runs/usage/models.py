@@ -169,7 +169,8 @@ class UsageRollup(UsageSums):
         return f"{self.period} of {self.start}"
 
 
-EMBEDDINGS, MODERATIONS = ("embedding", "ollama.embedding"), ("moderation",)
+EMBEDDINGS = ("embedding", "ollama.embedding", "vector_store.embedding", "vector_store.search")
+MODERATIONS = ("moderation",)
 """The kinds of generations that reports name apart; all others are completions."""
 
 

@@ -23,7 +23,9 @@ SELECT period, date_trunc(period, finished_at, 'UTC'), project_id, api_key_id, m
     coalesce(sum(extract(epoch FROM claimed_at - created_at) * 1000), 0),
     sum(prefill_ms), sum(decode_ms), sum(cost)
 FROM generations_generation, unnest(ARRAY['minute', 'hour', 'day']) AS period
-WHERE is_accounted AND kind IN ('embedding', 'ollama.embedding', 'moderation')
+WHERE is_accounted AND kind IN (
+    'embedding', 'ollama.embedding', 'vector_store.embedding', 'vector_store.search', 'moderation'
+)
 GROUP BY 1, 2, 3, 4, 5, 6;
 """
 
