@@ -21,15 +21,16 @@ from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
 from inference_site.batches.models import Batch, BatchLine, BatchStatus
 from inference_site.core.site_settings import models as site_settings
 from inference_site.core.site_settings.models import SiteSettings
+from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.files import storage
 from inference_site.files.models import StoredFile, Upload, UploadStatus
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.request_log.models import Refusal
 from inference_site.runs.tool_calls.models import ToolCall
-from inference_site.runs.usage import pruning
+from inference_site.runs.usage import accounting, pruning
 from inference_site.runs.usage.accounting import account
 from inference_site.runs.usage.models import Period, UsageRollup
-from inference_site.runs.usage.pruning import prune_old
+from inference_site.runs.usage.pruning import prune_generations, prune_old
 from responses_api import deletion
 from responses_api.models import Conversation, Item, McpApproval, ResponseStatus, StoredResponse
 from tests.generations.rows import create_generation
@@ -271,6 +272,37 @@ def test_usage_and_budgets_stay_true_when_the_log_of_one_project_is_deleted(api_
     spent = [budget.spends.latest("start").spent for budget in budgets]
     assert spent[1] == 2, "the log does not have it any more"
     assert spent[0] < 2, "the log has all of it"
+
+
+def test_nothing_is_deleted_from_the_log_while_usage_is_rebuilt_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    key = key_of("a", generations_days=1)
+    generation(key, "old", old(5))
+    account()
+    before = list(UsageRollup.objects.values_list("period", "start", "cost").order_by("pk"))
+    pruning_thread = threading.Thread(target=in_its_connection, args=(prune_generations, 9e9))
+    rewrite, has_waited = accounting._rewrite, list[bool]()
+
+    def rewrite_slowly(*arguments: Any) -> None:
+        if not pruning_thread.ident:
+            pruning_thread.start()
+        pruning_thread.join(0.1)
+        has_waited.append(pruning_thread.is_alive())
+        rewrite(*arguments)
+
+    monkeypatch.setattr(accounting, "_rewrite", rewrite_slowly)
+    accounting.rebuild()
+    assert all(has_waited)
+    pruning_thread.join()
+    assert not Generation.objects.exists()
+    after = UsageRollup.objects.values_list("period", "start", "cost")
+    assert sorted(after) == sorted(before)
+
+
+def in_its_connection(act: Callable[[float], int], until: float) -> None:
+    with release_connection_after():
+        act(until)
 
 
 def test_a_log_that_was_deleted_whole_leaves_its_usage() -> None:

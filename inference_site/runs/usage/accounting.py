@@ -294,6 +294,8 @@ def rebuild() -> None:
     """Rebuild roll-ups and budget counters from the usage log, as far back as it reaches."""
     with transaction.atomic(), connection.cursor() as cursor:
         hold_lock(cursor)
+        # Until the end nothing is deleted from the log (``pruning.prune_log`` writes that table).
+        cursor.execute("LOCK TABLE usage_prunedlog IN SHARE MODE")
         cursor.execute(MOVE_LATE)
         for period in Period.values:
             for rollup, log, key in (
