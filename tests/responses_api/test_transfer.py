@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from inference_site.accounts.models import Project
+from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.management.commands import import_project
 from responses_api.models import (
     Conversation,
@@ -185,6 +187,36 @@ def test_objects_of_other_projects_are_neither_changed_nor_referred_to(
             command("import_project", project.name, folder)
     assert not StoredResponse.objects.filter(project=project).exists()
     assert Item.objects.get().project == other
+
+
+def test_two_imports_at_once_store_each_object_once(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_project, "_BATCH", 5)
+    previous = None
+    for n in range(50):
+        previous = response(project, f"resp_{n}", previous=previous)
+        item(project, f"msg_{n}", {"n": n}, response=previous)
+    folder = tmp_path / "export"
+    command("export_project", project.name, folder)
+    with connection.cursor() as cursor:
+        cursor.execute("TRUNCATE responses_api_storedresponse CASCADE")
+
+    def once(_: int) -> str:
+        """Import; return the error, if any."""
+        with release_connection_after():
+            try:
+                command("import_project", project.name, folder)
+            except CommandError as exc:
+                return str(exc)
+            return ""
+
+    with ThreadPoolExecutor(3) as pool:
+        errors = list(pool.map(once, range(3)))
+    assert "" in errors
+    assert all("stored" in error for error in errors if error)
+    assert StoredResponse.objects.count() == Item.objects.count() == 50
+    assert "0 × response, 50 known already" in command("import_project", project.name, folder)
 
 
 def test_memory_does_not_grow_with_the_export(project: Project, tmp_path: Path) -> None:
