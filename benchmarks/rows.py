@@ -173,6 +173,7 @@ def queue(database: Database, times: int) -> Iterator[Row]:
 
 def month(database: Database, longest_s: float) -> Iterator[Row]:
     """Have the retention delete the oldest month, and claim meanwhile."""
+    from inference_site.accounts.models import Project
     from inference_site.runs.models import Generation
     from inference_site.runs.usage import pruning
 
@@ -190,7 +191,9 @@ def month(database: Database, longest_s: float) -> Iterator[Row]:
     claimer = threading.Thread(target=claim_on)
     claimer.start()
     began, before = time.monotonic(), processor_s(database)
-    deleted = pruning.prune_log(first + timedelta(days=30), began + longest_s)
+    limit, until = first + timedelta(days=30), began + longest_s
+    projects = Project.objects.values_list("pk", flat=True)
+    deleted = sum(pruning.prune_log(project, limit, until) for project in projects)
     took_s, spent_s = time.monotonic() - began, processor_s(database) - before
     over.set()
     claimer.join()

@@ -55,4 +55,5 @@ class CompletionsConfig(AppConfig):
     }
     retention = "completions.storage"
     forgetting = "completions.storage"
+    transfer = "completions.transfer"
     stored_as = {"chatcmpl-": "storedcompletion"}

@@ -31,7 +31,7 @@ from inference_site.core.domain.deltas import (
 )
 from inference_site.core.errors.api_errors import NotFoundError
 from inference_site.core.storage.fields import replace_nul
-from inference_site.core.storage.postgresql import delete_older
+from inference_site.core.storage.old_rows import delete_older
 from inference_site.runs.kinds import Assembler
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.streams.batches import Batch, Ending, StoredStream

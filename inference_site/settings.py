@@ -456,9 +456,11 @@ BUCKET_OPTIONS = {
     "access_key": environment.text("FILES_BUCKET_ACCESS_KEY") or None,
     "secret_key": environment.text("FILES_BUCKET_SECRET_KEY") or None,
     "file_overwrite": True,  # Names are never used again: it need not look.
-    "max_memory_size": 2 * 1024 * 1024,  # Beyond it, what is read goes to a temporary file.
 }
-_bucket_of_files = {"BACKEND": "storages.backends.s3.S3Storage", "OPTIONS": BUCKET_OPTIONS}
+_bucket_of_files = {
+    "BACKEND": "inference_site.files.bucket.BucketStorage",
+    "OPTIONS": BUCKET_OPTIONS,
+}
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {

@@ -29,8 +29,10 @@ from inference_site.gateway.organization_views import (
     ServiceAccountView,
 )
 from inference_site.gateway.usage_views import (
+    CompletionsUsageView,
+    EmbeddingsUsageView,
+    ModerationsUsageView,
     OrganizationCostsView,
-    OrganizationUsageView,
     ProjectUsageView,
 )
 from inference_site.ops.status.health import HealthView, ReadyView, VersionView
@@ -81,7 +83,9 @@ urlpatterns = [
     path("v1/uploads/<str:upload_id>/parts", UploadPartsView.as_view()),
     path("v1/uploads/<str:upload_id>/complete", UploadCompleteView.as_view()),
     path("v1/uploads/<str:upload_id>/cancel", UploadCancelView.as_view()),
-    path("v1/organization/usage/completions", OrganizationUsageView.as_view()),
+    path("v1/organization/usage/completions", CompletionsUsageView.as_view()),
+    path("v1/organization/usage/embeddings", EmbeddingsUsageView.as_view()),
+    path("v1/organization/usage/moderations", ModerationsUsageView.as_view()),
     path("v1/organization/costs", OrganizationCostsView.as_view()),
     path("v1/organization/projects", ProjectsView.as_view()),
     path("v1/organization/projects/<str:project_id>", ProjectView.as_view()),

@@ -3,7 +3,7 @@
 A row that others build on is hidden (``deleted_at``), and deleted together with the last of these.
 A row is locked before the query for rows that build on it: a transaction that adds one holds a lock
 on the row until it commits, so the query sees the new row. A conversation is locked before those of
-its responses that have ended.
+its responses that have ended; of a chain, the last response is locked first.
 """
 
 from __future__ import annotations
@@ -13,17 +13,28 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
 from inference_site.accounts.models import retention_cutoffs
 from inference_site.core.storage.postgresql import end_transaction_if_idle
-from inference_site.gateway.idempotency.models import forget_answer
-from inference_site.runs.streams.request_documents import drop_document
+from inference_site.gateway.idempotency.models import forget_answers
+from inference_site.runs.streams.request_documents import drop_document, drop_documents
 from responses_api.models import ENDED, Conversation, Item, StoredResponse
 
-_BATCH = 100
+_BATCH = 500
+_DELETE_ROWS = """
+WITH gone AS (SELECT unnest(%(pks)s::bigint[]) AS pk), approvals AS (
+    DELETE FROM responses_api_mcpapproval WHERE item_id IN (
+        SELECT id FROM responses_api_item WHERE response_id IN (SELECT pk FROM gone)
+    )
+), items AS (
+    DELETE FROM responses_api_item WHERE response_id IN (SELECT pk FROM gone)
+)
+DELETE FROM responses_api_storedresponse WHERE id IN (SELECT pk FROM gone)
+"""
+"""The foreign keys are checked when the transaction is committed."""
 _KEPT_TEXTS = frozenset({"type", "role", "status", "call_id", "name", "namespace", "phase"})
 """Fields of an item that stay when its content is removed: a later prompt needs its form."""
 Row = TypeVar("Row")
@@ -38,7 +49,7 @@ def delete(stored: StoredResponse) -> None:
     with transaction.atomic():
         if _lock(stored.pk) is not None:
             StoredResponse.objects.filter(pk=stored.pk).update(deleted_at=timezone.now())
-            forget_answer(stored.public_id)
+            forget_answers([stored.public_id])
             _sweep(stored.pk)
 
 
@@ -102,7 +113,8 @@ def prune(until: float) -> int:
     deleted = 0
     for project, since in retention_cutoffs("responses_days"):
         while time.monotonic() < until and (found := _old_responses(project, since)):
-            for stored in _until(until, found):
+            deleted += _delete_old([stored for stored in found if stored.conversation_id is None])
+            for stored in _until(until, [row for row in found if row.conversation_id is not None]):
                 delete(stored)
                 deleted += 1
     for project, since in retention_cutoffs("conversations_days"):
@@ -111,6 +123,31 @@ def prune(until: float) -> int:
                 delete_conversation(conversation)
                 deleted += 1
     return deleted
+
+
+def _delete_old(found: Sequence[StoredResponse]) -> int:
+    """Delete responses without a conversation in one transaction; return how many there were."""
+    drop_documents([stored.public_id for stored in found])
+    with transaction.atomic():
+        rows = StoredResponse.objects.filter(pk__in=[stored.pk for stored in found])
+        ids = dict(rows.select_for_update().order_by("-pk").values_list("pk", "public_id"))
+        children = StoredResponse.objects.filter(previous__in=ids).exclude(pk__in=ids)
+        used = Item.objects.filter(response__in=ids, conversation__isnull=False)
+        hidden: set[int | None] = {*children.values_list("previous", flat=True)}
+        hidden |= {*used.values_list("response", flat=True)}
+        previous = dict(rows.values_list("pk", "previous"))
+        for pk in ids:  # The last of a chain first.
+            if pk in hidden and previous[pk] in ids:
+                hidden.add(previous[pk])
+        gone = [pk for pk in ids if pk not in hidden]
+        rows.exclude(pk__in=gone).update(deleted_at=timezone.now())
+        forget_answers(ids.values())
+        with connection.cursor() as cursor:
+            cursor.execute(_DELETE_ROWS, {"pks": gone})
+        before = {previous[pk] for pk in gone} - ids.keys()
+        for hidden_pk in sorted((pk for pk in before if pk), reverse=True):
+            _sweep(hidden_pk)
+    return len(ids)
 
 
 def _until(until: float, rows: Iterable[Row]) -> Iterable[Row]:

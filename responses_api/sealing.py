@@ -60,6 +60,12 @@ def seal(text: str, project_id: int) -> str:
     return _cipher(project_id).encrypt(zlib.compress(text.encode())).decode()
 
 
+def split(sealed: str) -> tuple[str, str]:
+    """Return the prefix of sealed content, which may be empty, and the rest, for ``unseal``."""
+    prefix = _WHOLE if sealed.startswith(_WHOLE) else ""
+    return prefix, sealed.removeprefix(prefix)
+
+
 def unseal(sealed: str, project_id: int, param: str) -> str:
     """Return the text. Raise InvalidRequestError unless this server sealed it for the project."""
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from decimal import Decimal
-from typing import Any
+from typing import Any, get_args
 
 from django import forms
 from django.contrib import admin, messages
@@ -27,9 +27,10 @@ from inference_site.accounts.models import (
     default_scopes,
 )
 from inference_site.core.admin_pages.base_admin import SiteAdmin
+from inference_site.core.site_settings.models import RetentionKind, retention_days
 
 _ROTATION_OVERLAP = dt.timedelta(days=1)
-RETENTION = ("responses_days", "conversations_days", "completions_days")
+RETENTION = get_args(RetentionKind)
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_runs")
 
 
@@ -93,6 +94,15 @@ class ProjectAdmin(UndeletedAdmin):
         ("Retention", {"fields": RETENTION}),
     )
     inlines = (BudgetInline,)
+
+    def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        """Say beside each retention what the site's settings are now."""
+        field: Any = super().formfield_for_dbfield(db_field, request, **kwargs)
+        if db_field.name in RETENTION:
+            days = retention_days(db_field.name)
+            now = "until they are deleted" if days is None else f"{days} days"
+            field.help_text = f"Empty: as the site's settings say, now {now}. 0: until deleted."
+        return field
 
 
 _PERMISSIONS = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import random
 from decimal import Decimal
-from typing import Literal
 
 from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
@@ -14,7 +13,7 @@ from django.db import models
 from django.utils import timezone
 
 from inference_site.core.admin_pages.labels import money
-from inference_site.core.site_settings.models import retention_field, site_settings
+from inference_site.core.site_settings.models import RetentionKind, retention_days, retention_field
 
 
 class Scope(models.TextChoices):
@@ -32,7 +31,7 @@ def default_scopes() -> list[str]:
     return [Scope.INFERENCE, Scope.USAGE]
 
 
-_RETENTION_HELP = "How long they are kept. Leave empty to use that of the site's settings."
+_RETENTION_HELP = "0: until they are deleted. Empty: as the site's settings say."
 _AT_LEAST_ONE = [MinValueValidator(1)]
 
 
@@ -81,9 +80,13 @@ class Project(Limited):
             ".example.org includes all names below it. Leave empty for all that the site allows."
         ),
     )
-    responses_days = retention_field("responses (days)", _RETENTION_HELP)
-    conversations_days = retention_field("conversations (days)", _RETENTION_HELP)
-    completions_days = retention_field("chat completions (days)", _RETENTION_HELP)
+    responses_days = retention_field("responses (days)", _RETENTION_HELP, 0)
+    conversations_days = retention_field("conversations (days)", _RETENTION_HELP, 0)
+    completions_days = retention_field("chat completions (days)", _RETENTION_HELP, 0)
+    files_days = retention_field("files (days)", _RETENTION_HELP, 0)
+    batches_days = retention_field("batches (days)", _RETENTION_HELP, 0)
+    generations_days = retention_field("generations (days)", _RETENTION_HELP, 0)
+    refusals_days = retention_field("refused requests (days)", _RETENTION_HELP, 0)
     # The one project to which the playground's usage is accounted, whatever its name.
     is_playground = models.BooleanField(default=False, db_default=False, editable=False)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
@@ -243,17 +246,14 @@ class BudgetSpend(models.Model):
         return f"{self.budget.shown(self.spent)} since {self.start}"
 
 
-StoredKind = Literal["responses_days", "conversations_days", "completions_days"]
-
-
-def retention_cutoffs(kind: StoredKind) -> list[tuple[int, dt.datetime]]:
+def retention_cutoffs(kind: RetentionKind) -> list[tuple[int, dt.datetime]]:
     """Return (project id, cutoff) of each project with a retention; older objects may be deleted.
 
     A project's own retention takes precedence over the site's. The order is random, so that no
     project is always the last when a deletion run ends early.
     """
-    now, site_days = timezone.now(), getattr(site_settings(), kind)
+    now, site_days = timezone.now(), retention_days(kind)
     rows = list(Project.objects.values_list("pk", kind))
     random.shuffle(rows)
     days = ((pk, site_days if own is None else own) for pk, own in rows)
-    return [(pk, now - dt.timedelta(days=count)) for pk, count in days if count is not None]
+    return [(pk, now - dt.timedelta(days=count)) for pk, count in days if count]

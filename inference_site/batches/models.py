@@ -24,9 +24,9 @@ from django.db.models import Count, Exists, F, OuterRef, Q, Sum
 from django.db.models.functions import Now
 from django.utils import timezone
 
+from inference_site.accounts.models import retention_cutoffs
 from inference_site.core.errors.api_errors import NotFoundError, RateLimitError
 from inference_site.core.storage.postgresql import execute_prepared
-from inference_site.files.models import BATCH_LIFETIME
 from inference_site.outbox.models import publish
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.streams.batches import Ending
@@ -370,14 +370,18 @@ def delete_lines(lines: LineQuerySet, until: float) -> int:
 
 
 def prune(until: float) -> int:
-    """Delete the lines of ended batches, and batches that ended a month ago; return how many.
+    """Delete the lines of ended batches, and batches past their retention; return how many.
 
     Stop when the monotonic clock passes ``until``.
     """
     deleted = delete_lines(BatchLine.objects.filter(batch__status__in=ENDED), until)
-    limit = timezone.now() - BATCH_LIFETIME  # As long as its files.
-    old = Batch.objects.filter(status__in=ENDED, expires_at__lt=limit, lines=None)
-    return deleted + old.delete()[0]
+    for project, since in retention_cutoffs("batches_days"):
+        # From the end of the window: its files, made before that, are not kept longer.
+        rows = Batch.objects.filter(project=project, status__in=ENDED, expires_at__lt=since)
+        old = rows.filter(lines=None).order_by("pk").values_list("pk", flat=True)
+        while time.monotonic() < until and (pks := list(old[:_DELETED_AT_ONCE])):
+            deleted += Batch.objects.filter(pk__in=pks).delete()[0]
+    return deleted
 
 
 def forget(

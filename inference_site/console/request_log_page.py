@@ -32,8 +32,9 @@ from completions.models import StoredCompletion
 from completions.storage import with_previews as with_completion_previews
 from inference_site.accounts.models import ApiKey, Project
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.core.admin_pages.base_admin import KeysetPage, first_id_since, keyset_page
+from inference_site.core.admin_pages.base_admin import KeysetPage, keyset_page
 from inference_site.core.admin_pages.labels import PREVIEW_LENGTH, may_see_content, preview
+from inference_site.core.storage.old_rows import first_id_since
 from inference_site.runs.kept_content.models import KeptContent
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.request_log.models import Refusal, SavedFilter

@@ -27,7 +27,8 @@ _ROW = re.compile(r"\| `(?P<name>[A-Z_]+)`[^|]*\|(?:[^|]*\|)+? (?P<meaning>[^|]+
 _LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
 _FIELDS = (
     *("disconnect_grace_s", "responses_days", "conversations_days", "completions_days"),
-    *("usage_log_days", "debug_content_hours", "show_content"),
+    *("files_days", "batches_days", "usage_log_days", "refusals_days"),
+    *("debug_content_hours", "show_content"),
 )
 
 

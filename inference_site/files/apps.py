@@ -7,3 +7,4 @@ class FilesConfig(AppConfig):
     name = "inference_site.files"
     default_auto_field = "django.db.models.BigAutoField"
     retention = "inference_site.files.storage"
+    transfer = "inference_site.files.transfer"

@@ -11,8 +11,9 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundError
+from inference_site.core.site_settings.models import BATCH_DAYS
 
-BATCH_LIFETIME = dt.timedelta(days=30)
+BATCH_LIFETIME = dt.timedelta(days=BATCH_DAYS)
 """How long the files of batches are kept unless the request says otherwise."""
 _QUOTA_LOCK = 0x66696C65
 """The class of the advisory locks that serialise the uploads of a project ("file")."""
@@ -196,6 +197,11 @@ class UploadQuerySet(models.QuerySet["Upload"]):
         over.update(status=UploadStatus.EXPIRED)
         ended = self.exclude(status=UploadStatus.PENDING).filter(parts__isnull=False)
         return list(ended.distinct().values_list("pk", flat=True)[:100])
+
+    def ended_before(self, moment: dt.datetime) -> UploadQuerySet:
+        """Return the uploads without parts that have ended, and began before this time."""
+        ended = self.exclude(status=UploadStatus.PENDING).filter(parts=None)
+        return ended.filter(created_at__lt=moment)
 
 
 class Upload(models.Model):

@@ -18,7 +18,9 @@ from django.core.files import File
 from django.core.files.storage import Storage, storages
 from django.utils import timezone
 
+from inference_site.accounts.models import retention_cutoffs
 from inference_site.core.errors.api_errors import FileStorageError
+from inference_site.core.storage.old_rows import old_ids
 from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE
 from inference_site.files.models import StoredFile, Upload
 
@@ -78,23 +80,40 @@ def read(file: StoredFile, start: int = 0, end: int | None = None) -> Iterator[b
 
     Raise FileStorageError if it cannot be read.
     """
-    left = (file.size_bytes if end is None else end) - start
-    with _storage_errors(), _storage().open(file.key) as content:
-        content.seek(start)
-        while left > 0 and (chunk := content.read(min(_CHUNK, left))):
+    end = file.size_bytes if end is None else end
+    left = end - start
+    with _storage_errors():
+        for chunk in _chunks(file.key, start, end) if left > 0 else ():
             left -= len(chunk)
             yield chunk
     if left > 0:
         raise FileStorageError("A part of the file is missing.")
 
 
+def _chunks(key: str, start: int, end: int) -> Iterator[bytes]:
+    """Yield what the content has between these places, by ranges if the storage can."""
+    files = _storage()
+    if hasattr(files, "read_range"):
+        yield from files.read_range(key, start, end, _CHUNK)
+        return
+    with files.open(key) as content:
+        content.seek(start)
+        while start < end and (chunk := content.read(min(_CHUNK, end - start))):
+            start += len(chunk)
+            yield chunk
+
+
 def prune(until: float) -> int:
-    """Delete expired, hidden and incomplete files, and the parts of ended uploads.
+    """Delete old, expired, hidden and incomplete files, and the parts of ended uploads.
 
     Stop when the monotonic clock passes ``until``, or when storage fails; return how many files
     were deleted.
     """
     StoredFile.objects.filter(upload__in=Upload.objects.expire()).hide()
+    for project, since in retention_cutoffs("files_days"):
+        Upload.objects.ended_before(since).filter(project=project).delete()
+        for ids in old_ids(StoredFile.objects.filter(project=project), since, until, _BATCH):
+            StoredFile.objects.filter(pk__in=ids, created_at__lt=since).hide()
     deleted = 0
     while time.monotonic() < until:
         stale = timezone.now() - STORING_TIMEOUT

@@ -1,6 +1,6 @@
-"""The usage API: ``GET /v1/usage`` and ``GET /v1/organization/usage/completions``.
+"""The usage API: ``GET /v1/usage`` and ``GET /v1/organization/usage/…``.
 
-Source of the wire models: API reference, "Usage", "Completions".
+Source of the wire models: API reference, "Usage", "Completions", "Embeddings" and "Moderations".
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import datetime as dt
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from django.conf import settings
 from django.http import QueryDict
@@ -24,8 +25,15 @@ from inference_site.gateway.api.authentication import caller_of
 from inference_site.gateway.api.payload import WireObject, parse_query
 from inference_site.gateway.api.schema import documented
 from inference_site.gateway.api.views import ApiView
-from inference_site.runs.usage.models import Period
-from inference_site.runs.usage.queries import PERIOD_LENGTH, Span, first_usage_by, floor
+from inference_site.runs.usage.models import EMBEDDINGS, MODERATIONS, Period
+from inference_site.runs.usage.queries import (
+    PERIOD_LENGTH,
+    Span,
+    Usage,
+    first_usage_by,
+    floor,
+    usage_by,
+)
 
 GroupBy = Literal["project_id", "user_id", "api_key_id", "model", "batch", "service_tier"]
 BucketWidth = Literal["1m", "1h", "1d"]
@@ -60,20 +68,51 @@ class CompletionsUsage(WireObject):
     num_cancelled_requests: int
 
 
-class UsageBucket(WireObject):
+class InputUsage(WireObject):
+    """The usage of one group in one bucket, of requests whose answers have no tokens.
+
+    An id is null unless the request groups by it.
+    """
+
+    input_tokens: int
+    num_model_requests: int
+    project_id: str | None = None
+    user_id: str | None = None
+    api_key_id: str | None = None
+    model: str | None = None
+
+
+class EmbeddingsUsage(InputUsage):
+    """The usage of embeddings."""
+
+    object: Literal["organization.usage.embeddings.result"] = "organization.usage.embeddings.result"
+
+
+class ModerationsUsage(InputUsage):
+    """The usage of moderations."""
+
+    object: Literal["organization.usage.moderations.result"] = (
+        "organization.usage.moderations.result"
+    )
+
+
+ResultT = TypeVar("ResultT", bound=WireObject)
+
+
+class UsageBucket(WireObject, Generic[ResultT]):
     """A minute, hour or day of UTC, in Unix seconds; ``end_time`` is exclusive."""
 
     object: Literal["bucket"] = "bucket"
     start_time: int
     end_time: int
-    results: list[CompletionsUsage]
+    results: list[ResultT]
 
 
-class UsagePage(WireObject):
+class UsagePage(WireObject, Generic[ResultT]):
     """Buckets in order of time; send ``next_page`` as ``page`` to get the next page."""
 
     object: Literal["page"] = "page"
-    data: list[UsageBucket]
+    data: list[UsageBucket[ResultT]]
     has_more: bool
     next_page: str | None
 
@@ -186,28 +225,54 @@ class ProjectUsageView(ApiView):
 
     scope = Scope.USAGE
 
-    @documented(query=UsageQuery, answer=UsagePage)
+    @documented(query=UsageQuery, answer=UsagePage[CompletionsUsage])
     def get(self, request: Request) -> Response:
-        """Get the usage of the project."""
+        """Get the usage of the project, of requests of all kinds."""
         query = parse_query(UsageQuery, _query_values(request._request.GET))
         return Response(_page(query, [caller_of(request).project_id]).model_dump())
 
 
-class OrganizationUsageView(ApiView):
-    """``GET /v1/organization/usage/completions``: the usage of all projects."""
-
+class _OrganizationUsageView(ApiView):
     scope = Scope.ADMIN
 
-    @documented(query=OrganizationUsageQuery, answer=UsagePage)
-    def get(self, request: Request) -> Response:
-        """Get the usage of all projects."""
+    def page(self, request: Request, kinds: Sequence[str] | None = None) -> UsagePage[Any]:
+        """Return the usage of these kinds, or of all that have no reports of their own."""
         query = parse_query(OrganizationUsageQuery, _query_values(request._request.GET))
         projects = None
         if query.user_ids or query.batch:
             projects = []
         elif query.project_ids is not None:
             projects = _primary_keys(query.project_ids, "project_id")
-        return Response(_page(query, projects).model_dump())
+        if kinds is None:
+            return _page(query, projects, without=(*EMBEDDINGS, *MODERATIONS))
+        return _page(query, projects, kinds)
+
+
+class CompletionsUsageView(_OrganizationUsageView):
+    """``GET /v1/organization/usage/completions``: the usage of all projects."""
+
+    @documented(query=OrganizationUsageQuery, answer=UsagePage[CompletionsUsage])
+    def get(self, request: Request) -> Response:
+        """Get the usage of all projects, but for embeddings and moderations."""
+        return Response(self.page(request).model_dump())
+
+
+class EmbeddingsUsageView(_OrganizationUsageView):
+    """``GET /v1/organization/usage/embeddings``: the embeddings of all projects."""
+
+    @documented(query=OrganizationUsageQuery, answer=UsagePage[EmbeddingsUsage])
+    def get(self, request: Request) -> Response:
+        """Get the usage of embeddings, of all projects."""
+        return _input_usage(EmbeddingsUsage, self.page(request, EMBEDDINGS))
+
+
+class ModerationsUsageView(_OrganizationUsageView):
+    """``GET /v1/organization/usage/moderations``: the moderations of all projects."""
+
+    @documented(query=OrganizationUsageQuery, answer=UsagePage[ModerationsUsage])
+    def get(self, request: Request) -> Response:
+        """Get the usage of moderations, of all projects."""
+        return _input_usage(ModerationsUsage, self.page(request, MODERATIONS))
 
 
 class OrganizationCostsView(ApiView):
@@ -245,6 +310,17 @@ class OrganizationCostsView(ApiView):
         return Response(found.model_dump())
 
 
+def _input_usage(result: type[InputUsage], page: UsagePage[CompletionsUsage]) -> Response:
+    """Return a page with results of a class that has fewer fields."""
+    fields = InputUsage.model_fields.keys()
+    data = page.model_dump()
+    for bucket in data["data"]:
+        bucket["results"] = [
+            result(**{name: row[name] for name in fields}).model_dump() for row in bucket["results"]
+        ]
+    return Response(data)
+
+
 def _query_values(given: QueryDict) -> dict[str, Any]:
     """Return the query parameters; the names of list parameters may end in ``[]``."""
     values: dict[str, Any] = {}
@@ -257,14 +333,28 @@ def _query_values(given: QueryDict) -> dict[str, Any]:
     return values
 
 
-def _page(query: UsageQuery, projects: Sequence[int] | None) -> UsagePage:
-    """Return a page of buckets; a page ends early when it would have too many results."""
+def _page(
+    query: UsageQuery,
+    projects: Sequence[int] | None,
+    kinds: Sequence[str] | None = None,
+    *,
+    without: Sequence[str] = (),
+) -> UsagePage[CompletionsUsage]:
+    """Return a page of buckets, of all kinds of requests or only these, without some.
+
+    A page ends early when it would have too many results.
+    """
     span, has_more = _span(query, projects)
+    span = replace(span, kinds=kinds)
     group_by = query.group_by or []
     columns = [name for name in _GROUP_COLUMNS if name in group_by]
     usages, page_span = first_usage_by(span, _MAX_RESULTS, *columns)
     results: dict[dt.datetime, list[CompletionsUsage]] = defaultdict(list)
-    for (start, group), usage in usages.items():
+    parts = usage_by(replace(page_span, kinds=without), *columns) if without else {}
+    for (start, group), whole in usages.items():
+        usage = whole.without(parts.get((start, group), Usage()))
+        if not usage.requests:
+            continue
         ids = {
             name: f"{ID_PREFIXES.get(name, '')}{value}"
             for name, value in zip(columns, group, strict=True)
@@ -284,7 +374,7 @@ def _page(query: UsageQuery, projects: Sequence[int] | None) -> UsagePage:
             )
         )
     data = [
-        UsageBucket(
+        UsageBucket[CompletionsUsage](
             start_time=int(start.timestamp()),
             end_time=int((start + PERIOD_LENGTH[span.period]).timestamp()),
             results=results[start],
@@ -293,7 +383,7 @@ def _page(query: UsageQuery, projects: Sequence[int] | None) -> UsagePage:
     ]
     has_more = has_more or page_span != span
     next_page = f"page_{int(page_span.end.timestamp())}" if has_more else None
-    return UsagePage(data=data, has_more=has_more, next_page=next_page)
+    return UsagePage[CompletionsUsage](data=data, has_more=has_more, next_page=next_page)
 
 
 def _span(query: UsageQuery, projects: Sequence[int] | None) -> tuple[Span, bool]:

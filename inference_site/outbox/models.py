@@ -22,7 +22,7 @@ from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from inference_site.core.storage.postgresql import delete_older
+from inference_site.core.storage.old_rows import delete_older
 
 RESPONSE_EVENTS = tuple(
     f"response.{end}" for end in ("completed", "failed", "incomplete", "cancelled")

@@ -15,6 +15,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from inference_site.accounts.admin import RETENTION
 from inference_site.accounts.keys import create_key, find_caller
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
 from inference_site.core.admin_pages import base_admin
@@ -337,6 +338,26 @@ def test_a_project_gets_limits_and_a_budget(admin: Client, project: Project) -> 
     shown = page(admin.get("/admin/accounts/budget/"))
     assert ">250 tokens<" in shown
     assert ">900 tokens<" not in shown
+
+
+@pytest.mark.parametrize("days", ["", "0", "30", "36500"])
+def test_a_project_keeps_each_kind_for_its_days(admin: Client, project: Project, days: str) -> None:
+    form = dict.fromkeys(RETENTION, days) | {"name": project.name, "is_active": "on"}
+    assert admin.post(f"{PROJECTS}{project.pk}/change/", form | NO_BUDGETS).status_code == 302
+    project.refresh_from_db()
+    stored = {getattr(project, kind) for kind in RETENTION}
+    assert stored == {int(days) if days else None}
+
+
+@pytest.mark.parametrize("days", ["-1", "36501", "x", "1e3", "9" * 30])
+@pytest.mark.parametrize("kind", RETENTION)
+def test_a_wrong_retention_is_refused(
+    admin: Client, project: Project, kind: str, days: str
+) -> None:
+    form = {"name": project.name, "is_active": "on", kind: days, **NO_BUDGETS}
+    assert "errorlist" in page(admin.post(f"{PROJECTS}{project.pk}/change/", form))
+    project.refresh_from_db()
+    assert getattr(project, kind) is None
 
 
 def test_a_key_has_the_scopes_that_are_ticked(admin: Client, project: Project) -> None:

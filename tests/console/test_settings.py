@@ -105,9 +105,9 @@ def test_the_usage_log_is_kept_as_the_page_says_or_else_the_environment(
     db: None, settings: Settings
 ) -> None:
     settings.USAGE_LOG_DAYS = 10
-    assert models.usage_log_days() == 10
+    assert models.retention_days("generations_days") == 10
     set_site(usage_log_days=3)
-    assert models.usage_log_days() == 3
+    assert models.retention_days("generations_days") == 3
 
 
 def old(days: float) -> dt.datetime:

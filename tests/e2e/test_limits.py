@@ -206,6 +206,7 @@ def test_a_key_for_some_models_gets_no_others(stack: ServedStack) -> None:
         ("POST", "/v1/chat/render", "debug"),
         ("GET", "/v1/usage", "usage:read"),
         ("GET", "/v1/organization/usage/completions", "admin"),
+        ("GET", "/v1/organization/usage/embeddings", "admin"),
     ],
 )
 def test_a_key_without_the_scope_is_refused(

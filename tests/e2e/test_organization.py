@@ -94,6 +94,30 @@ def test_costs_by_project_and_line_item(organization: Any, stack: ServedStack) -
     assert own.amount.value >= 0
 
 
+def test_embeddings_are_counted_apart_from_completions(
+    organization: Any, stack: ServedStack
+) -> None:
+    key = make_key(stack)
+    project, client = f"proj_{key.project_id}", stack.client(key.secret)
+    embedded = client.embeddings.create(model="demo-embedding", input=["one two", "three"])
+    asked = chat(client)
+    since = int(time.time()) - 3600
+
+    def results(of: Any) -> list[Any]:
+        page = of(start_time=since, project_ids=[project], group_by=["project_id", "model"])
+        return [result for bucket in page.data for result in bucket.results]
+
+    wait_until(lambda: results(organization.usage.completions))
+    wait_until(lambda: results(organization.usage.embeddings))
+    (one,) = results(organization.usage.embeddings)
+    assert one.object == "organization.usage.embeddings.result"
+    assert (one.input_tokens, one.num_model_requests) == (embedded.usage.prompt_tokens, 1)
+    assert (one.project_id, one.model) == (project, "demo-embedding")
+    (one,) = results(organization.usage.completions)
+    assert (one.model, one.input_tokens) == ("scripted", asked.usage.prompt_tokens)
+    assert results(organization.usage.moderations) == []
+
+
 def test_of_two_projects_with_one_name_one_is_refused(organization: Any) -> None:
     def create(_: int) -> int:
         try:

@@ -59,7 +59,7 @@ def bucket(settings: Any) -> Iterator[str]:
         wait_until(lambda: made_bucket(url))
         options = {"bucket_name": "bucket", "endpoint_url": url, "region_name": "us-east-1"}
         keys = {"access_key": "a", "secret_key": "b"}
-        backend = "storages.backends.s3.S3Storage"
+        backend = "inference_site.files.bucket.BucketStorage"
         files = {"BACKEND": backend, "OPTIONS": {**BUCKET_OPTIONS, **options, **keys}}
         settings.STORAGES = {**settings.STORAGES, "files": files}
         yield url
@@ -73,8 +73,24 @@ def test_bucket(project: Project, bucket: str) -> None:
     file = made(project, "big", expires_at=timezone.now() - dt.timedelta(seconds=1))
     file.size_bytes = len(content)
     storage.store(file, io.BytesIO(content))
+    asked: list[Any] = []
+    client = storages["files"].connection.meta.client  # type: ignore[attr-defined]  # boto3's.
+    client.meta.events.register(
+        "before-send.s3.GetObject", lambda request, **_: asked.append(request.headers["Range"])
+    )
     assert b"".join(storage.read(file)) == content
     assert b"".join(storage.read(file, 300_000, 900_000)) == content[300_000:900_000]
+    last = len(content) - 1
+    assert list(storage.read(file, last)) == [content[last:]]
+    assert list(storage.read(file, 5, 5)) == []
+    ranges = [f"0-{last}", "300000-899999", f"{last}-{last}"]
+    assert asked == [f"bytes={one}".encode() for one in ranges], "nothing else is transferred"
+    reading = storage.read(file)
+    next(reading)
+    reading.close()  # type: ignore[attr-defined]  # A generator, as when a client has gone.
+    httpx.put(f"{bucket}/bucket/{file.key}", content=content[:1_000_000])
+    with pytest.raises(UnavailableError, match="part of the file is missing"):
+        list(storage.read(file))
     assert prune() == 1
     listed = httpx.get(f"{bucket}/bucket?list-type=2").text
     assert "file-big" not in listed

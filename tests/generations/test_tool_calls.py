@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from datetime import timedelta
-
 import pytest
-from django.utils import timezone
-from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
 from inference_site.core.domain.deltas import Usage
@@ -19,7 +14,6 @@ from inference_site.runs.tool_calls.models import (
     ToolCall,
     close,
     hash_of,
-    prune,
 )
 from tests.generations.rows import create_generation
 
@@ -91,16 +85,3 @@ def test_the_end_removes_content_and_what_was_sent_is_unknown(claim: Claim) -> N
     assert ToolCall.objects.finish(rows[1], RESULT, is_unknown=False, keeps=True)
     late = ToolCall.objects.of(claim.public_id)[1]
     assert (late.status, late.result) == (CallStatus.DONE, None)
-
-
-def test_calls_are_deleted_with_the_usage_log_of_their_days(
-    claim: Claim, settings: Settings
-) -> None:
-    planned(claim)
-    old = timezone.now() - timedelta(days=4)
-    ToolCall.objects.filter(number=0).update(created_at=old)
-    settings.USAGE_LOG_DAYS = 0  # It is kept forever.
-    assert prune(time.monotonic() + 10) == 0
-    settings.USAGE_LOG_DAYS = 3
-    assert prune(time.monotonic() + 10) == 1
-    assert [call.number for call in ToolCall.objects.of(claim.public_id)] == [1]

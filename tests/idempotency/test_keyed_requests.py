@@ -21,7 +21,7 @@ from inference_site.gateway.idempotency.models import (
     KeyLocked,
     KeyTaken,
     find_use,
-    forget_answer,
+    forget_answers,
     prune,
     trim_answers,
 )
@@ -146,7 +146,6 @@ def test_all_goes_after_a_day(claim: KeyClaim) -> None:
 def test_an_answer_goes_with_the_result_of_its_generation(claim: KeyClaim) -> None:
     for key, id_ in (("gone", "resp_1"), ("other", "resp_2"), ("object", "")):
         replace(claim, key=key, generation_id=id_).write()
-    forget_answer("resp_1")
-    forget_answer("")
+    forget_answers(["resp_1", ""])
     rows = KeyedRequest.objects.order_by("id").values_list("key", "body")
     assert list(rows) == [("gone", ""), ("other", "{}"), ("object", "{}")]

@@ -41,7 +41,7 @@ def test_a_job_that_fails_keeps_no_other_from_its_turn(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(beat, "_maintain", fail)
     monkeypatch.setattr(beat, "account_ended", done.set)
-    monkeypatch.setattr(beat, "prune_old", lambda: None)
+    monkeypatch.setattr(beat, "prune_old", lambda stopped: None)
     stopped = threading.Event()
     thread = in_thread(stopped)
     assert done.wait(60)

@@ -19,7 +19,7 @@ from inference_site.runs.models import Generation, Status
 from inference_site.runs.usage import accounting
 from inference_site.runs.usage.accounting import account
 from inference_site.runs.usage.models import LatencyHistogram, Period, UsageRollup, bucket_of
-from inference_site.runs.usage.pruning import prune
+from inference_site.runs.usage.pruning import prune_old
 from tests.generations.rows import create_generation
 
 Key = tuple[ApiKey, str]
@@ -221,7 +221,7 @@ def test_rollups_and_the_log_are_pruned_when_they_are_old(api_key: Key, settings
         ended(api_key[0], now - dt.timedelta(days=days))
     unaccounted = create_generation(api_key[0], created_at=now - dt.timedelta(days=20))
     account()
-    prune()
+    prune_old(threading.Event())
     left = set(Generation.objects.values_list("pk", flat=True))
     assert left == {unaccounted.pk, *(row.pk for row in kept)}
     usage = UsageRollup.objects.all()
@@ -239,12 +239,12 @@ def test_failed_logins_are_pruned_after_ninety_days() -> None:
         failure = AccessFailureLog.objects.create(username="a", ip_address="192.0.2.1")
         at = timezone.now() - dt.timedelta(days=days)
         AccessFailureLog.objects.filter(pk=failure.pk).update(attempt_time=at)
-    prune()
+    prune_old(threading.Event())
     assert AccessFailureLog.objects.count() == 2
 
 
 def test_without_a_limit_the_log_is_kept(api_key: Key) -> None:
     ended(api_key[0], timezone.now() - dt.timedelta(days=5000))
     account()
-    prune()
+    prune_old(threading.Event())
     assert Generation.objects.count() == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime as dt
 import random
+import threading
 from decimal import Decimal
 from io import StringIO
 from typing import Any
@@ -18,8 +19,8 @@ from inference_site.accounts.budgets import Estimate, reserve
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
 from inference_site.runs.models import Status
 from inference_site.runs.usage.accounting import account
-from inference_site.runs.usage.models import LatencyHistogram, UsageRollup
-from inference_site.runs.usage.pruning import prune
+from inference_site.runs.usage.models import KindRollup, LatencyHistogram, UsageRollup
+from inference_site.runs.usage.pruning import prune_old
 from tests.generations.rows import create_generation
 
 pytestmark = pytest.mark.django_db(transaction=True)  # The comparison is a snapshot.
@@ -93,7 +94,7 @@ def test_counters_match_after_the_log_is_pruned(api_key: Key, settings: Any) -> 
     fill(api_key[0])
     account()
     before = UsageRollup.objects.filter(period="day").count()
-    prune()
+    prune_old(threading.Event())
     assert "add up to the usage log" in usage("--check")
     usage("--rebuild")
     assert UsageRollup.objects.filter(period="day").count() == before
@@ -133,3 +134,28 @@ def test_usage_is_printed_as_csv(api_key: Key, project: Project) -> None:
 def test_days_must_be_positive() -> None:
     with pytest.raises(CommandError, match="--days"):
         usage("--days", "0")
+
+
+def test_kinds_with_reports_of_their_own_add_up_too(api_key: Key) -> None:
+    now = timezone.now()
+    for kind in ("embedding", "ollama.embedding", "moderation", "chat.completion"):
+        create_generation(
+            api_key[0],
+            kind=kind,
+            status=Status.COMPLETED,
+            created_at=now,
+            claimed_at=now,
+            finished_at=now,
+            input_tokens=10,
+            cost=Decimal("0.5"),
+        )
+    assert "add up to the usage log" in usage("--check")
+    of_days = KindRollup.objects.filter(period="day")
+    found = of_days.values_list("kind", "requests", "input_tokens", "cost")
+    assert set(found) == {
+        (kind, 1, 10, Decimal("0.5")) for kind in ("embedding", "ollama.embedding", "moderation")
+    }
+    of_days.update(requests=7)
+    with pytest.raises(CommandError, match="differ from the usage log"):
+        usage("--check")
+    assert "add up to the usage log" in usage("--rebuild", "--check")

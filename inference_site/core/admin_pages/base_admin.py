@@ -25,7 +25,7 @@ from django.contrib import admin
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.core.paginator import Paginator
-from django.db.models import Max, Min, Model, QuerySet
+from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse
@@ -34,14 +34,13 @@ from unfold.admin import ModelAdmin
 from unfold.views import ChangeList
 
 from inference_site.core.admin_pages.labels import may_see_content, preview, time_label
+from inference_site.core.storage.old_rows import first_id_since, id_bounds
 
 _SECRET = re.compile(r"secret|password|token(?!s)|api_key$|headers", re.IGNORECASE)
 _MAX_LENGTH = 200
 """Characters of a value."""
 _SMALLEST_WINDOW, _FIRST_WINDOW, _LARGEST_WINDOW = 100, 250, 100_000
 _TIME_LIMIT_S = 0.08
-_MAX_DISORDER = dt.timedelta(minutes=1)
-"""Longest transaction that is allowed for: a row with a lower id may have a later time."""
 _BEFORE, _AFTER = "before", "after"
 _LOOKUPS = ("", "__exact", "__isnull", "__isempty", "__id__exact")
 """Suffixes that Django's list filters add to the name of their field."""
@@ -140,7 +139,7 @@ def keyset_page(
     The rows above ``after`` are oldest first, all others newest first. Without a cursor the page
     begins at the newest row.
     """
-    lowest, highest = _id_bounds(rows.model)
+    lowest, highest = id_bounds(rows.model)
     is_upward = after is not None
     # The ids that are not searched yet are those from ``low`` to ``high``, both inclusive.
     low = lowest if after is None else max(after + 1, lowest)
@@ -177,31 +176,6 @@ class _Windows:
         self.size = min(4 * self.size, max(fitting, _SMALLEST_WINDOW), _LARGEST_WINDOW)
         self._began = now
         return left_s > 0
-
-
-def _id_bounds(model: type[Model]) -> tuple[int, int]:
-    """Return the lowest and the highest id of a table; (0, -1) if it is empty."""
-    bounds = model._default_manager.aggregate(low=Min("pk"), high=Max("pk"))
-    return (0, -1) if bounds["low"] is None else (bounds["low"], bounds["high"])
-
-
-def first_id_since(model: type[Model], field: str, moment: dt.datetime) -> int:
-    """Return an id below which all rows are older than ``moment``.
-
-    Ids grow with time, so a bisection of the ids needs no index on the time.
-    """
-    earliest = moment - _MAX_DISORDER
-    low, high = _id_bounds(model)
-    high += 1
-    while low < high:
-        middle = (low + high) // 2
-        following = model._default_manager.filter(pk__gte=middle).order_by("pk")
-        row = following.values_list("pk", field).first()
-        if row is None or row[1] >= earliest:
-            high = middle
-        else:
-            low = row[0] + 1
-    return low
 
 
 class SiteAdmin(ModelAdmin):

@@ -6,7 +6,7 @@ Requests read them, so a process caches them for two seconds.
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Literal
 
 import django.db
 from django.conf import settings
@@ -20,14 +20,28 @@ logger = logging.getLogger(__name__)
 LONGEST_DAYS = 36_500
 """The longest retention: 100 years ago is still a valid date."""
 LONGEST_DEBUG_HOURS = 24
-_DAYS = [MinValueValidator(1), MaxValueValidator(LONGEST_DAYS)]
+BATCH_DAYS = 30
+"""How long batches and their files are kept without a setting."""
 _TTL_S = 2.0
 
 
-def retention_field(label: str, help_text: str) -> Any:
+RetentionKind = Literal[
+    "responses_days",
+    "conversations_days",
+    "completions_days",
+    "files_days",
+    "batches_days",
+    "generations_days",
+    "refusals_days",
+]
+"""The kinds of stored objects, by their field in ``Project``."""
+
+
+def retention_field(label: str, help_text: str, least: int = 1) -> Any:
     """Return a field for a retention in days; an empty value means another setting decides."""
+    bounds = [MinValueValidator(least), MaxValueValidator(LONGEST_DAYS)]
     return models.PositiveIntegerField(
-        label, null=True, blank=True, validators=_DAYS, help_text=help_text
+        label, null=True, blank=True, validators=bounds, help_text=help_text
     )
 
 
@@ -49,8 +63,17 @@ class SiteSettings(models.Model):
         "conversations (days)", "Counted from their last response. Empty: for ever."
     )
     completions_days = retention_field("chat completions (days)", "Empty: for ever.")
+    files_days = retention_field(
+        "files (days)", "Also of batches and uploads. Empty: until they expire or are deleted."
+    )
+    batches_days = retention_field(
+        "batches (days)", f"Counted from the end of their window. Empty: {BATCH_DAYS} days."
+    )
     usage_log_days = retention_field(
         "generations (days)", "The usage log, without content. Empty: USAGE_LOG_DAYS."
+    )
+    refusals_days = retention_field(
+        "refused requests (days)", "In the request log. Empty: REFUSALS_DAYS."
     )
     debug_content_hours = models.PositiveSmallIntegerField(
         "content of unstored requests (hours)",
@@ -120,6 +143,15 @@ def disconnect_grace_s(own: int | None) -> int:
     return settings.DISCONNECT_GRACE_S if site_s is None else site_s
 
 
-def usage_log_days() -> int:
-    """Return for how many days generations are kept; 0 means forever."""
-    return site_settings().usage_log_days or settings.USAGE_LOG_DAYS
+def retention_days(kind: RetentionKind) -> int | None:
+    """Return for how many days the site keeps objects of a kind; None means until deleted."""
+    stored = site_settings()
+    match kind:
+        case "generations_days":
+            return stored.usage_log_days or settings.USAGE_LOG_DAYS or None
+        case "refusals_days":
+            return stored.refusals_days or settings.REFUSALS_DAYS or None
+        case "batches_days":
+            return stored.batches_days or BATCH_DAYS
+    days: int | None = getattr(stored, kind)
+    return days

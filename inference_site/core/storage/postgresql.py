@@ -8,7 +8,6 @@ that serve: it closes the connection, and the pool opens new ones.
 
 from __future__ import annotations
 
-import datetime as dt
 import logging
 import select
 import threading
@@ -340,20 +339,3 @@ def cached_sql(
         return rows
 
     return run
-
-
-def delete_older(rows: QuerySet[Any], limit: dt.datetime, until: float, batch: int) -> int:
-    """Delete rows that were created before ``limit``, oldest first; return how many.
-
-    The order of ids must be the order of creation. Each transaction deletes one ``batch``, so that
-    writers of the table wait for one batch at most. No batch starts after the monotonic time
-    ``until``.
-    """
-    deleted = 0
-    while time.monotonic() < until:
-        oldest = rows.order_by("pk").values_list("pk", "created_at")[:batch]
-        expired = [pk for pk, created_at in oldest if created_at < limit]
-        deleted += rows.filter(pk__in=expired).delete()[0]
-        if len(expired) < batch:
-            break
-    return deleted

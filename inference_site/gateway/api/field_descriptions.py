@@ -595,7 +595,9 @@ FIELDS = {
     "embedding": "The vector, of length 1.",
     "embeddings": "The vectors, each of length 1.",
     "results": "The documents by their relevance, the best one first.",
-    "UsageBucket.results": "The usage of this time, a row for each group.",
+    "UsageBucket_CompletionsUsage_.results": "The usage of this time, a row for each group.",
+    "UsageBucket_EmbeddingsUsage_.results": "The usage of this time, a row for each group.",
+    "UsageBucket_ModerationsUsage_.results": "The usage of this time, a row for each group.",
     "relevance_score": "How well the document answers the query, on the model's own scale.",
     "score": "How well the texts match, on the model's own scale.",
     # Usage
@@ -649,6 +651,10 @@ FIELDS = {
     "CompletionsUsage.user_id": "Always null: keys belong to projects.",
     "CompletionsUsage.model": "The model, if the usage is grouped by it.",
     "CompletionsUsage.service_tier": "The service tier, if the usage is grouped by it.",
+    "EmbeddingsUsage.user_id": "Always null: keys belong to projects.",
+    "EmbeddingsUsage.model": "The model, if the usage is grouped by it.",
+    "ModerationsUsage.user_id": "Always null: keys belong to projects.",
+    "ModerationsUsage.model": "The model, if the usage is grouped by it.",
     "batch": "Whether the requests were of a batch; always null.",
     "cost": "The price of these tokens, by the prices in the models' entries.",
     # Lists

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +18,8 @@ from django.conf import settings
 from django.db import OperationalError, models
 from django.utils import timezone
 
+from inference_site.core.storage.old_rows import delete_older
 from inference_site.core.storage.postgresql import (
-    delete_older,
     execute_pipelined,
     execute_prepared,
     is_timeout,
@@ -231,9 +232,9 @@ def trim_answers(project_id: int) -> int:
     return 0 if row is None else int(row[0])
 
 
-def forget_answer(generation_id: str) -> None:
-    """Delete the kept answer of a generation whose result was deleted."""
-    kept = KeyedRequest.objects.filter(generation_id=generation_id, kept_bytes__gt=0)
+def forget_answers(generation_ids: Collection[str]) -> None:
+    """Delete the kept answers of generations whose results were deleted."""
+    kept = KeyedRequest.objects.filter(generation_id__in=generation_ids, kept_bytes__gt=0)
     kept.exclude(generation_id="").update(body="", kept_bytes=0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -66,7 +67,7 @@ def run_periodically(stopped: threading.Event) -> None:
         ("accounting", _with_long_timeout(account_ended), 1.0),
         ("alarms", evaluate, 5.0),
         ("outbox", Deliverer().start, 1.0),
-        ("pruning", _with_long_timeout(prune_old), 60.0),
+        ("pruning", _with_long_timeout(partial(prune_old, stopped)), 60.0),
     )
     threads = [
         threading.Thread(target=repeat, args=(*job, stopped), name=job[0], daemon=True)

@@ -9,10 +9,10 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db.models import QuerySet
 
 from inference_site.accounts.models import Project
-from inference_site.gateway.idempotency.models import forget_answer
+from inference_site.gateway.idempotency.models import forget_answers
 from inference_site.runs.kinds import forgettings
 from inference_site.runs.models import Generation
-from inference_site.runs.streams.request_documents import drop_document
+from inference_site.runs.streams.request_documents import drop_documents
 
 _BATCH = 500
 
@@ -59,9 +59,8 @@ class Command(BaseCommand):
         while True:
             batch = dict(rows.order_by("pk").values_list("pk", "public_id")[:_BATCH])
             ids = list(batch.values())
-            for public_id in ids:
-                drop_document(public_id)
-                forget_answer(public_id)
+            drop_documents(ids)
+            forget_answers(ids)
             for module in forgettings():
                 gone.update(module.forget(user, project_id, ids))
             gone["generations"] += Generation.objects.filter(pk__in=batch).update(end_user="")

@@ -18,8 +18,8 @@ from inference_site.core.domain.deltas import Delta, RefusalDelta, TextDelta, To
 from inference_site.core.domain.request import GenerationRequest, Message, TextPart
 from inference_site.core.site_settings.models import site_settings
 from inference_site.core.storage.fields import ContentField, replace_nul
+from inference_site.core.storage.old_rows import delete_older
 from inference_site.core.storage.postgresql import (
-    delete_older,
     release_connection_after,
     transaction_with_timeouts,
 )

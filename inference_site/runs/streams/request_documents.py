@@ -6,7 +6,8 @@ stored never reaches PostgreSQL.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, overload
@@ -218,8 +219,22 @@ def save_document(
 
 def drop_document(generation_id: str) -> None:
     """Delete the document, the flags and the log of a generation that will never run."""
-    keys = [key(generation_id) for key in (document_key, followers_key, cancel_key, log_key)]
-    client_for(generation_id).eval(_DROP, len(keys), *keys, generation_id)
+    drop_documents([generation_id])
+
+
+def drop_documents(generation_ids: Iterable[str]) -> None:
+    """Do as ``drop_document`` for many, with one round trip to each server."""
+    by_client: dict[Any, list[str]] = defaultdict(list)
+    for generation_id in generation_ids:
+        by_client[client_for(generation_id)].append(generation_id)
+    for client, ids in by_client.items():
+        pipeline = client.pipeline(transaction=False)
+        for generation_id in ids:
+            keys = [
+                key(generation_id) for key in (document_key, followers_key, cancel_key, log_key)
+            ]
+            pipeline.eval(_DROP, len(keys), *keys, generation_id)
+        pipeline.execute()
 
 
 @overload

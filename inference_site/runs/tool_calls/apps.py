@@ -8,4 +8,3 @@ class ToolCallsConfig(AppConfig):
     label = "tool_calls"
     default_auto_field = "django.db.models.BigAutoField"
     closing = "inference_site.runs.tool_calls.models"
-    retention = "inference_site.runs.tool_calls.models"

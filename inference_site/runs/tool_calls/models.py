@@ -8,12 +8,12 @@ dies between the last two, the next attempt repeats the call, with the same key,
 declared idempotent; otherwise the call is ``unknown`` for ever. Each change is an UPDATE that is
 guarded by the old status and by the claim of the generation, so of two workers only one sends.
 
-The rows have no content after the response has ended: its items have that.
+The rows have no content after the response has ended: its items have that. They are deleted with
+their generation (``runs.usage.pruning``).
 """
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
@@ -26,12 +26,9 @@ from django.utils.crypto import salted_hmac
 
 from inference_site.core.domain.deltas import Usage
 from inference_site.core.domain.site_tools import SiteCall, Source, ToolResult
-from inference_site.core.site_settings.models import usage_log_days
 from inference_site.core.storage.fields import ContentField
-from inference_site.core.storage.postgresql import delete_older, transaction_with_timeouts
+from inference_site.core.storage.postgresql import transaction_with_timeouts
 from inference_site.runs.models import Claim, Generation, Status
-
-_DELETE_BATCH = 1_000
 
 
 class CallStatus(models.TextChoices):
@@ -226,14 +223,3 @@ def close(generation_id: str) -> None:
 def hash_of(arguments: str) -> str:
     """Return the keyed hash of the arguments of a call."""
     return salted_hmac("tool call", arguments, algorithm="sha256").hexdigest()
-
-
-def prune(until: float) -> int:
-    """Delete the calls past the days of the usage log; return how many.
-
-    Stop when the monotonic clock passes ``until``.
-    """
-    if not (days := usage_log_days()):
-        return 0
-    limit = timezone.now() - dt.timedelta(days=days)
-    return delete_older(ToolCall.objects.all(), limit, until, _DELETE_BATCH)

@@ -28,17 +28,19 @@ from redis.exceptions import RedisError
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import Budget
 from inference_site.accounts.rate_limits import AccountedGeneration, correct
-from inference_site.core.site_settings.models import usage_log_days
-from inference_site.runs.models import Generation
-from inference_site.runs.usage.models import KEY as LATENCY_KEY
 from inference_site.runs.usage.models import (
+    EMBEDDINGS,
+    MODERATIONS,
     MOVE_LATE,
+    KindRollup,
     LatencyHistogram,
     Period,
+    Rollup,
     UsageRollup,
     add_sql,
     counts_sql,
 )
+from inference_site.runs.usage.models import KEY as LATENCY_KEY
 from inference_site.runs.usage.pruning import KEPT_DAYS
 
 logger = logging.getLogger(__name__)
@@ -82,17 +84,32 @@ ROLLUP_KEY = "period, start, project_id, api_key_id, model"
 PERIODS = "unnest(ARRAY['minute', 'hour', 'day']) AS period"
 START = "date_trunc(period, finished_at, 'UTC')"
 
-_ROLL_UP = f"""
-INSERT INTO usage_usagerollup AS kept ({ROLLUP_KEY}, {", ".join(SUMS)})
-SELECT period, {START}, project_id, api_key_id, model, {", ".join(SUMS.values())}
-FROM generations_generation, {PERIODS}
-WHERE id = ANY(%(ids)s)
-GROUP BY period, {START}, project_id, api_key_id, model
-ON CONFLICT ({ROLLUP_KEY}) DO UPDATE
-SET {", ".join(f"{name} = kept.{name} + excluded.{name}" for name in SUMS)}
-"""  # noqa: S608  # All statements here are built from constants.
+_KIND_KEY = f"{ROLLUP_KEY}, kind"
+_KINDS = ", ".join(f"'{kind}'" for kind in (*EMBEDDINGS, *MODERATIONS))
+_OF_KINDS = f"kind IN ({_KINDS})"
 
 
+def _sums(key: str, periods: str, where: str) -> str:
+    """Return the query of sums by a key, of the generations for which the condition holds."""
+    columns = key.replace("start", f"{START} AS start")
+    sums = ", ".join(f"{value} AS {name}" for name, value in SUMS.items())
+    return f"""
+    SELECT {columns}, {sums} FROM generations_generation, {periods} WHERE {where}
+    GROUP BY {key.replace("start", START)}
+    """  # noqa: S608  # All statements here are built from constants.
+
+
+def _add(table: str, key: str, where: str) -> str:
+    """Return the statement that adds the generations with ``ids`` to a table of roll-ups."""
+    return f"""
+    INSERT INTO {table} AS kept ({key}, {", ".join(SUMS)}) {_sums(key, PERIODS, where)}
+    ON CONFLICT ({key}) DO UPDATE
+    SET {", ".join(f"{name} = kept.{name} + excluded.{name}" for name in SUMS)}
+    """  # noqa: S608
+
+
+_ROLL_UP = _add("usage_usagerollup", ROLLUP_KEY, "id = ANY(%(ids)s)")
+_ROLL_UP_KINDS = _add("usage_kindrollup", _KIND_KEY, f"id = ANY(%(ids)s) AND {_OF_KINDS}")
 _ROLL_UP_LATENCY = add_sql(counts_sql(START, PERIODS, "id = ANY(%(ids)s)"))
 
 USED = "CASE unit WHEN 'cost' THEN cost ELSE input_tokens + output_tokens END"
@@ -134,14 +151,26 @@ FROM {_USED_ROWS} WHERE spend.budget_id = used.budget_id AND spend.start = used.
 """  # noqa: S608
 _BEGINNING = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 _PERIOD = "(SELECT %(period)s::text AS period) AS periods"
-_ACCOUNTED = "is_accounted AND finished_at >= %(since)s"
-_USAGE = f"""
-SELECT period, {START} AS start, project_id, api_key_id, model,
-    {", ".join(f"{value} AS {name}" for name, value in SUMS.items())}
-FROM generations_generation, {_PERIOD} WHERE {_ACCOUNTED}
-GROUP BY period, {START}, project_id, api_key_id, model
-"""  # noqa: S608  # All statements here are built from constants.
-_LATENCY = counts_sql(START, _PERIOD, _ACCOUNTED)
+_PRUNED = "(SELECT project_id AS pruned_id, complete_since FROM usage_prunedlog) AS pruned"
+_ACCOUNTED = f"""
+is_accounted AND finished_at >= %(since)s AND NOT EXISTS (
+    SELECT FROM {_PRUNED} WHERE pruned_id = project_id AND finished_at < complete_since
+)
+"""
+_COMPLETE = f"""
+start >= %(since)s AND NOT EXISTS (
+    SELECT FROM {_PRUNED}
+    WHERE (pruned_id = project_id OR project_id = {LatencyHistogram.EVERY})
+        AND start < complete_since
+)
+"""
+"""The condition on a roll-up that the usage log has all of its generations. A sum over all projects
+needs the logs of all."""
+_USAGE = _sums(ROLLUP_KEY, _PERIOD, _ACCOUNTED)
+_USAGE_OF_KINDS = _sums(_KIND_KEY, _PERIOD, f"{_OF_KINDS} AND {_ACCOUNTED}")
+_LATENCY = f"""
+SELECT * FROM ({counts_sql(START, _PERIOD, _ACCOUNTED)}) AS counts WHERE {_COMPLETE}
+"""  # noqa: S608
 _SPENDS = f"""
 SELECT budget.id AS budget_id, {SPEND_START} AS start,
     coalesce(sum({USED}) FILTER (WHERE is_accounted), 0) AS spent,
@@ -150,6 +179,16 @@ FROM generations_generation generation JOIN accounts_budget budget ON {AFFECTS}
 WHERE generation.created_at >= %(since)s AND budget.id = ANY(%(budgets)s)
 GROUP BY 1, 2
 """  # noqa: S608
+
+
+_FROM_DELETED = """
+coalesce(start < (
+    SELECT complete_since FROM accounts_budget JOIN usage_prunedlog USING (project_id)
+    WHERE accounts_budget.id = budget_id
+), false)
+"""
+"""Whether generations in the period of a budget's counter may have been deleted; then the log does
+not have all that was spent."""
 
 
 def hold_lock(cursor: Any) -> None:
@@ -188,6 +227,7 @@ def account(max_rows: int = _MAX_ROWS, wait_ms: int = 0) -> list[AccountedGenera
         if not ids["ids"]:
             return []
         cursor.execute(_ROLL_UP, ids)
+        cursor.execute(_ROLL_UP_KINDS, ids)
         cursor.execute(_ROLL_UP_LATENCY, ids)
         cursor.execute(_MARK_ACCOUNTED, ids)
         accounted = [AccountedGeneration(*row) for row in cursor.fetchall()]
@@ -245,6 +285,7 @@ def differences() -> list[Difference]:
         found: list[Difference] = []
         for period in Period.values:
             found += _compare(cursor, UsageRollup, period, _USAGE, ROLLUP_KEY, tuple(SUMS))
+            found += _compare(cursor, KindRollup, period, _USAGE_OF_KINDS, _KIND_KEY, tuple(SUMS))
             found += _compare(cursor, LatencyHistogram, period, _LATENCY, LATENCY_KEY, ("count",))
         return found + _compare_spends(cursor)
 
@@ -253,9 +294,15 @@ def rebuild() -> None:
     """Rebuild roll-ups and budget counters from the usage log, as far back as it reaches."""
     with transaction.atomic(), connection.cursor() as cursor:
         hold_lock(cursor)
+        # Until the end nothing is deleted from the log (``pruning.prune_log`` writes that table).
+        cursor.execute("LOCK TABLE usage_prunedlog IN SHARE MODE")
         cursor.execute(MOVE_LATE)
         for period in Period.values:
-            _rewrite(cursor, UsageRollup, period, _USAGE, f"{ROLLUP_KEY}, {', '.join(SUMS)}")
+            for rollup, log, key in (
+                (UsageRollup, _USAGE, ROLLUP_KEY),
+                (KindRollup, _USAGE_OF_KINDS, _KIND_KEY),
+            ):
+                _rewrite(cursor, rollup, period, log, f"{key}, {', '.join(SUMS)}")
             _rewrite(cursor, LatencyHistogram, period, _LATENCY, f"{LATENCY_KEY}, count")
         _recount_spends(cursor, list(Budget.objects.values_list("pk", flat=True)))
 
@@ -267,17 +314,12 @@ def count_spends(budget_id: int) -> None:
         _recount_spends(cursor, [budget_id])
 
 
-def _complete_since(rollup: type[UsageRollup | LatencyHistogram], period: str) -> dt.datetime:
-    """Return the first midnight since which neither the roll-up nor the usage log was pruned."""
-    since = _BEGINNING
-    oldest = Generation.objects.order_by("pk").values_list("created_at", flat=True).first()
-    if usage_log_days() and oldest is not None:
-        # A pruned generation may have ended after the oldest one began, but no run lasts a day.
-        since = oldest + dt.timedelta(days=1)
-    if (days := KEPT_DAYS[rollup].get(period)) is not None:
-        since = max(since, timezone.now() - dt.timedelta(days=days))
-    midnight = since.astimezone(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    return midnight if midnight == since else midnight + dt.timedelta(days=1)
+def _complete_since(rollup: type[Rollup], period: str) -> dt.datetime:
+    """Return the first midnight since which no roll-ups of this period were pruned."""
+    if (days := KEPT_DAYS[rollup].get(period)) is None:
+        return _BEGINNING
+    since = (timezone.now() - dt.timedelta(days=days - 1)).astimezone(dt.UTC)
+    return since.replace(hour=0, minute=0, second=0, microsecond=0)
 
 
 def _compare(
@@ -294,7 +336,7 @@ def _compare(
     cursor.execute(
         f"""SELECT {key}, {columns}
         FROM (SELECT * FROM {rollup._meta.db_table}
-              WHERE period = %(period)s AND start >= %(since)s) kept
+              WHERE period = %(period)s AND {_COMPLETE}) kept
         FULL JOIN ({log}) log USING ({key})
         WHERE {differs} LIMIT 100""",  # noqa: S608
         {"period": period, "since": _complete_since(rollup, period)},
@@ -309,10 +351,10 @@ def _compare(
 
 def _rewrite(cursor: Any, rollup: Any, period: str, log: str, columns: str) -> None:
     """Replace the rows of a roll-up table by the result of the query ``log``."""
-    since = _complete_since(rollup, period)
-    rollup.objects.filter(period=period, start__gte=since).delete()
-    insert = f"INSERT INTO {rollup._meta.db_table} ({columns}) {log}"
-    cursor.execute(insert, {"period": period, "since": since})
+    given = {"period": period, "since": _complete_since(rollup, period)}
+    table = rollup._meta.db_table
+    cursor.execute(f"DELETE FROM {table} WHERE period = %(period)s AND {_COMPLETE}", given)  # noqa: S608
+    cursor.execute(f"INSERT INTO {table} ({columns}) {log}", given)
 
 
 def _spends_of_log(cursor: Any, budgets: list[int]) -> dict[tuple[int, dt.date], tuple[Any, Any]]:
@@ -325,10 +367,16 @@ def _spends_of_log(cursor: Any, budgets: list[int]) -> dict[tuple[int, dt.date],
 def _compare_spends(cursor: Any) -> list[Difference]:
     true = _spends_of_log(cursor, list(Budget.objects.values_list("pk", flat=True)))
     cursor.execute(
-        "SELECT budget_id, start, spent, reserved FROM accounts_budgetspend WHERE start >= %s",
+        f"SELECT budget_id, start, spent, reserved, {_FROM_DELETED} FROM accounts_budgetspend"  # noqa: S608
+        " WHERE start >= %s",
         [period_start(Budget.Every.MONTH, timezone.now())],
     )
-    stored = {(row[0], row[1]): (row[2], row[3]) for row in cursor.fetchall()}
+    stored = {}
+    for budget, start, spent, reserved, is_from_deleted in cursor.fetchall():
+        logged, held = true.get((budget, start), (0, 0))
+        stored[budget, start] = spent, reserved
+        if is_from_deleted:
+            true[budget, start] = max(spent, logged), held
     nothing = (0, 0)
     return [
         Difference(counter, {"budget": budget, "start": start}, mine, theirs)
@@ -360,14 +408,15 @@ def _recount_spends(cursor: Any, budgets: list[int]) -> None:
         params,
     )
     cursor.execute(
-        """UPDATE accounts_budgetspend SET spent = 0, reserved = 0
-        WHERE budget_id = ANY(%(budgets)s) AND start >= %(month)s""",
+        f"""UPDATE accounts_budgetspend
+        SET spent = CASE WHEN {_FROM_DELETED} THEN spent ELSE 0 END, reserved = 0
+        WHERE budget_id = ANY(%(budgets)s) AND start >= %(month)s""",  # noqa: S608
         params,
     )
     cursor.executemany(
-        """INSERT INTO accounts_budgetspend (budget_id, start, spent, reserved)
+        """INSERT INTO accounts_budgetspend AS kept (budget_id, start, spent, reserved)
         VALUES (%s, %s, %s, %s)
         ON CONFLICT (budget_id, start) DO UPDATE
-        SET spent = excluded.spent, reserved = excluded.reserved""",
+        SET spent = greatest(kept.spent, excluded.spent), reserved = excluded.reserved""",
         [(*key, *values) for key, values in _spends_of_log(cursor, budgets).items()],
     )

@@ -132,7 +132,7 @@ class Rollup(models.Model):
         abstract = True
 
 
-class UsageRollup(Rollup):
+class UsageSums(Rollup):
     """Sums of requests by final status, of tokens, of milliseconds and of cost."""
 
     requests = models.PositiveBigIntegerField(default=0)
@@ -149,6 +149,13 @@ class UsageRollup(Rollup):
     cost = models.DecimalField(max_digits=24, decimal_places=9, default=0)
 
     class Meta:
+        abstract = True
+
+
+class UsageRollup(UsageSums):
+    """The usage of all kinds together."""
+
+    class Meta:
         constraints = [
             models.UniqueConstraint(
                 fields=["period", "start", "project", "api_key", "model"], name="usage_rollup_once"
@@ -160,6 +167,35 @@ class UsageRollup(Rollup):
 
     def __str__(self) -> str:
         return f"{self.period} of {self.start}"
+
+
+EMBEDDINGS = ("embedding", "ollama.embedding", "vector_store.embedding", "vector_store.search")
+MODERATIONS = ("moderation",)
+"""The kinds of generations that reports name apart; all others are completions."""
+
+
+class KindRollup(UsageSums):
+    """The usage of one of the kinds that reports name apart. ``UsageRollup`` contains it.
+
+    A table of its own: processes of the previous release add to ``UsageRollup`` by its key.
+    """
+
+    kind = models.CharField(max_length=32)
+
+    class Meta:
+        default_permissions = ()
+        constraints = [
+            models.UniqueConstraint(
+                fields=["period", "start", "project", "api_key", "model", "kind"],
+                name="kind_rollup_once",
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["project", "period", "start"], name="kind_rollup_by_project"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.period} of {self.start}, {self.kind}"
 
 
 class Measure(models.TextChoices):
@@ -199,6 +235,23 @@ class LatencyHistogram(Rollup):
 
     def __str__(self) -> str:
         return f"{self.measure} {self.bucket} of {self.start}"
+
+
+class PrunedLog(models.Model):
+    """From when on the usage log of a project is complete; no row if nothing was deleted of it.
+
+    ``complete_since`` is a midnight of UTC. Roll-ups of days before it contain generations that may
+    have been deleted, so they are neither compared with the log nor rebuilt from it.
+    """
+
+    project_id = models.BigIntegerField(primary_key=True)
+    complete_since = models.DateTimeField()
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.project_id} since {self.complete_since}"
 
 
 class LatencyRollup(Rollup):

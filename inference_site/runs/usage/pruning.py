@@ -7,74 +7,123 @@ same table wait for one batch at most.
 from __future__ import annotations
 
 import datetime as dt
-import math
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from axes.models import AccessFailureLog
-from django.conf import settings
-from django.db import models
+from django.db import connection, models
 from django.utils import timezone
 
-from inference_site.core.site_settings.models import usage_log_days
-from inference_site.core.storage.postgresql import delete_older
+from inference_site.accounts.models import retention_cutoffs
+from inference_site.core.site_settings.models import retention_days
+from inference_site.core.storage.old_rows import delete_older, old_ids
 from inference_site.runs.kinds import retentions
 from inference_site.runs.models import Generation
 from inference_site.runs.request_log.models import Refusal
-from inference_site.runs.usage.models import LatencyHistogram, Period, UsageRollup
+from inference_site.runs.usage.models import KindRollup, LatencyHistogram, Period, UsageRollup
 
 BATCH = 2_000
 KEPT_DAYS: dict[type[models.Model], dict[str, int]] = {
     UsageRollup: {Period.MINUTE: 2, Period.HOUR: 400},
+    KindRollup: {Period.MINUTE: 2, Period.HOUR: 400},
     LatencyHistogram: {Period.MINUTE: 2, Period.HOUR: 35},
 }
 """Retention of roll-ups in days, by period; roll-ups by day are kept for ever."""
 _LOGIN_FAILURE_DAYS = 90
-_MAX_RUN_S = 1.0
+_SLICE_S = 0.5
+"""How long each kind is deleted before the next has its turn."""
+_DAY = dt.timedelta(days=1)
+_DELETE_GENERATIONS = """
+WITH deleted AS (
+    DELETE FROM generations_generation
+    WHERE id = ANY(%(ids)s) AND is_accounted AND created_at < %(limit)s RETURNING public_id
+), calls AS (
+    DELETE FROM tool_calls_toolcall WHERE generation_id IN (SELECT public_id FROM deleted)
+), noted AS (
+    INSERT INTO usage_prunedlog AS known (project_id, complete_since)
+    SELECT %(project)s, %(complete_since)s WHERE EXISTS (SELECT FROM deleted)
+    ON CONFLICT (project_id) DO UPDATE
+    SET complete_since = greatest(known.complete_since, excluded.complete_since)
+)
+SELECT count(*) FROM deleted
+"""
 
 
-def prune_old() -> None:
-    """Delete some of the rows past their retention, also those of the API apps. Beat calls this."""
-    prune(time.monotonic() + _MAX_RUN_S)
-    for app in retentions():
-        app.prune(time.monotonic() + _MAX_RUN_S)
+def prune_old(stopped: threading.Event) -> None:
+    """Delete the rows past their retention, also those of the API apps. Beat calls this.
+
+    A purge of many rows goes on until it is done, or the event is set. After each round it rests as
+    long as the round took, so that requests have the larger part of the database.
+    """
+    is_done = False
+    while not is_done:
+        began = time.monotonic()
+        prunes = (prune_counts, prune_generations, prune_refusals)
+        left = [_has_more(prune) for prune in (*prunes, *(app.prune for app in retentions()))]
+        is_done = not any(left)
+        if stopped.wait(0.0 if is_done else time.monotonic() - began):
+            return
 
 
-def prune(until: float = math.inf) -> int:
-    """Delete rows past their retention; return the number of deleted rows.
+def _has_more(prune: Callable[[float], int]) -> bool:
+    """Delete for a slice of time; return whether it was too short for all."""
+    until = time.monotonic() + _SLICE_S
+    return prune(until) > 0 and time.monotonic() >= until
 
-    Stop after the batch during which the monotonic clock passes ``until``.
+
+def prune_counts(until: float) -> int:
+    """Delete old roll-ups and failed logins; return how many.
+
+    Stop, as the other functions do, after the batch during which the monotonic clock passes
+    ``until``.
     """
     now = timezone.now()
     deleted = 0
     for rollup, kept in KEPT_DAYS.items():
         for period, days in kept.items():
-            limit = now - dt.timedelta(days=days)
+            limit = now - days * _DAY
             old = rollup._default_manager.filter(period=period, start__lt=limit)
             deleted += _delete(old.order_by("start"), until)
-    limit = now - dt.timedelta(days=_LOGIN_FAILURE_DAYS)
+    limit = now - _LOGIN_FAILURE_DAYS * _DAY
     failures = AccessFailureLog.objects.filter(attempt_time__lt=limit)
-    deleted += _delete(failures.order_by("pk"), until)
-    if days := usage_log_days():
-        deleted += prune_log(now - dt.timedelta(days=days), until)
-    if settings.REFUSALS_DAYS:
-        limit = now - dt.timedelta(days=settings.REFUSALS_DAYS)
-        deleted += delete_older(Refusal.objects.all(), limit, until, BATCH)
-    return deleted
+    return deleted + _delete(failures.order_by("pk"), until)
 
 
-def prune_log(limit: dt.datetime, until: float) -> int:
-    """Delete accounted generations that were created before ``limit``."""
-    deleted, after = 0, 0
-    while time.monotonic() < until:
-        # Ids grow with time, so the scan ends at the first row that is younger.
-        rows = Generation.objects.filter(pk__gt=after).order_by("pk")
-        oldest = list(rows.values_list("pk", "is_accounted", "created_at")[:BATCH])
-        old = [pk for pk, is_accounted, created_at in oldest if is_accounted and created_at < limit]
-        deleted += Generation.objects.filter(pk__in=old).delete()[0]
-        if len(oldest) < BATCH or oldest[-1][2] >= limit:
-            break
-        after = oldest[-1][0]
+def prune_generations(until: float) -> int:
+    """Delete accounted generations past the retention of their projects; return how many."""
+    cutoffs = retention_cutoffs("generations_days")
+    return sum(prune_log(project, limit, until) for project, limit in cutoffs)
+
+
+def prune_refusals(until: float) -> int:
+    """Delete refused requests past the retention of their projects; return how many."""
+    cutoffs: list[tuple[int | None, dt.datetime]] = [*retention_cutoffs("refusals_days")]
+    if days := retention_days("refusals_days"):
+        cutoffs.append((None, timezone.now() - days * _DAY))  # Those of unknown keys.
+    rows = Refusal.objects.all()
+    return sum(
+        delete_older(rows.filter(project=project), limit, until, BATCH)
+        for project, limit in cutoffs
+    )
+
+
+def prune_log(project: int, limit: dt.datetime, until: float) -> int:
+    """Delete accounted generations of a project that were created before ``limit``, with the calls
+    of tools that the site has made for them; return how many generations.
+
+    The statement also records since when the log of the project is complete.
+    """
+    # No run lasts a day, so the deleted ones have ended by then.
+    complete_since = (limit + 2 * _DAY).astimezone(dt.UTC)
+    complete_since = complete_since.replace(hour=0, minute=0, second=0, microsecond=0)
+    given: dict[str, Any] = {"limit": limit, "project": project, "complete_since": complete_since}
+    deleted = 0
+    for ids in old_ids(Generation.objects.filter(project=project), limit, until, BATCH):
+        with connection.cursor() as cursor:
+            cursor.execute(_DELETE_GENERATIONS, {**given, "ids": ids})
+            deleted += cursor.fetchone()[0]
     return deleted
 
 

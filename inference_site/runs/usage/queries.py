@@ -14,7 +14,13 @@ from django.db import connection, transaction
 from django.db.models import QuerySet, Sum
 
 from inference_site.accounts.models import ApiKey, Project
-from inference_site.runs.usage.models import LatencyHistogram, Period, Rollup, UsageRollup
+from inference_site.runs.usage.models import (
+    KindRollup,
+    LatencyHistogram,
+    Period,
+    Rollup,
+    UsageRollup,
+)
 
 PERIOD_LENGTH = {
     Period.MINUTE: dt.timedelta(minutes=1),
@@ -41,13 +47,19 @@ class Usage:
     decode_ms: float = 0.0
     cost: Decimal = Decimal(0)
 
+    def without(self, part: Usage) -> Usage:
+        """Return the usage that is not in ``part``."""
+        pairs = zip(astuple(self), astuple(part), strict=True)
+        return Usage(*(whole - less for whole, less in pairs))
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """The range and filters of a query: buckets of one period that begin before ``end``.
 
     The first bucket is the one that contains ``start``. ``projects`` and ``api_keys`` (primary
-    keys) and ``models`` (ids) are filters; None means all.
+    keys), ``models`` (ids) and ``kinds`` are filters; None means all. ``kinds`` may have only those
+    that have roll-ups of their own (see ``KindRollup``).
     """
 
     period: Period
@@ -56,6 +68,7 @@ class Span:
     projects: Sequence[int] | None = None
     api_keys: Sequence[int] | None = None
     models: Sequence[str] | None = None
+    kinds: Sequence[str] | None = None
 
     def starts(self) -> Iterator[dt.datetime]:
         """Yield the start of each bucket, in order."""
@@ -127,7 +140,8 @@ def total_by(span: Span, *group_by: str) -> dict[GroupKey, Usage]:
 
 
 def _sums(span: Span, *columns: str, max_results: int | None = None) -> dict[GroupKey, Usage]:
-    rows = _rows(UsageRollup, span).values(*columns).order_by(*columns)
+    rollup = UsageRollup if span.kinds is None else KindRollup
+    rows = _rows(rollup, span).values(*columns).order_by(*columns)
     names = [field.name for field in fields(Usage)]
     summed = rows.annotate(**{f"sum_{name}": Sum(name) for name in names})
     return {
@@ -165,6 +179,8 @@ def _rows(rollup: type[Rollup], span: Span) -> QuerySet[Any]:
         rows = rows.filter(api_key__in=span.api_keys)
     if span.models is not None:
         rows = rows.filter(model__in=span.models)
+    if span.kinds is not None:
+        rows = rows.filter(kind__in=span.kinds)
     return rows
 
 

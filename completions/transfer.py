@@ -1,0 +1,58 @@
+"""Export and import of stored chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import AwareDatetime, Field
+
+from completions.models import StoredCompletion
+from inference_site.core.transfer import ObjectLine, known_ids
+
+_BATCH = 100
+
+
+class CompletionLine(ObjectLine):
+    """A stored chat completion with its messages."""
+
+    kind: Literal["chat_completion"] = "chat_completion"
+    model: Annotated[str, Field(max_length=200)]
+    metadata: dict[str, Any]
+    messages: list[dict[str, Any]]
+    completion: dict[str, Any]
+    streamed: dict[str, Any] | None
+    created_at: AwareDatetime
+
+
+LINES = {"chat_completion": CompletionLine}
+_COLUMNS = tuple(CompletionLine.model_fields.keys() - {"kind", "id"})
+
+
+def export_lines(project_id: int, folder: Path) -> Iterator[CompletionLine]:
+    """Yield the stored completions; see ``inference_site.core.transfer.Transfer``."""
+    del folder
+    after = 0
+    rows = StoredCompletion.objects.filter(project=project_id).order_by("pk")
+    while found := list(rows.filter(pk__gt=after)[:_BATCH]):
+        for stored in found:
+            columns = {name: getattr(stored, name) for name in _COLUMNS}
+            yield CompletionLine(id=stored.public_id, **columns)
+        after = found[-1].pk
+
+
+def import_lines(project_id: int, kind: str, lines: Sequence[ObjectLine], folder: Path) -> int:
+    """Store completions; see ``inference_site.core.transfer.Transfer``."""
+    del kind, folder
+    known = known_ids(StoredCompletion, project_id, [line.id for line in lines])
+    new = [line for line in cast(Sequence[CompletionLine], lines) if line.id not in known]
+    StoredCompletion.objects.bulk_create(
+        StoredCompletion(
+            public_id=line.id,
+            project_id=project_id,
+            **{name: getattr(line, name) for name in _COLUMNS},
+        )
+        for line in new
+    )
+    return len(new)

@@ -1,0 +1,76 @@
+"""Rows of tables whose ids grow with their time of creation: found and deleted by age."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, cast
+
+from django.db.models import Max, Min, Model, QuerySet
+
+_MAX_DISORDER = dt.timedelta(minutes=1)
+"""Longest transaction that is allowed for: a row with a lower id may have a later time."""
+
+
+def id_bounds(model: type[Model]) -> tuple[int, int]:
+    """Return the lowest and the highest id of a table; (0, -1) if it is empty."""
+    bounds = model._default_manager.aggregate(low=Min("pk"), high=Max("pk"))
+    return (0, -1) if bounds["low"] is None else (bounds["low"], bounds["high"])
+
+
+def first_id_since(model: type[Model], field: str, moment: dt.datetime) -> int:
+    """Return an id below which all rows are older than ``moment``."""
+    return _first_id_at(model, field, moment - _MAX_DISORDER)
+
+
+# Cached because all projects with the same retention have the same limit.
+@lru_cache(maxsize=64)
+def _first_id_at(model: type[Model], field: str, moment: dt.datetime) -> int:
+    """Return an id from which on rows are not older than ``moment``, but for disorder.
+
+    Ids grow with time, so a bisection of the ids needs no index on the time.
+    """
+    low, high = id_bounds(model)
+    high += 1
+    while low < high:
+        middle = (low + high) // 2
+        following = model._default_manager.filter(pk__gte=middle).order_by("pk")
+        row = following.values_list("pk", field).first()
+        if row is None or row[1] >= moment:
+            high = middle
+        else:
+            low = row[0] + 1
+    return low
+
+
+def old_ids(
+    rows: QuerySet[Any], limit: dt.datetime, until: float, batch: int
+) -> Iterator[list[int]]:
+    """Yield batches of ids of rows that were created before ``limit``, the lowest first.
+
+    No batch starts after the monotonic time ``until``. Where ids are in disorder, there may be
+    younger rows among them.
+
+    Only ids are read, so that PostgreSQL can use an index that begins with the columns by which
+    ``rows`` are filtered, and skips the rows of others. The caller checks the time and all other
+    conditions when it deletes: each batch in a transaction, so that writers wait for one at most.
+    """
+    if time.monotonic() >= until:
+        return
+    after, model = 0, cast(type[Model], rows.model)
+    old = rows.filter(pk__lt=_first_id_at(model, "created_at", limit)).order_by("pk")
+    while True:
+        ids = list(old.filter(pk__gt=after).values_list("pk", flat=True)[:batch])
+        if ids:
+            yield ids
+        if len(ids) < batch or time.monotonic() >= until:
+            return
+        after = ids[-1]
+
+
+def delete_older(rows: QuerySet[Any], limit: dt.datetime, until: float, batch: int) -> int:
+    """Delete the rows of ``old_ids`` that were created before ``limit``; return how many."""
+    found = old_ids(rows, limit, until, batch)
+    return sum(rows.filter(pk__in=ids, created_at__lt=limit).delete()[0] for ids in found)

@@ -1,0 +1,332 @@
+"""Export and import of responses and conversations with their items.
+
+Sealed content of items is unsealed for the export and sealed again at the import, because the other
+site has another key and the project another id there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+from django.db import connection, transaction
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.core.transfer import Id, ObjectLine, Refused, known_ids
+from responses_api import sealing
+from responses_api.models import (
+    ENDED,
+    Conversation,
+    Item,
+    McpApproval,
+    ResponseStatus,
+    StoredResponse,
+)
+
+logger = logging.getLogger(__name__)
+
+_BATCH = 200
+_SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+_NEW_KEYS = """
+SELECT nextval(pg_get_serial_sequence('responses_api_storedresponse', 'id'))
+FROM generate_series(1, %s)
+"""
+Position = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ApprovalPart(_Part):
+    """The approval of a call of an MCP tool that an item asks for."""
+
+    server_label: Annotated[str, Field(max_length=64)]
+    name: Annotated[str, Field(max_length=128)]
+    arguments_sha256: Annotated[str, Field(max_length=64)]
+    asked_at: AwareDatetime
+    approve: bool | None
+    answered_by: Annotated[str, Field(max_length=64)]
+    answered_at: AwareDatetime | None
+
+
+class ItemPart(_Part):
+    """An item. ``unsealed`` is the text of its sealed content, of which ``data`` has the prefix."""
+
+    id: Id
+    position: Position
+    is_output: bool
+    conversation_position: Position | None
+    data: dict[str, Any]
+    unsealed: str | None = None
+    approval: ApprovalPart | None = None
+
+
+class ConversationLine(ObjectLine):
+    """A conversation, without its items."""
+
+    kind: Literal["conversation"] = "conversation"
+    metadata: dict[str, Any]
+    next_position: Position
+    created_at: AwareDatetime
+    deleted_at: AwareDatetime | None
+
+
+class ConversationItemLine(ObjectLine):
+    """An item that was added to a conversation by itself, and not by a response."""
+
+    kind: Literal["conversation_item"] = "conversation_item"
+    conversation: Id
+    item: ItemPart
+
+
+class ResponseLine(ObjectLine):
+    """A response that has ended, with its items.
+
+    ``deleted_at`` is set of a deleted one that others build on.
+    """
+
+    kind: Literal["response"] = "response"
+    model: Annotated[str, Field(max_length=200)]
+    status: Literal[
+        ResponseStatus.COMPLETED,
+        ResponseStatus.INCOMPLETE,
+        ResponseStatus.FAILED,
+        ResponseStatus.CANCELLED,
+    ]
+    background: bool
+    previous: Id | None
+    conversation: Id | None
+    conversation_position: Position | None
+    metadata: dict[str, Any]
+    request: dict[str, Any]
+    usage: dict[str, Any] | None
+    deltas: dict[str, Any] | None
+    error: dict[str, Any] | None
+    incomplete_reason: Annotated[str, Field(max_length=32)]
+    created_at: AwareDatetime
+    completed_at: AwareDatetime | None
+    deleted_at: AwareDatetime | None
+    items: list[ItemPart]
+
+
+LINES: dict[str, type[ObjectLine]] = {
+    "conversation": ConversationLine,
+    "conversation_item": ConversationItemLine,
+    "response": ResponseLine,
+}
+_CONVERSATION = ("metadata", "next_position", "created_at", "deleted_at")
+_RESPONSE = tuple(
+    ResponseLine.model_fields.keys() - {"kind", "id", "previous", "conversation", "items"}
+)
+_APPROVAL = tuple(ApprovalPart.model_fields)
+
+
+def export_lines(project_id: int, folder: Path) -> Iterator[ObjectLine]:
+    """Yield conversations, their items, and responses, as they are at one moment.
+
+    See ``inference_site.core.transfer.Transfer``. Responses that have not ended are left out.
+    """
+    del folder
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute(_SNAPSHOT)
+        conversations = Conversation.objects.filter(project=project_id).order_by("pk")
+        for conversation in conversations.iterator(_BATCH):
+            columns = {name: getattr(conversation, name) for name in _CONVERSATION}
+            yield ConversationLine(id=conversation.public_id, **columns)
+        own = Item.objects.filter(conversation__project=project_id, response=None)
+        own = own.select_related("conversation", "approval")
+        for item in own.order_by("conversation", "conversation_position").iterator(_BATCH):
+            assert item.conversation is not None
+            part, public_id = _part(item, project_id), item.conversation.public_id
+            yield ConversationItemLine(id=item.public_id, conversation=public_id, item=part)
+        responses = StoredResponse.objects.filter(project=project_id, status__in=ENDED)
+        responses = responses.select_related("previous", "conversation").order_by("pk")
+        for some in _batches(responses.iterator(_BATCH)):
+            yield from _responses(some, project_id)
+
+
+def _batches(rows: Iterator[StoredResponse]) -> Iterator[list[StoredResponse]]:
+    some: list[StoredResponse] = []
+    for row in rows:
+        some.append(row)
+        if len(some) == _BATCH:
+            yield some
+            some = []
+    yield some
+
+
+def _responses(rows: Sequence[StoredResponse], project_id: int) -> Iterator[ResponseLine]:
+    items: dict[int, list[ItemPart]] = defaultdict(list)
+    found = Item.objects.filter(response__in=rows).select_related("approval")
+    for item in found.order_by("response", "position"):
+        assert item.response_id is not None
+        items[item.response_id].append(_part(item, project_id))
+    for row in rows:
+        yield ResponseLine(
+            id=row.public_id,
+            previous=row.previous and row.previous.public_id,
+            conversation=row.conversation and row.conversation.public_id,
+            items=items[row.pk],
+            **{name: getattr(row, name) for name in _RESPONSE},
+        )
+
+
+def _part(item: Item, project_id: int) -> ItemPart:
+    data, text = _unsealed(item, project_id)
+    approval = getattr(item, "approval", None)  # Of the other end of the relation, if there is one.
+    return ItemPart(
+        id=item.public_id,
+        position=item.position,
+        is_output=item.is_output,
+        conversation_position=item.conversation_position,
+        data=data,
+        unsealed=text,
+        approval=approval and ApprovalPart(**{name: getattr(approval, name) for name in _APPROVAL}),
+    )
+
+
+def _unsealed(item: Item, project_id: int) -> tuple[dict[str, Any], str | None]:
+    """Return the data of an item without sealed content, and its text.
+
+    The text is None if there is none, or if it cannot be read because the site's key has changed.
+    """
+    data: dict[str, Any] = item.data
+    sealed = data.get("encrypted_content")
+    if not isinstance(sealed, str) or not sealed:
+        return data, None
+    prefix, sealed = sealing.split(sealed)
+    try:
+        text = sealing.unseal(sealed, project_id, "encrypted_content")
+    except InvalidRequestError:
+        logger.warning("item %s: its encrypted content cannot be read", item.public_id)
+        return {**data, "encrypted_content": prefix}, None
+    return {**data, "encrypted_content": prefix}, text
+
+
+def _item(project_id: int, part: ItemPart, **owner: Any) -> Item:
+    data = part.data
+    if part.unsealed is not None:
+        sealed = sealing.seal(part.unsealed, project_id)
+        data = {**data, "encrypted_content": f"{data.get('encrypted_content') or ''}{sealed}"}
+    return Item(
+        public_id=part.id,
+        project_id=project_id,
+        position=part.position,
+        is_output=part.is_output,
+        conversation_position=part.conversation_position,
+        data=data,
+        **owner,
+    )
+
+
+@transaction.atomic
+def import_lines(project_id: int, kind: str, lines: Sequence[ObjectLine], folder: Path) -> int:
+    """Store conversations, items or responses; see ``inference_site.core.transfer.Transfer``."""
+    del folder
+    ids = [line.id for line in lines]
+    match kind:
+        case "conversation":
+            known = known_ids(Conversation, project_id, ids)
+            return _import_conversations(project_id, cast(list[ConversationLine], lines), known)
+        case "conversation_item":
+            known = known_ids(Item, project_id, ids)
+            new_items = [line for line in lines if line.id not in known]
+            return _import_conversation_items(
+                project_id, cast(list[ConversationItemLine], new_items)
+            )
+    known = known_ids(StoredResponse, project_id, ids)
+    new = [line for line in lines if line.id not in known]
+    return _import_responses(project_id, cast(list[ResponseLine], new))
+
+
+def _import_conversations(
+    project_id: int, lines: Sequence[ConversationLine], known: set[str]
+) -> int:
+    new = []
+    for line in lines:
+        if line.id in known:  # It may have got more items since the last import.
+            rows = Conversation.objects.filter(public_id=line.id)
+            rows.filter(next_position__lt=line.next_position).update(
+                next_position=line.next_position
+            )
+            continue
+        columns = {name: getattr(line, name) for name in _CONVERSATION}
+        new.append(Conversation(public_id=line.id, project_id=project_id, **columns))
+    Conversation.objects.bulk_create(new)
+    return len(new)
+
+
+def _import_conversation_items(project_id: int, lines: Sequence[ConversationItemLine]) -> int:
+    owners = _keys(Conversation, project_id, {line.conversation for line in lines})
+    pairs = []
+    for line in lines:
+        if line.conversation not in owners:
+            raise Refused(line.id, f"the project has no conversation {line.conversation}")
+        owner = owners[line.conversation]
+        pairs.append((_item(project_id, line.item, conversation_id=owner), line.item))
+    _create_items(project_id, pairs)
+    return len(pairs)
+
+
+def _import_responses(project_id: int, lines: Sequence[ResponseLine]) -> int:
+    taken = Item.objects.filter(public_id__in=[part.id for line in lines for part in line.items])
+    if found := set(taken.values_list("public_id", flat=True)):
+        line = next(line for line in lines if found & {part.id for part in line.items})
+        raise Refused(line.id, f"an item of {line.id} is stored already, with another object")
+    with connection.cursor() as cursor:
+        cursor.execute(_NEW_KEYS, [len(lines)])
+        new_keys = {line.id: pk for line, (pk,) in zip(lines, cursor.fetchall(), strict=True)}
+    previous = {line.previous for line in lines if line.previous} - new_keys.keys()
+    keys = {**_keys(StoredResponse, project_id, previous), **new_keys}
+    named = {line.conversation for line in lines if line.conversation}
+    conversations = _keys(Conversation, project_id, named)
+    rows, pairs = [], []
+    for line in lines:
+        if line.previous and line.previous not in keys:
+            raise Refused(line.id, f"the project has no response {line.previous}")
+        if line.conversation and line.conversation not in conversations:
+            raise Refused(line.id, f"the project has no conversation {line.conversation}")
+        conversation = conversations.get(line.conversation or "")
+        row = StoredResponse(
+            pk=keys[line.id],
+            public_id=line.id,
+            project_id=project_id,
+            previous_id=keys.get(line.previous or ""),
+            conversation_id=conversation,
+            **{name: getattr(line, name) for name in _RESPONSE},
+        )
+        rows.append(row)
+        for part in line.items:
+            has_place = part.conversation_position is not None
+            owner = {"conversation_id": conversation if has_place else None}
+            pairs.append((_item(project_id, part, response_id=row.pk, **owner), part))
+    StoredResponse.objects.bulk_create(rows)
+    _create_items(project_id, pairs)
+    return len(rows)
+
+
+def _keys(
+    model: type[Conversation | StoredResponse], project_id: int, ids: Collection[str]
+) -> dict[str, int]:
+    """Return the primary keys of the objects of the project by their ids."""
+    rows = model._default_manager.filter(project=project_id, public_id__in=ids)
+    return dict(rows.values_list("public_id", "pk"))
+
+
+def _create_items(project_id: int, pairs: Sequence[tuple[Item, ItemPart]]) -> None:
+    Item.objects.bulk_create(item for item, _ in pairs)
+    McpApproval.objects.bulk_create(
+        McpApproval(
+            item=item,
+            project_id=project_id,
+            **{name: getattr(part.approval, name) for name in _APPROVAL},
+        )
+        for item, part in pairs
+        if part.approval is not None
+    )

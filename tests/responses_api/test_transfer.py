@@ -1,0 +1,244 @@
+"""Export and import of responses: sealed content, chains across batches, and what contradicts."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from inference_site.accounts.models import Project
+from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.management.commands import import_project
+from responses_api.models import (
+    Conversation,
+    Item,
+    McpApproval,
+    ResponseStatus,
+    StoredResponse,
+)
+from responses_api.sealing import seal, unseal
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def response(project: Project, name: str, **fields: Any) -> StoredResponse:
+    given = {"model": "m", "status": ResponseStatus.COMPLETED, **fields}
+    return StoredResponse.objects.create(public_id=name, project=project, **given)
+
+
+def item(project: Project, name: str, data: dict[str, Any], **fields: Any) -> Item:
+    return Item.objects.create(public_id=name, project=project, data=data, **fields)
+
+
+def command(*arguments: Any) -> str:
+    out = StringIO()
+    call_command(*arguments, stdout=out)
+    return out.getvalue()
+
+
+@pytest.fixture
+def moved(project: Project, tmp_path: Path, settings: Any) -> Callable[[], Project]:
+    """Exports the project, deletes all, and imports it into another one of a site with its key."""
+
+    def move() -> Project:
+        command("export_project", project.name, tmp_path / "export")
+        McpApproval.objects.all().delete()
+        Item.objects.all().delete()
+        StoredResponse.objects.update(previous=None)
+        StoredResponse.objects.all().delete()
+        Conversation.objects.all().delete()
+        settings.SECRET_KEY = "that of the other site"
+        command("import_project", "new", tmp_path / "export", "--create")
+        return Project.objects.get(name="new")
+
+    return move
+
+
+def test_sealed_content_is_sealed_for_the_other_site(
+    project: Project, moved: Callable[[], Project], tmp_path: Path
+) -> None:
+    row = response(project, "resp_1")
+    sealed = seal("the summary", project.pk)
+    whole: Any = {"type": "compaction", "encrypted_content": f"context.{sealed}"}
+    thought: Any = {"type": "reasoning", "summary": [], "encrypted_content": seal("hm", project.pk)}
+    of_elsewhere = {"type": "reasoning", "summary": [], "encrypted_content": "gAAAAA-unreadable"}
+    for position, data in enumerate((whole, thought, of_elsewhere)):
+        item(project, f"item_{position}", data, response=row, position=position)
+    new = moved()
+    text = (tmp_path / "export" / "objects.jsonl").read_text()
+    assert sealed not in text
+    assert "unreadable" not in text
+    items = [row.data["encrypted_content"] for row in Item.objects.order_by("position")]
+    assert items[0].startswith("context.")
+    assert unseal(items[0].removeprefix("context."), new.pk, "") == "the summary"
+    assert unseal(items[1], new.pk, "") == "hm"
+    assert items[2] == ""
+
+
+def test_chains_and_conversations_keep_their_order_across_batches(
+    project: Project, moved: Callable[[], Project], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_project, "_BATCH", 3)
+    talk = Conversation.objects.create(public_id="conv_1", project=project, next_position=8)
+    previous = None
+    for n in range(10):
+        previous = response(project, f"resp_{n}", previous=previous)
+        item(project, f"msg_{n}", {"type": "message", "n": n}, response=previous)
+    for n in range(4):
+        row = response(project, f"resp_c{n}", conversation=talk, conversation_position=2 * n)
+        place = {"conversation": talk, "conversation_position": 2 * n + 1}
+        item(project, f"own_{n}", {"n": n}, conversation=talk, conversation_position=2 * n)
+        item(project, f"said_{n}", {"n": n}, response=row, is_output=True, **place)
+    asked = Item.objects.get(public_id="msg_3")
+    McpApproval.objects.create(
+        item=asked, project=project, server_label="files", name="rm", arguments_sha256="0" * 64
+    )
+    response(project, "resp_runs", status=ResponseStatus.IN_PROGRESS)
+    new = moved()
+    last: StoredResponse | None = StoredResponse.objects.get(public_id="resp_9")
+    chain = []
+    while last:
+        assert last.project == new
+        chain.append((last.public_id, [row.data["n"] for row in last.items.all()]))
+        last = last.previous
+    assert chain == [(f"resp_{n}", [n]) for n in reversed(range(10))]
+    [talk] = Conversation.objects.all()
+    said = Item.objects.filter(conversation=talk).order_by("conversation_position")
+    assert [row.public_id for row in said] == [
+        name for n in range(4) for name in (f"own_{n}", f"said_{n}")
+    ]
+    assert talk.next_position == 8
+    assert McpApproval.objects.get().item.public_id == "msg_3"
+    assert not StoredResponse.objects.filter(public_id="resp_runs").exists()
+
+
+def edited(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change each line of an export."""
+    path = folder / "objects.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        change(line)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_an_import_that_stops_goes_on_from_there(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_project, "_BATCH", 3)
+    for n in range(9):
+        row = response(project, f"resp_{n}")
+        item(project, f"msg_{n}", {"n": n}, response=row)
+    folder = tmp_path / "export"
+    command("export_project", project.name, folder)
+    StoredResponse.objects.all().delete()
+
+    def refer(line: dict[str, Any]) -> None:
+        if line.get("id") == "resp_7":
+            line["previous"] = "resp_missing"
+
+    whole = (folder / "objects.jsonl").read_bytes()
+    edited(folder, refer)
+    with pytest.raises(CommandError, match="Line 9: the project has no response resp_missing"):
+        command("import_project", project.name, folder)
+    assert StoredResponse.objects.count() == Item.objects.count() == 6
+    (folder / "objects.jsonl").write_bytes(whole)
+    assert "3 × response, 6 known already" in command("import_project", project.name, folder)
+    assert StoredResponse.objects.count() == Item.objects.count() == 9
+
+
+def test_objects_of_other_projects_are_neither_changed_nor_referred_to(
+    project: Project, tmp_path: Path
+) -> None:
+    other = Project.objects.create(name="other")
+    secret = response(other, "resp_secret")
+    item(other, "msg_secret", {"n": 1}, response=secret)
+    row = response(project, "resp_1")
+    item(project, "msg_1", {"n": 1}, response=row)
+    folder = tmp_path / "export"
+    command("export_project", project.name, folder)
+    StoredResponse.objects.filter(project=project).delete()
+    whole = (folder / "objects.jsonl").read_bytes()
+
+    def changed(**fields: Any) -> Callable[[dict[str, Any]], None]:
+        def change(line: dict[str, Any]) -> None:
+            if line["kind"] == "response":
+                line.update(fields)
+
+        return change
+
+    stolen_item = {**json.loads(whole.splitlines()[1])["items"][0], "id": "msg_secret"}
+    for fields, message in (
+        ({"previous": "resp_secret"}, "has no response resp_secret"),
+        ({"id": "resp_secret"}, "another project has an object with the id resp_secret"),
+        ({"items": [stolen_item]}, "an item of resp_1 is stored already"),
+        ({"conversation": "conv_unknown"}, "has no conversation conv_unknown"),
+    ):
+        (folder / "objects.jsonl").write_bytes(whole)
+        edited(folder, changed(**fields))
+        with pytest.raises(CommandError, match=message):
+            command("import_project", project.name, folder)
+    assert not StoredResponse.objects.filter(project=project).exists()
+    assert Item.objects.get().project == other
+
+
+def test_two_imports_at_once_store_each_object_once(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_project, "_BATCH", 5)
+    previous = None
+    for n in range(50):
+        previous = response(project, f"resp_{n}", previous=previous)
+        item(project, f"msg_{n}", {"n": n}, response=previous)
+    folder = tmp_path / "export"
+    command("export_project", project.name, folder)
+    with connection.cursor() as cursor:
+        cursor.execute("TRUNCATE responses_api_storedresponse CASCADE")
+
+    def once(_: int) -> str:
+        """Import; return the error, if any."""
+        with release_connection_after():
+            try:
+                command("import_project", project.name, folder)
+            except CommandError as exc:
+                return str(exc)
+            return ""
+
+    with ThreadPoolExecutor(3) as pool:
+        errors = list(pool.map(once, range(3)))
+    assert "" in errors
+    assert all("stored" in error for error in errors if error)
+    assert StoredResponse.objects.count() == Item.objects.count() == 50
+    assert "0 × response, 50 known already" in command("import_project", project.name, folder)
+
+
+def test_memory_does_not_grow_with_the_export(project: Project, tmp_path: Path) -> None:
+    peaks = []
+    for count in (1000, 4000):
+        rows = StoredResponse.objects.bulk_create(
+            StoredResponse(
+                public_id=f"resp_{n}", project=project, model="m", status=ResponseStatus.COMPLETED
+            )
+            for n in range(count)
+        )
+        Item.objects.bulk_create(
+            Item(public_id=f"msg_{n}", project=project, response=row, data={"text": "x" * 4000})
+            for n, row in enumerate(rows)
+        )
+        folder = tmp_path / f"export-{count}"
+        tracemalloc.start()
+        command("export_project", project.name, folder)
+        with connection.cursor() as cursor:
+            cursor.execute("TRUNCATE responses_api_storedresponse CASCADE")
+        command("import_project", project.name, folder)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        StoredResponse.objects.all().delete()
+    assert peaks[1] < 1.5 * peaks[0]
