@@ -9,6 +9,7 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import Count, Q, QuerySet, Sum
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
+from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
@@ -100,7 +101,7 @@ class VectorStoreAdmin(KeysetAdmin):
         """Show what the store has for a question, which the model embeds for the newest key."""
         if not (self.has_view_permission(request) and may_see_content(request)):
             raise PermissionDenied
-        store = get_object_or_404(VectorStore, pk=pk, is_deleted=False)
+        store = get_object_or_404(self.get_queryset(request), pk=pk)
         question = request.POST.get("question", "").replace("\0", " ").strip()[:_MAX_QUESTION]
         found: list[Found] | None = None
         try:
@@ -108,8 +109,17 @@ class VectorStoreAdmin(KeysetAdmin):
         except ApiError as exc:
             messages.error(request, exc.message)
         log_action(request, store, "Searched the vector store.")
-        context = {"question": question, "found": found}
-        return self.change_view(request, str(pk), extra_context=context)
+        context = {
+            **self.admin_site.each_context(request),
+            **self._context(request, store),
+            "question": question,
+            "found": found,
+            "opts": self.opts,
+            "original": store,
+            "title": f"Search {store}",
+            "media": self.media,
+        }
+        return TemplateResponse(request, self.change_form_template, context)
 
     @admin.display(description="ID")
     def short_id(self, store: VectorStore) -> str:
