@@ -422,13 +422,7 @@ def _to_part(part: dict[str, Any], param: str) -> domain.Part:
                 )
             return to_image(part["image_url"], f"{param}.image_url")
         case "input_file":
-            if "file_url" in part:
-                raise InvalidRequestError(
-                    f"Unsupported parameter: '{param}.file_url'; send 'file_data'.",
-                    param=f"{param}.file_url",
-                    code="unsupported_parameter",
-                )
-            fields = {key: part.get(key) for key in ("file_data", "file_id", "filename")}
+            fields = {key: part.get(key) for key in InputFile.model_fields}
             return to_file(InputFile.model_validate(fields), param)
         case _:
             return domain.TextPart(part.get("text") or part.get("refusal") or "")

@@ -1,7 +1,7 @@
 """The images and files of a request: engines get bytes and text, never addresses.
 
-Stored files are read from their storage, and the text of PDFs is extracted. Images are fetched by
-HTTP from public hosts only (``fetching``).
+Stored files are read from their storage, and the text of PDF and DOCX files is extracted. Images
+and files with a URL are fetched by HTTP from public hosts only (``fetching``).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import binascii
 import io
 import time
 from dataclasses import dataclass, replace
+from urllib.parse import unquote, urlsplit
 
 from django.conf import settings
 from PIL import Image
@@ -27,17 +28,20 @@ from inference_site.core.domain.request import (
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.files import storage
 from inference_site.files.models import StoredFile
-from worker.document_text import UnreadableDocument, text_of_pdf
+from worker.document_text import UnreadableDocument, text_of
 from worker.fetching import FetchError, FetchPolicy, FetchTimedOut, fetched
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _FORMATS_OF_ENGINES = ("PNG", "JPEG")
+_DOCUMENTS = (b"%PDF-", b"PK\x03\x04")
+"""How files begin whose text is extracted."""
+_SNIFFED = 4096
 _IMAGES = 4
 """How many images of the largest size one request may have; more images must be smaller."""
 
 
 class MediaError(Exception):
-    """An image cannot be used. The client sees the message; it says nothing about the network."""
+    """An image or a file cannot be used. The message is for the client, without the network."""
 
 
 @dataclass
@@ -65,7 +69,7 @@ class Allowance:
         """Return the time left for all fetches. Raise MediaError if it is over."""
         seconds = self.deadline - time.monotonic()
         if seconds <= 0:
-            raise _timed_out()
+            raise _timed_out("image or file")
         return seconds
 
     def check_bytes(self, size_bytes: int) -> None:
@@ -93,8 +97,8 @@ class Allowance:
         self.pixels -= pixels
 
 
-def _timed_out() -> MediaError:
-    return MediaError(f"The image could not be fetched within {settings.MEDIA_TIMEOUT_S} s.")
+def _timed_out(noun: str) -> MediaError:
+    return MediaError(f"The {noun} could not be fetched within {settings.MEDIA_TIMEOUT_S} s.")
 
 
 def resolve_media(request: GenerationRequest, project_id: int) -> GenerationRequest:
@@ -117,7 +121,7 @@ def resolve_media(request: GenerationRequest, project_id: int) -> GenerationRequ
             if part.url[:5].lower() == "data:":
                 content = _decode_data_url(part.url, allowance)
             else:
-                content = _fetch(part.url, allowance)
+                content = _fetch(part.url, _images(), allowance)
             return replace(part, url=_image_url(content, allowance))
         except (MediaError, UnreadableDocument) as exc:
             raise InvalidRequest(str(exc), part.param) from exc
@@ -146,7 +150,10 @@ def _read_file(part: FilePart, project_id: int, allowance: Allowance) -> Part:
     A stored file of an earlier turn may have been deleted: a note takes its place.
     """
     name = part.filename
-    if part.file_id is None:
+    if part.url is not None:
+        content = _fetch(part.url, _files(), allowance)
+        name = name or unquote(urlsplit(part.url).path.rpartition("/")[2])
+    elif part.file_id is None:
         content = _decode_data_url(f"data:;base64,{part.content}", allowance)
     else:
         with release_connection_after():
@@ -155,8 +162,10 @@ def _read_file(part: FilePart, project_id: int, allowance: Allowance) -> Part:
             return TextPart(f"[The file {part.file_id} was deleted.]")
         allowance.take_bytes(file.size_bytes)
         name, content = file.filename, b"".join(storage.read(file))
-    if content.startswith(b"%PDF-"):
-        text = text_of_pdf(content)
+    # Most of what has a URL is HTML, in any encoding. The formats of images have null bytes.
+    is_page = part.url is not None and b"\0" not in content[:_SNIFFED]
+    if is_page or content.startswith(_DOCUMENTS):
+        text = text_of(content, name or "")
     else:
         try:
             text = content.decode("utf-8")
@@ -207,27 +216,39 @@ def _image_url(content: bytes, allowance: Allowance) -> str:
     return f"data:image/{format_.lower()};base64,{base64.b64encode(content).decode()}"
 
 
-def _fetch(url: str, allowance: Allowance) -> bytes:
-    """Return the content behind the URL, and take its bytes from the allowance.
-
-    Raise MediaError if it cannot or must not be fetched.
-    """
-    policy = FetchPolicy(
+def _images() -> FetchPolicy:
+    return FetchPolicy(
         "image",
         b"image/*",
         allow_private=settings.MEDIA_ALLOW_PRIVATE,
         allowed_hosts=settings.MEDIA_ALLOWED_HOSTS,
         schemes=("http://", "https://", "data:"),
     )
+
+
+def _files() -> FetchPolicy:
+    return FetchPolicy(
+        "file",
+        b"*/*",
+        allow_private=settings.MEDIA_ALLOW_PRIVATE,
+        allowed_hosts=settings.MEDIA_ALLOWED_HOSTS,
+    )
+
+
+def _fetch(url: str, policy: FetchPolicy, allowance: Allowance) -> bytes:
+    """Return the content behind the URL, and take its bytes from the allowance.
+
+    Raise MediaError if it cannot or must not be fetched.
+    """
     content = bytearray()
     try:
-        with fetched(url, policy, allowance.seconds_left) as image:
-            allowance.check_bytes(image.announced_bytes)
-            for chunk in image.chunks:
+        with fetched(url, policy, allowance.seconds_left) as file:
+            allowance.check_bytes(file.announced_bytes)
+            for chunk in file.chunks:
                 allowance.take_bytes(len(chunk))
                 content += chunk
     except FetchTimedOut as exc:
-        raise _timed_out() from exc
+        raise _timed_out(policy.noun) from exc
     except FetchError as exc:
         raise MediaError(str(exc)) from exc
     return bytes(content)

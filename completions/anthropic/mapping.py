@@ -239,11 +239,9 @@ def _document(block: wire.DocumentBlock, where: str) -> list[Body]:
         case wire.Base64Source(media_type=kind, data=data):
             name = {"filename": block.title} if block.title else {}
             return [{"type": "file", "file": {"file_data": f"data:{kind};base64,{data}", **name}}]
-        case _:
-            raise InvalidRequestError(
-                f"{where}.source: documents are not fetched; send the text.",
-                param=f"{where}.source",
-            )
+        case wire.UrlSource(url=url):
+            name = {"filename": block.title} if block.title else {}
+            return [{"type": "file", "file": {"file_url": url, **name}}]
 
 
 def _text(text: str) -> Body:

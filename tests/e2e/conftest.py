@@ -171,6 +171,8 @@ def stack(models: str, hook_notes: Path) -> Iterator[ServedStack]:
         "MAX_FILE_BYTES": str(MAX_FILE_BYTES),
         "FILE_BYTES_PER_PROJECT": str(5 * MAX_FILE_BYTES // 2),
         "ODD_KEY": "sk-of-the-operator",
+        "MEDIA_ALLOW_PRIVATE": "true",
+        "MEDIA_ALLOWED_HOSTS": "127.0.0.1",
     }
     env["CORS_ALLOWED_ORIGINS"] = "https://app.example, http://localhost:5173"
     with served_stack(

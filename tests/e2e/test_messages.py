@@ -11,12 +11,16 @@ from typing import Any
 
 import anthropic
 import httpx
+import openai
 import pytest
 
 from tests.e2e.keys import make_key
 from tests.e2e.scripts import ENDLESS, call, frames, script
-from tests.images import encoded
+from tests.e2e.test_files import pdf
+from tests.image_server import ImageServer
+from tests.images import PNG, encoded
 from tests.served_stack import ServedStack, wait_until
+from tests.upstream_server import UpstreamServer
 
 HELLO: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 WEATHER: dict[str, Any] = {
@@ -239,6 +243,66 @@ def test_documents_and_search_results_are_read(claude: anthropic.Anthropic) -> N
         model="demo", messages=[{"role": "user", "content": blocks}]
     )
     assert whole.input_tokens > plain.input_tokens + 10
+
+
+def test_documents_and_images_by_url_and_by_file_are_read(
+    claude: anthropic.Anthropic, client: openai.OpenAI, odd: UpstreamServer
+) -> None:
+    report = client.files.create(file=("r.pdf", pdf("Profit was 42")), purpose="user_data").id
+    red = client.files.create(file=("red.png", PNG), purpose="vision").id
+    with ImageServer().running() as server:
+        page = server.give("/page", b"<!doctype html><p>Caf\xe9 costs fell</p><script>x</script>")
+        text = server.give("/notes%20a.txt", b"Sales rose.")
+        image = server.give("/a.png", PNG)
+        content: list[Any] = [
+            {"type": "document", "title": "Page", "source": {"type": "url", "url": page}},
+            {"type": "document", "source": {"type": "url", "url": text}},
+            {"type": "document", "source": {"type": "file", "file_id": report}},
+            {"type": "image", "source": {"type": "url", "url": image}},
+            {"type": "image", "source": {"type": "file", "file_id": red}},
+            {"type": "text", "text": "Well?"},
+        ]
+        said: list[Any] = [{"role": "user", "content": content}]
+        claude.messages.create(model="seeing", max_tokens=9, messages=said)
+    shown = odd.body["messages"][-1]["content"]
+    texts = "".join(part["text"] for part in shown if part["type"] == "text")
+    assert "Caf\u00e9 costs fell" in texts
+    assert "script" not in texts
+    assert "notes a.txt:\nSales rose." in texts
+    assert "r.pdf:\nProfit was 42" in texts
+    data = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
+    assert [p["image_url"]["url"] for p in shown if p["type"] == "image_url"] == [data, data]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"type": "url", "url": "file:///etc/passwd"}, "expected an http"),
+        ({"type": "url", "url": "http://[::1"}, "expected an http"),
+        ({"type": "url", "url": "http://localhost:1/a"}, "not fetched from this host"),
+        ({"type": "url", "url": "http://127.0.0.1:9/a"}, "does not answer"),
+        ({"type": "file", "file_id": "file-none"}, "no file 'file-none'"),
+    ],
+)
+def test_a_document_that_cannot_be_had_is_refused(
+    claude: anthropic.Anthropic, source: dict[str, Any], message: str
+) -> None:
+    said: list[Any] = [{"role": "user", "content": [{"type": "document", "source": source}]}]
+    with pytest.raises(anthropic.BadRequestError, match=message):
+        claude.messages.create(model="demo", max_tokens=9, messages=said)
+
+
+def test_a_file_of_another_project_is_no_file(
+    claude: anthropic.Anthropic, client: openai.OpenAI, stack: ServedStack
+) -> None:
+    id_ = client.files.create(file=("a.txt", b"secret"), purpose="user_data").id
+    source = {"type": "file", "file_id": id_}
+    said: list[Any] = [{"role": "user", "content": [{"type": "document", "source": source}]}]
+    with (
+        anthropic.Anthropic(base_url=stack.url, api_key=make_key(stack).secret) as other,
+        pytest.raises(anthropic.BadRequestError, match="no file"),
+    ):
+        other.messages.create(model="demo", max_tokens=9, messages=said)
 
 
 def test_an_image_on_a_model_without_eyes_is_refused_in_its_envelope(http: httpx.Client) -> None:

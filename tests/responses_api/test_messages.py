@@ -269,10 +269,17 @@ def test_file_of_text_is_read() -> None:
     assert "hi" in (turn.text or "")
 
 
+def test_file_by_url_is_left_to_the_worker() -> None:
+    file = {"type": "input_file", "file_url": "https://example.org/a"}
+    [turn] = messages(said("user", [file]))
+    where = "input[0].content[0].file_url"
+    assert turn.parts == (FilePart(where, url="https://example.org/a"),)
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"file_url": "https://example.org/a"}, "input[0].content[0].file_url"),
+        ({"file_url": "ftp://example.org/a"}, "input[0].content[0].file_url"),
         ({"file_data": "!"}, "input[0].content[0].file"),
     ],
 )

@@ -58,15 +58,18 @@ class AudioPart:
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """A file that the worker replaces by its text or image: stored, or sent with the request.
+    """A file that the worker replaces by its text or image: stored, sent with the request, or at
+    an http(s) URL.
 
-    ``content`` is base64; None for the stored file ``file_id`` of the project.
+    One of ``file_id``, ``content`` and ``url`` is there. ``file_id`` is a file of the project;
+    ``content`` is base64.
     """
 
     param: str
     file_id: str | None = None
     content: str | None = None
     filename: str | None = None
+    url: str | None = None
 
 
 Part = TextPart | ImagePart | AudioPart | FilePart

@@ -68,17 +68,20 @@ def to_part(part: Part, where: str) -> domain.Part:
 
 def to_image(url: str, where: str) -> domain.ImagePart:
     """Return an image. Raise InvalidRequestError for a URL that is not http(s) or ``data:``."""
-    try:
-        scheme = urlsplit(url).scheme.lower()
-    except ValueError:
-        scheme = ""
-    if scheme not in ("http", "https", "data"):
+    if _scheme_of(url) not in ("http", "https", "data"):
         raise InvalidRequestError(
             f"Invalid '{where}': expected an http(s) URL or a 'data:' URL.",
             param=where,
             code="invalid_image_url",
         )
     return domain.ImagePart(url, where)
+
+
+def _scheme_of(url: str) -> str:
+    try:
+        return urlsplit(url).scheme.lower()
+    except ValueError:
+        return ""
 
 
 def to_file(file: InputFile, where: str) -> domain.Part:
@@ -88,6 +91,13 @@ def to_file(file: InputFile, where: str) -> domain.Part:
     """
     if file.file_id is not None:
         return domain.FilePart(f"{where}.file_id", file.file_id)
+    if file.file_url is not None:
+        where = f"{where}.file_url"
+        if _scheme_of(file.file_url) not in ("http", "https"):
+            raise InvalidRequestError(
+                f"Invalid '{where}': expected an http(s) URL.", param=where, code="invalid_file_url"
+            )
+        return domain.FilePart(where, filename=file.filename, url=file.file_url)
     if file.file_data is None:
         raise InvalidRequestError(
             f"Missing required parameter: '{where}.file_data'.",

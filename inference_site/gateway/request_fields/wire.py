@@ -318,10 +318,11 @@ class AudioPart(WireRequest):
 
 
 class InputFile(WireRequest):
-    """``file`` of a file part: base64 or a ``data:`` URL."""
+    """``file`` of a file part: base64 or a ``data:`` URL, an uploaded file, or an http(s) URL."""
 
     file_data: str | None = None
     file_id: str | None = None
+    file_url: str | None = None
     filename: str | None = None
 
 
