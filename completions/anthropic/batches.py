@@ -20,6 +20,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from completions.anthropic import wire
+from completions.anthropic.views import MessagesApiView
 from inference_site.accounts.keys import Caller
 from inference_site.batches.models import ANTHROPIC, Batch, BatchLine, BatchStatus
 from inference_site.batches.views import accept_batch
@@ -31,7 +32,6 @@ from inference_site.files.models import StoredFile
 from inference_site.gateway.api.authentication import caller_of
 from inference_site.gateway.api.payload import WireObject, WireRequest, parse, parse_query
 from inference_site.gateway.api.schema import documented
-from inference_site.gateway.api.views import ApiView
 from inference_site.runs.queue import new_id
 
 _WINDOW_S = 86_400
@@ -107,7 +107,7 @@ class MessageBatchesQuery(BaseModel):
     before_id: str | SkipJsonSchema[None] = Field(None, description="Only batches before this one.")
 
 
-class MessageBatchesView(ApiView):
+class MessageBatchesView(MessagesApiView):
     """``/v1/messages/batches``."""
 
     counts_writes = True
@@ -143,7 +143,7 @@ class MessageBatchesView(ApiView):
         return Response(page.model_dump())
 
 
-class MessageBatchView(ApiView):
+class MessageBatchView(MessagesApiView):
     """``/v1/messages/batches/{message_batch_id}``."""
 
     counts_writes = True
@@ -166,7 +166,7 @@ class MessageBatchView(ApiView):
         return Response(DeletedMessageBatch(id=message_batch_id).model_dump())
 
 
-class MessageBatchCancelView(ApiView):
+class MessageBatchCancelView(MessagesApiView):
     """``POST /v1/messages/batches/{message_batch_id}/cancel``."""
 
     counts_writes = True
@@ -179,7 +179,7 @@ class MessageBatchCancelView(ApiView):
         return Response(_wire(batch, request).model_dump())
 
 
-class MessageBatchResultsView(ApiView):
+class MessageBatchResultsView(MessagesApiView):
     """``/v1/messages/batches/{message_batch_id}/results``."""
 
     @documented(answer=None, binaries=(_MEDIA_TYPE,), error=wire.MessagesError)

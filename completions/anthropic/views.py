@@ -34,7 +34,7 @@ from inference_site.runs.streams.request_documents import Assembly, Document
 _LIMITS = "x-ratelimit-"
 
 
-class _MessagesApiView(ApiView):
+class MessagesApiView(ApiView):
     """A view whose answers and refusals have the rate-limit headers of Anthropic's API too."""
 
     def finalize_response(self, request: Request, response: Any, *args: Any, **kw: Any) -> Any:
@@ -50,7 +50,7 @@ class _MessagesApiView(ApiView):
         return response
 
 
-class MessagesView(_MessagesApiView):
+class MessagesView(MessagesApiView):
     """``POST /v1/messages``."""
 
     @documented(
@@ -66,7 +66,7 @@ class MessagesView(_MessagesApiView):
         return respond(request, message_submission(caller_of(request), body))
 
 
-class CountTokensView(_MessagesApiView):
+class CountTokensView(MessagesApiView):
     """``POST /v1/messages/count_tokens``."""
 
     @documented(

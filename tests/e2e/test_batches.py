@@ -332,6 +332,22 @@ def test_a_batch_of_messages_with_anthropics_client(claude: anthropic.Anthropic)
         claude.messages.batches.retrieve(begun.id)
 
 
+def test_the_limits_of_batches_of_messages_are_in_anthropics_headers(stack: ServedStack) -> None:
+    key = make_key(stack, requests_per_minute=2).secret
+    with anthropic.Anthropic(base_url=stack.url, api_key=key, max_retries=0) as claude:
+        requests = [message("a", says("x"))]
+        made = claude.messages.batches.with_raw_response.create(requests=requests)
+        assert made.headers["anthropic-ratelimit-requests-limit"] == "2"
+        assert made.headers["anthropic-ratelimit-requests-remaining"] == "1"
+        assert made.headers["anthropic-ratelimit-requests-reset"].endswith("Z")
+        claude.messages.batches.cancel(made.parse().id)
+        with pytest.raises(anthropic.RateLimitError) as refused:
+            claude.messages.batches.create(requests=requests)
+    headers = refused.value.response.headers
+    assert headers["anthropic-ratelimit-requests-remaining"] == "0"
+    assert int(headers["retry-after"]) > 0
+
+
 def test_a_cancelled_batch_of_messages_says_so_for_each(claude: anthropic.Anthropic) -> None:
     requests = [message(f"m{n}", slow(60, 50)) for n in range(30)]
     begun = claude.messages.batches.create(requests=requests)
