@@ -35,6 +35,7 @@ from inference_site.core.domain.request import GenerationRequest
 from inference_site.core.domain.site_tools import SiteCall, Source, ToolResult
 from inference_site.core.errors.api_errors import ApiError
 from inference_site.core.errors.exceptions import api_error
+from inference_site.gateway.request_fields.moderation import MODERATION, AnswerModeration
 from inference_site.runs.kinds import (
     Assembler,
     PromptCountAssembler,
@@ -70,6 +71,7 @@ from responses_api.wire.objects import (
     LogprobEntry,
     McpCall,
     Message,
+    Moderation,
     OutputItem,
     OutputTokensDetails,
     ReasoningItem,
@@ -131,9 +133,11 @@ class ResponseAssembly(Assembly):
         """Return the assembler with these arguments."""
         routes = {name: Route(**route) for name, route in self.routes.items()}
         plan = None
-        if self.site_tools:
+        # The moderation is the last one: the places of the others are those in ``site_tools``.
+        tools = [options for options in self.site_tools if options["type"] != MODERATION]
+        if tools:
             calls = [FirstCall(**{**c, "route": Route(**c["route"])}) for c in self.first_calls]
-            plan = SitePlan(self.site_tools, calls, self.most_calls)
+            plan = SitePlan(tools, calls, self.most_calls)
         return ResponseAssembler(
             self.response,
             self.emits,
@@ -142,6 +146,7 @@ class ResponseAssembly(Assembly):
             routes,
             plan,
             self._seal_compaction,
+            AnswerModeration.of(self.site_tools),
         )
 
     def _seal_compaction(self, context: CompactedContext) -> str:
@@ -158,7 +163,7 @@ class ResponseAssembler(Assembler):
     is the project to encrypt the reasoning for, if the request includes encrypted reasoning.
     ``routes`` are the tools that the names of calls lead to; a name without a route is a function.
     ``plan`` is set if the site runs tools for it. ``seal_compaction`` makes the content of a
-    compaction's item.
+    compaction's item. ``moderation`` is set if the input and the output are judged.
     """
 
     def __init__(
@@ -170,6 +175,7 @@ class ResponseAssembler(Assembler):
         routes: Mapping[str, Route] = _NO_ROUTES,
         plan: SitePlan | None = None,
         seal_compaction: Callable[[CompactedContext], str] | None = None,
+        moderation: AnswerModeration | None = None,
     ) -> None:
         self.response = ResponseObject.model_validate({**response, "status": "in_progress"})
         self.error: dict[str, Any] | None = None
@@ -184,6 +190,10 @@ class ResponseAssembler(Assembler):
         self._output = self._new_output()
         self._finish_reason: FinishReason = "stop"
         self._usage = Usage()
+        self._moderation = moderation
+        self._has_turn_ended = False
+        self._unjudged: list[bytes] = []
+        """Frames that are sent once the output was judged."""
 
     def _new_output(self, sent: Sent = _NOTHING_SENT) -> OutputWriter:
         output = OutputWriter(
@@ -208,7 +218,7 @@ class ResponseAssembler(Assembler):
         """
         self.recover(sent)
         closing = self._output.end_item("incomplete")
-        self._saved = saved
+        self._saved = saved = saved if saved and saved["turns"] is not None else None
         kept = [] if saved is None else saved["items"]
         output = self._output
         output.clear([item.id for item in output.items if item.model_dump(mode="json") in kept])
@@ -242,37 +252,81 @@ class ResponseAssembler(Assembler):
         return [*frames, *(frame for delta in deltas for frame in self.feed(delta))]
 
     def calls(self) -> Sequence[SiteCall]:
-        """Return the calls to run (see ``Assembler``); none of an answer that was cut off."""
-        if self._turns is None or self._finish_reason in _INCOMPLETE_REASONS:
+        """Return the calls to run (see ``Assembler``); of an answer that was cut off, no tool's."""
+        moderation = self._moderation
+        if moderation is not None and (moderation.is_blocked or moderation.input_calls()):
+            return [] if moderation.is_blocked else moderation.input_calls()
+        if calls := self._tool_calls:
+            return calls
+        if moderation is None or not self._has_turn_ended or not self._is_last_turn:
             return ()
-        return self._turns.calls
+        return moderation.output_calls([self._output.text()])
+
+    @property
+    def _tool_calls(self) -> Sequence[SiteCall]:
+        is_cut = self._finish_reason in _INCOMPLETE_REASONS
+        return () if self._turns is None or is_cut else self._turns.calls
+
+    @property
+    def _is_last_turn(self) -> bool:
+        is_cut = self._finish_reason in _INCOMPLETE_REASONS
+        return self._turns is None or is_cut or self._turns.is_last
 
     def save(self) -> Mapping[str, Any]:
-        """Return the items of ended turns, and the state of the turns (see ``Assembler``)."""
-        assert self._turns is not None
+        """Return the items of ended turns, and the state of the turns (see ``Assembler``).
+
+        While the input or the output is judged, the state is that of the last calls of tools.
+        """
+        if self._turns is None or not self._tool_calls:
+            return self._saved or {"items": [], "turns": None}
         items = [item.model_dump(mode="json") for item in self._output.items]
-        return {"items": items, "turns": self._turns.save()}
+        self._saved = {"items": items, "turns": self._turns.save()}
+        return self._saved
 
     def add_result(self, result: ToolResult) -> Sequence[bytes]:
         """End the item of the first of the calls; return its events, and those that waited."""
+        moderation = self._moderation
+        if moderation is not None and (moderation.input_calls() or not self._tool_calls):
+            moderation.take(result)
+            if "output" not in moderation.judged or moderation.is_blocked:
+                return ()
+            frames, self._unjudged = self._unjudged, []
+            return frames
         assert self._turns is not None
         self._turns.add_result(result)
-        return self._output.end_call(result)
+        return self._judged_first(self._output.end_call(result))
+
+    def _judged_first(self, frames: Sequence[bytes]) -> Sequence[bytes]:
+        """Return the frames that may be sent now; the others wait until the output was judged."""
+        if self._moderation is None or not self._moderation.blocks_output:
+            return frames
+        self._unjudged += frames
+        return ()
 
     def next_request(self, request: GenerationRequest) -> GenerationRequest | None:
         """Return the request of the next turn (see ``Assembler``)."""
+        if self._moderation is not None and self._moderation.is_blocked:
+            self._finish_reason = "content_filter"
+            return None
+        if not self._has_turn_ended:
+            return request  # That of the first turn, after the input was judged.
         if self._turns is None or self._finish_reason in _INCOMPLETE_REASONS:
             return None
         try:
-            return self._turns.next_request(request, self._usage.output_tokens)
+            following = self._turns.next_request(request, self._usage.output_tokens)
         except TokensSpent:
             self._finish_reason = "length"
             return None
+        self._has_turn_ended = following is None
+        return following
 
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta; return its events, encoded."""
+        return self._judged_first(self._feed(delta))
+
+    def _feed(self, delta: Delta) -> Sequence[bytes]:
         if isinstance(delta, Finish):
-            self._finish_reason = delta.reason
+            self._finish_reason, self._has_turn_ended = delta.reason, True
         elif isinstance(delta, Usage):
             self._usage = delta
         elif isinstance(delta, CompactionDelta):
@@ -288,7 +342,8 @@ class ResponseAssembler(Assembler):
 
     def complete(self) -> Ending:
         """End the response as completed, or as incomplete after the token limit or a filter."""
-        opened = self._output.begin_message() if self._output.is_empty else ()
+        is_blocked = self._moderation is not None and self._moderation.is_blocked
+        opened = self._output.begin_message() if self._output.is_empty and not is_blocked else ()
         reason = _INCOMPLETE_REASONS.get(self._finish_reason)
         if reason is None:
             frames = self._end("completed", "completed", completed_at=int(time.time()))
@@ -316,6 +371,14 @@ class ResponseAssembler(Assembler):
     def _end(self, status: str, last_item: ItemStatus, **fields: Any) -> list[bytes]:
         """End the open item and complete the object; return the last frames of the stream."""
         output = self._output
+        if (moderation := self._moderation) is not None:
+            if moderation.blocks_output and (
+                moderation.is_blocked or "output" not in moderation.judged
+            ):
+                output.discard(self._unjudged)
+            fields["moderation"] = Moderation(
+                input=moderation.shown("input")[0], output=moderation.shown("output")[0]
+            )
         frames = output.end_item(last_item)
         if self.error is not None:
             frames += output.encode([events.error_event(self.error, output.numbers)])
@@ -458,6 +521,20 @@ class Output:
         stay = [item.id in kept for item in self.items]
         self.items = list(compress(self.items, stay))
         self.sent_deltas = list(compress(self.sent_deltas, stay))
+
+    def text(self) -> str:
+        """Return the texts of the messages, and the arguments of calls, one a line."""
+        texts: list[str] = []
+        for item in self.so_far():
+            match item:
+                case Message() | RefusalMessage():
+                    parts = [part.model_dump() for part in item.content]
+                    texts += [part.get("text") or part.get("refusal") or "" for part in parts]
+                case FunctionCall():
+                    texts.append(item.arguments)
+                case CustomToolCall():
+                    texts.append(item.input)
+        return "\n".join(texts)
 
     def so_far(self) -> list[OutputItem]:
         """Return the items; the open one with the status ``in_progress``."""
@@ -621,6 +698,13 @@ class OutputWriter(Output):
         """Begin a message, of text or a refusal; return the frames that announce it."""
         id_ = new_id("msg_")
         return self._begin(kind(id=id_, status="in_progress", role="assistant", content=[]))
+
+    def discard(self, frames: Sequence[bytes]) -> None:
+        """Drop all items; ``frames``, their events, were not sent."""
+        self.clear()
+        self.open_item, self._open_type, self._held = None, None, []
+        if frames:
+            self.numbers = count(events.decode(frames[0])["sequence_number"])
 
     def end_item(self, status: ItemStatus) -> list[bytes]:
         """End the open item, if there is one; return the frames of that."""

@@ -17,9 +17,11 @@ from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.request_fields.capabilities import ignored_fields
 from inference_site.gateway.request_fields.mapping import require_stream_for_options
+from inference_site.gateway.request_fields.moderation import moderation_options
 from inference_site.gateway.submission.context_bound import ContextBound, fit_to_context
 from inference_site.gateway.submission.model_access import (
     ResolvedModel,
+    moderation_model,
     served_model,
     with_capabilities,
 )
@@ -113,6 +115,9 @@ def create(
             "Invalid 'store': what builds on a response that is not stored cannot be stored.",
             param="store",
         )
+    judge = None
+    if body.moderation is not None:
+        judge = moderation_model(caller, body.moderation.model)
     tier = service_tier(caller, body.service_tier, background=is_background)
     if body.service_tier is not None:  # What is stored and shown is the tier that it gets.
         body = body.model_copy(update={"service_tier": tier.name})
@@ -127,7 +132,7 @@ def create(
     ).model_dump()
     offered = _offered(body, context, project_id)
     _check_approvals(project_id, body, context, offered)
-    document = to_document(project_id, body, context, model, response, offered)
+    document = to_document(project_id, body, context, model, response, offered, judge)
     is_stored = response["store"]
     submission = Submission(
         RESPONSE,
@@ -179,8 +184,12 @@ def to_document(
     model: ResolvedModel,
     response: dict[str, Any],
     offered: OfferedTools,
+    judge: ResolvedModel | None,
 ) -> Document[ResponseAssembly]:
-    """Return the request document. Raise InvalidRequestError for fields the model does not have."""
+    """Return the request document. Raise InvalidRequestError for fields the model does not have.
+
+    ``judge`` is the model of ``moderation``.
+    """
     request = to_generation_request(body, context.items(), model, project_id, offered)
     request = fit_to_context(
         request, "input"
@@ -193,7 +202,7 @@ def to_document(
         routes=offered.uncommon_routes,
         first_calls=[asdict(call) for call in offered.first_calls],
         most_calls=min(body.max_tool_calls or settings.TOOL_CALLS_MAX, settings.TOOL_CALLS_MAX),
-        site_tools=offered.site_tools,
+        site_tools=[*offered.site_tools, *moderation_options(body.moderation, judge, request)],
         compacts_for=None if request.compaction is None else project_id,
         tool_items=[] if request.compaction is None else _tool_items(context, project_id),
     )
@@ -279,6 +288,7 @@ def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
     before = history_of(previous, limit) if previous else conversation_items_before(stored, limit)
     context = Context(new, before, previous, stored.conversation)
     response = stored_response(stored, []).model_dump()
+    judge = None if body.moderation is None else catalogue().find(body.moderation.model)
     return to_document(
         stored.project_id,
         body,
@@ -286,4 +296,5 @@ def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
         with_capabilities(spec),
         response,
         _offered(body, context, stored.project_id),
+        None if judge is None else with_capabilities(judge),
     )

@@ -52,7 +52,8 @@ _END = """
 WITH ended AS (
     UPDATE responses_api_storedresponse
     SET status = %(status)s, usage = %(usage)s::jsonb, error = %(error)s::jsonb,
-        deltas = %(deltas)s::jsonb, incomplete_reason = %(reason)s, completed_at = %(completed_at)s
+        deltas = %(deltas)s::jsonb, moderation = %(moderation)s::jsonb,
+        incomplete_reason = %(reason)s, completed_at = %(completed_at)s
     WHERE public_id = %(public_id)s
     RETURNING id, project_id, conversation_id
 ), output AS (
@@ -156,6 +157,7 @@ def store_result(
         "usage": final.usage and _json(final.usage.model_dump()),
         "error": assembler.error and _json(assembler.error),
         "deltas": assembler.deltas and _json(assembler.deltas),
+        "moderation": final.moderation and _json(final.moderation.model_dump()),
         "reason": final.incomplete_details.reason if final.incomplete_details else "",
         "completed_at": completed_at,
         **_item_parameters([from_wire(item.model_dump()) for item in final.output]),

@@ -295,6 +295,7 @@ def stored_response(
         "error": error and {"code": error["code"] or error["type"], "message": error["message"]},
         "completed_at": completed_at and int(completed_at.timestamp()),
         "incomplete_details": {"reason": reason} if reason else None,
+        "moderation": stored.moderation,
     }
     return ResponseObject.model_validate({**accepted.__dict__, **result})
 
@@ -338,7 +339,7 @@ def replay(stored: StoredResponse, after: int = -1) -> Batch:
 def _replayed_events(stored: StoredResponse, response: ResponseObject) -> Iterator[Event]:
     numbers = count()
     deltas = stored.deltas or {"items": [], "end": None}
-    unset = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
+    unset = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage", "moderation"))
     accepted = changed(response, **unset, status="in_progress", output=[])
     yield from events.opening_events(accepted, numbers)
     for (index, item), sent in zip_longest(enumerate(response.output), deltas["items"]):

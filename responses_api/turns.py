@@ -210,6 +210,15 @@ class Turns:
             type_.discover(call.route, options, result, offered)
             self._discovered += offered.tools
 
+    @property
+    def is_last(self) -> bool:
+        """Whether the response ends with this turn.
+
+        It called nothing, or the client must run a call too, or approve one.
+        """
+        run = [call for call in self._calls if call.number is not None]
+        return not self._is_first and (not run or len(run) < len(self._calls))
+
     def next_request(self, request: GenerationRequest, spent: int) -> GenerationRequest | None:
         """Return the request of the next turn; None if the response ends with this one.
 
@@ -217,8 +226,8 @@ class Turns:
         Raise TokensSpent if none is left.
         """
         run = [call for call in self._calls if call.output is not None]
-        if not self._is_first and (not run or len(run) < len(self._calls)):
-            return None  # It called nothing, or the client must run a call too, or approve one.
+        if self.is_last:
+            return None
         self._messages += self._turn_messages(run)
         self._begin()
         tools = (*request.tools, *self._discovered)

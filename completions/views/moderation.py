@@ -15,13 +15,11 @@ from inference_site.gateway.api.schema import documented
 from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.request_fields.capabilities import require_fields, require_media
 from inference_site.gateway.request_fields.mapping import join_parts, to_part
+from inference_site.gateway.request_fields.moderation import guard_fields
 from inference_site.gateway.submission.model_access import served_model
 from inference_site.gateway.submission.submit import Submission, respond
 from inference_site.runs.queue import new_id
 from inference_site.runs.streams.request_documents import Document
-
-_TOP_LOGPROBS = 5
-"""The likeliest tokens among which the verdicts of a guard are."""
 
 
 class ModerationsView(ApiView):
@@ -40,15 +38,12 @@ def moderation_submission(caller: Caller, body: ModerationRequest) -> Submission
     require_fields(model, "moderation", body)
     prompts, messages = to_inputs(body)
     require_media(model, messages)
-    guard = str(model.spec.options.get("guard") or "")
-    has_logprobs = bool(guard) and "logprobs" in model.capabilities
     generation = GenerationRequest(
         model.spec.id,
         messages,
         operation="moderate",
         prompts=prompts,
-        guard=guard,
-        top_logprobs=_TOP_LOGPROBS if has_logprobs else None,
+        **guard_fields(model),
     )
     assembly = ModerationAssembly(new_id("modr-"), body.model)
     return Submission(

@@ -70,7 +70,8 @@ class Assembler(ABC):
     def calls(self) -> Sequence[SiteCall]:
         """Return the calls that the site must run now, in order.
 
-        There are some before the first delta, or after the last one of a turn of the model.
+        There are some before the first delta, after the last one of a turn of the model, or once
+        ``next_request`` has returned None: then it is called again after their results.
         """
         return ()
 

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from inference_site.gateway.api.payload import WireObject
 from inference_site.gateway.api.schema import ErrorDetail, LostErrorDetail
+from inference_site.gateway.request_fields.moderation import Judged
 from responses_api.wire.input_items import ItemStatus
 
 T = TypeVar("T")
@@ -377,6 +378,13 @@ class ConversationId(WireObject):
     id: str
 
 
+class Moderation(WireObject):
+    """``moderation`` of a response: what the moderation model says of its input and output."""
+
+    input: Annotated[Judged, Field(discriminator="type")]
+    output: Annotated[Judged, Field(discriminator="type")]
+
+
 class ResponseObject(WireObject):
     """A response. It has the same fields in every status."""
 
@@ -412,6 +420,7 @@ class ResponseObject(WireObject):
     usage: ResponseUsage | None
     metadata: dict[str, str]
     conversation: Omittable[ConversationId] = None
+    moderation: Omittable[Moderation] = None
     prompt: Omittable[dict[str, Any]] = None
     user: Omittable[str] = None
 

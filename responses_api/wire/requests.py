@@ -18,6 +18,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from inference_site.gateway.api.paging import PageQuery
 from inference_site.gateway.api.payload import WireRequest
+from inference_site.gateway.request_fields.moderation import ModerationParam
 from inference_site.gateway.request_fields.wire import (
     ConstraintFields,
     EndUser,
@@ -231,6 +232,7 @@ class ResponseRequest(ContextFields, ConstraintFields, SamplingFields):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None
     metadata: Metadata | None = None
+    moderation: ModerationParam | None = None
     prompt: PromptParam | None = None
     prompt_cache_key: Annotated[str, Field(max_length=1024)] | None = None
     safety_identifier: EndUser | None = None

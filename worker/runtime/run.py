@@ -243,16 +243,20 @@ class Run:
         if self._site_calls is None:
             options, keeps = document.assembly.site_tools, self._claim.background
             self._site_calls = SiteCalls(self._claim, self._stream, options, keeps=keeps)
-        calls = self._site_calls.run(
-            assembler.calls(), assembler.save(), self._usage, lambda: assembler.sources
-        )
-        try:
-            for result in calls:
-                self._stream.append(assembler.add_result(result))
-        except Stopped:
-            return False
+        is_over = False
+        while not is_over:
+            while calls := assembler.calls():
+                results = self._site_calls.run(
+                    calls, assembler.save(), self._usage, lambda: assembler.sources
+                )
+                try:
+                    for result in results:
+                        self._stream.append(assembler.add_result(result))
+                except Stopped:
+                    return False
+            self._next = assembler.next_request(self._first)
+            is_over = self._next is not None or not assembler.calls()
         self.calls_tools = False
-        self._next = assembler.next_request(self._first)
         if self._next is None:
             self._unfinished = 0
         return self._next is not None

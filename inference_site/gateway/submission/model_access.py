@@ -112,6 +112,23 @@ def served_model(
     return with_capabilities(spec)
 
 
+def moderation_model(caller: Caller, name: str) -> ResolvedModel:
+    """Return the model that ``moderation.model`` names.
+
+    Raise InvalidRequestError if there is none or it has no moderations; else see ``served_model``.
+    """
+    param = "moderation.model"
+    try:
+        model = served_model(caller, name or " ")
+    except (NotFoundError, InvalidRequestError) as exc:
+        message = f"Invalid '{param}': {exc.message}"
+        raise InvalidRequestError(message, param=param, code="model_not_found") from exc
+    if "moderation" not in model.capabilities:
+        message = f"Invalid '{param}': the model `{model.spec.id}` has no moderations."
+        raise InvalidRequestError(message, param=param)
+    return model
+
+
 def unknown_model(name: str) -> NotFoundError:
     """Return the error for a name that no model of the caller's has."""
     message = f"The model `{name[:100]}` does not exist or you do not have access to it."

@@ -1,0 +1,196 @@
+"""``moderation`` of responses: the input and the answer are judged by a moderation model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from tests.e2e.keys import make_key
+from tests.e2e.scripts import call, script
+from tests.served_stack import ServedStack
+from tests.upstream_server import Talk, UpstreamServer
+from tests.waiting import wait_until
+
+HARMFUL = script({"text": "a g"}, {"text": "un"})
+"""The answer is "a gun"; the input has no such word."""
+HARMLESS = script({"text": "a c"}, {"text": "at"})
+
+
+def judged(talk: Talk) -> None:
+    """Flag what has "gun" in it, as a server with moderations does."""
+    results = [
+        {
+            "flagged": "gun" in each,
+            "categories": {"violence": "gun" in each},
+            "category_scores": {"violence": 0.75 if "gun" in each else 0.25},
+        }
+        for each in talk.body["input"]
+    ]
+    talk.say(200, {"id": "modr-1", "model": "odd", "results": results})
+
+
+@pytest.fixture(autouse=True)
+def judge(odd: UpstreamServer) -> UpstreamServer:
+    """The server of the moderation model."""
+    odd.answers = [judged]
+    odd.asked.clear()
+    return odd
+
+
+def policy(**modes: str) -> Any:
+    blocks = {name: {"mode": mode} for name, mode in modes.items()}
+    return {"model": "judge", "policy": blocks}
+
+
+def ask(client: openai.OpenAI, said: str, moderation: Any, **fields: Any) -> Any:
+    return client.responses.create(model="scripted", input=said, moderation=moderation, **fields)
+
+
+def flags(response: Any) -> list[bool]:
+    return [response.moderation.input.flagged, response.moderation.output.flagged]
+
+
+def test_input_and_output_are_scored(
+    client: openai.OpenAI, stack: ServedStack, judge: UpstreamServer
+) -> None:
+    made = ask(client, HARMFUL, {"model": "omni-moderation-latest"})
+    assert made.output_text == "a gun"
+    assert flags(made) == [False, True]
+    assert made.moderation.output.to_dict() == {
+        "type": "moderation_result",
+        "model": "omni-moderation-latest",
+        "flagged": True,
+        "categories": {"violence": True},
+        "category_scores": {"violence": 0.75},
+        "category_applied_input_types": {"violence": ["text"]},
+    }
+    assert [asked.body["input"] for asked in judge.asked] == [[HARMFUL], ["a gun"]]
+    stored = client.responses.retrieve(made.id)
+    assert stored.moderation == made.moderation
+    rows = stack.sql(
+        "SELECT kind, status FROM runs_generation WHERE model = 'judge' ORDER BY id DESC LIMIT 2"
+    )
+    assert rows == [("moderation", "completed")] * 2
+    assert client.responses.create(model="scripted", input=HARMLESS).moderation is None
+
+
+def test_only_the_new_input_is_judged(client: openai.OpenAI, judge: UpstreamServer) -> None:
+    first = ask(client, HARMFUL, {"model": "judge"})
+    second = ask(client, HARMLESS, {"model": "judge"}, previous_response_id=first.id)
+    assert flags(second) == [False, False]
+    assert judge.asked[-2].body["input"] == [HARMLESS]
+
+
+def test_a_stream_ends_with_what_was_judged(client: openai.OpenAI) -> None:
+    events = list(ask(client, HARMFUL, policy(input="block", output="score"), stream=True))
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == "a gun"
+    assert events[0].response.moderation is None
+    assert flags(events[-1].response) == [False, True]
+    again = list(client.responses.retrieve(events[0].response.id, stream=True))
+    assert again == events
+
+
+def test_a_flagged_input_is_not_answered(client: openai.OpenAI, stack: ServedStack) -> None:
+    made = ask(client, script({"text": "a gun"}), policy(input="block"))
+    assert (made.status, made.incomplete_details.reason) == ("incomplete", "content_filter")
+    assert made.output == []
+    assert made.moderation.input.flagged
+    assert made.moderation.output.type == "error"
+    assert made.moderation.output.code == "not_judged"
+    assert stack.row(made.id)["output_tokens"] == 0
+    assert client.responses.retrieve(made.id).moderation == made.moderation
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_of_a_flagged_answer_nothing_is_sent(client: openai.OpenAI, stored: bool) -> None:
+    events = list(ask(client, HARMFUL, policy(output="block"), stream=True, store=stored))
+    assert [event.type for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.incomplete",
+    ]
+    assert [event.sequence_number for event in events] == [0, 1, 2]
+    final = events[-1].response
+    assert (final.incomplete_details.reason, final.output) == ("content_filter", [])
+    assert flags(final) == [False, True]
+    if stored:
+        assert client.responses.retrieve(final.id).output == []
+        assert list(client.responses.retrieve(final.id, stream=True)) == events
+
+
+def test_an_answer_that_passes_is_sent_whole(client: openai.OpenAI) -> None:
+    events = list(ask(client, HARMLESS, policy(output="block"), stream=True))
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == "a cat"
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[-1].type == "response.completed"
+
+
+def test_a_cancelled_answer_shows_nothing_that_was_not_judged(client: openai.OpenAI) -> None:
+    slow = script({"repeat": 2000, "steps": [{"text": "x "}, {"sleep_ms": 20}]})
+    made = ask(client, slow, policy(output="block"), background=True)
+    wait_until(lambda: client.responses.retrieve(made.id).status == "in_progress", timeout_s=20)
+    ended = client.responses.cancel(made.id)
+    assert (ended.status, ended.output) == ("cancelled", [])
+
+
+def test_in_the_background(client: openai.OpenAI) -> None:
+    made = ask(client, HARMFUL, {"model": "judge"}, background=True)
+    wait_until(lambda: client.responses.retrieve(made.id).status == "completed", timeout_s=20)
+    assert flags(client.responses.retrieve(made.id)) == [False, True]
+
+
+def test_the_arguments_of_calls_are_judged(client: openai.OpenAI) -> None:
+    tools = [{"type": "function", "name": "buy", "parameters": {"type": "object"}}]
+    said = script(call("buy", '{"what": "a g', 'un"}'))
+    made = ask(client, said, {"model": "judge"}, tools=tools)
+    assert made.output[0].type == "function_call"
+    assert made.moderation.output.flagged
+
+
+def test_a_model_that_fails_is_an_error_and_blocks_what_must_be_judged(
+    client: openai.OpenAI, judge: UpstreamServer
+) -> None:
+    judge.answers = [lambda talk: talk.say(400, {"error": {"message": "no"}})]
+    made = ask(client, HARMLESS, {"model": "judge"})
+    assert (made.status, made.output_text) == ("completed", "a cat")
+    assert made.moderation.input.type == made.moderation.output.type == "error"
+    assert made.moderation.input.code
+    blocked = ask(client, HARMLESS, policy(output="block"))
+    assert (blocked.status, blocked.output) == ("incomplete", [])
+
+
+@pytest.mark.parametrize(
+    ("moderation", "param"),
+    [
+        ({"model": "none"}, "moderation.model"),
+        ({"model": ""}, "moderation.model"),
+        ({"model": "scripted"}, "moderation.model"),
+        ({}, "moderation.model"),
+        ({"model": "judge", "policy": {"input": {"mode": "x"}}}, "moderation.policy.input.mode"),
+        ({"model": "judge", "policy": {"output": {}}}, "moderation.policy.output.mode"),
+    ],
+)
+def test_what_cannot_be_is_refused(client: openai.OpenAI, moderation: Any, param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, HARMLESS, moderation)
+    assert caught.value.param == param
+
+
+def test_a_key_needs_the_moderation_model_too(stack: ServedStack) -> None:
+    key = make_key(stack, allowed_models=["scripted"])
+    with (
+        stack.client(key.secret) as other,
+        pytest.raises(openai.PermissionDeniedError),
+    ):
+        ask(other, HARMLESS, {"model": "judge"})
+
+
+def test_what_the_judge_is_given_is_data(client: openai.OpenAI, judge: UpstreamServer) -> None:
+    """A text with quotes and control characters reaches the model as it is."""
+    said = script({"text": 'he said "\u0007\\ \ud83d\ude00"'})
+    made = ask(client, said, {"model": "judge"})
+    assert judge.asked[-1].body["input"] == [json.loads(said)[0]["text"]]
+    assert made.moderation.output.flagged is False
