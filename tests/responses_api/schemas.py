@@ -50,6 +50,31 @@ def record(required: Schema, **optional: Schema) -> Schema:
     }
 
 
+FLAGS: Schema = {"type": "object", "additionalProperties": {"type": "boolean"}}
+SCORES: Schema = {"type": "object", "additionalProperties": {"type": "number"}}
+JUDGED: Schema = {
+    "anyOf": [
+        record(
+            {
+                "type": {"const": "moderation_result"},
+                "model": {"type": "string"},
+                "flagged": {"type": "boolean"},
+                "categories": FLAGS,
+                "category_scores": SCORES,
+                "category_applied_input_types": {"type": "object"},
+            }
+        ),
+        record(
+            {
+                "type": {"const": "error"},
+                "code": {"type": "string"},
+                "message": {"type": "string"},
+            }
+        ),
+    ]
+}
+"""``moderation.input`` and ``output``."""
+
 # --- Content parts -------------------------------------------------------------------------------
 
 TOP_LOGPROB = record(
@@ -519,6 +544,7 @@ RESPONSE: Schema = {
             "metadata": METADATA,
         },
         conversation=record({"id": prefixed("conv_")}),
+        moderation=record({"input": JUDGED, "output": JUDGED}),
         prompt=record({"id": prefixed("pmpt_"), "version": STRING}, variables={"type": "object"}),
         user=STRING,
     ),
