@@ -71,7 +71,8 @@ def test_input_and_output_are_scored(
     stored = client.responses.retrieve(made.id)
     assert stored.moderation == made.moderation
     rows = stack.sql(
-        "SELECT kind, status FROM generations_generation WHERE model = 'judge' ORDER BY id DESC LIMIT 2"
+        "SELECT kind, status FROM generations_generation WHERE model = 'judge' "
+        "ORDER BY id DESC LIMIT 2"
     )
     assert rows == [("moderation", "completed")] * 2
     assert client.responses.create(model="scripted", input=HARMLESS).moderation is None

@@ -211,9 +211,10 @@ def test_what_cannot_be_judged_is_refused(
         assert error["code"] == code
 
 
-def test_the_moderation_of_a_response_is_named_as_not_supported(client: openai.OpenAI) -> None:
-    answer = client.responses.with_raw_response.create(
-        model="scripted", input="x", extra_body={"moderation": {"model": "judge"}}
+def test_the_moderation_of_a_chat_is_named_as_not_supported(client: openai.OpenAI) -> None:
+    said: Any = [{"role": "user", "content": "x"}]
+    answer = client.chat.completions.with_raw_response.create(
+        model="scripted", messages=said, extra_body={"moderation": {"model": "judge"}}
     )
     assert answer.headers["x-unsupported-params"] == "moderation"
 
