@@ -69,6 +69,8 @@ def run_and_wait(
     if caller is None:
         raise NotPossible("The API key is not valid any more.")
     model = document.request.model
+    if caller.allowed_models and model not in caller.allowed_models:
+        raise NotPossible(f"The API key does not allow the model `{model}`.")
     spec = catalogue().models.get(model)
     if spec is None:
         raise NotPossible(f"The model `{model}` does not exist any more.")
