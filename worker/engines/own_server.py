@@ -95,8 +95,9 @@ class Launch:
     with 200 only while the server makes progress; without it, the engine's ``fault`` counts.
     ``has_metrics``: the server has ``METRICS``. ``why_not_loaded`` returns the reason of a process
     that ended before it was ready; with it such a process is not started again.
-    ``sleep_level``: the level of vLLM's ``/sleep`` when the model must free its memory; 0: the
-    server ends instead. ``on_socket``: the server listens on a unix socket.
+    ``has_learnt``: it ended at something that is known now and not done again, so it is started
+    once more. ``sleep_level``: the level of vLLM's ``/sleep`` when the model must free its memory;
+    0: the server ends instead. ``on_socket``: the server listens on a unix socket.
     """
 
     order: Callable[[Endpoint], Order]
@@ -105,6 +106,7 @@ class Launch:
     pulse: str = ""
     has_metrics: bool = False
     why_not_loaded: Callable[[ServerProcess], str] | None = None
+    has_learnt: Callable[[], bool] = lambda: False
     start_timeout_s: float = 3600.0
     sleep_level: int = 0
     on_socket: bool = False
@@ -291,7 +293,7 @@ class OwnServer(ForwardingEngine):
                 self._note(fault=f"Its server has ended while it slept: {reason}.")
                 return
             delay_s = self._delay.after(time.monotonic() - begun)
-            if was_ready:
+            if was_ready or self._launch.has_learnt():
                 self._note(starting=f"Its server is started again: {reason}.")
             elif self._launch.why_not_loaded and not self._was_ready and not self._lost_its_port:
                 process = self._process

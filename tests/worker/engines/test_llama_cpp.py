@@ -31,6 +31,7 @@ from inference_site.core.domain.request import (
     Tool,
 )
 from inference_site.core.host import free_port
+from tests.served_stack import ROOT
 from tests.sinks import RecordingSink
 from tests.tiny_weights import write_model
 from worker.engines import own_server
@@ -499,3 +500,14 @@ def test_a_server_whose_port_was_taken_meanwhile_is_started_at_another(
         loaded = load_engine(replace(SPEC, slots=1))
     assert ask(loaded, STORY).text
     loaded.close()
+
+
+def test_a_build_that_ends_at_a_grammar_of_llguidance_is_started_again_without() -> None:
+    program = Path(__file__).with_name("build_without_llguidance.py")
+    build = f"env PYTHONPATH={ROOT} {sys.executable} {program}"
+    options = {**SPEC.options, "llama_server": build}
+    loaded = load_engine(replace(SPEC, slots=1, options=options))
+    try:
+        assert ask(loaded, "What is the capital of Japan?").text
+    finally:
+        loaded.close()

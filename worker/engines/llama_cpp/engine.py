@@ -19,7 +19,9 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+import httpx
 
 from inference_site.catalogue.engines.llama_cpp import PREFILL_BATCH, LlamaCppOptions
 from inference_site.catalogue.engines.openai_upstream import FLAVORS
@@ -90,11 +92,13 @@ def load(spec: ModelSpec) -> Engine:
     extras = [str(path) for path in (options.mmproj, options.draft_model) if path]
     with_ = f" with {' and '.join(extras)}" if extras else ""
     template = ", or a chat template that is not valid" if options.chat_template else ""
+    build = _Build(options.llama_server or server_settings.llama_server)
     return OwnServer(
         spec,
         Launch(
             order=partial(order, spec, arguments),
-            connect=partial(_connected, spec, trial),
+            connect=partial(_connected, spec, trial, build),
+            has_learnt=build.has_learnt,
             ready=FLAVORS["llama_cpp"].ready,
             pulse=METRICS,  # The server's main loop answers this path.
             has_metrics=True,
@@ -106,17 +110,44 @@ def load(spec: ModelSpec) -> Engine:
     ).loaded()
 
 
-def _connected(spec: ModelSpec, trial: TemplateTrial, at: Endpoint) -> LlamaCppEngine:
+class _Build:
+    """What is known of a build of llama.cpp, by its command; one without llguidance may end at its
+    first such grammar."""
+
+    _without_llguidance: ClassVar[set[str]] = set()
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+        self._is_news = False
+
+    def takes_llguidance(self, http: httpx.Client) -> bool:
+        """Whether the server takes llguidance's grammars. Raise httpx.HTTPError if it ends."""
+        if self._command in self._without_llguidance:
+            return False
+        body = {"prompt": "a", "max_tokens": 1, "grammar": TRIAL}
+        try:
+            return http.post("/v1/completions", json=body).is_success
+        except httpx.TransportError:
+            self._without_llguidance.add(self._command)
+            self._is_news = True
+            raise
+
+    def has_learnt(self) -> bool:
+        """Whether the server has just ended at the grammar."""
+        has_learnt, self._is_news = self._is_news, False
+        return has_learnt
+
+
+def _connected(
+    spec: ModelSpec, trial: TemplateTrial, build: _Build, at: Endpoint
+) -> LlamaCppEngine:
     """Return the engine of a server that is ready."""
     with at.client(_ASK_S) as http:
         props: dict[str, Any] = http.get("/props").raise_for_status().json()
         empty = http.post("/tokenize", json={"content": "", "add_special": True})
         adds_bos = bool(empty.raise_for_status().json().get("tokens"))
         [listed] = http.get("/v1/models").raise_for_status().json()["data"]
-        trial_body = {"prompt": "a", "max_tokens": 1, "grammar": TRIAL}
-        has_llguidance = (
-            "embedding" in spec.options or http.post("/v1/completions", json=trial_body).is_success
-        )
+        has_llguidance = "embedding" in spec.options or build.takes_llguidance(http)
     vocabulary = int((listed.get("meta") or {}).get("n_vocab") or 0)
     facts = BuildFacts(props, vocabulary, adds_bos=adds_bos, has_llguidance=has_llguidance)
     return LlamaCppEngine(spec, server_at(spec, at), trial, facts)
