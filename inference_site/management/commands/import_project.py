@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,17 +56,27 @@ class Command(BaseCommand):
             found = Project.objects.create(name=project)
         if found is None:
             raise CommandError(f"There is no project {project}; --create creates it.")
-        connection.ensure_connection()
-        # Else psycopg keeps the texts of the last hundred statements, with the values in them.
-        connection.connection.prepare_threshold = None
         new: Counter[str] = Counter()
-        for batch in _batches(_lines(folder, modules)):
-            kind = batch[0][2].kind
-            if kind in modules:
-                new[kind] += _store(modules[kind], found.pk, kind, batch, folder)
+        with _no_kept_statements():
+            for batch in _batches(_lines(folder, modules)):
+                kind = batch[0][2].kind
+                if kind in modules:
+                    new[kind] += _store(modules[kind], found.pk, kind, batch, folder)
         for kind, count in total.items():
             known = count - new[kind]
             self.stdout.write(f"{new[kind]} × {kind}" + (f", {known} known already" * bool(known)))
+
+
+@contextmanager
+def _no_kept_statements() -> Iterator[None]:
+    """Have psycopg not keep the texts of the last hundred statements, with the values in them."""
+    connection.ensure_connection()
+    threshold = connection.connection.prepare_threshold
+    connection.connection.prepare_threshold = None
+    try:
+        yield
+    finally:
+        connection.connection.prepare_threshold = threshold
 
 
 def _check(folder: Path, modules: dict[str, Transfer]) -> dict[str, int]:
