@@ -14,6 +14,7 @@ from typing import Any
 import django.db
 import redis.exceptions
 
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.core.domain.errors import EngineError
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.runs.models import Generation
@@ -35,6 +36,8 @@ _NOTE = (
     "that they ask for."
 )
 _MAX_QUERY = 4_000
+_BYTES_PER_CONTEXT = 1.5
+"""Bytes of a result for each token of the model's context: half of it, at three bytes a token."""
 
 
 def create(options: Mapping[str, Any]) -> FileSearch:
@@ -69,7 +72,9 @@ class FileSearch:
         if not query:
             return ToolResult("The argument 'query' must be a text.", is_error=True)
         try:
-            found = self._found(query, context)
+            with release_connection_after():
+                payer = Generation.objects.get(public_id=context.generation_id)
+            found = self._found(query, payer, context)
         except TimeoutError:
             if context.is_cancelled():
                 raise ToolCancelled from None
@@ -86,12 +91,13 @@ class FileSearch:
         ) as exc:
             logger.warning("file search: %s", exc)
             return ToolResult("The files cannot be searched now.", is_error=True)
-        return self._shown(found, context)
+        spec = catalogue().models.get(payer.model)
+        room = context.max_bytes if spec is None else spec.context_length * _BYTES_PER_CONTEXT
+        return self._shown(found, min(context.max_bytes, int(room)), context.sources)
 
-    def _found(self, query: str, context: CallContext) -> list[Found]:
+    def _found(self, query: str, payer: Generation, context: CallContext) -> list[Found]:
         with release_connection_after():
             stores = list(VectorStore.objects.filter(pk__in=self.stores, is_deleted=False))
-            payer = Generation.objects.get(public_id=context.generation_id)
         if not stores:
             return []
         (vector,) = embed(
@@ -112,12 +118,21 @@ class FileSearch:
                 ranking=self.ranking,
             )
 
-    def _shown(self, found: Sequence[Found], context: CallContext) -> ToolResult:
-        numbers = {source.url: number for number, source in enumerate(context.sources, 1)}
-        entries = []
-        for one in found:
-            number = numbers.setdefault(one.file_id, len(numbers) + 1)
-            entries.append(f"[{number}] {one.filename}\n{one.text}")
+    def _shown(
+        self, found: Sequence[Found], max_bytes: int, before: Sequence[Source]
+    ) -> ToolResult:
+        """Return the result with as many of the passages, the best first, as there is room for."""
+        numbers = {source.url: number for number, source in enumerate(before, 1)}
+        entries: list[str] = []
+        left = max_bytes - len(_NOTE)
+        for count, one in enumerate(found):
+            entry = f"[{numbers.get(one.file_id, len(numbers) + 1)}] {one.filename}\n{one.text}"
+            left -= len(entry.encode()) + 2
+            if left < 0 and entries:
+                found = found[:count]
+                break
+            numbers.setdefault(one.file_id, len(numbers) + 1)
+            entries.append(entry)
         sources = {one.file_id: Source(one.file_id, one.filename, is_file=True) for one in found}
         text = "\n\n".join([_NOTE, *entries]) if entries else "The search has found nothing."
         results = None
@@ -133,4 +148,4 @@ class FileSearch:
                 for one in found
             ]
         fields = {"results": results}
-        return ToolResult(cut(text, context.max_bytes), fields, list(sources.values()))
+        return ToolResult(cut(text, max_bytes), fields, list(sources.values()))
