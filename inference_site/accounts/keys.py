@@ -27,26 +27,35 @@ _LAST_USED_INTERVAL = dt.timedelta(seconds=60)
 
 _CALLER = """
 SELECT key.id, key.project_id, project.name, key.scopes, key.allowed_models,
-       key.last_used_at IS NULL OR key.last_used_at < %(used_before)s,
+       {used_earlier},
        key.requests_per_minute, key.tokens_per_minute, key.concurrent_runs,
        project.requests_per_minute, project.tokens_per_minute, project.concurrent_runs,
        project.disconnect_grace_s, key.priority_requests_per_minute,
        EXISTS (SELECT FROM accounts_budget budget WHERE budget.project_id = key.project_id)
 FROM accounts_apikey key JOIN accounts_project project ON project.id = key.project_id
-WHERE {which} AND key.revoked_at IS NULL AND project.is_active
+     LEFT JOIN auth_user owner ON owner.id = key.owner_id {secrets}
+WHERE {which} AND key.revoked_at IS NULL AND project.is_active AND owner.is_active IS NOT FALSE
       AND (key.expires_at IS NULL OR key.expires_at > %(now)s)
 """
 _USED = """
 UPDATE accounts_apikey SET last_used_at = %(now)s
 WHERE id = %(key)s AND (last_used_at IS NULL OR last_used_at < %(used_before)s)
 """
+_DIGEST_USED = """
+UPDATE accounts_keysecret SET last_used_at = %(now)s
+WHERE digest = %(digest)s AND (last_used_at IS NULL OR last_used_at < %(used_before)s)
+"""
+_USED_EARLIER = "{0}.last_used_at IS NULL OR {0}.last_used_at < %(used_before)s"
 _BY_SECRET = _CALLER.format(
-    which="""key.id = (
-        SELECT api_key_id FROM accounts_keysecret
-        WHERE digest = %(digest)s AND (expires_at IS NULL OR expires_at > %(now)s)
-    )"""
+    secrets="JOIN accounts_keysecret secret ON secret.api_key_id = key.id",
+    used_earlier=f"{_USED_EARLIER.format('key')} OR {_USED_EARLIER.format('secret')}",
+    which=(
+        "secret.digest = %(digest)s AND (secret.expires_at IS NULL OR secret.expires_at > %(now)s)"
+    ),
 )
-_BY_KEY = _CALLER.format(which="key.id = %(key)s")
+_BY_KEY = _CALLER.format(
+    secrets="", used_earlier=_USED_EARLIER.format("key"), which="key.id = %(key)s"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +123,19 @@ def revoke_key(record: ApiKey) -> None:
     """Revoke the key: immediately in this process, within ``_CACHE_S`` in others."""
     ApiKey.objects.filter(pk=record.pk, revoked_at=None).update(revoked_at=timezone.now())
     _evict(record.secrets.values_list("digest", flat=True))
+
+
+def end_old_secrets(record: ApiKey) -> int:
+    """End the secrets that a rotation has replaced, and return how many were valid until now.
+
+    They are refused immediately in this process, within ``_CACHE_S`` in others.
+    """
+    now = timezone.now()
+    old = record.secrets.filter(expires_at__gt=now)
+    digests = list(old.values_list("digest", flat=True))
+    ended = old.update(expires_at=now)
+    _evict(digests)
+    return ended
 
 
 def read_secret(authorization: str, api_key: str) -> str:
@@ -184,6 +206,8 @@ def _query_caller(statement: str, **params: object) -> Caller | None:
     if must_note_use:
         with contextlib.suppress(*DATABASE_UNAVAILABLE):  # A read-only server serves what is read.
             execute_prepared(_USED, {"key": key, **times})
+            if "digest" in params:
+                execute_prepared(_DIGEST_USED, {**params, **times})
     return Caller(
         api_key_id=key,
         project_id=project,

@@ -80,6 +80,16 @@ class Project(Limited):
             ".example.org includes all names below it. Leave empty for all that the site allows."
         ),
     )
+    members = models.ManyToManyField(
+        settings.AUTH_USER_MODEL,
+        blank=True,
+        related_name="projects",
+        verbose_name="users with keys of their own",
+        help_text=(
+            "These users may make keys for themselves, within the limits of the project, if their "
+            "role may too. Who is removed keeps the keys that there are, until they are revoked."
+        ),
+    )
     responses_days = retention_field("responses (days)", _RETENTION_HELP, 0)
     conversations_days = retention_field("conversations (days)", _RETENTION_HELP, 0)
     completions_days = retention_field("chat completions (days)", _RETENTION_HELP, 0)
@@ -119,6 +129,15 @@ class ApiKey(Limited):
         editable=False,
         related_name="playground_key",
     )
+    # Set for a key that a user made for themselves; it works while the user is active.
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        on_delete=models.PROTECT,
+        null=True,
+        blank=True,
+        editable=False,
+        related_name="own_keys",
+    )
     # The first characters of the newest secret, for display.
     prefix = models.CharField(max_length=16, editable=False)
     scopes = ArrayField(
@@ -151,6 +170,7 @@ class ApiKey(Limited):
     class Meta:
         ordering = ["-id"]
         verbose_name = "API key"
+        permissions = [("make_own_key", "Can make keys of their own")]
 
     def __str__(self) -> str:
         return f"{self.name} ({self.prefix}…)"
@@ -166,6 +186,8 @@ class KeySecret(models.Model):
     digest = models.CharField(max_length=64, unique=True)
     created_at = models.DateTimeField(default=timezone.now)
     expires_at = models.DateTimeField(null=True, blank=True)
+    # Written at most once a minute.
+    last_used_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
         constraints = [

@@ -1,5 +1,7 @@
 """Admin and forms of models in the database and of pulls; the audit log and failed logins.
 
+The admin of projects, keys and budgets is in ``accounts_admin.py``.
+
 The form of a model has a field for each common setting; "More settings" has the others as YAML. An
 entry is a mapping as in the models file.
 """
@@ -44,6 +46,7 @@ from inference_site.catalogue.model_store.entries import (
 from inference_site.catalogue.model_store.models import Pull, StoredModel
 from inference_site.catalogue.models_file import Route
 from inference_site.catalogue.operator_settings import InvalidSetting
+from inference_site.console import accounts_admin  # noqa: F401  # It registers its models.
 from inference_site.console.people import login_log
 from inference_site.core.admin_pages.base_admin import KeysetAdmin, SiteAdmin
 from inference_site.core.admin_pages.labels import status_label, time_label

@@ -15,9 +15,9 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from inference_site.accounts.admin import RETENTION
 from inference_site.accounts.keys import create_key, find_caller
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
+from inference_site.console.accounts_admin import RETENTION
 from inference_site.core.admin_pages import base_admin
 from inference_site.runs.models import Generation, Status
 from responses_api.models import StoredResponse

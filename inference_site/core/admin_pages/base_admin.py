@@ -211,19 +211,30 @@ class SiteAdmin(ModelAdmin):
             changes += formset_changes(formset)
         return "; ".join(changes) or "No changes."
 
-    def secrets_page(self, request: HttpRequest, secrets: list[tuple[str, str]]) -> HttpResponse:
-        """Return a page that shows secrets by name, as the answer of the POST that made them.
-
-        A message would carry them in a cookie, or in the session, to the page after a redirect.
-        """
+    def secrets_page(
+        self, request: HttpRequest, secrets: list[tuple[str, str]], back: str = ""
+    ) -> HttpResponse:
+        """Return ``secrets_page`` with a way ``back``, by default to the list."""
         options = self.opts
-        context = {
-            **self.admin_site.each_context(request),
-            "title": "Shown once",
-            "secrets": secrets,
-            "back": reverse(f"admin:{options.app_label}_{options.model_name}_changelist"),
-        }
-        return TemplateResponse(request, "console/secrets.html", context)
+        back = back or reverse(f"admin:{options.app_label}_{options.model_name}_changelist")
+        return secrets_page(request, self.admin_site, secrets, back)
+
+
+def secrets_page(
+    request: HttpRequest, site: admin.AdminSite, secrets: list[tuple[str, str]], back: str
+) -> HttpResponse:
+    """Return a page that shows secrets by name, as the answer of the POST that made them.
+
+    A message would carry them in a cookie, or in the session, to the page after a redirect.
+    """
+    request.current_app = site.name
+    context = {
+        **site.each_context(request),
+        "title": "Shown once",
+        "secrets": secrets,
+        "back": back,
+    }
+    return TemplateResponse(request, "console/secrets.html", context)
 
 
 class KeysetPaginator(Paginator[Any]):

@@ -34,9 +34,11 @@ _MAX_IMAGE_CHARACTERS = 2_000_000
 _STRING_OR_LONG_NUMBER = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[-+.0-9eE]{16,}')
 
 
-def status_label(status: str) -> SafeString:
-    """Return a status as a coloured badge."""
-    return format_html('<span class="status status-{}">{}</span>', status, status.replace("_", " "))
+def status_label(status: str, reason: str = "") -> SafeString:
+    """Return a status as a coloured badge, with its reason as a tooltip."""
+    title = format_html(' title="{}"', reason) if reason else ""
+    text = status.replace("_", " ")
+    return format_html('<span class="status status-{}"{}>{}</span>', status, title, text)
 
 
 def time_label(moment: dt.datetime | None) -> SafeString:

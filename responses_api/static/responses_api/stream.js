@@ -110,17 +110,3 @@ export class AnswerView {
     if (text && item.type.endsWith("_call")) text.textContent = laidOut(text.textContent);
   }
 }
-
-/** Copy a text; where the clipboard needs a secure page, by a selection. */
-export async function copy(text) {
-  if (navigator.clipboard) {
-    await navigator.clipboard.writeText(text);
-    return;
-  }
-  const field = element("textarea", "", text);
-  field.value = text;
-  document.body.append(field);
-  field.select();
-  document.execCommand("copy");
-  field.remove();
-}

@@ -1,5 +1,6 @@
 // The page of one response: follow it while it runs, copy it as curl.
-import { AnswerView, copy, events } from "./stream.js";
+import "../admin_pages/copy_buttons.js";
+import { AnswerView, events } from "./stream.js";
 
 const PARTS = [".response-head", ".response-side"];
 
@@ -29,10 +30,3 @@ async function watch(container) {
 }
 
 for (const container of document.querySelectorAll("[data-events]")) watch(container);
-
-document.addEventListener("click", async ({ target }) => {
-  const button = target.closest("[data-copy]");
-  if (!button) return;
-  await copy(document.getElementById(button.dataset.copy).textContent);
-  button.textContent = "Copied";
-});

@@ -1,5 +1,5 @@
 // Elements and messages of the page. Texts are set as text: no output of a model becomes HTML.
-import { copy } from "../responses_api/stream.js";
+import { copy } from "../admin_pages/copy.js";
 
 export const $ = (id) => document.getElementById(id);
 

@@ -8,30 +8,31 @@ from typing import Any, get_args
 
 from django import forms
 from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
 from django.db.models import Prefetch, Q, QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
 from django.utils import timezone
+from django.utils.safestring import SafeString
 from django.utils.text import capfirst
+from django.views.decorators.http import require_POST
 from unfold.admin import TabularInline
+from unfold.views import ChangeList
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
 from inference_site.accounts.budgets import period_start
-from inference_site.accounts.keys import issue_key, revoke_key, rotate_key
-from inference_site.accounts.models import (
-    ApiKey,
-    Budget,
-    BudgetSpend,
-    Project,
-    Scope,
-    default_scopes,
-)
+from inference_site.accounts.keys import end_old_secrets, issue_key, revoke_key, rotate_key
+from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
+from inference_site.console.key_forms import LIMITS, ApiKeyForm
+from inference_site.console.key_states import REVOKED, spends_of, states_of
 from inference_site.core.admin_pages.base_admin import SiteAdmin
+from inference_site.core.admin_pages.labels import status_label
 from inference_site.core.site_settings.models import RetentionKind, retention_days
 
-_ROTATION_OVERLAP = dt.timedelta(days=1)
+ROTATION_OVERLAP = dt.timedelta(days=1)
 RETENTION = get_args(RetentionKind)
-_LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_runs")
 
 
 class UndeletedAdmin(SiteAdmin):
@@ -85,13 +86,14 @@ class BudgetInline(TabularInline):
 class ProjectAdmin(UndeletedAdmin):
     """Admin of projects with their limits and budgets."""
 
-    list_display = ("name", "is_active", *_LIMITS, "created_at")
+    list_display = ("name", "is_active", *LIMITS, "created_at")
     list_filter = ("is_active",)
     search_fields = ("name",)
     fieldsets = (
         (None, {"fields": ("name", "is_active", "disconnect_grace_s", "mcp_hosts")}),
-        ("Project-wide limits", {"fields": _LIMITS}),
+        ("Project-wide limits", {"fields": LIMITS}),
         ("Retention", {"fields": RETENTION}),
+        ("Own keys", {"fields": ("members",)}),
     )
     inlines = (BudgetInline,)
 
@@ -102,29 +104,10 @@ class ProjectAdmin(UndeletedAdmin):
             days = retention_days(db_field.name)
             now = "until they are deleted" if days is None else f"{days} days"
             field.help_text = f"Empty: as the site's settings say, now {now}. 0: until deleted."
+        if db_field.name == "members" and field is not None:
+            field.widget = UnfoldAdminCheckboxSelectMultipleWidget()
+            field.queryset = field.queryset.filter(is_active=True).order_by("username")
         return field
-
-
-_PERMISSIONS = {
-    Scope.INFERENCE: "generate, and read, change and delete stored objects of the project",
-    Scope.USAGE: "read the usage of the project",
-    Scope.DEBUG: "render chat templates to prompts",
-    Scope.MODELS: "load and unload models, for the whole site",
-    Scope.ADMIN: "read the usage of all projects",
-}
-
-
-class ApiKeyForm(forms.ModelForm[ApiKey]):
-    """The form of a key, with a check box for each scope; at least one is required."""
-
-    scopes = forms.MultipleChoiceField(
-        label="Permissions",
-        choices=Scope.choices,
-        help_text="; ".join(f"{scope.value}: {does}" for scope, does in _PERMISSIONS.items()) + ".",
-        initial=default_scopes,
-        error_messages={"required": "Choose at least one permission."},
-        widget=UnfoldAdminCheckboxSelectMultipleWidget,
-    )
 
 
 class KeyStateFilter(admin.SimpleListFilter):
@@ -147,23 +130,80 @@ class KeyStateFilter(admin.SimpleListFilter):
         return queryset
 
 
+class KeyChangeList(ChangeList):
+    """A list of keys with the state and the spend of each."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        """Read the page, and with a fixed number of queries what it shows of its keys."""
+        super().get_results(request)
+        self.result_list = keys = list(self.result_list)
+        may_see_usage = request.user.has_perm("usage.view_usagerollup")
+        states, spends = states_of(keys), spends_of(keys) if may_see_usage else {}
+        for key in keys:
+            key.state, key.spend = states[key.pk], spends.get(key.pk, "—")
+
+
 @admin.register(ApiKey)
 class ApiKeyAdmin(UndeletedAdmin):
     """Admin of keys; a secret is shown once, after creation or rotation, later only its prefix."""
 
     form = ApiKeyForm
-    list_display = ("name", "shown_prefix", "project", "last_used_at", "expires_at", "revoked_at")
+    list_display = (
+        *("name", "shown_state", "shown_prefix", "project", "shown_spend"),
+        *("last_used_at", "expires_at"),
+    )
     list_filter = (KeyStateFilter, "project")
-    list_select_related = ("project",)
+    list_select_related = ("project", "owner")
     search_fields = ("name", "prefix")
     fieldsets = (
-        (None, {"fields": ("project", "name", "shown_prefix")}),
+        (None, {"fields": ("project", "name", "shown_prefix", "owner")}),
         ("Access", {"fields": ("scopes", "allowed_models", "expires_at")}),
-        ("Limits", {"fields": (*_LIMITS, "priority_requests_per_minute")}),
+        ("Limits", {"fields": (*LIMITS, "priority_requests_per_minute")}),
         ("Times", {"fields": ("created_at", "last_used_at", "revoked_at")}),
     )
-    readonly_fields = ("shown_prefix", "created_at", "last_used_at", "revoked_at")
+    readonly_fields = ("shown_prefix", "owner", "created_at", "last_used_at", "revoked_at")
     actions = ("rotate", "revoke")
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
+        return KeyChangeList
+
+    def get_urls(self) -> list[URLPattern]:
+        """Add the buttons of a key's page."""
+        view = self.admin_site.admin_view(require_POST(self.act))
+        return [
+            path("<int:pk>/<str:action>/now/", view, name="accounts_apikey_act"),
+            *super().get_urls(),
+        ]
+
+    def act(self, request: HttpRequest, pk: int, action: str) -> HttpResponse:
+        """Rotate or revoke one key, or end its old secrets; the page has asked before."""
+        if not self.has_change_permission(request):
+            raise PermissionDenied
+        key = get_object_or_404(ApiKey, pk=pk)
+        page = reverse("admin:accounts_apikey_change", args=[pk])
+        if action == "rotate" and key.revoked_at is None and key.user_id is None:
+            secret = rotate_key(key, ROTATION_OVERLAP)
+            self.log_change(request, key, "Rotated.")
+            return self.secrets_page(request, [(f"Key {key.name}", secret)], page)
+        if action == "revoke":
+            revoke_key(key)
+            self.log_change(request, key, REVOKED)
+            messages.success(request, "Revoked. The key stops working everywhere within 5 seconds.")
+        elif action == "end-old" and end_old_secrets(key):
+            self.log_change(request, key, "Ended the old secret.")
+            messages.success(request, "The old secret stops working within 5 seconds.")
+        else:
+            messages.error(request, "Nothing was changed: the key has changed meanwhile.")
+        return HttpResponseRedirect(page)
+
+    @admin.display(description="status")
+    def shown_state(self, record: Any) -> SafeString:
+        return status_label(record.state.label, record.state.sentence)
+
+    @admin.display(description="spend in 30 days")
+    def shown_spend(self, record: Any) -> str:
+        spend: str = record.spend
+        return spend
 
     @admin.display(description="key", ordering="prefix")
     def shown_prefix(self, record: ApiKey) -> str:
@@ -182,7 +222,8 @@ class ApiKeyAdmin(UndeletedAdmin):
 
     def response_add(self, request: HttpRequest, obj: Any, post_url_continue: Any = None) -> Any:
         """Show the secret of the new key."""
-        return self.secrets_page(request, [(f"Key {obj.name}", obj.secret)])
+        page = reverse("admin:accounts_apikey_change", args=[obj.pk])
+        return self.secrets_page(request, [(f"Key {obj.name}", obj.secret)], page)
 
     @admin.action(
         description="Rotate: issue a new secret; the old one expires in 24 hours",
@@ -194,7 +235,7 @@ class ApiKeyAdmin(UndeletedAdmin):
             messages.error(request, "Playground keys have no secret and were not rotated.")
         secrets = []
         for record in queryset.filter(revoked_at=None, user=None):
-            secrets.append((f"Key {record.name}", rotate_key(record, _ROTATION_OVERLAP)))
+            secrets.append((f"Key {record.name}", rotate_key(record, ROTATION_OVERLAP)))
             self.log_change(request, record, "Rotated.")
         return self.secrets_page(request, secrets) if secrets else None
 
@@ -207,10 +248,10 @@ class ApiKeyAdmin(UndeletedAdmin):
                 "title": "Revoke API keys",
                 "keys": queryset.select_related("project"),
             }
-            return TemplateResponse(request, "accounts/admin/revoke.html", context)
+            return TemplateResponse(request, "console/revoke_keys.html", context)
         for record in queryset:
             revoke_key(record)
-            self.log_change(request, record, "Revoked.")
+            self.log_change(request, record, REVOKED)
         messages.success(request, "Revoked. The keys stop working everywhere within 5 seconds.")
         return None
 

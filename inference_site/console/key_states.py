@@ -1,0 +1,287 @@
+"""Whether requests with a key are accepted now, and if not, why; limits and budgets in use.
+
+The state of a key is one sentence. On a list it is read from PostgreSQL alone, with a fixed number
+of queries; on the key's page it also has the limits per minute, and the refusals of the last day.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Literal
+
+import redis.exceptions
+from django.contrib.admin.models import LogEntry
+from django.contrib.contenttypes.models import ContentType
+from django.utils import timezone
+
+from inference_site.accounts import rate_limits
+from inference_site.accounts.budgets import period_end, period_start
+from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project, Scope
+from inference_site.console.tiles import short
+from inference_site.core.admin_pages.labels import money, time_since
+from inference_site.gateway.head import resolve_cached
+from inference_site.runs.models import Generation
+from inference_site.runs.request_log.models import Refusal
+from inference_site.runs.usage.models import Period
+from inference_site.runs.usage.queries import (
+    PERIOD_LENGTH,
+    Span,
+    floor,
+    total_by,
+    without_table_scans,
+)
+
+REVOKED = "Revoked."
+"""The entry of the audit log for a revoked key."""
+SPEND_TIME = dt.timedelta(days=30)
+_WARNING_PERCENT = 80
+_A_DAY = dt.timedelta(days=1)
+_MAX_REFUSALS = 2_000
+"""Rows of refusals that are read for one key, newest first."""
+_MAX_REASONS = 3
+_REASONS = {
+    "model_not_allowed": "the key does not allow the model",
+    "model_not_found": "the project has no such model",
+    "rate_limit_exceeded": "a limit was reached",
+    "insufficient_quota": "a budget was spent",
+    "invalid_api_key": "the secret was not valid",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressBar:
+    """How much of a budget or a limit is used; ``percent`` is at most 100.
+
+    ``resets`` says when it begins anew. ``refusal`` says why requests are refused while nothing is
+    left; it is empty for what refuses none.
+    """
+
+    name: str
+    used: str
+    of: str
+    percent: int
+    resets: str = ""
+    refusal: str = ""
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether little or nothing is left."""
+        return self.percent >= _WARNING_PERCENT
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether nothing is left, so that requests are refused."""
+        return self.percent >= 100 and bool(self.refusal)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyState:
+    """Whether requests with a key are accepted now, as a word and as a sentence."""
+
+    label: Literal["works", "refused", "expired", "revoked"]
+    sentence: str
+
+
+def bars_of(tenant: ApiKey | Project) -> list[ProgressBar]:
+    """Return the budgets and limits of a project, or of a key and its project."""
+    now = timezone.now()
+    budgets = Budget.objects.filter(project=tenant.pk)
+    if isinstance(tenant, ApiKey):
+        of_project = Budget.objects.filter(project=tenant.project_id, api_key=None)
+        budgets = Budget.objects.filter(api_key=tenant.pk) | of_project
+    bars = _budget_bars(list(budgets.select_related("api_key").order_by("pk")), now)
+    tenants: list[ApiKey | Project] = [tenant]
+    if isinstance(tenant, ApiKey):
+        tenants.append(tenant.project)
+    return [
+        *bars.values(),
+        *(bar for one in tenants for bar in _minute_bars(one, tenant)),
+        *(bar for one in tenants for bar in _run_bars(one, tenant)),
+    ]
+
+
+def _budget_bars(budgets: Sequence[Budget], now: dt.datetime) -> dict[int, ProgressBar]:
+    """Return a bar for each budget, by its id."""
+    starts = {period_start(every, now) for every in Budget.Every.values}
+    rows = BudgetSpend.objects.filter(budget__in=[one.pk for one in budgets], start__in=starts)
+    spends = {(row.budget_id, row.start): row.spent for row in rows} if budgets else {}
+    bars = {}
+    for budget in budgets:
+        spent = spends.get((budget.pk, period_start(budget.every, now)), Decimal(0))
+        percent = int(100 * spent / budget.amount) if budget.amount else 100
+        whose = "whole project" if budget.api_key is None else f"key {budget.api_key.name}"
+        of, until = budget.shown(budget.amount), _moment(period_end(budget.every, now), now)
+        owner = " of the project" if budget.api_key is None else ""
+        bars[budget.pk] = ProgressBar(
+            f"Budget of a {budget.every}, {whose}",
+            budget.shown(spent),
+            of,
+            min(100, percent),
+            f"resets at {until}",
+            f"budget{owner} of {of} a {budget.every} spent until {until}",
+        )
+    return bars
+
+
+def _moment(moment: dt.datetime, now: dt.datetime) -> str:
+    """Return a time in UTC; without its date, if it is within a day."""
+    is_near = abs(moment - now) <= _A_DAY
+    return f"{moment:%H:%M} UTC" if is_near else f"{moment:%Y-%m-%d %H:%M} UTC"
+
+
+def _minute_bars(tenant: ApiKey | Project, shown_for: ApiKey | Project) -> list[ProgressBar]:
+    """Return the use of the limits per minute; nothing while Redis is not reachable."""
+    try:
+        windows = rate_limits.used(tenant)
+    except redis.exceptions.RedisError:
+        return []
+    bars = []
+    whose = "" if tenant == shown_for else ", whole project"
+    for window in windows:
+        used = max(0, window.amount - window.remaining)
+        percent = min(100, 100 * used // window.amount)
+        wait = f"in {max(1, round(window.reset_s))} s"
+        name = f"{window.unit.capitalize()} in this minute{whose}"
+        # Above the limit of priority requests, requests are served as usual.
+        is_limit = window.unit in ("requests", "tokens")
+        refusal = f"all {window.amount:,} {window.unit} of this minute{whose} used, resets {wait}"
+        bars.append(
+            ProgressBar(
+                name,
+                f"{used:,}",
+                f"{window.amount:,}",
+                percent,
+                f"resets {wait}" if used else "",
+                refusal if is_limit else "",
+            )
+        )
+    return bars
+
+
+def _run_bars(tenant: ApiKey | Project, shown_for: ApiKey | Project) -> list[ProgressBar]:
+    limit = tenant.concurrent_runs
+    if limit is None:
+        return []
+    # The project is the first column of the index of generations that have not ended.
+    project = tenant.project_id if isinstance(tenant, ApiKey) else tenant.pk
+    current = Generation.objects.filter(project=project, finished_at=None)
+    runs = (current.filter(api_key=tenant.pk) if isinstance(tenant, ApiKey) else current).count()
+    percent = min(100, 100 * runs // limit)
+    whose = "" if tenant == shown_for else ", whole project"
+    refusal = f"all {limit:,} runs at one time{whose} in use"
+    name = f"Waiting and running now{whose}"
+    return [ProgressBar(name, str(runs), str(limit), percent, "", refusal)]
+
+
+def states_of(keys: Iterable[ApiKey]) -> dict[int, KeyState]:
+    """Return the states of these keys by id, from PostgreSQL alone.
+
+    The keys have been read with their projects and owners.
+    """
+    now, listed = timezone.now(), list(keys)
+    found = Budget.objects.filter(project__in={key.project_id for key in listed})
+    budgets = list(found.select_related("api_key").order_by("-every", "pk"))
+    bars = _budget_bars(budgets, now)
+    states = {}
+    for key in listed:
+        own = (
+            bars[budget.pk]
+            for budget in budgets
+            if budget.project_id == key.project_id and budget.api_key_id in (None, key.pk)
+        )
+        states[key.pk] = _refused(key, own, now) or KeyState("works", "Works.")
+    return states
+
+
+def spends_of(keys: Iterable[ApiKey]) -> dict[int, str]:
+    """Return the tokens and the cost of the last 30 days of these keys, by id; not of unused ones.
+
+    The time is that of whole days of UTC.
+    """
+    ids = [key.pk for key in keys]
+    end = floor(timezone.now(), Period.DAY) + PERIOD_LENGTH[Period.DAY]
+    with without_table_scans():
+        totals = total_by(Span(Period.DAY, end - SPEND_TIME, end, api_keys=ids), "api_key_id")
+    return {
+        key: ", ".join(
+            [
+                f"{short(usage.input_tokens + usage.output_tokens)} tokens",
+                *([money(usage.cost)] if usage.cost else []),
+            ]
+        )
+        for (key,), usage in totals.items()
+    }
+
+
+def state_of(key: ApiKey, bars: Sequence[ProgressBar], *, with_refusals: bool) -> KeyState:
+    """Return the state of one key, whose ``bars`` were read with ``bars_of``.
+
+    ``with_refusals`` adds how many of its requests were refused in the last day, and why.
+    """
+    now = timezone.now()
+    state = _refused(key, bars, now)
+    if state is not None and state.label == "revoked":
+        by = _revoked_by(key)
+        return KeyState("revoked", f"{state.sentence[:-1]} by {by}.") if by else state
+    if state is None:
+        used = key.last_used_at
+        last = "not used yet" if used is None else f"last used {time_since(used)} ago"
+        state = KeyState("works", f"Works; {last}.")
+    refusals = _refusals(key, now) if with_refusals else ""
+    return KeyState(state.label, f"{state.sentence} {refusals}.") if refusals else state
+
+
+def _refused(key: ApiKey, bars: Iterable[ProgressBar], now: dt.datetime) -> KeyState | None:
+    """Return why requests are refused; None if they are accepted."""
+    if key.revoked_at is not None:
+        return KeyState("revoked", f"Refused: revoked {_moment(key.revoked_at, now)}.")
+    if key.expires_at is not None and key.expires_at <= now:
+        return KeyState("expired", f"Refused: expired {_moment(key.expires_at, now)}.")
+    if not key.project.is_active:
+        return KeyState("refused", f"Refused: the project {key.project} is inactive.")
+    if key.owner is not None and not key.owner.is_active:
+        return KeyState("refused", f"Refused: its user {key.owner} is deactivated.")
+    used_up = next((bar for bar in bars if bar.is_used_up), None)
+    return None if used_up is None else KeyState("refused", f"Refused: {used_up.refusal}.")
+
+
+def _revoked_by(key: ApiKey) -> str:
+    """Return the user who has revoked the key; "" if that was not done in the console."""
+    entries = LogEntry.objects.filter(
+        content_type=ContentType.objects.get_for_model(ApiKey),
+        object_id=str(key.pk),
+        change_message=REVOKED,
+    )
+    entry = entries.select_related("user").order_by("pk").first()
+    return "" if entry is None else entry.user.get_username()
+
+
+def _refusals(key: ApiKey, now: dt.datetime) -> str:
+    """Return how many requests were refused in the last day and why; "" for none."""
+    rows = Refusal.objects.filter(api_key=key.pk).order_by("-id")
+    newest = rows.values_list("created_at", "error_code", "path", "count")[:_MAX_REFUSALS]
+    reasons: Counter[str] = Counter()
+    read = 0
+    for created_at, code, path, count in newest:
+        read += 1
+        if created_at >= now - _A_DAY:
+            reasons[_reason(key, code, path)] += count
+    if not reasons:
+        return ""
+    more = "more than " if read == _MAX_REFUSALS else ""
+    common = reasons.most_common(_MAX_REASONS)
+    texts = [reason if len(reasons) == 1 else f"{reason} ({n:,})" for reason, n in common]
+    return f"{more}{reasons.total():,} refused in the last day: {', '.join(texts)}"
+
+
+def _reason(key: ApiKey, code: str, path: str) -> str:
+    if code != "insufficient_scope":
+        return _REASONS.get(code) or code.replace("_", " ") or "unknown"
+    match = resolve_cached(path.rstrip("/"))
+    scope = getattr(getattr(match and match.func, "cls", None), "scope", Scope.INFERENCE)
+    # A view may need a scope for some of its methods only; the key may have got it since.
+    return "a scope was missing" if scope in key.scopes else f"scope {scope.value} is missing"
