@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from decimal import Decimal
 from typing import Any, get_args
 
@@ -26,12 +25,11 @@ from inference_site.accounts.budgets import period_start
 from inference_site.accounts.keys import end_old_secrets, issue_key, revoke_key, rotate_key
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
 from inference_site.console.key_forms import LIMITS, ApiKeyForm
-from inference_site.console.key_states import REVOKED, spends_of, states_of
+from inference_site.console.key_states import REVOKED, ROTATION_OVERLAP, spends_of, states_of
 from inference_site.core.admin_pages.base_admin import SiteAdmin
 from inference_site.core.admin_pages.labels import status_label
 from inference_site.core.site_settings.models import RetentionKind, retention_days
 
-ROTATION_OVERLAP = dt.timedelta(days=1)
 RETENTION = get_args(RetentionKind)
 
 

@@ -16,11 +16,12 @@ from typing import Literal
 import redis.exceptions
 from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
+from django.db.models import Q
 from django.utils import timezone
 
 from inference_site.accounts import rate_limits
 from inference_site.accounts.budgets import period_end, period_start
-from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project, Scope
+from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, KeySecret, Project, Scope
 from inference_site.console.tiles import short
 from inference_site.core.admin_pages.labels import money, time_since
 from inference_site.gateway.head import resolve_cached
@@ -37,6 +38,8 @@ from inference_site.runs.usage.queries import (
 
 REVOKED = "Revoked."
 """The entry of the audit log for a revoked key."""
+ROTATION_OVERLAP = dt.timedelta(days=1)
+"""How long the old secret of a rotated key works."""
 SPEND_TIME = dt.timedelta(days=30)
 _WARNING_PERCENT = 80
 _A_DAY = dt.timedelta(days=1)
@@ -195,6 +198,12 @@ def states_of(keys: Iterable[ApiKey]) -> dict[int, KeyState]:
         )
         states[key.pk] = _refused(key, own, now) or KeyState("works", "Works.")
     return states
+
+
+def valid_secrets(key: ApiKey) -> list[KeySecret]:
+    """Return the secrets that are accepted now, the newest first; two during a rotation."""
+    is_valid = Q(expires_at=None) | Q(expires_at__gt=timezone.now())
+    return list(key.secrets.filter(is_valid).order_by("-pk"))
 
 
 def spends_of(keys: Iterable[ApiKey]) -> dict[int, str]:

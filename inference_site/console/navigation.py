@@ -65,6 +65,7 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
         _link("Models and workers", "dns", "admin:fleet", shown=sees_queue),
         _link("Settings", "settings", "admin:settings", shown=sees_settings),
         _link("Playground", "science", "admin:playground", shown=True),
+        _link("My keys", "key", "admin:my-keys", shown=user.has_perm("accounts.make_own_key")),
         _link("API documents", "menu_book", "docs", shown=True),
     ]
     groups: list[dict[str, Any]] = [{"items": operation}]

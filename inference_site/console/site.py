@@ -24,6 +24,7 @@ from inference_site.console.fleet_page import (
     request_action,
     stop_pull,
 )
+from inference_site.console.my_keys import act_on_my_key, my_keys
 from inference_site.console.people.login import is_first_login, remember_browser, set_locked_status
 from inference_site.console.people.login_log import log_own_action
 from inference_site.console.people.password_links import (
@@ -94,6 +95,12 @@ class ConsoleSite(UnfoldAdminSite):
             path("fleet/", own(fleet), name="fleet"),
             path("playground/", own(playground), name="playground"),
             path("settings/", own(settings_page), name="settings"),
+            path("my-keys/", own(my_keys), name="my-keys"),
+            path(
+                "my-keys/<int:pk>/<str:action>/",
+                own(act_on_my_key),
+                name="my-key-act",
+            ),
             path("requests/", own(requests), name="requests"),
             path("requests/filters/", own(require_POST(save_filter)), name="requests-filters"),
             path("fleet/action/", own(require_POST(request_action)), name="fleet-action"),

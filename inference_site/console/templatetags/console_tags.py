@@ -6,13 +6,17 @@ import datetime as dt
 from typing import Any
 
 from django import template
-from django.db.models import Q
 from django.urls import reverse
-from django.utils import timezone
 
-from inference_site.accounts.models import ApiKey, KeySecret, Project
+from inference_site.accounts.models import ApiKey, Project
 from inference_site.catalogue.model_labels import model_link
-from inference_site.console.key_states import bars_of, spends_of, state_of, states_of
+from inference_site.console.key_states import (
+    bars_of,
+    spends_of,
+    state_of,
+    states_of,
+    valid_secrets,
+)
 from inference_site.console.tiles import LATEST, Tile, latest_errors, recent_tiles
 from inference_site.runs.models import Generation
 from inference_site.runs.usage.models import Period
@@ -60,12 +64,6 @@ def tenant_overview(context: dict[str, Any], tenant: ApiKey | Project) -> dict[s
     if user.has_perm("accounts.view_apikey"):
         found |= _keys_of(tenant, with_spend=may_see_usage)
     return found
-
-
-def valid_secrets(key: ApiKey) -> list[KeySecret]:
-    """Return the secrets that are accepted now, the newest first; two during a rotation."""
-    is_valid = Q(expires_at=None) | Q(expires_at__gt=timezone.now())
-    return list(key.secrets.filter(is_valid).order_by("-pk"))
 
 
 def _keys_of(project: Project, *, with_spend: bool) -> dict[str, Any]:
