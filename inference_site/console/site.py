@@ -37,7 +37,7 @@ from inference_site.console.playground.views import playground_context
 from inference_site.console.queue_page import queue_context, run_action
 from inference_site.console.request_log_page import requests_context, save_filter
 from inference_site.console.settings_page import settings_page
-from inference_site.console.usage_page import alarms_context, home_context, usage_csv
+from inference_site.console.usage_page import home_context, usage_csv
 
 _SINGLE_SIGN_ON = "inference_site.console.people.single_sign_on"
 
@@ -112,7 +112,7 @@ class ConsoleSite(UnfoldAdminSite):
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> TemplateResponse:
         """Show usage, the queue and the workers."""
-        context = {**home_context(request), **alarms_context(request), **(extra_context or {})}
+        context = {**home_context(request), **(extra_context or {})}
         found: TemplateResponse = super().index(request, context)
         return found
 

@@ -1,4 +1,4 @@
-"""The home page: usage in a time range, as tiles, charts, a table and CSV, and firing alarms.
+"""The home page: usage in a time range, as tiles, charts, a table and CSV.
 
 The server draws charts as SVG, each with a title, a description and a table.
 """
@@ -23,7 +23,6 @@ from django.utils.safestring import SafeString
 from inference_site.accounts.models import ApiKey, Project
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.model_labels import cost_label
-from inference_site.console.alarms.models import Alarm
 from inference_site.console.tiles import (
     LOWEST,
     SLOWEST,
@@ -56,7 +55,6 @@ Format = Callable[[float], str]
 PERMISSION = "usage.view_usagerollup"
 CUSTOM = "custom"
 GROUPS = {"model": "Model", "project_id": "Project", "api_key_id": "API key"}
-_MAX_ALARMS = 10
 _MAX_KEYS = 200
 _MAX_GROUPS = 50
 _FIELD_FORMAT = "%Y-%m-%dT%H:%M"
@@ -415,19 +413,6 @@ def _first_steps(request: HttpRequest) -> dict[str, Any]:
         "may_add_key": request.user.has_perm("accounts.add_apikey"),
         "may_add_model": request.user.has_perm("model_store.add_storedmodel"),
     }
-
-
-def alarms_context(request: HttpRequest) -> dict[str, Any]:
-    """Return the firing alarms, for users who may see alarms.
-
-    Two rules, of 80 and of 100 percent of a budget, raise alarms with the same text: one is shown.
-    """
-    if not request.user.has_perm("alarms.view_alarm"):
-        return {}
-    alarms = Alarm.objects.filter(resolved_at=None)
-    shown = list({alarm.text: alarm for alarm in alarms[:_MAX_ALARMS]}.values())
-    texts = alarms.order_by().values("text").distinct().count()
-    return {"may_see_alarms": True, "alarms": shown, "firing": texts}
 
 
 @permission_required(PERMISSION, raise_exception=True)

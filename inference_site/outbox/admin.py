@@ -20,7 +20,15 @@ from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
 from inference_site.core.admin_pages.base_admin import KeysetAdmin, SinceFilter, SiteAdmin
 from inference_site.core.admin_pages.labels import pretty, status_label, time_label
-from inference_site.outbox.models import EVENTS, GIVEN_UP_AFTER, TEST_EVENT, Endpoint, Message, send
+from inference_site.outbox.models import (
+    EVENTS,
+    GIVEN_UP_AFTER,
+    TEST_EVENT,
+    Endpoint,
+    Message,
+    send,
+    sends_mail,
+)
 
 
 class EndpointForm(forms.ModelForm[Endpoint]):
@@ -35,8 +43,24 @@ class EndpointForm(forms.ModelForm[Endpoint]):
     )
 
 
+class MailNote(SiteAdmin):
+    """Base of the pages that offer mail: they say at once if there is no mail server."""
+
+    list_before_template = change_form_outer_before_template = "outbox/mail_note.html"
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
+        context = {**(extra_context or {}), "lacks_mail": not sends_mail()}
+        return super().changelist_view(request, context)
+
+    def changeform_view(
+        self, request: HttpRequest, *args: Any, extra_context: Any = None, **kwargs: Any
+    ) -> Any:
+        context = {**(extra_context or {}), "lacks_mail": not sends_mail()}
+        return super().changeform_view(request, *args, extra_context=context, **kwargs)
+
+
 @admin.register(Endpoint)
-class EndpointAdmin(SiteAdmin):
+class EndpointAdmin(MailNote):
     """Endpoints. Users who may change one see its webhook secret."""
 
     form = EndpointForm
@@ -49,7 +73,7 @@ class EndpointAdmin(SiteAdmin):
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         """Hide the secret from users who may only view."""
-        fields = ("way", "address", "project", "event_types", "is_enabled")
+        fields = ("way", "address", "project", "event_types", "only_if_named", "is_enabled")
         may_change = self.has_change_permission(request, obj)
         return (*fields, "secret") if may_change else fields
 
@@ -74,7 +98,9 @@ class EndpointAdmin(SiteAdmin):
 
     @admin.display(description="of", ordering="project")
     def owner(self, endpoint: Endpoint) -> str:
-        return "the site's alarms" if endpoint.project is None else str(endpoint.project)
+        if endpoint.project is not None:
+            return str(endpoint.project)
+        return "rules that name it" if endpoint.only_if_named else "the site's alarms"
 
     @admin.display(description="events")
     def events(self, endpoint: Endpoint) -> str:

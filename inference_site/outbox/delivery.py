@@ -27,7 +27,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from inference_site.core.storage.postgresql import cached_sql, release_connection_after
-from inference_site.outbox.models import Endpoint, Message
+from inference_site.outbox.models import Endpoint, Message, sends_mail
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ def send_mail(message: Message) -> None:
 
     Raise OSError, smtplib's errors, and NoMailServer.
     """
-    if not settings.EMAIL_HOST:
+    if not sends_mail():
         raise NoMailServer("EMAIL_HOST is not set.")
     data: dict[str, Any] = orjson.loads(message.body)["data"]
     text, states = data["text"], {"alarm.firing": "Firing", "alarm.resolved": "Resolved"}

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
+from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
 from django.core.exceptions import ValidationError
 from django.core.validators import URLValidator, validate_email
@@ -79,6 +80,12 @@ class Endpoint(models.Model):
     )
     old_secret = models.CharField(max_length=100, blank=True, default="", editable=False)
     old_secret_until = models.DateTimeField(null=True, editable=False)
+    only_if_named = models.BooleanField(
+        "only for rules that name it",
+        default=False,
+        db_default=False,
+        help_text="It receives only alarms of rules that have it as a recipient.",
+    )
     is_enabled = models.BooleanField("enabled", default=True)
     failures = models.PositiveIntegerField(default=0, editable=False)
     rests_until = models.DateTimeField(null=True, editable=False)
@@ -171,6 +178,16 @@ class Message(models.Model):
         return self.public_id
 
 
+def sends_mail() -> bool:
+    """Return whether a mail server is configured."""
+    return bool(settings.EMAIL_HOST)
+
+
+def site_endpoints() -> models.QuerySet[Endpoint]:
+    """Return the endpoints that are told of every alarm."""
+    return Endpoint.objects.filter(project=None, is_enabled=True, only_if_named=False)
+
+
 def publish(
     project_id: int | None, event_type: str, object_id: str, data: Mapping[str, Any]
 ) -> None:
@@ -180,7 +197,9 @@ def publish(
     about; ``project_id`` is None for an event of the site.
     """
     is_told = Q(event_types=[]) | Q(event_types__contains=[event_type])
-    endpoints = Endpoint.objects.filter(is_told, project=project_id, is_enabled=True)
+    endpoints = Endpoint.objects.filter(
+        is_told, project=project_id, is_enabled=True, only_if_named=False
+    )
     send(list(endpoints), event_type, object_id, data)
 
 

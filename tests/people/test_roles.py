@@ -32,7 +32,7 @@ LEFT_TO_ADMINISTRATORS = {
     "accounts.budget": "add change delete",
     "accounts.project": "add change delete",
     "admin.logentry": "add change delete view",
-    "alarms.alarm": "add change delete",  # Beat alone writes them,
+    "alarms.alarm": "add delete",  # Beat alone writes them,
     "outbox.message": "add change delete",  # and these.
     "auth.group": "add change delete view",
     "auth.user": "add change delete view",

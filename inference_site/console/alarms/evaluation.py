@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from typing import Any
+from urllib.parse import urlencode
 
 from django.db import Error, connection, transaction
 from django.db.models import Count, F, FloatField, Min, Q, QuerySet
@@ -28,7 +29,7 @@ from inference_site.core.admin_pages.labels import duration, milliseconds
 from inference_site.core.storage.capacity import disks, memory_of
 from inference_site.core.storage.postgresql import cached_sql
 from inference_site.core.storage.redis import all_clients
-from inference_site.outbox.models import publish
+from inference_site.outbox.models import publish, send
 from inference_site.runs.models import Generation, ServiceClass, Status
 from inference_site.runs.usage.models import Measure, Period, percentile
 from inference_site.runs.usage.queries import (
@@ -50,23 +51,27 @@ _LOCK = "SELECT pg_try_advisory_xact_lock(0x1F5A0004)"
 _MAX_FINDINGS = 50
 """Subjects of one rule that can fire at the same time."""
 _RECENT = dt.timedelta(minutes=5)
-_WEEK = dt.timedelta(days=7)
+WEEK = dt.timedelta(days=7)
 _LATEST = 1_000
-_MIN_REQUESTS = 20
+MIN_REQUESTS = 20
 """Models with fewer recent requests have no meaningful error rate or percentile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A subject for which a condition is true, and the text for the operator."""
+    """A subject for which a condition is true, and the text for the operator.
+
+    ``query`` selects the requests that it is about, as a query string of lists of requests.
+    """
 
     subject: str
     text: str
+    query: str = ""
 
 
 def evaluate() -> None:
     """Evaluate all rules once. A rule whose condition cannot be read keeps its alarms."""
-    rules = list(Rule.objects.all())
+    rules = list(Rule.objects.select_related("project", "api_key"))
     results = {rule: findings for rule in rules if (findings := _findings(rule)) is not None}
     if not (any(results.values()) or _is_any_firing()):
         return
@@ -102,22 +107,42 @@ def _raise_and_resolve(rule: Rule, findings: Sequence[Finding], now: dt.datetime
         subject, text = finding.subject[:200], finding.text[:400]
         alarm = firing.pop(subject, None)
         if alarm is None:
-            raised = rule.alarms.create(subject=subject, text=text, started_at=now, seen_at=now)
-            logger.warning("alarm: %s", text)
-            _publish(raised, "alarm.firing")
-        else:
-            alarm.text, alarm.seen_at = text, now
-            alarm.save(update_fields=["text", "seen_at"])
+            _raise(rule, subject, text, finding.query[:400], now)
+            continue
+        alarm.text, alarm.seen_at = text, now
+        changed = ["text", "seen_at"]
+        if alarm.snoozed_until is not None and alarm.snoozed_until <= now:
+            alarm.snoozed_until, alarm.handled_by, alarm.is_told = None, None, True
+            changed += ["snoozed_until", "handled_by", "is_told"]
+            _publish(alarm, "alarm.firing")
+        alarm.save(update_fields=changed)
     limit = now - dt.timedelta(seconds=RESOLVED_AFTER_S)
     resolved = [alarm for alarm in firing.values() if alarm.seen_at < limit or not rule.is_enabled]
     Alarm.objects.filter(pk__in=[alarm.pk for alarm in resolved]).update(resolved_at=now)
     for alarm in resolved:
         alarm.resolved_at = now
-        _publish(alarm, "alarm.resolved")
+        if alarm.is_told:
+            _publish(alarm, "alarm.resolved")
+
+
+def _raise(rule: Rule, subject: str, text: str, query: str, now: dt.datetime) -> None:
+    """Raise an alarm; while the last one of its subject is snoozed, it is too, and nobody is told.
+
+    Call it only if no alarm of the rule and the subject fires.
+    """
+    raised = Alarm(rule=rule, subject=subject, text=text, query=query, started_at=now, seen_at=now)
+    last = rule.alarms.filter(subject=subject).order_by("-pk").first()
+    if last is not None and last.snoozed_until is not None and last.snoozed_until > now:
+        raised.snoozed_until, raised.handled_by_id = last.snoozed_until, last.handled_by_id
+        raised.is_told = False
+    raised.save()
+    logger.warning("alarm: %s", text)
+    if raised.is_told:
+        _publish(raised, "alarm.firing")
 
 
 def _publish(alarm: Alarm, event: str) -> None:
-    """Tell the endpoints of the site."""
+    """Tell the recipients of the rule; if it names none, the endpoints of the site."""
     data = {
         "id": alarm.pk,
         "rule": alarm.rule.kind,
@@ -126,7 +151,12 @@ def _publish(alarm: Alarm, event: str) -> None:
         "started_at": alarm.started_at,
         "resolved_at": alarm.resolved_at,
     }
-    publish(None, event, f"alarm {alarm.pk}", data)
+    named = list(alarm.rule.recipients.all())
+    if named:
+        told = [one for one in named if one.is_enabled and event in (one.event_types or (event,))]
+        send(told, event, f"alarm {alarm.pk}", data)
+    else:
+        publish(None, event, f"alarm {alarm.pk}", data)
 
 
 def _no_worker(rule: Rule) -> Iterator[Finding]:
@@ -136,41 +166,61 @@ def _no_worker(rule: Rule) -> Iterator[Finding]:
         for model in worker.models
         if model.state != ModelState.FAILED
     }
-    for model, text in _long_queues(rule.bound):
+    for model, text in _long_queues(rule):
         if model not in served:
-            yield Finding(model, f"{text}, and no worker has the model.")
+            yield Finding(model, f"{text}, and no worker has the model.", _query(rule, model))
 
 
 def _queue_wait(rule: Rule) -> Iterator[Finding]:
-    for model, text in _long_queues(rule.bound):
-        yield Finding(model, f"{text}.")
+    for model, text in _long_queues(rule):
+        yield Finding(model, f"{text}.", _query(rule, model))
 
 
-def _long_queues(min_wait_s: float) -> Iterator[tuple[str, str]]:
-    """Yield models whose oldest queued request waits for longer than this, with a text."""
-    for model, count, oldest in _queued():
+def _query(rule: Rule, model: str) -> str:
+    """Return the query string of the requests of a model in the scope of a rule."""
+    scope = {"model": model, "project": rule.project_id, "key": rule.api_key_id}
+    return urlencode({name: value for name, value in scope.items() if value is not None})
+
+
+def _long_queues(rule: Rule) -> Iterator[tuple[str, str]]:
+    """Yield models whose oldest queued request waits for longer than the bound, with a text."""
+    for model, count, oldest in _queued(rule.model, rule.project_id, rule.api_key_id):
         waited_s = (timezone.now() - oldest).total_seconds()
-        if waited_s <= min_wait_s:
+        if waited_s <= rule.bound:
             continue
+        whose = _whose(rule)
         if count == 1:
-            yield model, f"1 request for {model} has waited for {duration(waited_s)}"
+            yield model, f"1 request for {model}{whose} has waited for {duration(waited_s)}"
         else:
-            yield model, f"{count} requests for {model} wait, the oldest for {duration(waited_s)}"
+            waited = duration(waited_s)
+            yield model, f"{count} requests for {model}{whose} wait, the oldest for {waited}"
+
+
+def _whose(rule: Rule) -> str:
+    """Return of whom the requests in a text are: " of key laptop"; "" for everybody's."""
+    if rule.api_key is not None:
+        return f" of key {rule.api_key.name}"
+    return f" of project {rule.project}" if rule.project is not None else ""
 
 
 @cached_sql
-def _queued() -> QuerySet[Any, Any]:
-    rows = Generation.objects.filter(status=Status.QUEUED).values_list("model").order_by()
+def _queued(model: str, project: int | None, api_key: int | None) -> QuerySet[Any, Any]:
+    scope = {"model": model or None, "project": project, "api_key": api_key}
+    chosen = {name: value for name, value in scope.items() if value is not None}
+    rows = Generation.objects.filter(status=Status.QUEUED, **chosen).values_list("model").order_by()
     return rows.annotate(Count("pk"), Min("created_at"))
 
 
 def _error_rate(rule: Rule) -> Iterator[Finding]:
-    for model, usage in _recent_usage().items():
+    for model, usage in _recent_usage(rule).items():
         rate = _failed_percent(usage)
-        usual = _failed_percent(_usage_of_week_before(_today()).get((model,), Usage()))
+        week = _usage_of_week_before(_today(), rule.project_id, rule.api_key_id)
+        before = week.get((model,), Usage())
+        usual = _failed_percent(before)
         if rate > rule.bound and rate > rule.factor * usual:
-            text = f"{rate:.1f} % of the requests for {model} fail; usual are {usual:.1f} %."
-            yield Finding(model, text)
+            text = f"{rate:.1f} % of the requests for {model}{_whose(rule)} fail"
+            text += f"; usual are {usual:.1f} %." if before.requests else "."
+            yield Finding(model, text, f"{_query(rule, model)}&status=failed&since=1h")
 
 
 def _failed_percent(usage: Usage) -> float:
@@ -179,41 +229,73 @@ def _failed_percent(usage: Usage) -> float:
 
 def _time_to_first_token(rule: Rule) -> Iterator[Finding]:
     now = timezone.now()
-    for model in _recent_usage():
-        ms = _ttft_p95(Span(Period.MINUTE, now - _RECENT, now, models=[model]))
+    for model in _recent_usage(rule):
+        ms = _ttft_p95(_span(rule, Period.MINUTE, now - _RECENT, now, model))
         if ms is None or ms <= rule.bound:
             continue
-        usual = _ttft_p95_of_week_before(model, _today()) or 0.0
+        usual = _ttft_p95_of_week_before(model, _today(), rule.project_id, rule.api_key_id) or 0.0
         if rule.factor and not usual:
             continue  # Without requests in the week before, nothing is usual.
         least = max(rule.bound, rule.factor * usual)
         # What the wait in the queue adds is the matter of other rules.
-        since_claim = _since_claim_p95(model) if ms > least else None
+        since_claim = _since_claim_p95(rule, model) if ms > least else None
         if since_claim is not None and since_claim > least:
             times = f"takes {milliseconds(since_claim)} (p95)"
             times += f"; usual are {milliseconds(usual)}" if usual else ""
-            yield Finding(model, f"{model}: the first token {times}.")
+            text = f"{model}{_whose(rule)}: the first token {times}."
+            yield Finding(model, text, f"{_query(rule, model)}&since=1h")
 
 
-def _since_claim_p95(model: str) -> float | None:
+def _since_claim_p95(rule: Rule, model: str) -> float | None:
     """Return the 95th percentile of the time from claim to first token, in milliseconds.
 
     Of the latest requests that clients have waited for, at most ``_LATEST``.
     """
     recent = Generation.objects.filter(model=model, created_at__gte=timezone.now() - _RECENT)
+    if rule.project_id is not None:
+        recent = recent.filter(project=rule.project_id)
+    if rule.api_key_id is not None:
+        recent = recent.filter(api_key=rule.api_key_id)
     of_clients = recent.filter(service_class__lt=ServiceClass.BACKGROUND)
     began = of_clients.exclude(first_token_at=None).exclude(claimed_at=None).order_by("-pk")
     took = began.values_list(F("first_token_at") - F("claimed_at"), flat=True)[:_LATEST]
     times = sorted(1000 * one.total_seconds() for one in took)
-    return times[int(0.95 * (len(times) - 1))] if len(times) >= _MIN_REQUESTS else None
+    return times[int(0.95 * (len(times) - 1))] if len(times) >= MIN_REQUESTS else None
 
 
-def _recent_usage() -> dict[str, Usage]:
+def _span(
+    rule: Rule, period: Period, start: dt.datetime, end: dt.datetime, model: str = ""
+) -> Span:
+    """Return the span of a rule's scope, of one ``model`` if one is named."""
+    models = [model or rule.model] if model or rule.model else None
+    return span_of(period, start, end, rule.project_id, rule.api_key_id, models)
+
+
+def span_of(
+    period: Period,
+    start: dt.datetime,
+    end: dt.datetime,
+    project: int | None,
+    api_key: int | None,
+    models: list[str] | None,
+) -> Span:
+    """Return the span of a project, a key and models; None is all of them."""
+    return Span(
+        period,
+        start,
+        end,
+        projects=None if project is None else [project],
+        api_keys=None if api_key is None else [api_key],
+        models=models,
+    )
+
+
+def _recent_usage(rule: Rule) -> dict[str, Usage]:
     """Return the usage of the last minutes, of models with enough requests."""
     now = timezone.now()
     with without_table_scans():
-        totals = total_by(Span(Period.MINUTE, now - _RECENT, now), "model")
-    busy = {model: usage for (model,), usage in totals.items() if usage.requests >= _MIN_REQUESTS}
+        totals = total_by(_span(rule, Period.MINUTE, now - _RECENT, now), "model")
+    busy = {model: usage for (model,), usage in totals.items() if usage.requests >= MIN_REQUESTS}
     return dict(islice(busy.items(), _MAX_FINDINGS))
 
 
@@ -222,15 +304,20 @@ def _today() -> dt.datetime:
 
 
 # Cached by day: the days before today no longer change.
-@lru_cache(maxsize=2)
-def _usage_of_week_before(today: dt.datetime) -> dict[Any, Usage]:
+@lru_cache(maxsize=50)
+def _usage_of_week_before(
+    today: dt.datetime, project: int | None, api_key: int | None
+) -> dict[Any, Usage]:
+    span = span_of(Period.DAY, today - WEEK, today, project, api_key, None)
     with without_table_scans():
-        return total_by(Span(Period.DAY, today - _WEEK, today), "model")
+        return total_by(span, "model")
 
 
 @lru_cache(maxsize=200)
-def _ttft_p95_of_week_before(model: str, today: dt.datetime) -> float | None:
-    return _ttft_p95(Span(Period.DAY, today - _WEEK, today, models=[model]))
+def _ttft_p95_of_week_before(
+    model: str, today: dt.datetime, project: int | None, api_key: int | None
+) -> float | None:
+    return _ttft_p95(span_of(Period.DAY, today - WEEK, today, project, api_key, [model]))
 
 
 def _ttft_p95(span: Span) -> float | None:
@@ -244,22 +331,35 @@ def _ttft_p95(span: Span) -> float | None:
 def _budget_spent(rule: Rule) -> Iterator[Finding]:
     now = timezone.now()
     starts = tuple((every, period_start(every, now)) for every in Budget.Every.values)
-    if percents := dict(_spends_above(rule.bound, starts)):
+    if percents := dict(_spends_above(rule.bound, starts, rule.project_id, rule.api_key_id)):
         rows = BudgetSpend.objects.filter(pk__in=percents)
         for spend in rows.select_related("budget__project", "budget__api_key"):
             budget, percent = spend.budget, percents[spend.pk]
             owner = f"{budget.project}" + (f", key {budget.api_key.name}" if budget.api_key else "")
             text = f"{owner}: {percent:.0f} % of {budget} is spent."
-            yield Finding(f"budget {budget.pk} from {spend.start}", text)
+            of = {"project": budget.project_id} | (
+                {"key": budget.api_key_id} if budget.api_key else {}
+            )
+            yield Finding(f"budget {budget.pk} from {spend.start}", text, urlencode(of))
 
 
 @cached_sql
 def _spends_above(
-    min_percent: float, starts: tuple[tuple[str, dt.date], ...]
+    min_percent: float,
+    starts: tuple[tuple[str, dt.date], ...],
+    project: int | None,
+    api_key: int | None,
 ) -> QuerySet[Any, Any]:
-    """Return ids and percentages of the spends in current periods, highest first."""
+    """Return ids and percentages of the spends in current periods, highest first.
+
+    ``project`` and ``api_key`` are those of the budgets; None is all.
+    """
     current = Q(*(Q(budget__every=every, start=start) for every, start in starts), _connector=Q.OR)
     spends = BudgetSpend.objects.filter(current, budget__amount__gt=0)
+    if project is not None:
+        spends = spends.filter(budget__project=project)
+    if api_key is not None:
+        spends = spends.filter(budget__api_key=api_key)
     percent = Cast(F("spent"), FloatField()) * 100 / Cast(F("budget__amount"), FloatField())
     spent = spends.annotate(share=percent).filter(share__gte=min_percent)
     return spent.order_by("-share").values_list("pk", "share")[:_MAX_FINDINGS]
