@@ -55,6 +55,7 @@ def my_keys(request: HttpRequest) -> HttpResponse:
             key, secret = made
             log_action(request, key, "Made a key of their own.")
             return _secret_page(request, key, secret)
+    user: Any = request.user
     newest = _own_keys(request).select_related("project", "owner").order_by("revoked_at", "-pk")
     keys = list(newest[:_MAX_SHOWN])
     keys.sort(key=lambda key: (key.revoked_at is not None, -key.pk))
@@ -79,9 +80,9 @@ def my_keys(request: HttpRequest) -> HttpResponse:
         "form": form,
         "keys": shown,
         "tiles": recent_tiles(Period.DAY, length, api_keys=ids) if ids else [],
-        "may_make": request.user.projects.filter(is_active=True).exists(),
+        "may_make": user.projects.filter(is_active=True).exists(),
         "base_url": request.build_absolute_uri("/v1"),
-        "model": _first_model(keys, request),
+        "model": _first_model(keys, user),
     }
     request.current_app = admin.site.name
     return TemplateResponse(request, "console/my_keys.html", context)
@@ -117,7 +118,7 @@ def _make(request: HttpRequest, values: dict[str, Any]) -> tuple[ApiKey, str] | 
     day = values["expires_on"]
     with transaction.atomic():
         # The lock makes a second request of this user wait, so that both count the new key.
-        user = get_user_model().objects.select_for_update().get(pk=request.user.pk)
+        user = get_user_model().objects.select_for_update().get(pk=int(request.user.pk or 0))
         if _own_keys(request).filter(revoked_at=None).count() >= MAX_OWN_KEYS:
             return None
         return create_key(
@@ -136,10 +137,10 @@ def _secret_page(request: HttpRequest, key: ApiKey, secret: str) -> HttpResponse
     return secrets_page(request, admin.site, named, reverse("admin:my-keys"))
 
 
-def _first_model(keys: list[ApiKey], request: HttpRequest) -> str:
+def _first_model(keys: list[ApiKey], user: Any) -> str:
     """Return a model for the snippets: one that the newest key may use."""
     key = keys[0] if keys else None
-    project = request.user.projects.first() if key is None else key.project
+    project = user.projects.first() if key is None else key.project
     usable = catalogue().listed(project.name) if project is not None else []
     allowed = set(key.allowed_models) if key is not None else set()
     return next((spec.id for spec in usable if not allowed or spec.id in allowed), "MODEL")

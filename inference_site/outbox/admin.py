@@ -46,17 +46,16 @@ class EndpointForm(forms.ModelForm[Endpoint]):
 class MailNote(SiteAdmin):
     """Base of the pages that offer mail: they say at once if there is no mail server."""
 
-    list_before_template = change_form_outer_before_template = "outbox/mail_note.html"
+    list_before_template: Any = "outbox/mail_note.html"
+    change_form_outer_before_template: Any = "outbox/mail_note.html"
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
         context = {**(extra_context or {}), "lacks_mail": not sends_mail()}
         return super().changelist_view(request, context)
 
-    def changeform_view(
-        self, request: HttpRequest, *args: Any, extra_context: Any = None, **kwargs: Any
-    ) -> Any:
-        context = {**(extra_context or {}), "lacks_mail": not sends_mail()}
-        return super().changeform_view(request, *args, extra_context=context, **kwargs)
+    def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kw: Any) -> Any:
+        context["lacks_mail"] = not sends_mail()
+        return super().render_change_form(request, context, *args, **kw)
 
 
 @admin.register(Endpoint)

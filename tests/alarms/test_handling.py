@@ -1,4 +1,4 @@
-"""Alarms that people live with: the bell, acknowledging and snoozing, scope, recipients, previews."""
+"""Alarms that people live with: bell, acknowledging and snoozing, scope, recipients, previews."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_an_acknowledged_alarm_says_who_and_when_and_its_end_is_told(
     row.delete()
     monkeypatch.setattr(evaluation, "RESOLVED_AFTER_S", -1)
     evaluate()
-    assert Message.objects.order_by("pk").last().event_type == "alarm.resolved"
+    assert Message.objects.latest("pk").event_type == "alarm.resolved"
     shown = handle(admin, alarm, "acknowledge").wsgi_request
     assert "the alarm is over" in str(list(shown._messages))
 
@@ -151,12 +151,13 @@ def test_a_rule_looks_only_at_its_model_project_or_key(api_key: Key, rule: Rule)
     for one, model in ((key, "a"), (other, "b"), (second, "c")):
         wait_in_queue(one, model)
     found = {}
-    for name, scope in {
+    scopes: dict[str, dict[str, Any]] = {
         "model": {"model": "a"},
         "project": {"project": key.project},
         "key": {"api_key": second},
         "all": {},
-    }.items():
+    }
+    for name, scope in scopes.items():
         Rule.objects.all().delete()
         Rule.objects.create(kind=RuleKind.QUEUE_WAIT, bound=1, **scope)
         evaluate()

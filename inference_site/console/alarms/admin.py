@@ -95,11 +95,13 @@ class PreviewForm(forms.ModelForm[Rule]):
         model = Rule
         fields = _CONDITION
 
-    def validate_unique(self) -> None:
-        """Accept the condition of another rule."""
+    def _get_validation_exclusions(self) -> set[str]:
+        """Leave a field of the unique constraint to the form, so that the constraint is not asked.
 
-    def validate_constraints(self) -> None:
-        """As ``validate_unique``."""
+        The rule in the form may exist already.
+        """
+        own: set[str] = super()._get_validation_exclusions()  # type: ignore[misc]  # Django's own.
+        return {*own, "kind"}
 
 
 @admin.register(Rule)
@@ -267,11 +269,10 @@ class AlarmAdmin(KeysetAdmin):
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         return self.fields
 
-    def change_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+    def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kw: Any) -> Any:
         """Show one alarm with the buttons to handle it."""
-        context = {**(kwargs.pop("extra_context", None) or {})}
         context["may_handle"] = request.user.has_perm(CHANGE)
-        return super().change_view(request, *args, extra_context=context, **kwargs)
+        return super().render_change_form(request, context, *args, **kw)
 
     def handle(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Acknowledge, snooze or reopen a firing alarm, and those with the same text."""
