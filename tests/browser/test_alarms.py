@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import openai
@@ -9,8 +10,16 @@ import orjson
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import faults, keep_screenshot, settled
-from tests.e2e.scripts import slow
+from tests.browser.conftest import (
+    ONLY_COLOURS,
+    assert_usable,
+    faults,
+    keep_screenshot,
+    press,
+    resize,
+    settled,
+)
+from tests.e2e.scripts import respond, slow
 from tests.notice_receivers import Hook, mail_server, receiver, signature
 from tests.served_stack import ServedStack, wait_until
 
@@ -44,7 +53,7 @@ def waiting(client: openai.OpenAI, stack: ServedStack, page: Page) -> Iterator[N
 def _add_recipient(page: Page, way: str, address: str) -> str:
     """Add who is told, and return the secret that the form shows."""
     page.goto("/admin/outbox/endpoint/add/")
-    page.get_by_label("Way").select_option(way)
+    page.locator("#id_way").select_option(way)
     page.get_by_label("Address").fill(address)
     secret = page.get_by_label("Secret").input_value()
     page.get_by_role("button", name="Save", exact=True).click()
@@ -82,5 +91,87 @@ def test_requests_without_a_worker_raise_an_alarm_that_is_shown_mailed_and_poste
     assert orjson.loads(body)["type"] == "alarm.firing"
     page.goto("/admin/outbox/message/")
     expect(page.get_by_role("row").filter(has_text="ops@example.org").first).to_be_visible()
+    _handle(page)
+    stack.sql("DELETE FROM outbox_message")
+    stack.sql("DELETE FROM outbox_endpoint")
+
+
+def _handle(page: Page) -> None:
+    """Acknowledge, reopen and snooze the alarm with the bell; follow its link to the queue."""
+    page.goto("/admin/settings/")
+    settled(page)
+    bell = page.locator("#bell")
+    expect(bell).to_have_accessible_name(re.compile(r"^\d+ open alarms?$"))
+    before = int(bell.locator(".sr").inner_text().split()[0])
+    listed = page.get_by_role("dialog", name="Alarms")
+    expect(listed).to_be_hidden()
+    press(page, bell)
+    one = listed.get_by_role("listitem").filter(has_text="for scripted")
+    expect(one.first).to_be_visible()
+    assert_usable(page)
+    resize(page, "desktop")
+    keep_screenshot(page, "admin-bell-desktop")
+    one.first.get_by_role("button", name="Acknowledge").click()
+    expect(page.get_by_text("Acknowledged.", exact=True)).to_be_visible()
+    expect(page).to_have_url(re.compile("/admin/settings/$"))
+    expect(bell).to_have_accessible_name(re.compile(rf"^{before - 1} open alarms?$"))
+    bell.click()
+    expect(one.filter(has_text="acknowledged by admin").first).to_be_visible()
+    page.emulate_media(color_scheme="dark")
+    assert faults(page, ONLY_COLOURS) == []
+    page.emulate_media(color_scheme="light")
+    one.filter(has_text="acknowledged by admin").get_by_role("button", name="Reopen").click()
+    expect(page.get_by_text("Reopened.", exact=True)).to_be_visible()
+    bell.click()
+    one.first.get_by_role("button", name="Snooze 1 h").click()
+    expect(page.get_by_text(re.compile("Snoozed until .* UTC"))).to_be_visible()
+    page.goto("/admin/alarms/alarm/")
+    row = page.get_by_role("row").filter(has_text="snoozed by admin until")
+    expect(row.first).to_be_visible()
+    assert_usable(page)
+    resize(page, "desktop")
+    page.get_by_role("link", name="for scripted has waited").first.click()
+    page.wait_for_url("**/admin/queue/?model=scripted")
+
+
+def test_a_rule_has_a_scope_recipients_a_preview_and_a_test(
+    page: Page, client: openai.OpenAI, stack: ServedStack
+) -> None:
+    respond(client, {"text": "Soon."})
+    page.goto("/admin/alarms/rule/add/")
+    settled(page)
+    preview = page.get_by_role("status").filter(has_text="fired")
+    expect(preview).to_contain_text("to see how often it would have fired.")
+    page.locator("#id_kind").select_option("queue_wait")
+    page.locator("#id_bound").fill("86000")
+    expect(preview).to_have_text("It would not have fired in the last week.")
+    page.locator("#id_bound").fill("-1")
+    expect(preview).to_contain_text("Fill in a valid condition")
+    page.locator("#id_bound").fill("86000")
+    page.locator("#id_model").select_option("scripted")
+    page.locator("#id_project").select_option(index=1)
+    page.get_by_label("More e-mail addresses").fill("night@example.org")
+    assert_usable(page)
+    resize(page, "desktop")
+    keep_screenshot(page, "admin-rule-desktop")
+    press(page, page.get_by_role("button", name="Save", exact=True))
+    row = page.get_by_role("row").filter(has_text="night@example.org")
+    expect(row).to_contain_text("model scripted")
+    assert_usable(page)
+    resize(page, "desktop")
+    row.get_by_role("link").first.click()
+    expect(preview).to_have_text("It would not have fired in the last week.")
+    expect(page.get_by_role("checkbox", name="night@example.org (email)")).to_be_checked()
+    with mail_server(int(stack.env["EMAIL_PORT"])) as mailbox:
+        press(page, page.get_by_role("button", name="Send a test to the recipients"))
+        expect(page.get_by_text("The test is on its way to 1 recipient")).to_be_visible()
+        wait_until(
+            lambda: any(b"This is a test of the rule" in mail.content for mail in mailbox.mails),
+            120,
+            "the test is mailed",
+        )
+    assert_usable(page)
+    stack.sql("DELETE FROM alarms_rule_recipients")
+    stack.sql("DELETE FROM alarms_rule WHERE bound = 86000")
     stack.sql("DELETE FROM outbox_message")
     stack.sql("DELETE FROM outbox_endpoint")

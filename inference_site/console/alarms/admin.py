@@ -153,18 +153,21 @@ class RuleAdmin(MailNote):
         ]
 
     def preview(self, request: HttpRequest) -> HttpResponse:
-        """Answer with what the rule of the query would have done, as plain text."""
+        """Answer with what the rule of the query would have done, as plain text.
+
+        A form that is not filled in yet is no error: the answer says so.
+        """
         if not self.has_view_permission(request):
             raise PermissionDenied
         form = PreviewForm(request.GET)
         if not form.is_valid():
-            text, status = "Fill in a valid condition to see how often it would have fired.", 400
+            text = "Fill in a valid condition to see how often it would have fired."
         else:
             try:
-                text, status = preview(form.save(commit=False)), 200
+                text = preview(form.save(commit=False))
             except RedisError:
-                text, status = "Redis is not reachable.", 503
-        return HttpResponse(text, status=status, content_type="text/plain; charset=utf-8")
+                text = "There is no preview now: Redis is not reachable."
+        return HttpResponse(text, content_type="text/plain; charset=utf-8")
 
     def test(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Send a test to the recipients of a rule; their rows in the outbox have the answers."""
@@ -240,7 +243,7 @@ class AlarmStateFilter(admin.SimpleListFilter):
 class AlarmAdmin(KeysetAdmin):
     """Alarms, newest first."""
 
-    list_display = ("time", "state", "shown_text", "rule", "handled", "ended")
+    list_display = ("time", "state", "text", "rule", "handled", "ended")
     list_filter = (AlarmStateFilter,)
     list_select_related = ("rule", "rule__project", "rule__api_key", "handled_by")
     search_fields = ("subject__exact",)
@@ -256,7 +259,7 @@ class AlarmAdmin(KeysetAdmin):
         """Link each alarm to what it is about, as far as this user may see it."""
 
         @admin.display(description="alarm")
-        def shown_text(alarm: Alarm) -> SafeString | str:
+        def text(alarm: Alarm) -> SafeString | str:
             link = link_of(alarm, request)
             return (
                 format_html('<a class="link" href="{}">{}</a>', link, alarm.text)
@@ -264,7 +267,7 @@ class AlarmAdmin(KeysetAdmin):
                 else alarm.text
             )
 
-        return tuple(shown_text if one == "shown_text" else one for one in self.list_display)
+        return tuple(text if one == "text" else one for one in self.list_display)
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         return self.fields
