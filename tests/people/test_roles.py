@@ -137,6 +137,25 @@ def test_roles_of_before_get_the_permissions_of_newer_apps_unless_they_were_chan
     assert not newer.filter(group__isnull=False).exists()
 
 
+@pytest.mark.parametrize(
+    ("number", "codename"),
+    [("0010_rights_of_own_keys", "make_own_key"), ("0011_rights_of_alarms", "change_alarm")],
+)
+def test_operators_of_before_get_a_new_permission_unless_their_role_was_changed(
+    number: str, codename: str
+) -> None:
+    migration = import_module(f"inference_site.console.people.migrations.{number}")
+    permission = Permission.objects.get(codename=codename)
+    operator, viewer = (Group.objects.get(name=name) for name in ("operator", "viewer"))
+    operator.permissions.remove(permission)
+    migration.give(apps, None)
+    assert permission in operator.permissions.all()
+    assert permission not in viewer.permissions.all()
+    operator.permissions.remove(permission, Permission.objects.get(codename="delete_rule"))
+    migration.give(apps, None)
+    assert permission not in operator.permissions.all()
+
+
 def test_who_deletes_a_preset_that_another_shares(member: Member) -> None:
     owner, _ = member("bob", "viewer")
     for role, status in (("viewer", 404), ("operator", 200), ("administrator", 200)):
