@@ -95,13 +95,10 @@ class PreviewForm(forms.ModelForm[Rule]):
         model = Rule
         fields = _CONDITION
 
-    def _get_validation_exclusions(self) -> set[str]:
-        """Leave a field of the unique constraint to the form, so that the constraint is not asked.
-
-        The rule in the form may exist already.
-        """
-        own: set[str] = super()._get_validation_exclusions()  # type: ignore[misc]  # Django's own.
-        return {*own, "kind"}
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # The rule in the form may exist already: its unique constraint is not asked.
+        setattr(self.instance, "validate_constraints", lambda exclude=None: None)  # noqa: B010
 
 
 @admin.register(Rule)
