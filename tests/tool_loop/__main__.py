@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -18,9 +17,9 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from tests.served_stack import ROOT, ServedStack, wait_until
+from tests.served_stack import ServedStack, wait_until
 from tests.tool_loop.kills import POINTS, effects, problems, random_pause, turns, wait_until_ended
-from tests.tool_loop.servers import LoopSite, loop_site
+from tests.tool_loop.servers import LoopSite, loop_site, start_worker
 
 _BESIDE = 3
 """Responses of each round beside the one with the kill."""
@@ -33,18 +32,13 @@ class RestartedWorker:
 
     def __init__(self, stack: ServedStack) -> None:
         self._stack, self._is_over, self.deaths = stack, False, 0
-        self.process = self._started()
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        environment = {**self._stack.env, **self._stack.services, "SECRET_KEY": "x"}
-        command = [sys.executable, "manage.py", "worker", "--models", "player"]
-        return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
+        self.process = start_worker(self._stack, "player")
 
     def _watch(self) -> None:
         while not self._is_over:
             if self.process.poll() is not None:
                 self.deaths += 1
-                self.process = self._started()
+                self.process = start_worker(self._stack, "player")
             time.sleep(0.05)
 
     @contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -15,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.served_stack import ServedStack, served_stack
+from tests.served_stack import ROOT, ServedStack, served_stack
 from tests.upstream_server import Talk, UpstreamServer
 
 MODELS = """
@@ -138,6 +140,13 @@ class LoopSite:
         """Return the body of a request whose model plays these turns."""
         tool = {"type": "code_interpreter", "url": self.tool.url}
         return {"model": "player", "input": json.dumps(turns), "tools": [tool], **fields}
+
+
+def start_worker(stack: ServedStack, model: str) -> subprocess.Popen[bytes]:
+    """Start a worker of this model beside the site's own."""
+    environment = {**stack.env, **stack.services, "SECRET_KEY": "x"}
+    command = [sys.executable, "manage.py", "worker", "--models", model]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
 
 
 @contextmanager

@@ -12,8 +12,8 @@ import pytest
 
 from tests.served_stack import wait_until
 from tests.tool_loop.kills import POINTS, effects, problems, turns, wait_until_ended
-from tests.tool_loop.servers import LoopSite
-from tests.tool_loop.test_loop import SAY, created, ended, kinds
+from tests.tool_loop.servers import LoopSite, start_worker
+from tests.tool_loop.test_loop import SAY, created, ended, kinds, shown
 
 
 def worker_of(site: LoopSite) -> int:
@@ -85,3 +85,27 @@ def test_a_worker_that_drains_gives_its_loops_to_the_next(site: LoopSite) -> Non
     assert sum(c.get("mark") == "drain" for c in site.tool.calls) == 1
     row = site.stack.row(id_)
     assert (row["attempt"], row["spared"]) == (2, 1)
+
+
+def test_a_loop_goes_on_in_an_idle_worker_while_its_own_is_busy(site: LoopSite) -> None:
+    call: dict[str, Any] = {"mark": "handed over", "sleep": 1.0}
+    body = site.request({"calls": [["count", call]]}, SAY, model="narrow", background=True)
+    id_ = created(site, body)["id"]
+    wait_until(lambda: any(c.get("mark") == "handed over" for c in site.tool.calls), 30, "the call")
+    long = {"say": "word " * 100, "pause": 0.4}
+    busy = created(site, site.request(long, model="narrow", background=True))["id"]
+    wait_until(lambda: shown(site, busy)["status"] == "in_progress", 30, "the busy slot")
+    other = start_worker(site.stack, "narrow")
+    try:
+        response = ended(site, id_, 60)
+        assert shown(site, busy)["status"] == "in_progress"
+    finally:
+        other.terminate()
+        other.wait(90)
+    assert kinds(response) == ["mcp_call", "message"]
+    assert sum(c.get("mark") == "handed over" for c in site.tool.calls) == 1
+    row = site.stack.row(id_)
+    assert (row["attempt"], row["spared"]) == (2, 1)
+    assert row["worker"] != site.stack.row(busy)["worker"]
+    with site.stack.http() as http:
+        http.post(f"/v1/responses/{busy}/cancel")

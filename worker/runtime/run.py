@@ -334,7 +334,7 @@ class Run:
                     isolated=is_suspect and claim.is_last_but_one,
                     spared=not is_suspect,
                 )
-            if is_waiting and isinstance(error, _SERVER_LOST):
+            if is_waiting:
                 with suppress(redis.exceptions.RedisError):  # Maintenance sends another.
                     send_wake_up(claim.model)
             return is_waiting

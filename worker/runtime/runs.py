@@ -56,7 +56,9 @@ class Runs:
         self._running: dict[Claim, tuple[ServedModel, Stream, Permit, Run]] = {}
         self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="runs")
         """For work that must not block the thread of an engine."""
-        self._loop = ToolLoop(self._resumable, self._serve_named, accepts_work, self.pool)
+        self._loop = ToolLoop(
+            self._resumable, self._serve_named, accepts_work, self._free_elsewhere, self.pool
+        )
         self._model_named = model_named
         self._late: set[Claim] = set()
         """The runs that have left their slots and whose ends are not stored yet."""
@@ -258,6 +260,15 @@ class Runs:
         if model is None or model.has_failed_to_load:
             return None
         return model.is_open
+
+    def _free_elsewhere(self, model_id: str) -> int:
+        """Return how many slots of a model are free in other workers; 0 while Redis is away."""
+        try:
+            workers = live_view.serving(model_id)
+        except RedisError:
+            return 0
+        reports = (worker.model(model_id) for worker in workers if worker.id != self._worker)
+        return sum(report.free for report in reports if report)
 
     def _serve_named(self, model_id: str) -> None:
         """Use a free slot of a model for the runs that wait for one, or the next that is freed."""

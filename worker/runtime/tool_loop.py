@@ -3,8 +3,8 @@
 A thread of a pool runs the calls of a run. After that the run waits for a free slot of its model in
 this worker, which has the prefix of its next turn in memory. A run that waits costs no thread: one
 thread watches them all, and ends those that were cancelled. A run in the background is given back
-to the queue if the worker ends or has lost the model; another attempt continues after the turns
-that are saved.
+to the queue if the worker ends or has lost the model, or if it has waited for some seconds while
+another worker has a free slot; another attempt continues after the turns that are saved.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ _THREADS = 64
 _POLL_S = 0.05
 _SERVE_S = 1.0
 """How often waiting runs try to get a slot, in case the model has been loaded again."""
+_OWN_SLOT_S = 3.0
+"""How long a run waits for a slot of this worker while another has one: about the time in which a
+long prefix is read again, and longer than a lease is old."""
 
 Start = Callable[[Engine, Callable[[Exception | None], None]], bool]
 """``Run.start`` or ``Run.resume``."""
@@ -59,7 +62,8 @@ class ToolLoop:
 
     ``has_slot`` returns whether the model of this id has a free slot; None if the worker has lost
     the model. ``serve`` fills the free slots of a model; it may run an engine, so it is called on
-    threads of ``pool``. ``accepts_work`` returns False once the worker drains.
+    threads of ``pool``. ``accepts_work`` returns False once the worker drains. ``free_elsewhere``
+    returns how many slots of a model are free in other workers.
     """
 
     def __init__(
@@ -67,10 +71,11 @@ class ToolLoop:
         has_slot: Callable[[str], bool | None],
         serve: Callable[[str], None],
         accepts_work: Callable[[], bool],
+        free_elsewhere: Callable[[str], int],
         pool: Executor,
     ) -> None:
         self._has_slot, self._serve, self._pool = has_slot, serve, pool
-        self._accepts_work = accepts_work
+        self._accepts_work, self._free_elsewhere = accepts_work, free_elsewhere
         self._runs: set[Claim] = set()
         self._waiting: list[LoopingRun] = []
         self._lock = threading.Lock()
@@ -160,15 +165,31 @@ class ToolLoop:
                 for model_id in {looping.model_id for looping in waiting}:
                     if self._has_slot(model_id):
                         self._pool.submit(self._serve, model_id)
+                    else:
+                        self._hand_over(model_id, waiting)
 
     def _end_stopped(self, looping: LoopingRun) -> None:
         """End a run that was stopped, whose model is lost, or that has waited too long."""
         waited_s = time.monotonic() - looping.waits_since
         is_lost = self._has_slot(looping.model_id) is None or waited_s > settings.QUEUE_TIMEOUT_S
-        if not (looping.stream.cancelled or is_lost):
-            return
+        if looping.stream.cancelled or is_lost:
+            self._take_out(looping, ShuttingDown() if is_lost else None)
+
+    def _hand_over(self, model_id: str, waiting: list[LoopingRun]) -> None:
+        """Give runs that wait for long back to the queue, as many as others have free slots."""
+        late = time.monotonic() - _OWN_SLOT_S
+        given = [
+            one
+            for one in waiting
+            if one.model_id == model_id and one.claim.may_restart and one.waits_since < late
+        ]
+        for looping in given[: self._free_elsewhere(model_id) if given else 0]:
+            self._take_out(looping, ShuttingDown())
+
+    def _take_out(self, looping: LoopingRun, error: Exception | None) -> None:
+        """End a run that waits, unless a slot has taken it."""
         with self._lock:
-            if looping not in self._waiting:  # A slot has taken it.
+            if looping not in self._waiting:
                 return
             self._waiting.remove(looping)
-        self._pool.submit(self._end, looping, ShuttingDown() if is_lost else None)
+        self._pool.submit(self._end, looping, error)
