@@ -140,12 +140,19 @@ def test_an_edited_message_makes_a_branch_and_one_can_go_back(
     assert_usable(page)
 
 
-def test_two_models_answer_the_same_side_by_side(playground: Page) -> None:
+def test_two_models_answer_the_same_side_by_side_each_with_its_settings(playground: Page) -> None:
     page = playground
     say(page, call("get_story", "{}"))
     expect(usage(page, 0)).to_contain_text("completed")
-    settings(page).get_by_label("Compare with").select_option("demo")
+    columns = page.get_by_role("group", name="Columns")
+    columns.get_by_role("button", name="Add column").click()
+    settings(page).get_by_label("Model", exact=True).select_option("demo")
     settings(page).get_by_label("Max output tokens").fill("8")
+    settings(page).get_by_label("Temperature").fill("0.2")
+    columns.get_by_role("button", name="1: scripted").click()
+    expect(settings(page).get_by_label("Temperature")).to_have_value("")
+    columns.get_by_role("button", name="2: demo").click()
+    expect(settings(page).get_by_label("Temperature")).to_have_value("0.2")
     page.get_by_label("Result of get_story").fill("A cat.")
     ask(page, "Tell me a story")
     prices = (("scripted", "no price set"), ("demo", "USD"))
@@ -170,9 +177,105 @@ def test_two_models_answer_the_same_side_by_side(playground: Page) -> None:
     page.remove_listener("request", note)
     asked = [body for body in map(body_of, sent) if "model" in body]
     assert len({body["previous_response_id"] for body in asked}) == 2
+    assert [(body["model"], body.get("temperature")) for body in asked] == [
+        ("scripted", None),
+        ("demo", 0.2),
+    ]
+    page.reload()
+    expect(columns.get_by_role("button")).to_have_text(
+        ["1: scripted", "2: demo", "Add column", "Remove column"]
+    )
     resize(page, "phone")
     assert_fits(page)
     assert faults(page) == []
+
+
+MARKDOWN = """# The *plan*
+
+| step | days |
+|---|---|
+| dig | 2 |
+
+1. Read [the page](https://example.org/a).
+2. Not [this](javascript:alert(1)), nor ![pixel](https://example.org/pixel?q=secret)
+
+```python
+def answer() -> int:
+    return 42
+```
+
+<script>window.hurt = 1</script> <b onclick="window.hurt = 1">bold</b>
+"""
+
+
+def test_an_answer_is_shown_as_markdown_without_its_html_and_its_images(playground: Page) -> None:
+    page = playground
+    fetched: list[str] = []
+
+    def note(request: Request) -> None:
+        fetched.append(request.url)
+
+    page.on("request", note)
+    steps: list[dict[str, object]] = [{"text": part} for part in MARKDOWN.splitlines(keepends=True)]
+    say(page, *steps)
+    expect(usage(page, 0)).to_contain_text("completed")
+    answer = answers(page)
+    expect(answer.get_by_role("heading", name="The plan", level=3)).to_be_visible()
+    expect(answer.get_by_role("cell", name="dig")).to_be_visible()
+    expect(answer.get_by_role("link", name="the page")).to_have_attribute(
+        "rel", "noopener noreferrer nofollow"
+    )
+    expect(answer.locator("a:not([href^=https]), img, script, b")).to_have_count(0)
+    expect(answer.get_by_text("<script>window.hurt = 1</script>")).to_be_visible()
+    expect(answer.get_by_role("link", name="pixel")).to_have_count(1)
+    expect(answer.locator(".hljs-keyword").first).to_have_text("def")
+    answer.get_by_role("button", name="Copy this python block").click()
+    expect(answer.get_by_role("button", name="Copy this python block")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == (
+        "def answer() -> int:\n    return 42\n"
+    )
+    assert not [url for url in fetched if "example.org" in url]
+    assert page.evaluate("window.hurt") is None
+    assert_fits(page)
+    assert faults(page) == []
+    plain = page.get_by_role("button", name="Plain text")
+    plain.click()
+    assert answer.text_content() == MARKDOWN
+    plain.click()
+    expect(answer.get_by_role("cell", name="dig")).to_be_visible()
+    page.reload()
+    expect(answer.get_by_role("cell", name="dig")).to_be_visible()
+    expect(answer.locator(".hljs-keyword").first).to_have_text("def")
+
+
+def test_json_is_laid_out_and_two_answers_are_compared(playground: Page) -> None:
+    page = playground
+    say(page, {"text": '{"sky":["rain",'}, {"text": '"wind"]}'})
+    expect(answers(page).locator(".hljs-string").first).to_have_text('"rain"')
+    page.get_by_role("button", name="New conversation").click()
+    columns = page.get_by_role("group", name="Columns")
+    columns.get_by_role("button", name="Add column").click()
+    settings(page).get_by_label("System prompt", exact=True).fill("Two.")
+    say(page, {"text": "The sky is grey today"})
+    expect(usage(page, 1)).to_contain_text("completed")
+    show = page.get_by_role("button", name="Show differences")
+    show.click()
+    expect(page.locator(".bubble-diff")).to_contain_text("The sky is grey today")
+    expect(page.locator(".bubble-diff :is(ins, del)")).to_have_count(0)
+    assert faults(page) == []
+    show.click()
+    expect(page.locator(".bubble-diff")).to_have_count(0)
+    columns.get_by_role("button", name="Remove column").click()
+    expect(columns.get_by_role("button")).to_have_text(["scripted", "Add column"])
+
+
+def test_images_are_offered_only_where_a_model_takes_them(playground: Page) -> None:
+    page = playground
+    add = page.get_by_role("button", name="Add images")
+    settings(page).get_by_label("Model", exact=True).select_option("demo")
+    expect(add).to_be_hidden()
+    settings(page).get_by_label("Model", exact=True).select_option("seeing")
+    expect(add).to_be_visible()
 
 
 BUSY = """() => new Promise((busy) => {
@@ -236,6 +339,8 @@ def test_images_are_sent_within_limits_and_errors_are_told_as_the_api_tells_them
     contents |= dict.fromkeys(("c.png", "d.png"), encoded("PNG"))
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
+    model = settings(page).get_by_label("Model", exact=True)
+    model.select_option("seeing")
     add_images(page, tmp_path / "a.txt")
     expect(page.locator("#complaint")).to_contain_text("only PNG, JPEG, WebP and GIF")
     add_images(page, tmp_path / "b.png")
@@ -243,6 +348,7 @@ def test_images_are_sent_within_limits_and_errors_are_told_as_the_api_tells_them
     add_images(page, tmp_path / "c.png", tmp_path / "d.png")
     expect(page.get_by_role("img", name="Image")).to_have_count(2)
     page.get_by_role("button", name="Remove image 2").click()
+    model.select_option("scripted")  # It takes no images; the server says so.
     assert faults(page) == []
     with page.expect_request("**/console/playground/responses") as asked:
         ask(page, "What is this?")
@@ -323,7 +429,7 @@ def test_a_stored_response_is_opened_continued_and_asked_again(
 def test_copying_an_answer_says_that_it_was_copied(playground: Page) -> None:
     ask(playground, "to be copied")
     expect(usage(playground, 0)).to_contain_text("completed")
-    playground.locator(".answer-foot").get_by_role("button").click()
+    playground.locator(".answer-foot").get_by_role("button", name="Copy").click()
     expect(playground.get_by_role("button", name="Copied")).to_be_visible()
     assert playground.evaluate("navigator.clipboard.readText()") == "to be copied"
 

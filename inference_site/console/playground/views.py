@@ -140,17 +140,24 @@ def playground_context(request: HttpRequest) -> dict[str, Any]:
 
 
 def _chat_models(caller: Caller) -> list[dict[str, str]]:
-    """Return the chat models of a caller: loaded ones first, demo models last, then routes."""
+    """Return the chat models of a caller: loaded ones first, demo models last, then routes.
+
+    ``sees`` is "yes" for those that take images.
+    """
     usable = [spec for spec in catalogue().listed(caller.project_name) if may_use(caller, spec)]
-    chats = [spec.id for spec in usable if "chat" in capabilities_of(spec)]
+    can = {spec.id: capabilities_of(spec) for spec in usable}
+    chats = [id_ for id_, capabilities in can.items() if "chat" in capabilities]
     live = workers()
     statuses = {id_: status_among(live, id_) for id_ in chats}
     shipped = catalogue().is_shipped
     chats.sort(key=lambda id_: (statuses[id_] != ModelStatus.LOADED, shipped(id_)))
-    models = [{"id": id_, "status": statuses[id_].value} for id_ in chats]
+    sees = {id_: "yes" if "vision" in can[id_] else "" for id_ in chats}
+    models = [{"id": id_, "status": statuses[id_].value, "sees": sees[id_]} for id_ in chats]
     for route in catalogue().listed_routes(caller.project_name):
-        if may_use(caller, route) and {spec.id for spec in route.specs} & set(chats):
-            models.append({"id": route.id, "status": "route"})
+        targets = {spec.id for spec in route.specs} & set(chats)
+        if may_use(caller, route) and targets:
+            can_see = any(sees[id_] for id_ in targets)
+            models.append({"id": route.id, "status": "route", "sees": "yes" if can_see else ""})
     return models
 
 

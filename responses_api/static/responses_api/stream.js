@@ -23,25 +23,72 @@ function element(name, classes, text = "") {
   return made;
 }
 
-function laidOut(text) {
+const CALLS = {
+  code_interpreter_call: () => "Code",
+  file_search_call: () => "File search",
+  mcp_approval_request: (item) => `Approval needed: ${item.name} of ${item.server_label}`,
+  mcp_call: (item) => `Call of ${item.name} of ${item.server_label}`,
+  mcp_list_tools: (item) => `Tools of ${item.server_label}`,
+  web_search_call: () => "Web search",
+};
+/** Fields of a call that its card shows when it has ended. */
+const SHOWN = ["action", "queries", "tools", "output", "results", "error", "code", "operation"];
+
+/** Return the heading of the card of a call; "" for an item that is no call. */
+function callOf(item) {
+  const known = CALLS[item.type];
+  if (known) return known(item);
+  return item.type.endsWith("_call") ? `Call of ${item.name ?? item.type.replace("_call", "")}` : "";
+}
+
+function parsed(text) {
   try {
-    return JSON.stringify(JSON.parse(text), null, 2);
+    return JSON.parse(text);
   } catch {
     return text;
   }
 }
 
-/** Shows the output of one response while it comes. */
+/** The text of an element as it came. */
+class PlainText {
+  #element;
+  text = "";
+
+  constructor(element) {
+    this.#element = element;
+  }
+
+  append(more) {
+    this.text += more;
+    this.#element.append(more);
+  }
+
+  end() {}
+}
+
+/**
+ * Shows the output of one response while it comes. ``Text`` is the class that shows the text of
+ * messages; ``showJson`` fills the card of a call.
+ */
 export class AnswerView {
   #container;
   #texts = new Map();
   #startedAt = null;
   #deltas = 0;
+  #Text;
+  #showJson;
 
-  constructor(container) {
+  constructor(container, { Text = PlainText, showJson = null } = {}) {
     this.#container = container;
+    this.#Text = Text;
+    this.#showJson = showJson ?? ((card, value) => { card.textContent = JSON.stringify(value, null, 2); });
     this.state = element("p", "answer-state", "Waiting …");
     container.append(this.state);
+  }
+
+  /** The texts of the messages so far. */
+  get messages() {
+    return [...this.#texts.values()].filter((text) => text.isMessage);
   }
 
   /** Take one event; return the response's object with those that have it. */
@@ -88,15 +135,16 @@ export class AnswerView {
       const text = element("div", "bubble-text");
       folded.append(element("summary", "", "Reasoning"), text);
       this.#container.insertBefore(folded, this.state);
-      return text;
+      return new PlainText(text);
     }
-    const isCall = item.type.endsWith("_call");
-    const bubble = element("div", isCall ? "bubble bubble-call" : "bubble bubble-assistant");
-    const text = element(isCall ? "pre" : "div", isCall ? "bubble-json" : "bubble-text");
-    if (isCall) text.tabIndex = 0;
-    bubble.append(element("p", "bubble-role", isCall ? `Call of ${item.name}` : "assistant"), text);
+    const call = callOf(item);
+    const bubble = element("div", call ? "bubble bubble-call" : "bubble bubble-assistant");
+    const text = element(call ? "pre" : "div", call ? "bubble-json" : "bubble-text");
+    if (call) text.tabIndex = 0;
+    bubble.append(element("p", "bubble-role", call || "assistant"), text);
     this.#container.insertBefore(bubble, this.state);
-    return text;
+    if (call) return Object.assign(new PlainText(text), { card: text });
+    return Object.assign(new this.#Text(text), { isMessage: true });
   }
 
   #grow(event) {
@@ -107,6 +155,18 @@ export class AnswerView {
 
   #end(index, item) {
     const text = this.#texts.get(index);
-    if (text && item.type.endsWith("_call")) text.textContent = laidOut(text.textContent);
+    text?.end();
+    if (!text?.card) return;
+    const given = text.text || item.arguments;
+    const card = given ? { arguments: parsed(given) } : {};
+    for (const name of SHOWN) {
+      const value = item[name];
+      if (value != null) card[name] = typeof value === "string" ? parsed(value) : value;
+    }
+    const names = Object.keys(card);
+    const shown = names.length === 1 ? card[names[0]] : card;
+    if (!names.length) text.card.remove();
+    else if (typeof shown === "string") text.card.textContent = shown;
+    else this.#showJson(text.card, shown);
   }
 }

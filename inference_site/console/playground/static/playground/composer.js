@@ -1,5 +1,5 @@
 // The message that is being written, its images, and results of the calls in the last answers.
-import { $, made } from "./dom.js";
+import { $, complain, made } from "./dom.js";
 import { Images, TYPES } from "./images.js";
 import { message } from "./talk.js";
 
@@ -26,7 +26,13 @@ export class Composer {
   #take(event, { files }) {
     if (!files.length) return;
     event.preventDefault();
-    this.images.add(files);
+    if ($("add").hidden) complain("The model takes no images.");
+    else this.images.add(files);
+  }
+
+  /** Offer images, or not: the models take none. */
+  offerImages(isOffered) {
+    $("add").hidden = !isOffered;
   }
 
   /** The parts that are stored while the message is not sent. */

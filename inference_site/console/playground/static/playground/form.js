@@ -4,11 +4,11 @@ const NUMBERS = [
   "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed",
   "max_output_tokens",
 ];
-const FIELDS = ["model", "other", "instructions", ...NUMBERS, "effort", "tools", "schema", "extra"];
+const FIELDS = ["model", "instructions", ...NUMBERS, "effort", "tools", "schema", "extra"];
 const OF_THE_PAGE = ["stream", "input", "previous_response_id"];
 
-function json(form, name, label) {
-  const text = form.elements[name].value.trim();
+function json(values, name, label) {
+  const text = values[name]?.trim();
   if (!text) return undefined;
   try {
     return JSON.parse(text);
@@ -31,20 +31,19 @@ export function fill(form, values) {
   }
 }
 
-/** Return the form as a request body; throw an Error for invalid JSON. */
-export function settingsOf(form) {
-  const values = valuesOf(form);
+/** Return values of the form as a request body; throw an Error for invalid JSON. */
+export function bodyOf(values) {
   const body = { model: values.model };
-  if (values.instructions.trim()) body.instructions = values.instructions;
+  if (values.instructions?.trim()) body.instructions = values.instructions;
   for (const name of NUMBERS) {
-    if (values[name] !== "") body[name] = Number(values[name]);
+    if (values[name]) body[name] = Number(values[name]);
   }
   if (values.effort) body.reasoning = { effort: values.effort };
-  const tools = json(form, "tools", "Tools");
+  const tools = json(values, "tools", "Tools");
   if (tools !== undefined) body.tools = tools;
-  const schema = json(form, "schema", "JSON schema");
+  const schema = json(values, "schema", "JSON schema");
   if (schema !== undefined) body.text = { format: { type: "json_schema", name: "answer", schema } };
-  const extra = json(form, "extra", "Other parameters") ?? {};
+  const extra = json(values, "extra", "Other parameters") ?? {};
   if (typeof extra !== "object" || Array.isArray(extra)) {
     throw new Error("Other parameters: expected a JSON object.");
   }

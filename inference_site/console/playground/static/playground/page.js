@@ -1,8 +1,9 @@
 // The page of the playground: sends the form to the models, and shows and stores the conversation.
 import { asCurl, asPython } from "./code.js";
+import { Columns } from "./columns.js";
 import { Composer, isEmpty } from "./composer.js";
 import { $, asked, complain, copyFrom, say } from "./dom.js";
-import { fill, settingsOf, valuesFrom, valuesOf } from "./form.js";
+import { bodyOf, valuesFrom, valuesOf } from "./form.js";
 import { Keeper } from "./keeper.js";
 import { showPresets } from "./presets.js";
 import { Run, isOpen, recover } from "./run.js";
@@ -11,28 +12,30 @@ import { drawTurn, showEnd } from "./turns.js";
 
 const { user, origin, mostImageBytes } = $("playground").dataset;
 const form = $("settings");
+const seeing = new Set([...form.elements.model.options].filter((one) => "sees" in one.dataset).map((one) => one.value));
 const composer = new Composer(Number(mostImageBytes), changed);
+const columns = new Columns(form, $("columns"), changed);
 const keeper = new Keeper(user, current);
-let talk = newTalk(valuesOf(form));
+let talk = newTalk([valuesOf(form)]);
 let runs = [];
 let lastSent = null;
 
 function current() {
-  talk.settings = valuesOf(form);
+  talk.settings = columns.values;
   talk.draft = composer.draft;
   return talk;
 }
 
-/** Return the requests of a turn, one for each model; null and a message if the form is invalid. */
+/** Return the requests of a turn, one for each column; null and a message if one is invalid. */
 function requestsOf(turn) {
   try {
-    const settings = settingsOf(form);
-    complain("");
-    return [settings.model, form.elements.other.value].filter(Boolean).map((model, column) => {
+    const bodies = columns.values.map((values, column) => {
       const { input, previous } = given(talk, turn, column);
-      const body = { ...settings, model, input, stream: true };
+      const body = { ...bodyOf(values), input, stream: true };
       return previous ? { ...body, previous_response_id: previous } : body;
     });
+    complain("");
+    return bodies;
   } catch (error) {
     complain(error.message);
     return null;
@@ -44,12 +47,13 @@ function showCode() {
   const turn = composer.turn(talk.leaf);
   const bodies = requestsOf(turn);
   if (!bodies) return;
-  const body = isEmpty(turn) && lastSent ? lastSent : bodies[0];
+  const body = isEmpty(turn) && lastSent ? lastSent : bodies[columns.chosen];
   $("as-curl").textContent = asCurl(origin, body);
   $("as-python").textContent = asPython(origin, body);
 }
 
 function changed() {
+  composer.offerImages(columns.values.some(({ model }) => seeing.has(model)));
   showCode();
   keeper.keepLater();
 }
@@ -59,7 +63,7 @@ function open(next) {
   runs = [];
   lastSent = null;
   talk = next;
-  fill(form, talk.settings);
+  columns.values = talk.settings;
   composer.draft = talk.draft;
   draw();
 }
@@ -162,7 +166,7 @@ async function openStored(id) {
   history.replaceState(null, "", address);
   const found = await asked(`/admin/playground/open/${encodeURIComponent(id)}`);
   const { model = "" } = found.request;
-  const next = newTalk(valuesFrom(found.request));
+  const next = newTalk([valuesFrom(found.request)]);
   addItems(next, found.items, model);
   if (found.draft) next.draft.text = found.draft;
   open(next);
@@ -211,7 +215,7 @@ form.addEventListener("submit", (event) => event.preventDefault());
 for (const part of [form, $("compose")]) part.addEventListener("input", changed);
 $("stop").addEventListener("click", stop);
 $("new").addEventListener("click", () => {
-  goTo(newTalk(valuesOf(form)));
+  goTo(newTalk(columns.values));
   composer.focus();
 });
 $("talks").addEventListener("change", async ({ target }) => {
@@ -222,7 +226,7 @@ $("forget").addEventListener("click", async () => {
   const { id } = talk;
   const title = $("talks").selectedOptions[0]?.textContent;
   if (!confirm(`Delete “${title}” from this browser?`)) return;
-  open(newTalk(valuesOf(form)));
+  open(newTalk(columns.values));
   await keeper.forget(id);
   await keeper.list();
 });
@@ -233,5 +237,5 @@ if (matchMedia("(max-width: 60rem)").matches) {
   document.querySelector(".settings-fold").open = false;
 }
 showPresets(form);
-showCode();
+changed();
 await begin();

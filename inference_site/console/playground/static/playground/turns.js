@@ -1,5 +1,7 @@
 // The elements of turns: the message that was sent, and the answers side by side.
+import { MarkdownText, showJson } from "../admin_pages/markdown.js";
 import { AnswerView } from "../responses_api/stream.js";
+import { differences } from "./differences.js";
 import { button, copyFrom, made } from "./dom.js";
 import { isOpen } from "./run.js";
 import { branches, textOf } from "./talk.js";
@@ -10,8 +12,10 @@ export function drawTurn(talk, turn, act) {
   const sent = made("div", "sent");
   sent.append(...[...turn.results.flat(), ...turn.input].map(bubbleOf));
   const answers = made("div", "answers");
-  element.append(sent, barOf(talk, turn, sent, act), answers);
+  const bar = barOf(talk, turn, sent, act);
+  element.append(sent, bar, answers);
   element.answers = turn.answers.map((answer) => drawAnswer(answers, answer));
+  if (turn.answers.length > 1) bar.prepend(comparison(turn, element.answers));
   return element;
 }
 
@@ -50,6 +54,27 @@ function barOf(talk, turn, sent, act) {
   return bar;
 }
 
+/** The button that shows each answer as its differences from the first one, and back. */
+function comparison(turn, views) {
+  return button("Show differences", (control) => {
+    const isShown = control.getAttribute("aria-pressed") !== "true";
+    control.setAttribute("aria-pressed", isShown);
+    const [first, ...others] = views;
+    for (const view of others) {
+      view.element.querySelector(".bubble-diff")?.remove();
+      const bubbles = view.element.querySelectorAll(".bubble-assistant");
+      for (const bubble of bubbles) bubble.hidden = isShown;
+      if (isShown) {
+        bubbles[0]?.before(differences(allText(first), allText(view)));
+      }
+    }
+  }, { "aria-pressed": "false" });
+}
+
+function allText(view) {
+  return view.messages.map((message) => message.text).join("\n\n");
+}
+
 /** Replace the message by a field; a message sent from it starts a branch. */
 function edit(turn, said, sent, bar, act) {
   const form = made("form", "edit");
@@ -77,7 +102,7 @@ function drawAnswer(answers, answer) {
   const output = made("div", "answer-output");
   element.append(output);
   answers.append(element);
-  const view = new AnswerView(output);
+  const view = new AnswerView(output, { Text: MarkdownText, showJson });
   view.element = element;
   if (!isOpen(answer)) showEnd(view, answer);
   return view;
@@ -85,7 +110,8 @@ function drawAnswer(answers, answer) {
 
 /** Show an ended answer: its output, unless its events were shown, and its times and cost. */
 export function showEnd(view, answer, isLive = false) {
-  if (!isLive) showOutput(view, answer);
+  if (isLive) for (const message of view.messages) message.end(); // A stop leaves it open.
+  else showOutput(view, answer);
   if (answer.error) view.fail(told(answer.error));
   view.element.querySelector(".answer-foot")?.remove();
   const foot = made("div", "answer-foot");
@@ -94,9 +120,20 @@ export function showEnd(view, answer, isLive = false) {
   foot.append(facts);
   const said = answer.output.filter((item) => item.type === "message");
   const text = said.map((item) => textOf(item.content)).join("\n\n");
-  if (text) foot.append(button("Copy", (element) => copyFrom(element, text)));
+  if (text) {
+    foot.append(
+      button("Copy", (element) => copyFrom(element, text)),
+      button("Plain text", (control) => showPlain(view, control), { "aria-pressed": "false" }),
+    );
+  }
   view.state.remove();
   view.element.append(foot);
+}
+
+function showPlain(view, control) {
+  const isPlain = control.getAttribute("aria-pressed") !== "true";
+  control.setAttribute("aria-pressed", isPlain);
+  for (const message of view.messages) message.isPlain = isPlain;
 }
 
 function showOutput(view, answer) {
@@ -104,7 +141,7 @@ function showOutput(view, answer) {
   answer.output.forEach((item, index) => {
     const text = item.arguments ?? item.input ?? textOf(item.content?.length ? item.content : item.summary);
     view.show({ type: "response.output_item.added", output_index: index, item });
-    view.show({ type: "response.output_text.delta", output_index: index, delta: text });
+    if (text) view.show({ type: "response.output_text.delta", output_index: index, delta: text });
     view.show({ type: "response.output_item.done", output_index: index, item });
   });
 }
