@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse
 
 from completions.models import StoredCompletion
 from completions.storage import with_previews
-from inference_site.core.admin_pages.base_admin import PreviewAdmin, SinceFilter
+from inference_site.core.admin_pages.base_admin import SinceFilter
 from inference_site.core.admin_pages.labels import (
     Bubble,
     Piece,
@@ -19,17 +19,18 @@ from inference_site.core.admin_pages.labels import (
     may_see_content,
     text_piece,
 )
+from inference_site.gateway.feedback_admin import RatedAdmin, RatingFilter
 from inference_site.runs.admin import ModelFilter
 
 Message = Mapping[str, Any]
 
 
 @admin.register(StoredCompletion)
-class StoredCompletionAdmin(PreviewAdmin):
+class StoredCompletionAdmin(RatedAdmin):
     """Admin of chat completions that were requested with ``store: true``."""
 
-    list_display = ("short_id", "time", "project", "model", "shown_metadata")
-    list_filter = (ModelFilter, SinceFilter, "project")
+    list_display = ("short_id", "time", "project", "model", "shown_rating", "shown_metadata")
+    list_filter = (RatingFilter, ModelFilter, SinceFilter, "project")
     list_select_related = ("project",)
     fields = ("public_id", "project", "model", "metadata", "created_at")
     change_form_template = "completions/admin/stored_completion.html"
@@ -56,6 +57,7 @@ class StoredCompletionAdmin(PreviewAdmin):
         if stored is not None:
             answers = [choice["message"] for choice in stored.completion["choices"]]
             context["bubbles"] = bubbles([*stored.messages, *answers])
+            context |= self.feedback_context(request, stored)
         return super().change_view(request, object_id, form_url, context)
 
 

@@ -7,9 +7,10 @@ from django.db import models
 from django.utils import timezone
 
 from inference_site.core.storage.fields import ContentField
+from inference_site.gateway.feedback import Rated
 
 
-class StoredCompletion(models.Model):
+class StoredCompletion(Rated):
     """A finished chat completion and the messages it answered, as they were sent.
 
     ``completion`` is the object that the client got, without its metadata, which may change.
@@ -30,6 +31,11 @@ class StoredCompletion(models.Model):
         indexes = [
             models.Index(fields=["project", "id"], name="stored_completion_list"),
             models.Index(fields=["project", "model", "id"], name="stored_completion_by_model"),
+            models.Index(
+                fields=["project", "rating", "id"],
+                name="stored_completion_rated",
+                condition=~models.Q(rating=""),
+            ),
             GinIndex(fields=["metadata"], name="stored_completion_metadata"),
         ]
 

@@ -10,6 +10,7 @@ from pydantic import AwareDatetime, Field
 
 from completions.models import StoredCompletion
 from inference_site.core.transfer import ObjectLine, known_ids
+from inference_site.gateway.feedback import FeedbackEntry
 
 _BATCH = 100
 
@@ -23,11 +24,13 @@ class CompletionLine(ObjectLine):
     messages: list[dict[str, Any]]
     completion: dict[str, Any]
     streamed: dict[str, Any] | None
+    rating: Literal["", "up", "down"] = ""
+    feedback: list[FeedbackEntry] = []
     created_at: AwareDatetime
 
 
 LINES = {"chat_completion": CompletionLine}
-_COLUMNS = tuple(CompletionLine.model_fields.keys() - {"kind", "id"})
+_COLUMNS = tuple(CompletionLine.model_fields.keys() - {"kind", "id", "feedback"})
 
 
 def export_lines(project_id: int, folder: Path) -> Iterator[CompletionLine]:
@@ -38,7 +41,7 @@ def export_lines(project_id: int, folder: Path) -> Iterator[CompletionLine]:
     while found := list(rows.filter(pk__gt=after)[:_BATCH]):
         for stored in found:
             columns = {name: getattr(stored, name) for name in _COLUMNS}
-            yield CompletionLine(id=stored.public_id, **columns)
+            yield CompletionLine(id=stored.public_id, feedback=stored.feedback, **columns)
         after = found[-1].pk
 
 
@@ -52,6 +55,7 @@ def import_lines(project_id: int, kind: str, lines: Sequence[ObjectLine], folder
             public_id=line.id,
             project_id=project_id,
             **{name: getattr(line, name) for name in _COLUMNS},
+            feedback=[entry.model_dump() for entry in line.feedback],
         )
         for line in new
     )

@@ -13,6 +13,7 @@ from completions.views.audio import SpeechView, TranscriptionsView, Translations
 from completions.views.chat import (
     ChatCompletionsView,
     CompletionsView,
+    StoredCompletionFeedbackView,
     StoredCompletionView,
     StoredMessagesView,
 )
@@ -41,6 +42,7 @@ urlpatterns = [
     path("audio/translations", TranslationsView.as_view()),
     path("chat/completions", ChatCompletionsView.as_view()),
     path("chat/completions/<str:completion_id>", StoredCompletionView.as_view()),
+    path("chat/completions/<str:completion_id>/feedback", StoredCompletionFeedbackView.as_view()),
     path("chat/completions/<str:completion_id>/messages", StoredMessagesView.as_view()),
     path("chat/render", RenderView.as_view()),
     path("completions", CompletionsView.as_view()),

@@ -48,7 +48,8 @@ def delete(stored: StoredResponse) -> None:
     drop_document(stored.public_id)
     with transaction.atomic():
         if _lock(stored.pk) is not None:
-            StoredResponse.objects.filter(pk=stored.pk).update(deleted_at=timezone.now())
+            hidden = {"deleted_at": timezone.now(), "rating": "", "feedback": []}
+            StoredResponse.objects.filter(pk=stored.pk).update(**hidden)
             forget_answers([stored.public_id])
             _sweep(stored.pk)
 

@@ -14,6 +14,7 @@ from django.db import models
 from django.utils import timezone
 
 from inference_site.core.storage.fields import ContentField
+from inference_site.gateway.feedback import Rated
 from responses_api.search import contains_words, item_words
 
 
@@ -83,7 +84,7 @@ class StoredResponseQuerySet(models.QuerySet["StoredResponse"]):
         return self.filter(contains_words(text, project_id))
 
 
-class StoredResponse(models.Model):
+class StoredResponse(Rated):
     """One response; its input and output are items.
 
     ``request`` holds the fields of the request without its input and metadata. The response object
@@ -135,6 +136,11 @@ class StoredResponse(models.Model):
                 fields=["id"],
                 name="response_open",
                 condition=models.Q(status__in=["queued", "in_progress"]),
+            ),
+            models.Index(
+                fields=["project", "rating", "id"],
+                name="response_rated",
+                condition=~models.Q(rating=""),
             ),
             GinIndex(fields=["metadata"], name="response_metadata", opclasses=["jsonb_path_ops"]),
         ]

@@ -17,6 +17,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.core.transfer import Id, ObjectLine, Refused, known_ids
+from inference_site.gateway.feedback import FeedbackEntry
 from responses_api import sealing
 from responses_api.models import (
     ENDED,
@@ -111,6 +112,8 @@ class ResponseLine(ObjectLine):
     created_at: AwareDatetime
     completed_at: AwareDatetime | None
     deleted_at: AwareDatetime | None
+    rating: Literal["", "up", "down"] = ""
+    feedback: list[FeedbackEntry] = []
     items: list[ItemPart]
 
 
@@ -121,7 +124,8 @@ LINES: dict[str, type[ObjectLine]] = {
 }
 _CONVERSATION = ("metadata", "next_position", "created_at", "deleted_at")
 _RESPONSE = tuple(
-    ResponseLine.model_fields.keys() - {"kind", "id", "previous", "conversation", "items"}
+    ResponseLine.model_fields.keys()
+    - {"kind", "id", "previous", "conversation", "feedback", "items"}
 )
 _APPROVAL = tuple(ApprovalPart.model_fields)
 
@@ -174,6 +178,7 @@ def _responses(rows: Sequence[StoredResponse], project_id: int) -> Iterator[Resp
             conversation=row.conversation and row.conversation.public_id,
             items=items[row.pk],
             **{name: getattr(row, name) for name in _RESPONSE},
+            feedback=row.feedback,
         )
 
 
@@ -300,6 +305,7 @@ def _import_responses(project_id: int, lines: Sequence[ResponseLine]) -> int:
             previous_id=keys.get(line.previous or ""),
             conversation_id=conversation,
             **{name: getattr(line, name) for name in _RESPONSE},
+            feedback=[entry.model_dump() for entry in line.feedback],
         )
         rows.append(row)
         for part in line.items:

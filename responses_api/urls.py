@@ -11,6 +11,7 @@ from responses_api.views.conversations import (
 from responses_api.views.responses import (
     ResponseCancelView,
     ResponseCompactView,
+    ResponseFeedbackView,
     ResponseInputItemsView,
     ResponseInputTokensView,
     ResponsesView,
@@ -23,6 +24,7 @@ urlpatterns = [
     path("responses/input_tokens", ResponseInputTokensView.as_view()),
     path("responses/<str:response_id>", ResponseView.as_view()),
     path("responses/<str:response_id>/cancel", ResponseCancelView.as_view()),
+    path("responses/<str:response_id>/feedback", ResponseFeedbackView.as_view()),
     path("responses/<str:response_id>/input_items", ResponseInputItemsView.as_view()),
     path("conversations", ConversationsView.as_view()),
     path("conversations/<str:conversation_id>", ConversationView.as_view()),

@@ -18,6 +18,7 @@ from completions.mapping import (
     to_generation_request,
     to_site_tools,
 )
+from completions.models import StoredCompletion
 from completions.storage import (
     completions_of,
     find,
@@ -49,6 +50,7 @@ from inference_site.gateway.api.paging import (
 from inference_site.gateway.api.payload import parse
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
+from inference_site.gateway.feedback_views import FeedbackView
 from inference_site.gateway.request_fields.capabilities import ignored_fields
 from inference_site.gateway.submission.model_access import served_model
 from inference_site.gateway.submission.service_tiers import service_tier
@@ -202,6 +204,14 @@ class StoredCompletionView(ApiView):
         drop_document(completion_id)  # A request with the same ``Idempotency-Key`` would get it.
         stored.delete()
         return Response(DeletedChatCompletion(id=completion_id).model_dump())
+
+
+class StoredCompletionFeedbackView(FeedbackView[StoredCompletion]):
+    """``/v1/chat/completions/{id}/feedback``."""
+
+    def find(self, project_id: int, answer_id: str) -> StoredCompletion:
+        """Return a stored completion. Raise NotFoundError."""
+        return find(project_id, answer_id)
 
 
 class StoredMessagesView(ApiView):

@@ -9,6 +9,10 @@ urlpatterns = [
     path("playground", RedirectView.as_view(pattern_name="admin:playground", query_string=True)),
     # Below /admin: reads of stored data, which a busy API does not refuse.
     path("admin/playground/responses/<str:response_id>", views.PlaygroundResponseView.as_view()),
+    path(
+        "admin/playground/responses/<str:response_id>/feedback",
+        views.PlaygroundFeedbackView.as_view(),
+    ),
     path("admin/playground/presets", views.PresetsView.as_view()),
     path("admin/playground/presets/<int:pk>", views.PresetView.as_view()),
     path("admin/playground/open/<str:public_id>", views.OpenView.as_view()),

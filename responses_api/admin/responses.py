@@ -35,7 +35,6 @@ from inference_site.accounts.keys import Caller, caller_of_key
 from inference_site.catalogue.model_labels import cost_label, model_link
 from inference_site.core.admin_pages.base_admin import (
     KeyFilter,
-    PreviewAdmin,
     SinceFilter,
     keyset_page,
 )
@@ -43,6 +42,7 @@ from inference_site.core.admin_pages.labels import may_see_content, pretty, stat
 from inference_site.core.errors.api_errors import ConflictError
 from inference_site.core.errors.exceptions import api_error
 from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.gateway.feedback_admin import RatedAdmin, RatingFilter
 from inference_site.gateway.submission.submit import submit
 from inference_site.runs.admin import ModelFilter
 from inference_site.runs.cancellation import stop
@@ -96,7 +96,7 @@ class KeyOfResponseFilter(KeyFilter):
 
 
 @admin.register(StoredResponse)
-class StoredResponseAdmin(PreviewAdmin):
+class StoredResponseAdmin(RatedAdmin):
     """Responses, with deleted ones that other responses build on."""
 
     list_display = (
@@ -106,9 +106,12 @@ class StoredResponseAdmin(PreviewAdmin):
         "model",
         "shown_status",
         "tokens",
+        "shown_rating",
         "shown_metadata",
     )
-    list_filter = (StatusFilter, ModelFilter, SinceFilter, "project", KeyOfResponseFilter)
+    list_filter = (
+        *(StatusFilter, RatingFilter, ModelFilter, SinceFilter, "project", KeyOfResponseFilter),
+    )
     list_select_related = ("project",)
     search_fields = ("public_id",)  # Shows the search box; get_search_results searches.
     search_help_text = "Search by exact ID, by key=value of the metadata, or by words"
@@ -202,6 +205,7 @@ class StoredResponseAdmin(PreviewAdmin):
         }
         if context["may_see"]:
             shown = turns(stored)
+            context |= self.feedback_context(request, stored)
             context |= {
                 "turns": shown,
                 "earlier": shown[0].response.previous_id if shown[0].response else None,
@@ -386,6 +390,6 @@ def _read_batch(rows: QuerySet[StoredResponse], before: int | None) -> tuple[byt
     lines = b""
     for row, response in zip(found.rows, responses, strict=True):
         items = [{"id": item.public_id, **item.data} for item in row.inputs]
-        entry = {**response.model_dump(), "input": items}
+        entry = {**response.model_dump(), "input": items, "feedback": row.feedback}
         lines += orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE)
     return lines, found.reached

@@ -25,6 +25,7 @@ from inference_site.gateway.api.json_bodies import JsonParser
 from inference_site.gateway.api.payload import parse
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
+from inference_site.gateway.feedback_views import FeedbackView
 from inference_site.gateway.handoff import HandOff, Wait, call_again, hand_off
 from inference_site.gateway.hub import hub
 from inference_site.gateway.request_fields.capabilities import require_fields
@@ -136,6 +137,14 @@ class ResponseCancelView(ApiView):
         _stop(request, stored)
         stopped = find_response(stored.project_id, response_id)
         return Response(current_response(stopped).model_dump())
+
+
+class ResponseFeedbackView(FeedbackView[StoredResponse]):
+    """``/v1/responses/{id}/feedback``."""
+
+    def find(self, project_id: int, answer_id: str) -> StoredResponse:
+        """Return a response. Raise NotFoundError."""
+        return find_response(project_id, answer_id)
 
 
 class ResponseInputItemsView(ApiView):

@@ -269,6 +269,42 @@ def test_json_is_laid_out_and_two_answers_are_compared(playground: Page) -> None
     expect(columns.get_by_role("button")).to_have_text(["scripted", "Add column"])
 
 
+def test_answers_are_rated_in_the_playground_and_shown_on_their_page(
+    playground: Page, stack: ServedStack
+) -> None:
+    page = playground
+    say(page, {"text": "Hi"})
+    expect(usage(page, 0)).to_contain_text("completed")
+    page.get_by_role("button", name="Bad", exact=True).click()
+    expect(page.get_by_role("button", name="Bad", exact=True)).to_have_attribute(
+        "aria-pressed", "true"
+    )
+    note = page.get_by_role("textbox", name="Note")
+    note.fill("It is rude.")
+    note.blur()
+    response_id, _ = newest(stack)
+    wait_until(
+        lambda: (
+            stack.sql(
+                "SELECT feedback -> 0 ->> 'note' FROM responses_api_storedresponse"
+                " WHERE public_id = %s",
+                response_id,
+            )
+            == [("It is rude.",)]
+        ),
+        10,
+        "the note",
+    )
+    assert faults(page) == []
+    page.goto(f"/admin/responses_api/storedresponse/?q={response_id}")
+    page.get_by_role("link", name=response_id[:13]).click()
+    expect(page.locator("#feedback")).to_contain_text("It is rude.")
+    page.get_by_role("button", name="Good answer").click()
+    expect(page.locator("#feedback .status")).to_have_text("good")
+    assert_fits(page)
+    assert faults(page) == []
+
+
 def test_images_are_offered_only_where_a_model_takes_them(playground: Page) -> None:
     page = playground
     add = page.get_by_role("button", name="Add images")

@@ -58,7 +58,7 @@ def ask(who: httpx.Client, path: str, method: str, ids: Ids | None = None, **sen
     if method == "POST" and path in FORMS:  # Another type of body is refused before the key.
         return who.request(method, address, files={"file": b"x", "data": b"x"}, **sent)
     reaching: dict[str, Any] = {"metadata": {}, "items": [HELLO], "part_ids": []}
-    reaching |= {"query": "x", "file_id": "x", "file_ids": ["x"], "attributes": {}}
+    reaching |= {"query": "x", "rating": "up", "file_id": "x", "file_ids": ["x"], "attributes": {}}
     body = reaching if method in ("POST", "PUT", "PATCH") else None
     return who.request(method, address, json=body, **sent)
 

@@ -45,6 +45,9 @@ def test_exported_project_goes_on_in_another_one(stack: ServedStack, tmp_path: P
         model="scripted", messages=[MESSAGE], store=True, metadata={"a": "b"}
     )
     shown = client.responses.retrieve(second.id)
+    rated = [f"responses/{second.id}/feedback", f"chat/completions/{completion.id}/feedback"]
+    for path in rated:
+        client.post(f"/{path}", body={"rating": "down", "note": "dry"}, cast_to=httpx.Response)
     folder = tmp_path / "export"
 
     report = stack.manage("export_project", name_of(stack, here), str(folder))
@@ -90,6 +93,10 @@ def test_exported_project_goes_on_in_another_one(stack: ServedStack, tmp_path: P
     found = other.chat.completions.retrieve(completion.id)
     assert found.choices[0].message.content == "kept words"
     assert found.metadata == {"a": "b"}
+    with there.http(stack) as http:
+        for path in rated:
+            (entry,) = http.get(f"/v1/{path}").json()["data"]
+            assert (entry["rating"], entry["note"]) == ("down", "dry")
     for use in (client.responses.retrieve, client.responses.delete):
         with pytest.raises(openai.NotFoundError):
             use(second.id)

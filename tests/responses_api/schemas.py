@@ -595,6 +595,20 @@ DELETED_CONVERSATION = record(
     {"id": prefixed("conv_"), "object": const("conversation.deleted"), "deleted": const(True)}
 )
 
+FEEDBACK = record(
+    {
+        "object": const("feedback"),
+        "answer_id": prefixed("resp_"),
+        "author": STRING,
+        "rating": const("up", "down"),
+        "note": STRING,
+        "created_at": INTEGER,
+    }
+)
+DELETED_FEEDBACK = record(
+    {"object": const("feedback.deleted"), "answer_id": prefixed("resp_"), "deleted": BOOLEAN}
+)
+
 
 def listing(entries: Schema) -> Schema:
     """A list object of such entries."""

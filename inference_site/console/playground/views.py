@@ -44,6 +44,8 @@ from inference_site.gateway.api.authentication import StaffSession, caller_of
 from inference_site.gateway.api.json_bodies import JsonParser
 from inference_site.gateway.api.payload import WireRequest, parse
 from inference_site.gateway.api.views import ApiView
+from inference_site.gateway.feedback import Rating, give, staff_author
+from inference_site.gateway.feedback_views import FeedbackRequest
 from inference_site.gateway.submission.model_access import may_use
 from inference_site.runs.cancellation import stop
 from inference_site.runs.models import Generation
@@ -202,6 +204,22 @@ class PlaygroundResponseView(ApiView):
             "cost": "no price set" if is_free else money(generation.cost),
         }
         return Response({"response": current_response(stored).model_dump(), "run": run})
+
+
+class PlaygroundFeedbackView(ApiView):
+    """``POST /admin/playground/responses/{id}/feedback``."""
+
+    authentication_classes = (PlaygroundSession,)
+
+    def post(self, request: Request, response_id: str) -> Response:
+        """Rate a response of this user."""
+        caller = caller_of(request)
+        _own_generation(caller, response_id)
+        stored = find_response(caller.project_id, response_id)
+        body = parse(FeedbackRequest, request.data)
+        # The session names the user; the caller is their key.
+        author = staff_author(ApiKey.objects.select_related("user").get(pk=caller.api_key_id).user)
+        return Response(give(stored, author, Rating(body.rating), body.note).model_dump())
 
 
 class PlaygroundStopView(ApiView):

@@ -57,6 +57,11 @@ FIELDS = {
     "path": "The path of the file.",
     "scale": "How strongly the adapter is applied; 1 is as it was trained, 0 is off.",
     "success": "Whether the scales are set.",
+    # Feedback
+    "rating": "Whether the answer is good (`up`) or bad (`down`).",
+    "note": "Why, in the words of the author.",
+    "author": "Who rated the answer: `client`, or `staff:` and the name of a user of the console.",
+    "answer_id": "The id of the stored answer.",
     # Projects and their keys
     "currency": "The currency, as an ISO code in lower case.",
     "amount": "What it has cost.",

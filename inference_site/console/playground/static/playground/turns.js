@@ -2,7 +2,7 @@
 import { MarkdownText, showJson } from "../admin_pages/markdown.js";
 import { AnswerView } from "../responses_api/stream.js";
 import { differences } from "./differences.js";
-import { button, copyFrom, made } from "./dom.js";
+import { asked, button, complain, copyFrom, headers, made } from "./dom.js";
 import { isOpen } from "./run.js";
 import { branches, textOf } from "./talk.js";
 
@@ -126,8 +126,34 @@ export function showEnd(view, answer, isLive = false) {
       button("Plain text", (control) => showPlain(view, control), { "aria-pressed": "false" }),
     );
   }
+  if (text && answer.id && answer.isKept) foot.append(ratings(answer));
   view.state.remove();
   view.element.append(foot);
+}
+
+/** The buttons that rate an answer which the server stores. */
+function ratings(answer) {
+  const row = made("span", "ratings", "", { role: "group", "aria-label": "Feedback" });
+  const note = made("input", "", "", { placeholder: "Why?", "aria-label": "Note", maxlength: 4000 });
+  const rate = async (rating) => {
+    const body = JSON.stringify({ rating, note: note.value });
+    const address = `/admin/playground/responses/${encodeURIComponent(answer.id)}/feedback`;
+    try {
+      await asked(address, { method: "POST", headers: headers(), body });
+      answer.rating = rating;
+      note.hidden = false;
+      for (const one of controls) one.setAttribute("aria-pressed", one.value === rating);
+    } catch (fault) {
+      complain(fault.message);
+    }
+  };
+  const controls = [["up", "Good"], ["down", "Bad"]].map(([value, label]) => button(
+    label, () => rate(value), { value, "aria-pressed": String(answer.rating === value) },
+  ));
+  note.hidden = true;
+  note.addEventListener("change", () => rate(answer.rating));
+  row.append(...controls, note);
+  return row;
 }
 
 function showPlain(view, control) {
