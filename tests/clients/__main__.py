@@ -35,10 +35,6 @@ SmolLM2 (135 million parameters). This page is written by `python -m tests.clien
 | client | version | speaks | what was done | date |
 |---|---|---|---|---|
 """
-_TAIL = """
-Not run: Open WebUI, a whole web application of two gigabytes that reads models and chats from
-`URL/v1` as OpenAI's SDK does.
-"""
 _MODELS = """
   {model}:
     engine: openai_upstream
@@ -104,7 +100,7 @@ def _write(found: dict[str, Row]) -> None:
     merged = {**earlier, **found}
     rows = {client.name: merged[client.name] for client in CLIENTS if client.name in merged}
     SEEN.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    PAGE.write_text(_HEAD + "".join(_lines(rows)) + _TAIL, encoding="utf-8")
+    PAGE.write_text(_HEAD + "".join(_lines(rows)), encoding="utf-8")
 
 
 def _lines(rows: dict[str, Row]) -> Iterator[str]:

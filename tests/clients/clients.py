@@ -13,10 +13,15 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
+from tests.ports import free_port
 from tests.served_stack import ROOT
 
 FOLDER = ROOT / "var" / "clients"
@@ -291,6 +296,58 @@ def _guidellm(site: Site, folder: Path) -> Steps:
     return _steps({"benchmark of a stream": bench})
 
 
+def _open_webui(site: Site, folder: Path) -> Steps:
+    """Run the web application, told of the site by its environment, and use it as its page does."""
+    port = free_port()
+    told = {"OPENAI_API_BASE_URL": f"{site.url}/v1", "OPENAI_API_KEY": site.key}
+    told |= {"ENABLE_OLLAMA_API": "False", "WEBUI_SECRET_KEY": "secret", "OFFLINE_MODE": "True"}
+    told |= {"RAG_EMBEDDING_ENGINE": "openai", "DATA_DIR": str(folder), "HOME": str(folder)}
+    program = str(FOLDER / "open-webui" / "bin" / "open-webui")
+    command = [program, "serve", "--host", "127.0.0.1", "--port", str(port)]
+    with (
+        (folder / "log").open("w") as log,
+        subprocess.Popen(command, cwd=folder, env=site.env | told, stdout=log, stderr=log) as app,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as page,
+    ):
+        try:
+            return _steps(
+                {
+                    "starts": lambda: _sign_up(page),
+                    "models": lambda: _lists_models(page),
+                    "chat": lambda: _chats(page, stream=False),
+                    "stream": lambda: _chats(page, stream=True),
+                }
+            )
+        finally:
+            app.terminate()
+
+
+def _sign_up(page: httpx.Client) -> None:
+    """Wait until the application answers, and make its first user."""
+    deadline = time.monotonic() + _RUN_S
+    while True:
+        with suppress(httpx.HTTPError):
+            if page.get("/health").is_success:
+                break
+        assert time.monotonic() < deadline, "it has not started"
+        time.sleep(1)
+    user = {"name": "a", "email": "a@example.org", "password": "a long password 1"}
+    made = page.post("/api/v1/auths/signup", json=user)
+    assert made.is_success, made.text
+    page.headers["Authorization"] = f"Bearer {made.json()['token']}"
+
+
+def _lists_models(page: httpx.Client) -> None:
+    found = page.get("/api/models")
+    assert {MODEL, SMALL} <= {model["id"] for model in found.json()["data"]}, found.text[:300]
+
+
+def _chats(page: httpx.Client, *, stream: bool) -> None:
+    asked = [{"role": "user", "content": _SAY_DONE}]
+    body = {"model": MODEL, "messages": asked, "stream": stream}
+    _holds(page.post("/api/chat/completions", json=body).text, "done." if stream else "All done.")
+
+
 def _command(tool: str, argument: str, *, described: bool = False) -> str:
     """Return the prompt that has the model run a command which makes a file."""
     arguments = {argument: f"echo made > {_MADE}"}
@@ -314,7 +371,7 @@ def _steps(steps: Mapping[str, Callable[[], None]]) -> Steps:
     for name, work in steps.items():
         try:
             work()
-        except (AssertionError, OSError, subprocess.SubprocessError) as exc:
+        except (AssertionError, OSError, httpx.HTTPError, subprocess.SubprocessError) as exc:
             said = getattr(exc, "output", "") or ""
             errors[name] = f"{exc} {said[-300:]}".strip()
         else:
@@ -396,5 +453,6 @@ CLIENTS = (
     Client("ollama-python", "PyPI", ("ollama",), "Ollama", _script("ollama_python.py")),
     Client("ollama-js", "npm", ("ollama",), "Ollama", _script("ollama_js.mjs")),
     Client("lm-eval", "PyPI", ("lm-eval[api]",), "completions", _lm_eval),
+    Client("open-webui", "PyPI", ("open-webui",), "chat completions", _open_webui),
     Client("guidellm", "PyPI", ("guidellm",), "chat completions", _guidellm),
 )
