@@ -167,6 +167,7 @@ UNFOLD = {
         "inference_site.console.navigation.landmarks",
         "inference_site.console.navigation.palette",
         "inference_site.console.navigation.shortcuts",
+        "inference_site.console.navigation.times",
     ],
     "SIDEBAR": {"navigation": "inference_site.console.navigation.navigation"},
     "COLORS": {"primary": _TEAL},

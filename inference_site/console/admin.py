@@ -354,7 +354,7 @@ class StoredModelAdmin(SiteAdmin):
     def fault(self, stored: StoredModel) -> str:
         return entry_error(stored) or "—"
 
-    @admin.display(description="changed (UTC)", ordering="updated_at")
+    @admin.display(description="changed", ordering="updated_at")
     def updated(self, stored: StoredModel) -> Any:
         return time_label(stored.updated_at)
 
@@ -442,7 +442,7 @@ class PullAdmin(SiteAdmin):
     def progress(self, pull: Pull) -> str:
         return f"{pull.have_bytes / pull.size_bytes:.0%}" if pull.size_bytes else "—"
 
-    @admin.display(description="asked for (UTC)", ordering="created_at")
+    @admin.display(description="asked for", ordering="created_at")
     def created(self, pull: Pull) -> Any:
         return time_label(pull.created_at)
 
@@ -457,7 +457,7 @@ class LoginFailureAdmin(KeysetAdmin):
     search_fields = ("username__exact", "ip_address")
     search_help_text = "Search by the user name or the address"
 
-    @admin.display(description="time (UTC)")
+    @admin.display(description="time")
     def time(self, failure: AccessFailureLog) -> str:
         return time_label(failure.attempt_time)
 
@@ -488,7 +488,7 @@ class AuditAdmin(KeysetAdmin):
     search_fields = ("object_id__exact",)
     search_help_text = "Search by the number of the changed object"
 
-    @admin.display(description="time (UTC)")
+    @admin.display(description="time")
     def time(self, entry: LogEntry) -> str:
         return time_label(entry.action_time)
 

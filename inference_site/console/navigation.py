@@ -109,6 +109,11 @@ def palette(_: HttpRequest) -> str:
     return static("console/palette.js")
 
 
+def times(_: HttpRequest) -> str:
+    """Return the address of the script that shows times in UTC or in the browser's zone."""
+    return static("console/times.js")
+
+
 def shortcuts(_: HttpRequest) -> str:
     """Return the address of the script that shows the list of shortcuts."""
     return static("console/shortcuts.js")

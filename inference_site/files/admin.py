@@ -31,6 +31,6 @@ class StoredFileAdmin(KeysetAdmin):
     def shown_size(self, file: StoredFile) -> str:
         return size(file.size_bytes)
 
-    @admin.display(description="expires (UTC)")
+    @admin.display(description="expires")
     def expires(self, file: StoredFile) -> str:
         return time_label(file.expires_at)

@@ -176,7 +176,7 @@ class McpServerAdmin(SiteAdmin):
     def tool_count(self, server: McpServer) -> int:
         return len(server.tools)
 
-    @admin.display(description="checked (UTC)", ordering="checked_at")
+    @admin.display(description="checked", ordering="checked_at")
     def checked(self, server: McpServer) -> SafeString:
         return time_label(server.checked_at)
 

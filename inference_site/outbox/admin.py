@@ -174,6 +174,6 @@ class MessageAdmin(KeysetAdmin):
     def shown_body(self, message: Message) -> SafeString:
         return format_html('<p class="long-text">{}</p>', pretty(orjson.loads(message.body)))
 
-    @admin.display(description="delivered (UTC)")
+    @admin.display(description="delivered")
     def delivered(self, message: Message) -> str:
         return time_label(message.delivered_at)

@@ -104,7 +104,7 @@ class McpApprovalAdmin(KeysetAdmin):
         shown = tuple(self.list_display)
         return (*shown[:4], "arguments", *shown[4:]) if may_see_content(request) else shown
 
-    @admin.display(description="asked (UTC)")
+    @admin.display(description="asked")
     def asked(self, approval: McpApproval) -> SafeString:
         return time_label(approval.asked_at)
 

@@ -87,7 +87,7 @@ class VersionInline(TabularInline):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).select_related("created_by")
 
-    @admin.display(description="time (UTC)")
+    @admin.display(description="time")
     def shown_time(self, version: PromptVersion) -> str:
         return time_label(version.created_at)
 

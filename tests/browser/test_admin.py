@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -467,3 +468,27 @@ def test_pictures_for_the_documentation(open_page: Callable[..., Page], stack: S
     page.goto("/admin/fleet/")
     settled(page)
     keep_screenshot(page, "admin-fleet-dark")
+
+
+def test_times_are_shown_in_utc_or_in_the_zone_of_the_browser(
+    page: Page, client: openai.OpenAI
+) -> None:
+    made = client.responses.create(model="scripted", input=script({"text": "Hi"}))
+    browser = page.context.new_cdp_session(page)
+    browser.send("Emulation.setTimezoneOverride", {"timezoneId": "Asia/Kathmandu"})
+    page.goto(f"/admin/responses_api/storedresponse/?q={made.id}")
+    time = page.locator("#result_list time").first
+    in_utc = dt.datetime.fromisoformat(time.inner_text())
+    assert abs(dt.datetime.now(dt.UTC).replace(tzinfo=None) - in_utc) < dt.timedelta(minutes=5)
+    local = f"{in_utc + dt.timedelta(hours=5, minutes=45)}"
+    expect(time).to_have_attribute("title", f"{local} GMT+5:45")
+    page.get_by_role("button", name="Times in the zone of this browser").click()
+    expect(time).to_have_text(local)
+    expect(time).to_have_attribute("title", f"{in_utc} UTC")
+    page.get_by_role("link", name=made.id[:13]).click()
+    expect(page.locator(".turn-head time")).to_have_text(f"{local} GMT+5:45")
+    assert faults(page) == []
+    page.get_by_role("button", name="Times in the zone of this browser").click()
+    expect(page.locator(".turn-head time")).to_have_text(f"{in_utc} UTC")
+    browser.send("Emulation.setTimezoneOverride", {"timezoneId": ""})
+    browser.detach()

@@ -302,7 +302,7 @@ class AlarmAdmin(KeysetAdmin):
         back = following if is_local else reverse("admin:alarms_alarm_changelist")
         return HttpResponseRedirect(back)
 
-    @admin.display(description="began (UTC)")
+    @admin.display(description="began")
     def time(self, alarm: Alarm) -> str:
         return time_label(alarm.started_at)
 
@@ -314,6 +314,6 @@ class AlarmAdmin(KeysetAdmin):
     def handled(self, alarm: Alarm) -> str:
         return alarm.handling or "—"
 
-    @admin.display(description="resolved (UTC)")
+    @admin.display(description="resolved")
     def ended(self, alarm: Alarm) -> str:
         return time_label(alarm.resolved_at)

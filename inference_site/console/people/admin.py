@@ -137,7 +137,7 @@ class StaffAdmin(UserAdmin[User], AccessAdmin):  # type: ignore[misc]  # The the
             return status_label("deactivated")
         return status_label("invited" if is_invited(user) else "active")
 
-    @admin.display(description="last login (UTC)", ordering="last_login")
+    @admin.display(description="last login", ordering="last_login")
     def last_login_time(self, user: User) -> str:
         return time_label(user.last_login)
 

@@ -310,7 +310,7 @@ class KeysetAdmin(SiteAdmin):
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
-    @admin.display(description="time (UTC)")
+    @admin.display(description="time")
     def time(self, row: Any) -> str:
         return time_label(row.created_at)
 

@@ -19,7 +19,7 @@ from django.conf import settings
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.html import format_html
-from django.utils.safestring import SafeString
+from django.utils.safestring import SafeString, mark_safe
 
 from inference_site.core.site_settings.models import site_settings
 
@@ -41,10 +41,20 @@ def status_label(status: str, reason: str = "") -> SafeString:
     return format_html('<span class="status status-{}"{}>{}</span>', status, title, text)
 
 
-def time_label(moment: dt.datetime | None) -> SafeString:
-    """Return a time in UTC, to the second; a dash for None."""
-    text = "—" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S}"
-    return format_html('<span class="nowrap">{}</span>', text)
+@register.filter
+def time_label(moment: dt.datetime | None, zone: str = "") -> SafeString:
+    """Return a time in UTC, to the second, followed by ``zone``; a dash for None.
+
+    The console's script ``times.js`` shows it in the zone of the browser, if the reader wants that.
+    """
+    if moment is None:
+        return mark_safe("—")  # A constant.
+    return format_html(
+        '<time class="nowrap" datetime="{}"{}>{}</time>',
+        f"{moment:%Y-%m-%dT%H:%M:%SZ}",
+        " data-zone" if zone else "",
+        f"{moment:%Y-%m-%d %H:%M:%S} {zone}".rstrip(),
+    )
 
 
 def preview(text: str | None) -> str:
