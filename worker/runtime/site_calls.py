@@ -156,7 +156,8 @@ class SiteCalls:
             return stored
         arguments = _parsed(call.arguments)
         if arguments is None:
-            result = ToolResult("The arguments are no JSON object.", is_error=True)
+            fields = {"error_code": "invalid_tool_input"}
+            result = ToolResult("The arguments are no JSON object.", fields, is_error=True)
             return self._finished(row, result)
         tool = self._tool(call.tool)
         if row.status != CallStatus.PLANNED and not tool.is_idempotent(call.name):
