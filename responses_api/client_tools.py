@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from pydantic_core import from_json
 
 from inference_site.core.domain import request
-from inference_site.core.domain.function_names import distinct_name, function_name
+from inference_site.core.domain.function_names import MAX_FUNCTIONS, distinct_name, function_name
 from inference_site.core.domain.request import custom_tool
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.request_fields.mapping import to_grammar
@@ -47,8 +47,6 @@ from responses_api.wire.tools import (
     TypedTool,
 )
 
-MAX_OFFERED = 1024
-"""The most functions of one request, those in its namespaces and its items included."""
 _TOOLS: TypeAdapter[list[Tool]] = TypeAdapter(list[Tool])
 
 _STRING = {"type": "string"}
@@ -254,9 +252,9 @@ class OfferedTools:
         """Offer a tool once; ``make`` gets its name. Raise InvalidRequestError for too many."""
         if route in self._names:
             return
-        if len(self.routes) >= MAX_OFFERED:
+        if len(self.routes) >= MAX_FUNCTIONS:
             raise InvalidRequestError(
-                f"Invalid 'tools': there are more than {MAX_OFFERED} functions, those in "
+                f"Invalid 'tools': there are more than {MAX_FUNCTIONS} functions, those in "
                 "namespaces and in items included.",
                 param="tools",
                 code="array_above_max_length",

@@ -21,6 +21,7 @@ from completions.wire.messages import (
     ToolChoice,
     wrap_text,
 )
+from inference_site.core.domain.function_names import MAX_FUNCTIONS
 from inference_site.gateway.api.paging import PageQuery
 from inference_site.gateway.api.payload import WireObject, WireRequest
 from inference_site.gateway.request_fields.web_search import ContextSize, Location
@@ -146,9 +147,10 @@ class ChatCompletionRequest(ConstraintFields, SamplingFields, TokenReportFields)
 
 
 class DialectChat(ChatCompletionRequest):
-    """A chat of another API as a chat completion; the number of stop texts is not bounded."""
+    """A chat of another API as a chat completion, with more stop texts and functions."""
 
     stop: ManyStopTexts | None = None
+    tools: Annotated[list[RequestTool], Field(max_length=MAX_FUNCTIONS)] | None = None
 
 
 # --- Answer --------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from hashlib import sha256
 
+MAX_FUNCTIONS = 1024
+"""The most functions of one request, those of its tools with several functions included."""
 _NAME_LENGTH = 64
 """The most characters of a function's name that models and their templates are known to take."""
 _DIGEST_LENGTH = 8
