@@ -56,7 +56,7 @@ class ServerToolAssembler(MessageAssembler):
         super().__init__(assembly)
         self._routes = dict(assembly.routes)
         self._turns = SiteTurns([Source(one.url, one.title) for one in assembly.results])
-        self._cited = {one.url: one.text[:_CITED_CHARS] for one in assembly.results}
+        self._cited = {one.url: _beginning(one.text) for one in assembly.results}
         self._listings = {place: self._turns.next_number() for place in assembly.unlisted}
         """The numbers of the calls that list tools, before the first turn of the model."""
         self._has_begun = not self._listings
@@ -212,7 +212,7 @@ class ServerToolAssembler(MessageAssembler):
         self._searched += 1
         results = [WebResult(**one) for one in result.fields["results"]]
         for one in results:
-            self._cited.setdefault(one.url, one.text[:_CITED_CHARS])
+            self._cited.setdefault(one.url, _beginning(one.text))
         return [
             {
                 "type": "web_search_result",
@@ -334,3 +334,8 @@ class ServerToolAssembler(MessageAssembler):
         self._searches, self._searched = saved["searches"]
         self._end = Finish("tool_calls")
         return ()
+
+
+def _beginning(text: str) -> str:
+    """Return the beginning of a text in one line, for citations."""
+    return " ".join(text[: 2 * _CITED_CHARS].split())[:_CITED_CHARS]
