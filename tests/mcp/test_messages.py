@@ -6,7 +6,9 @@ The MCP server is a real one, and the search engine a server like SearXNG.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+import signal
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -520,6 +522,75 @@ def test_a_client_that_leaves_ends_the_call(site: Site) -> None:
     message_id = json.loads(start.removeprefix("data: "))["message"]["id"]
     ended = lambda: site.stack.row(message_id)["status"] == "cancelled"  # noqa: E731
     wait_until(ended, 10, "the run is cancelled")
+
+
+def test_a_worker_that_dies_in_a_batch_makes_no_call_twice(site: Site, web: Web) -> None:
+    """The answer goes on after the last turn whose calls were saved."""
+    web.page("/fjords", "Fjords")
+    before = len(site.server.calls)
+    last = {"say": "See [1].", "kill": site.stack.pid_of("worker")}
+    body: Any = site.body(
+        {"say": "Now.", **search("a")}, ADD, last, tools=[SEARCH], mcp_servers=site.mcp()
+    )
+    message = batched(site, body)
+    assert kinds(message) == [
+        *("text", "server_tool_use", "web_search_tool_result"),
+        *("mcp_tool_use", "mcp_tool_result", "text"),
+    ]
+    assert message.content[4].content[0]["text"] == "42"
+    assert [one.title for one in message.content[-1].citations] == ["Fjords"]
+    assert message.usage.server_tool_use.web_search_requests == 1
+    assert len(site.server.calls) == before + 1
+    assert [query["q"] for query in web.queries] == ["a"]
+    assert site.stack.pid_of("worker") != last["kill"]
+
+
+def test_a_chat_that_searches_in_a_batch_survives_its_worker(site: Site, web: Web) -> None:
+    web.page("/fjords", "Fjords")
+    last = {"say": "See [1].", "kill": site.stack.pid_of("worker")}
+    said = json.dumps([{"say": "Now.", **search("b")}, search("c"), last])
+    body = {"model": "player", "messages": [{"role": "user", "content": said}]}
+    url: Any = "/v1/chat/completions"
+    line = {"custom_id": "a", "method": "POST", "url": url}
+    line["body"] = {**body, "web_search_options": {}}
+    client = site.stack.client()
+    file = client.files.create(file=("a.jsonl", json.dumps(line).encode()), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h")
+    retrieve = client.batches.retrieve
+    wait_until(lambda: retrieve(batch.id).status == "completed", 90, "the batch ends")
+    output = json.loads(client.files.content(retrieve(batch.id).output_file_id or "").text)
+    message = output["response"]["body"]["choices"][0]["message"]
+    assert (message["content"], len(message["annotations"])) == ("Now. See [1]. ", 1)
+    assert [query["q"] for query in web.queries] == ["b", "c"]
+
+
+def batched(site: Site, body: Any, meanwhile: Callable[[], None] = lambda: None) -> Any:
+    """The message of a batch with this request alone."""
+    batches = site.client.messages.batches
+    batch = batches.create(requests=[{"custom_id": "one", "params": body}])
+    meanwhile()
+    wait_until(
+        lambda: batches.retrieve(batch.id).processing_status == "ended", 90, "the batch ends"
+    )
+    [line] = batches.results(batch.id)
+    assert line.result.type == "succeeded", line
+    return line.result.message
+
+
+def test_a_call_during_which_the_worker_dies_is_not_repeated(site: Site) -> None:
+    before = len(site.server.calls)
+
+    def kill() -> None:
+        wait_until(lambda: len(site.server.calls) > before, 30, "the call is made")
+        os.kill(site.stack.pid_of("worker"), signal.SIGKILL)
+
+    sleep = {"calls": [["test__sleep", {"seconds": 2}]]}
+    message = batched(site, site.body(sleep, SAY, mcp_servers=site.mcp()), kill)
+    _, result, said = plain(message)
+    assert result["is_error"]
+    assert "Outcome unknown" in json.dumps(result["content"])
+    assert said["text"] == "All done. "
+    assert len(site.server.calls) == before + 1
 
 
 @pytest.mark.parametrize(
