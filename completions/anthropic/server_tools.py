@@ -94,7 +94,7 @@ def server_tools(body: AnyRequest, project_id: int) -> ServerTools:
     for position, tool in enumerate(body.tools or ()):
         param = f"tools[{position}]"
         match tool:
-            case wire.WebSearchTool():
+            case wire.ServerSearchTool():
                 if tool.name in offered.taken or tool.name in offered.routes:
                     raise _invalid(f"{param}.name", f"another tool is named '{tool.name}'")
                 _offer_search(offered, tool, param)
@@ -134,7 +134,7 @@ def server_tools(body: AnyRequest, project_id: int) -> ServerTools:
     return offered.narrow(body.tool_choice)
 
 
-def _offer_search(offered: ServerTools, tool: wire.WebSearchTool, param: str) -> None:
+def _offer_search(offered: ServerTools, tool: wire.ServerSearchTool, param: str) -> None:
     if not can_search():
         raise InvalidRequestError(
             f"Invalid '{param}.type': this site has no search engine.",

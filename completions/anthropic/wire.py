@@ -287,13 +287,13 @@ Domains = Annotated[
 """Domains, each with its subdomains."""
 
 
-class UserLocation(Location):
+class ApproximateLocation(Location):
     """``user_location`` of the web search tool."""
 
     type: Literal["approximate"]
 
 
-class WebSearchTool(_Block):
+class ServerSearchTool(_Block):
     """``tools[]`` of a type like ``web_search_20250305``: the site searches the web."""
 
     type: Annotated[str, Field(pattern=r"^web_search_[0-9]{8}$")]
@@ -301,7 +301,7 @@ class WebSearchTool(_Block):
     max_uses: Annotated[int, Field(ge=1)] | None = None
     allowed_domains: Domains | None = None
     blocked_domains: Domains | None = None
-    user_location: UserLocation | None = None
+    user_location: ApproximateLocation | None = None
 
 
 class McpToolConfig(WireRequest):
@@ -332,7 +332,7 @@ def _tool_kind(value: object) -> str:
 
 AnyTool = Annotated[
     Annotated[RequestTool, Tag("tool")]
-    | Annotated[WebSearchTool, Tag("search")]
+    | Annotated[ServerSearchTool, Tag("search")]
     | Annotated[McpToolset, Tag("toolset")],
     Discriminator(_tool_kind),
 ]
