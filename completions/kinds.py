@@ -27,6 +27,7 @@ from completions.assemblers.completion import (
     InfillAssembler,
     InfillAssembly,
 )
+from completions.assemblers.moderated_chat import chat_assembler
 from completions.assemblers.moderation import (
     MODERATION,
     ModerationAssembler,
@@ -47,7 +48,6 @@ from completions.assemblers.tokens import (
     TokenAssembler,
     TokenAssembly,
 )
-from completions.assemblers.web_search import chat_assembler
 from completions.ollama.assembler import (
     OLLAMA,
     OLLAMA_EMBEDDING,

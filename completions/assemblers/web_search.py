@@ -134,8 +134,3 @@ class SearchingAssembler(ChatAssembler):
         annotations = [annotation.model_dump() for annotation in self._annotations()]
         completion["choices"][0]["message"]["annotations"] = annotations
         return completion
-
-
-def chat_assembler(assembly: ChatAssembly) -> ChatAssembler:
-    """Return the assembler of a chat completion."""
-    return SearchingAssembler(assembly) if assembly.site_tools else ChatAssembler(assembly)

@@ -179,8 +179,8 @@ SCRIPTS = {
 def assembler(script: Script, *, stream: bool) -> Assembler:
     shared = {"created": 1_700_000_000, "model": "demo", "stream": stream, "include_usage": False}
     if script.kind == "message":
-        message = {"message_id": "msg_1", "model": "demo", "project_id": 1, "stream": stream}
-        return message_assembler(MessageAssembly(**message, **script.options))
+        message = MessageAssembly("msg_1", "demo", 1, stream=stream, **script.options)
+        return message_assembler(message)
     if script.kind == "chat":
         chat = {"completion_id": "chatcmpl-1", **shared, **script.options}
         return ChatAssembler(ChatAssembly(**chat))

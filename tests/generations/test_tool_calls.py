@@ -45,8 +45,8 @@ def lost(claim: Claim) -> None:
 
 def test_a_call_is_sent_once_whoever_has_read_its_row(claim: Claim) -> None:
     rows, same = planned(claim), planned(claim)
-    assert ToolCall.objects.send(claim, rows[0])
-    assert not ToolCall.objects.send(claim, same[0])
+    assert ToolCall.objects.send(claim, rows[0], rows[0].arguments_hash)
+    assert not ToolCall.objects.send(claim, same[0], same[0].arguments_hash)
     assert planned(claim)[0].status == CallStatus.SENT
     assert planned(claim)[0].arguments_hash == hash_of('{"at":1}') != hash_of('{"at":2}')
 
@@ -54,15 +54,15 @@ def test_a_call_is_sent_once_whoever_has_read_its_row(claim: Claim) -> None:
 def test_a_worker_that_lost_the_generation_plans_and_sends_nothing(claim: Claim) -> None:
     rows = planned(claim)
     lost(claim)
-    assert not ToolCall.objects.send(claim, rows[0])
+    assert not ToolCall.objects.send(claim, rows[0], rows[0].arguments_hash)
     assert ToolCall.objects.plan(claim, CALLS, ["mcp"], None, Usage()) is None
 
 
 def test_a_result_counts_for_its_attempt_and_is_kept_until_the_end(claim: Claim) -> None:
     row = planned(claim)[0]
-    ToolCall.objects.send(claim, row)
+    ToolCall.objects.send(claim, row, row.arguments_hash)
     again = planned(claim)[0]
-    ToolCall.objects.send(claim, again)
+    ToolCall.objects.send(claim, again, again.arguments_hash)
     assert not ToolCall.objects.finish(row, RESULT, is_unknown=False, keeps=True)
     assert ToolCall.objects.finish(again, RESULT, is_unknown=False, keeps=True)
     stored = planned(claim)[0].stored_result
@@ -72,9 +72,9 @@ def test_a_result_counts_for_its_attempt_and_is_kept_until_the_end(claim: Claim)
 
 def test_the_end_removes_content_and_what_was_sent_is_unknown(claim: Claim) -> None:
     rows = planned(claim)
-    ToolCall.objects.send(claim, rows[0])
+    ToolCall.objects.send(claim, rows[0], rows[0].arguments_hash)
     ToolCall.objects.finish(rows[0], RESULT, is_unknown=False, keeps=True)
-    ToolCall.objects.send(claim, rows[1])
+    ToolCall.objects.send(claim, rows[1], rows[1].arguments_hash)
     assert SavedTurns.objects.get(generation_id=claim.public_id).usage_so_far == Usage(3, 0, 2)
     Generation.objects.finish(claim, Status.CANCELLED)
     close(claim.public_id)

@@ -156,8 +156,8 @@ def test_a_stream_has_the_events_of_anthropics(site: Site, web: Web) -> None:
     web.page("/fjords", "Fjords")
     body = site.body(search("fjord"), {"say": "204 km [1]."}, tools=[SEARCH])
     with site.client.messages.stream(**body) as stream:
-        events = [event.to_dict() for event in stream]
-        message = stream.get_final_message()
+        events: list[dict[str, Any]] = [event.to_dict() for event in stream]
+        message: Any = stream.get_final_message()
     raw = [e for e in events if e["type"] not in ("text", "input_json", "citation")]
     told = [(e["type"], e.get("index"), e.get("delta", {}).get("type")) for e in raw]
     assert told == [
@@ -218,8 +218,9 @@ def test_earlier_results_are_shown_again_and_can_be_cited(site: Site, web: Web) 
     assert replayed == before
     assert f"[2] Lakes\n{second}" in now
     assert [c.url for c in again.content[-1].citations] == [first, second]
+    count: Any = site.client.messages.count_tokens
     counts = [
-        site.client.messages.count_tokens(model="demo", messages=messages, tools=tools).input_tokens
+        count(model="demo", messages=messages, tools=tools).input_tokens
         for messages, tools in (
             (body["messages"], [SEARCH]),
             (body["messages"], []),
@@ -340,15 +341,15 @@ def test_a_tool_of_a_server_is_called(site: Site, path: str) -> None:
 def test_the_events_of_a_call(site: Site) -> None:
     body = site.body(ADD, SAY, mcp_servers=site.mcp())
     with site.client.beta.messages.stream(**body) as stream:
-        events = [event.to_dict() for event in stream]
-        message = stream.get_final_message()
+        events: list[dict[str, Any]] = [event.to_dict() for event in stream]
+        message: Any = stream.get_final_message()
     starts = [e["content_block"] for e in events if e["type"] == "content_block_start"]
     assert [(b["type"], b.get("input"), b.get("name")) for b in starts[:1]] == [
         ("mcp_tool_use", {}, "add")
     ]
     assert starts[1]["content"] == [{"type": "text", "text": "42"}]
     assert kinds(message) == ["mcp_tool_use", "mcp_tool_result", "text"]
-    assert message.content[0].input == {"a": 40, "b": 2}  # type: ignore[union-attr]
+    assert message.content[0].input == {"a": 40, "b": 2}
 
 
 @pytest.mark.parametrize(
@@ -487,7 +488,7 @@ def test_a_tool_of_the_client_ends_the_message_after_the_calls_of_the_site(
 
 def test_the_loop_pauses_at_its_bound_and_goes_on_when_it_is_sent_back(site: Site) -> None:
     before = len(site.server.calls)
-    turns = [ADD, ADD, {"calls": ADD["calls"] * 3}, ADD, SAY]
+    turns: list[dict[str, Any]] = [ADD, ADD, {"calls": ADD["calls"] * 3}, ADD, SAY]
     fields: dict[str, Any] = {"mcp_servers": site.mcp()}
     paused = site.ask(*turns, **fields)
     assert paused.stop_reason == "pause_turn"
