@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from inference_site.accounts.models import ApiKey
@@ -16,6 +20,9 @@ from inference_site.runs.tool_calls.models import (
     hash_of,
 )
 from tests.generations.rows import create_generation
+from worker.runtime.site_calls import SiteCalls
+from worker.tools.base import CallContext
+from worker.tools.registry import register
 
 pytestmark = pytest.mark.django_db
 CALLS = [SiteCall(0, 0, "look", '{"at":1}'), SiteCall(1, 0, "look", '{"at":2}')]
@@ -85,3 +92,36 @@ def test_the_end_removes_content_and_what_was_sent_is_unknown(claim: Claim) -> N
     assert ToolCall.objects.finish(rows[1], RESULT, is_unknown=False, keeps=True)
     late = ToolCall.objects.of(claim.public_id)[1]
     assert (late.status, late.result) == (CallStatus.DONE, None)
+
+
+class Judge:
+    """A tool that may be asked again; ``texts`` are those that it was asked about."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def is_idempotent(self, name: str) -> bool:
+        return True
+
+    def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolResult:
+        self.texts.append(arguments["text"])
+        return ToolResult(f"of {arguments['text']}")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_stored_result_counts_for_the_same_arguments_only(claim: Claim) -> None:
+    """An answer that was generated again after a restart is judged again."""
+    judge = Judge()
+    register("judge", lambda options: judge)
+    stream: Any = SimpleNamespace(cancelled=False)
+
+    def judged(text: str) -> str:
+        calls = SiteCalls(claim, stream, [{"type": "judge"}], keeps=True)
+        made = [SiteCall(7, 0, "judge", f'{{"text":"{text}"}}')]
+        [result] = calls.run(made, {}, Usage(), lambda: ())
+        return result.output
+
+    said = [judged(text) for text in ("a", "a", "b", "b", "a")]
+    assert said == ["of a", "of a", "of b", "of b", "of a"]
+    assert judge.texts == ["a", "b", "a"]
+    assert ToolCall.objects.get(generation_id=claim.public_id).attempt == 3
