@@ -175,9 +175,10 @@ class MessageAssembler(Assembler):
         """Add a piece of text or of thoughts to the block that is open, or to a new one."""
         frames = []
         if not self._is_open or self._blocks[-1].kind != kind:
-            frames += self._open(Block(kind))
+            frames = self._open(Block(kind))
         self._blocks[-1].pieces.append(text)
-        return [*frames, self._delta(type=delta_type, **{kind: text})]
+        frames.append(self._delta({"type": delta_type, kind: text}))
+        return frames
 
     def _call_piece(self, delta: ToolCallDelta, begun: Block | None) -> list[bytes]:
         """Add a piece of the arguments of a call, whose block may begin with it."""
@@ -185,7 +186,8 @@ class MessageAssembler(Assembler):
         block = next(one for one in reversed(self._blocks) if one.call == delta.call)
         block.pieces.append(delta.arguments)
         if delta.arguments:
-            frames.append(self._delta(type="input_json_delta", partial_json=delta.arguments))
+            piece = {"type": "input_json_delta", "partial_json": delta.arguments}
+            frames.append(self._delta(piece))
         return frames
 
     def _start(self) -> list[bytes]:
@@ -211,7 +213,7 @@ class MessageAssembler(Assembler):
         if not self._is_open:
             return []
         self._is_open = False
-        last = [self._delta(**delta) for delta in self._last_deltas(self._blocks[-1])]
+        last = [self._delta(delta) for delta in self._last_deltas(self._blocks[-1])]
         return [*last, _event("content_block_stop", index=len(self._blocks) - 1)]
 
     def _last_deltas(self, block: Block) -> Iterator[dict[str, Any]]:
@@ -221,7 +223,7 @@ class MessageAssembler(Assembler):
             block.fields["signature"] = signature
             yield {"type": "signature_delta", "signature": signature}
 
-    def _delta(self, **delta: Any) -> bytes:
+    def _delta(self, delta: dict[str, Any]) -> bytes:
         return _event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
 
     @property

@@ -16,7 +16,12 @@ from django.conf import settings
 from pydantic import TypeAdapter
 
 from completions.anthropic.assembler import Block, MessageAssembler, MessageAssembly
-from completions.anthropic.server_tools import ServerTools, SiteFunction, seal_result
+from completions.anthropic.server_tools import (
+    CITED_FROM_CHARS,
+    ServerTools,
+    SiteFunction,
+    seal_result,
+)
 from completions.anthropic.wire import MessagesUsage, ServerToolUsage, StopReason
 from completions.assemblers.site_turns import SiteTurns, TurnCall
 from inference_site.core.domain.citations import find_citations
@@ -338,4 +343,4 @@ class ServerToolAssembler(MessageAssembler):
 
 def _beginning(text: str) -> str:
     """Return the beginning of a text in one line, for citations."""
-    return " ".join(text[: 2 * _CITED_CHARS].split())[:_CITED_CHARS]
+    return " ".join(text[:CITED_FROM_CHARS].split())[:_CITED_CHARS]

@@ -34,6 +34,8 @@ from inference_site.gateway.request_fields.web_search import (
 
 AnyRequest = wire.MessagesRequest | wire.CountTokensRequest
 _RESULT = TypeAdapter(WebResult)
+CITED_FROM_CHARS = 300
+"""How much of a result is kept for what citations repeat of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,13 +222,13 @@ def unseal_result(sealed: str, project_id: int, param: str) -> WebResult:
 
 
 def numbered(results: Iterable[WebResult]) -> list[WebResult]:
-    """Return the results of earlier searches at the places of their numbers, from 1.
+    """Return the beginnings of earlier results at the places of their numbers, from 1.
 
     In the place of a number that is not there stands a result without a URL.
     """
     by_number: dict[int, WebResult] = {}
     for one in results:
-        by_number.setdefault(one.number, one)
+        by_number.setdefault(one.number, replace(one, text=one.text[:CITED_FROM_CHARS]))
     most = max(by_number, default=0)
     return [by_number.get(n) or WebResult(n, "", "", "") for n in range(1, most + 1)]
 

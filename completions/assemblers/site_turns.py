@@ -127,13 +127,19 @@ class SiteTurns:
         if left is not None and (left := left - self._spent) <= 0:
             return None
         calls = tuple(ToolCall(one.id, one.name, one.arguments or "{}") for one in self.calls)
-        text, reasoning = "".join(self._text), "".join(self._reasoning)
+        # What the client has begun belongs to the first turn, and is no beginning of another one.
+        prefix = "" if self._messages else request.response_prefix
+        text, reasoning = prefix + "".join(self._text), "".join(self._reasoning)
         said = Message("assistant", text or None, tool_calls=calls, reasoning=reasoning or None)
         results = [Message("tool", o.output, o.name, tool_call_id=o.id) for o in self.calls]
         self._messages += [said, *results]
         self._begin()
-        messages = (*request.messages, *self._messages)
-        return replace(request, messages=messages, max_output_tokens=left)
+        return replace(
+            request,
+            messages=(*request.messages, *self._messages),
+            response_prefix="",
+            max_output_tokens=left,
+        )
 
     def save(self) -> dict[str, Any]:
         """Return the state at the end of a turn as JSON, for ``restore``."""

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from completions.assemblers.chat import CHAT, ChatAssembler, ChatAssembly
 from completions.assemblers.completion import COMPLETION, CompletionAssembly
 from completions.assemblers.moderated_chat import chat_assembler
+from completions.assemblers.site_turns import SiteTurns
 from completions.assemblers.tokens import EmbeddingAssembler, EmbeddingAssembly
 from completions.ollama.assembler import OLLAMA, OllamaAssembly
 from completions.wire.chat import ChatCompletion, ChatCompletionChunk
@@ -333,3 +334,18 @@ def test_a_chat_that_searches_is_judged_before_its_first_and_after_its_last_turn
     ending = fold.complete()
     assert [b"moderation_results" in frame for frame in ending.frames] == [True, False]
     assert ending.finish_reason == "stop"
+
+
+def test_a_text_that_the_client_has_begun_is_of_the_first_turn_alone() -> None:
+    turns = SiteTurns()
+    request = GenerationRequest("demo", (Message("user", "?"),), response_prefix="The ")
+    for _ in range(2):
+        turns.take(TextDelta("answer"))
+        turns.begin_call(0, "look", "call_1", "look")
+        turns.take(Finish("tool_calls"))
+        turns.add_result(ToolResult("seen"))
+        following = turns.next_request(request)
+        assert following is not None
+        assert following.response_prefix == ""
+        said = [message.text for message in following.messages if message.role == "assistant"]
+    assert said == ["The answer", "answer"]
