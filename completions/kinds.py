@@ -4,10 +4,10 @@ from completions.anthropic.assembler import (
     INPUT_TOKENS,
     MESSAGE,
     InputTokensAssembler,
-    MessageAssembler,
     MessageAssembly,
 )
 from completions.anthropic.assembler import failure as message_failure
+from completions.anthropic.server_tool_assembler import message_assembler
 from completions.assemblers.audio import (
     SPEECH,
     SPEECH_EVENTS,
@@ -27,6 +27,7 @@ from completions.assemblers.completion import (
     InfillAssembler,
     InfillAssembly,
 )
+from completions.assemblers.moderated_chat import chat_assembler
 from completions.assemblers.moderation import (
     MODERATION,
     ModerationAssembler,
@@ -47,7 +48,6 @@ from completions.assemblers.tokens import (
     TokenAssembler,
     TokenAssembly,
 )
-from completions.assemblers.web_search import chat_assembler
 from completions.ollama.assembler import (
     OLLAMA,
     OLLAMA_EMBEDDING,
@@ -67,7 +67,7 @@ KINDS = {
     EMBEDDING: GenerationKind(EmbeddingAssembly, EmbeddingAssembler, failure),
     INFILL: GenerationKind(InfillAssembly, InfillAssembler, failure),
     INPUT_TOKENS: GenerationKind(Assembly, InputTokensAssembler, message_failure),
-    MESSAGE: GenerationKind(MessageAssembly, MessageAssembler, message_failure),
+    MESSAGE: GenerationKind(MessageAssembly, message_assembler, message_failure),
     MODERATION: GenerationKind(ModerationAssembly, ModerationAssembler, failure),
     OLLAMA: GenerationKind(OllamaAssembly, OllamaAssembler, ollama_failure, form="lines"),
     OLLAMA_EMBEDDING: GenerationKind(

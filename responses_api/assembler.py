@@ -36,6 +36,7 @@ from inference_site.core.domain.site_tools import SiteCall, Source, ToolResult
 from inference_site.core.errors.api_errors import ApiError
 from inference_site.core.errors.exceptions import api_error
 from inference_site.gateway.request_fields.moderation import MODERATION, AnswerModeration
+from inference_site.gateway.request_fields.sealing import seal
 from inference_site.runs.kinds import (
     Assembler,
     PromptCountAssembler,
@@ -56,7 +57,7 @@ from responses_api.events import (
     with_text,
 )
 from responses_api.items import new_item
-from responses_api.sealing import SealedContext, seal, seal_context
+from responses_api.sealing import SealedContext, seal_context
 from responses_api.site_tools import FirstCall, SiteToolType, site_tools, with_citations
 from responses_api.turns import SitePlan, TokensSpent, Turns
 from responses_api.wire import objects as wire

@@ -8,16 +8,15 @@ name that the model calls to the tool.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from hashlib import sha256
 from typing import Any
 
 from pydantic import TypeAdapter
 from pydantic_core import from_json
 
 from inference_site.core.domain import request
+from inference_site.core.domain.function_names import MAX_FUNCTIONS, distinct_name, function_name
 from inference_site.core.domain.request import custom_tool
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.request_fields.mapping import to_grammar
@@ -48,11 +47,6 @@ from responses_api.wire.tools import (
     TypedTool,
 )
 
-MAX_OFFERED = 1024
-"""The most functions of one request, those in its namespaces and its items included."""
-_NAME_LENGTH = 64
-"""The most characters of a function's name that models and their templates are known to take."""
-_DIGEST_LENGTH = 8
 _TOOLS: TypeAdapter[list[Tool]] = TypeAdapter(list[Tool])
 
 _STRING = {"type": "string"}
@@ -202,20 +196,12 @@ class Route:
 
     @property
     def usual_name(self) -> str:
-        """The name that the model calls, unless another tool has the same one.
-
-        It has only letters, digits, ``_`` and ``-``, and at most 64 of them.
-        """
-        joint = "" if (self.namespace or "").endswith("__") else "__"
-        whole = f"{self.namespace}{joint}{self.name}" if self.namespace else self.name
-        name = re.sub(r"[^A-Za-z0-9_-]", "_", whole)
-        return name if len(name) <= _NAME_LENGTH else self.distinct_name(name)
+        """The name that the model calls, unless another tool has the same one."""
+        return function_name(self.name, self.namespace, self.type)
 
     def distinct_name(self, name: str) -> str:
         """Return a name that no other tool has: ``name``, shortened, and a digest of the tool."""
-        identity = "\0".join((self.type, self.namespace or "", self.name))
-        digest = sha256(identity.encode()).hexdigest()[:_DIGEST_LENGTH]
-        return f"{name[: _NAME_LENGTH - _DIGEST_LENGTH - 1]}_{digest}"
+        return distinct_name(name, self.name, self.namespace, self.type)
 
 
 @dataclass(slots=True)
@@ -266,9 +252,9 @@ class OfferedTools:
         """Offer a tool once; ``make`` gets its name. Raise InvalidRequestError for too many."""
         if route in self._names:
             return
-        if len(self.routes) >= MAX_OFFERED:
+        if len(self.routes) >= MAX_FUNCTIONS:
             raise InvalidRequestError(
-                f"Invalid 'tools': there are more than {MAX_OFFERED} functions, those in "
+                f"Invalid 'tools': there are more than {MAX_FUNCTIONS} functions, those in "
                 "namespaces and in items included.",
                 param="tools",
                 code="array_above_max_length",

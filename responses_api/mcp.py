@@ -1,30 +1,28 @@
 """The tool ``mcp``: the tools of a server, offered as functions, and their calls as items.
 
 The tools of a server are known from the newest ``mcp_list_tools`` item of the history; without one,
-they are listed before the first turn of the model. What a server writes about its tools is data: it
-is bounded, and goes into the descriptions of the functions and nowhere else.
+they are listed before the first turn of the model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 
-from inference_site.accounts.models import Project
 from inference_site.core.domain import request
 from inference_site.core.domain.site_tools import ToolResult
 from inference_site.core.errors.api_errors import InvalidRequestError
-from inference_site.mcp.access import (
-    LIST_TOOLS,
-    NotUsable,
-    check_headers,
-    check_requested_url,
-    is_allowed,
-    seal_headers,
+from inference_site.gateway.request_fields.mcp import (
+    ServerFields,
+    listed_functions,
+    registered_server,
+    requested_server,
 )
+from inference_site.mcp.access import LIST_TOOLS, is_allowed
 from inference_site.mcp.models import McpServer
 from inference_site.runs.queue import new_id
 from responses_api.mcp_approvals import answers_in, approved_calls
@@ -165,58 +163,33 @@ def _options(tool: McpTool, param: str, project_id: int) -> dict[str, Any]:
     return {
         "type": "mcp",
         "server_label": tool.server_label,
-        **(
-            _named_server(tool, param, project_id)
-            if tool.server_url is None
-            else _server_of_url(tool, tool.server_url, param, project_id)
-        ),
+        **_server_options(tool, param, project_id),
         "tool_names": allowed and allowed.tool_names,
         "read_only": allowed and allowed.read_only,
         _ASK: _ask(tool, param),
     }
 
 
-def _named_server(tool: McpTool, param: str, project_id: int) -> dict[str, Any]:
-    server = McpServer.objects.usable_by(project_id).filter(label=tool.server_label).first()
-    if server is None:
-        raise InvalidRequestError(
-            f"Invalid '{param}.server_label': this project has no MCP server "
-            f"'{tool.server_label}'; another server needs a 'server_url'.",
-            param=f"{param}.server_label",
-            code="invalid_value",
+def _server_options(tool: McpTool, param: str, project_id: int) -> dict[str, Any]:
+    """Return where the server is. Raise InvalidRequestError if it may not be used."""
+    fields = ServerFields(
+        label=f"{param}.server_label",
+        url=f"{param}.server_url",
+        authorization=f"{param}.{'authorization' if tool.authorization else 'headers'}",
+        headers=f"{param}.headers",
+    )
+    if tool.server_url is None:
+        has_credentials = bool(tool.authorization or tool.headers)
+        options = registered_server(
+            tool.server_label, project_id, fields, has_credentials=has_credentials
         )
-    for name in ("authorization", "headers"):
-        if getattr(tool, name):
-            raise InvalidRequestError(
-                f"Invalid '{param}.{name}': the server '{tool.server_label}' is registered with "
-                "credentials of its own.",
-                param=f"{param}.{name}",
-            )
-    description = tool.server_description or server.description
-    return {"server_id": server.pk, "description": description}
-
-
-def _server_of_url(tool: McpTool, url: str, param: str, project_id: int) -> dict[str, Any]:
-    hosts = Project.objects.values_list("mcp_hosts", flat=True).get(pk=project_id)
-    headers = dict(tool.headers or {})
-    field = "server_url"
-    try:
-        check_requested_url(url, hosts)
-        field = "headers"
-        if tool.authorization:
-            if any(name.lower() == "authorization" for name in headers):
-                raise NotUsable("'authorization' is given too")
-            headers["Authorization"] = f"Bearer {tool.authorization}"
-        check_headers(headers)
-    except NotUsable as exc:
-        raise InvalidRequestError(
-            f"Invalid '{param}.{field}': {exc}.", param=f"{param}.{field}", code="invalid_value"
-        ) from exc
-    return {
-        "url": url,
-        "credentials": seal_headers(headers),
-        "description": tool.server_description or "",
-    }
+    else:
+        options = requested_server(
+            tool.server_url, tool.headers or {}, tool.authorization, project_id, fields
+        )
+    if tool.server_description:
+        options["description"] = tool.server_description
+    return options
 
 
 def narrow(offered: OfferedTools, choice: Any) -> None:
@@ -287,24 +260,10 @@ def _offer(tools: list[Any], options: Mapping[str, Any], offered: OfferedTools) 
     """Offer those tools of a list that the request allows."""
     from responses_api.client_tools import Route
 
-    note = options.get("description")
-    for tool in tools:
-        if not isinstance(tool, dict) or not isinstance(name := tool.get("name"), str):
-            continue
-        annotations = tool.get("annotations")
-        known = annotations if isinstance(annotations, dict) else {}
-        if not name or name == LIST_TOOLS or not is_allowed(options, name, known):
-            continue
-        schema, text = tool.get("input_schema"), tool.get("description")
-        texts = (note and f"({note})", text if isinstance(text, str) else None)
-        make = partial(
-            _function,
-            description=" ".join(filter(None, texts)) or None,
-            parameters=schema if isinstance(schema, dict) else {},
-        )
-        note = None
-        offered.add(Route("mcp", name, options["server_label"]), make)
+    for function in listed_functions(tools, options):
+        route = Route("mcp", function.name, options["server_label"])
+        offered.add(route, partial(_renamed, function))
 
 
-def _function(name: str, description: str | None, parameters: dict[str, Any]) -> request.Tool:
-    return request.Tool(name, description, parameters)
+def _renamed(function: request.Tool, name: str) -> request.Tool:
+    return replace(function, name=name)

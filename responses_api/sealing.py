@@ -1,6 +1,4 @@
-"""Sealed content: text that a client stores for this server, and can neither read nor change.
-
-It is compressed, and encrypted with a key derived from ``SECRET_KEY`` and the project's id.
+"""Compactions as sealed content (see ``gateway.request_fields.sealing``).
 
 A compaction that a response begins with holds the whole context (``SealedContext``): what comes
 before it is not sent to the model any more. Its sealed content begins with ``_WHOLE``, so that it
@@ -10,16 +8,13 @@ beside the messages of the user.
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from cryptography.fernet import Fernet, InvalidToken
 from pydantic import TypeAdapter, ValidationError
 
 from inference_site.core.domain.compaction import CompactedContext
-from inference_site.core.errors.api_errors import InvalidRequestError
-from inference_site.core.storage.cipher import cipher_for
+from inference_site.gateway.request_fields.sealing import seal, unreadable, unseal
 
 _WHOLE = "context."
 
@@ -52,35 +47,10 @@ def unseal_context(sealed: str, project_id: int, param: str) -> SealedContext:
     try:
         return _CONTEXT.validate_json(text)
     except ValidationError as exc:
-        raise _unreadable(param) from exc
-
-
-def seal(text: str, project_id: int) -> str:
-    """Return the text as sealed content for a project."""
-    return _cipher(project_id).encrypt(zlib.compress(text.encode())).decode()
+        raise unreadable(param) from exc
 
 
 def split(sealed: str) -> tuple[str, str]:
     """Return the prefix of sealed content, which may be empty, and the rest, for ``unseal``."""
     prefix = _WHOLE if sealed.startswith(_WHOLE) else ""
     return prefix, sealed.removeprefix(prefix)
-
-
-def unseal(sealed: str, project_id: int, param: str) -> str:
-    """Return the text. Raise InvalidRequestError unless this server sealed it for the project."""
-    try:
-        return zlib.decompress(_cipher(project_id).decrypt(sealed.encode())).decode()
-    except (InvalidToken, zlib.error, UnicodeError) as exc:
-        raise _unreadable(param) from exc
-
-
-def _unreadable(param: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"Invalid '{param}': the encrypted content could not be read.",
-        param=param,
-        code="invalid_encrypted_content",
-    )
-
-
-def _cipher(project_id: int) -> Fernet:
-    return cipher_for(f"sealed:{project_id}")

@@ -18,7 +18,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.core.transfer import Id, ObjectLine, Refused, known_ids
 from inference_site.gateway.feedback import FeedbackEntry
-from responses_api import sealing
+from inference_site.gateway.request_fields.sealing import seal, unseal
 from responses_api.models import (
     ENDED,
     Conversation,
@@ -27,6 +27,7 @@ from responses_api.models import (
     ResponseStatus,
     StoredResponse,
 )
+from responses_api.sealing import split
 
 logger = logging.getLogger(__name__)
 
@@ -205,9 +206,9 @@ def _unsealed(item: Item, project_id: int) -> tuple[dict[str, Any], str | None]:
     sealed = data.get("encrypted_content")
     if not isinstance(sealed, str) or not sealed:
         return data, None
-    prefix, sealed = sealing.split(sealed)
+    prefix, sealed = split(sealed)
     try:
-        text = sealing.unseal(sealed, project_id, "encrypted_content")
+        text = unseal(sealed, project_id, "encrypted_content")
     except InvalidRequestError:
         logger.warning("item %s: its encrypted content cannot be read", item.public_id)
         return {**data, "encrypted_content": prefix}, None
@@ -217,7 +218,7 @@ def _unsealed(item: Item, project_id: int) -> tuple[dict[str, Any], str | None]:
 def _item(project_id: int, part: ItemPart, **owner: Any) -> Item:
     data = part.data
     if part.unsealed is not None:
-        sealed = sealing.seal(part.unsealed, project_id)
+        sealed = seal(part.unsealed, project_id)
         data = {**data, "encrypted_content": f"{data.get('encrypted_content') or ''}{sealed}"}
     return Item(
         public_id=part.id,

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 
 from completions.anthropic.mapping import signature_of
+from completions.anthropic.server_tools import SiteFunction
 from completions.anthropic.wire import (
-    AnswerText,
-    AnswerThinking,
-    AnswerToolUse,
     InputTokens,
     MessagesAnswer,
     MessagesUsage,
@@ -30,6 +28,7 @@ from inference_site.core.domain.deltas import (
     Usage,
 )
 from inference_site.core.domain.errors import Cancelled
+from inference_site.core.domain.site_tools import WebResult
 from inference_site.core.errors.exceptions import api_error
 from inference_site.runs.kinds import Assembler, PromptCountAssembler, cancelled, error_ending
 from inference_site.runs.streams.batches import Ending, Sent
@@ -49,25 +48,62 @@ _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 @dataclass(frozen=True)
 class MessageAssembly(Assembly):
-    """How a message is written for its client."""
+    """How a message is written for its client.
+
+    ``routes`` lead from the names of functions to tools of the site, and ``unlisted`` are the
+    places of the MCP servers whose tools must be listed first. ``results`` are those of searches of
+    earlier messages, by their numbers from 1. ``shows_listings``: the answer has blocks of the type
+    ``mcp_tool_listing``.
+    """
 
     message_id: str
     model: str
     project_id: int
     stream: bool = False
     service_tier: Tier = "standard"
+    routes: dict[str, SiteFunction] = field(default_factory=dict)
+    unlisted: list[int] = field(default_factory=list)
+    max_searches: int | None = None
+    results: list[WebResult] = field(default_factory=list)
+    shows_listings: bool = False
 
 
-class _Block:
-    """One block of the message: its type, its text so far, and the id and name of a call."""
+class Block:
+    """One block of the message: its type, its text so far, and its other fields.
 
-    def __init__(self, kind: str, call: int = -1, call_id: str = "", name: str = "") -> None:
-        self.kind, self.call, self.call_id, self.name = kind, call, call_id, name
+    ``call`` is the place of a call in its turn.
+    """
+
+    def __init__(self, kind: str, call: int = -1, **fields: Any) -> None:
+        self.kind, self.call, self.fields = kind, call, fields
         self.pieces: list[str] = []
 
     @property
     def text(self) -> str:
+        """The text, the thoughts, or the arguments of a call."""
         return "".join(self.pieces)
+
+    @property
+    def is_call(self) -> bool:
+        """Whether its text is the arguments of a call."""
+        return self.kind.endswith("_use")
+
+    def begun(self) -> dict[str, Any]:
+        """Return the block as it begins."""
+        begun = {"type": self.kind, **self.fields}
+        match self.kind:
+            case "text":
+                return {**begun, "text": ""}
+            case "thinking":
+                return {**begun, "thinking": "", "signature": ""}
+        return {**begun, "input": {}} if self.is_call else begun
+
+    def whole(self) -> dict[str, Any]:
+        """Return the block with all of its text."""
+        whole = {"type": self.kind, **self.fields}
+        if self.kind in ("text", "thinking"):
+            return {**whole, self.kind: self.text}
+        return {**whole, "input": arguments_object(self.text)} if self.is_call else whole
 
 
 class MessageAssembler(Assembler):
@@ -75,7 +111,9 @@ class MessageAssembler(Assembler):
 
     def __init__(self, assembly: MessageAssembly) -> None:
         self._assembly = assembly
-        self._blocks: list[_Block] = []
+        self._blocks: list[Block] = []
+        self._is_open = False
+        """Whether the last block may go on."""
         self._usage = Usage()
         self._end: Finish | None = None
         self._begun = False
@@ -89,29 +127,34 @@ class MessageAssembler(Assembler):
         """Take the next delta; return the events it makes."""
         match delta:
             case TextDelta(text) | RefusalDelta(text) if text:
-                return self._piece("text", text, "text_delta", "text")
+                return self._shown(self._piece("text", text, "text_delta"))
             case ReasoningDelta(text):
-                return self._piece("thinking", text, "thinking_delta", "thinking")
-            case ToolCallDelta(call, arguments):
-                return self._call_piece(delta, call, arguments)
+                return self._shown(self._piece("thinking", text, "thinking_delta"))
+            case ToolCallDelta():
+                return self._shown(self._call_piece(delta, self.new_call(delta)))
             case Finish():
                 self._end = delta
             case Usage():
                 self._usage = delta
         return ()
 
+    def new_call(self, delta: ToolCallDelta) -> Block | None:
+        """Return the block of the call that the delta begins; None if it begins none."""
+        if delta.id is None or delta.name is None:
+            return None
+        return Block("tool_use", delta.call, id=delta.id, name=delta.name)
+
     def complete(self) -> Ending:
         """End with the reason and the counts."""
-        reason = self._stop_reason or "end_turn"
+        reason = self.stop_reason or "end_turn"
+        closing = [*self._start(), *self._close()]
+        message = self._message()
         if not self._assembly.stream:
-            body = orjson.dumps(self._message().model_dump())
-            return Ending([], 200, body, finish_reason=reason)
+            return Ending([], 200, orjson.dumps(message.model_dump()), finish_reason=reason)
         ended = {"stop_reason": reason, "stop_sequence": self._stop_sequence}
-        usage = wire_usage(self._usage, self._assembly.service_tier).model_dump()
         frames = [
-            *self._start(),
-            *self._close(),
-            _event("message_delta", delta=ended, usage=usage),
+            *closing,
+            _event("message_delta", delta=ended, usage=message.usage.model_dump()),
             _event("message_stop"),
         ]
         return Ending(frames, 200, b"", finish_reason=reason)
@@ -124,24 +167,28 @@ class MessageAssembler(Assembler):
         """End with the error."""
         return replace(failure(error), is_early=not self._begun)
 
-    def _piece(self, kind: str, text: str, delta_type: str, field: str) -> Sequence[bytes]:
-        """Add a piece of text or of thoughts to the block that is open, or to a new one."""
-        frames = []
-        if not self._blocks or self._blocks[-1].kind != kind:
-            frames += self._open(_Block(kind))
-        self._blocks[-1].pieces.append(text)
-        frames.append(self._delta({"type": delta_type, field: text}))
+    def _shown(self, frames: list[bytes]) -> Sequence[bytes]:
+        """Return the frames of a stream; a whole answer sends none."""
         return frames if self._assembly.stream else ()
 
-    def _call_piece(self, delta: ToolCallDelta, call: int, arguments: str) -> Sequence[bytes]:
+    def _piece(self, kind: str, text: str, delta_type: str) -> list[bytes]:
+        """Add a piece of text or of thoughts to the block that is open, or to a new one."""
         frames = []
-        if delta.id is not None and delta.name is not None:
-            frames += self._open(_Block("tool_use", call, delta.id, delta.name))
-        block = next(block for block in reversed(self._blocks) if block.call == call)
-        block.pieces.append(arguments)
-        if arguments:
-            frames.append(self._delta({"type": "input_json_delta", "partial_json": arguments}))
-        return frames if self._assembly.stream else ()
+        if not self._is_open or self._blocks[-1].kind != kind:
+            frames = self._open(Block(kind))
+        self._blocks[-1].pieces.append(text)
+        frames.append(self._delta({"type": delta_type, kind: text}))
+        return frames
+
+    def _call_piece(self, delta: ToolCallDelta, begun: Block | None) -> list[bytes]:
+        """Add a piece of the arguments of a call, whose block may begin with it."""
+        frames = [] if begun is None else self._open(begun)
+        block = next(one for one in reversed(self._blocks) if one.call == delta.call)
+        block.pieces.append(delta.arguments)
+        if delta.arguments:
+            piece = {"type": "input_json_delta", "partial_json": delta.arguments}
+            frames.append(self._delta(piece))
+        return frames
 
     def _start(self) -> list[bytes]:
         """Return the events that a stream begins with, once."""
@@ -153,30 +200,28 @@ class MessageAssembler(Assembler):
         message["usage"]["output_tokens"] = 0
         return [_event("message_start", message=message), _PING]
 
-    def _open(self, block: _Block) -> list[bytes]:
+    def _open(self, block: Block) -> list[bytes]:
         """Begin a block, after the one that was open."""
         frames = [*self._start(), *self._close()]
         self._blocks.append(block)
-        shown: dict[str, Any] = {"type": block.kind}
-        match block.kind:
-            case "text":
-                shown["text"] = ""
-            case "thinking":
-                shown |= {"thinking": "", "signature": ""}
-            case _:
-                shown |= {"id": block.call_id, "name": block.name, "input": {}}
+        self._is_open = True
         index = len(self._blocks) - 1
-        return [*frames, _event("content_block_start", index=index, content_block=shown)]
+        return [*frames, _event("content_block_start", index=index, content_block=block.begun())]
 
-    def _close(self) -> Iterator[bytes]:
-        """Yield the events that end the block that is open."""
-        if not self._blocks:
-            return
-        block = self._blocks[-1]
+    def _close(self) -> list[bytes]:
+        """End the block that is open; return its last events."""
+        if not self._is_open:
+            return []
+        self._is_open = False
+        last = [self._delta(delta) for delta in self._last_deltas(self._blocks[-1])]
+        return [*last, _event("content_block_stop", index=len(self._blocks) - 1)]
+
+    def _last_deltas(self, block: Block) -> Iterator[dict[str, Any]]:
+        """Add what a block has at its end; yield its deltas."""
         if block.kind == "thinking":
             signature = signature_of(block.text, self._assembly.project_id)
-            yield self._delta({"type": "signature_delta", "signature": signature})
-        yield _event("content_block_stop", index=len(self._blocks) - 1)
+            block.fields["signature"] = signature
+            yield {"type": "signature_delta", "signature": signature}
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
         return _event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
@@ -187,32 +232,27 @@ class MessageAssembler(Assembler):
         return stop if isinstance(stop, str) else None
 
     @property
-    def _stop_reason(self) -> StopReason | None:
+    def stop_reason(self) -> StopReason | None:
+        """Why the answer has ended."""
         if self._end is None:
             return None
         return "stop_sequence" if self._stop_sequence else _STOP_REASONS[self._end.reason]
 
-    def _message(self) -> MessagesAnswer:
-        return MessagesAnswer(
-            id=self._assembly.message_id,
-            model=self._assembly.model,
-            content=[self._wire(block) for block in self._blocks],
-            stop_reason=self._stop_reason,
-            stop_sequence=self._stop_sequence,
-            usage=wire_usage(self._usage, self._assembly.service_tier),
-        )
+    def usage(self) -> MessagesUsage:
+        """Return the counts."""
+        return wire_usage(self._usage, self._assembly.service_tier)
 
-    def _wire(self, block: _Block) -> AnswerText | AnswerThinking | AnswerToolUse:
-        match block.kind:
-            case "text":
-                return AnswerText(text=block.text)
-            case "thinking":
-                signature = signature_of(block.text, self._assembly.project_id)
-                return AnswerThinking(thinking=block.text, signature=signature)
-            case _:
-                return AnswerToolUse(
-                    id=block.call_id, name=block.name, input=arguments_object(block.text)
-                )
+    def _message(self) -> MessagesAnswer:
+        return MessagesAnswer.model_validate(
+            {
+                "id": self._assembly.message_id,
+                "model": self._assembly.model,
+                "content": [block.whole() for block in self._blocks],
+                "stop_reason": self.stop_reason,
+                "stop_sequence": self._stop_sequence,
+                "usage": self.usage(),
+            }
+        )
 
 
 def wire_usage(usage: Usage, tier: Tier) -> MessagesUsage:

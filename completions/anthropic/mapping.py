@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.utils.crypto import salted_hmac
 
 from completions.anthropic import wire
+from completions.anthropic.server_tools import unseal_result
+from inference_site.core.domain.function_names import function_name
+from inference_site.core.domain.request import Tool
+from inference_site.core.domain.site_tools import WebResult, web_results_text
 from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.gateway.request_fields.mcp import MCP
 
 Body = dict[str, Any]
 
@@ -19,6 +25,8 @@ _EFFORTS = {"xhigh": "high", "max": "high"}
 _REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 """How a message of the role ``system`` in the middle is put before the model: most chat templates
 take such a message at the beginning alone."""
+_NO_RESULT = "The call has no result."
+"""The result of a call that the answer has ended before."""
 _BASH = {
     "type": "object",
     "properties": {
@@ -54,19 +62,35 @@ def signature_of(thinking: str, project_id: int) -> str:
     return str(salted_hmac(salt, thinking, algorithm="sha256").hexdigest())
 
 
-def to_chat(
-    body: wire.MessagesRequest | wire.CountTokensRequest, project_id: int, *, has_template: bool
-) -> Body:
-    """Return the body of a chat completion.
+@dataclass(frozen=True, slots=True)
+class History:
+    """What the messages of a request bring along: their project, and what is read from them.
 
-    ``has_template``: the model takes variables of its chat template, such as whether it thinks.
-    Raise InvalidRequestError for thoughts that this site has not signed, and for contradictions.
+    ``results`` are those of earlier searches.
+    """
+
+    project_id: int
+    results: list[WebResult] = field(default_factory=list)
+
+
+def to_chat(
+    body: wire.MessagesRequest | wire.CountTokensRequest,
+    history: History,
+    functions: Iterable[Tool] = (),
+    *,
+    has_template: bool,
+) -> Body:
+    """Return the body of a chat completion; the results of searches are added to the history.
+
+    ``functions`` are those that the site runs. ``has_template``: the model takes variables of its
+    chat template, such as whether it thinks. Raise InvalidRequestError for thoughts and results of
+    searches that are not of this site, and for contradictions.
     """
     chat: Body = {
         "model": body.model,
-        "messages": [*_system(body.system), *_messages(body.messages, project_id)],
+        "messages": [*_system(body.system), *_messages(body.messages, history)],
         # A last message of the assistant is continued, as it is by Anthropic's API.
-        **_tools(body),
+        **_tools(body, functions),
         **(_thinking(body) if has_template else {}),
     }
     if (config := body.output_config) is not None and config.format is not None:
@@ -79,7 +103,13 @@ def to_chat(
 
 def ignored_tools(body: wire.MessagesRequest | wire.CountTokensRequest) -> list[str]:
     """Return the types of tools that would run at Anthropic; the model is not shown them."""
-    return [f"tools[].{tool.type}" for tool in body.tools or () if _schema_of(tool) is None]
+    return [f"tools[].{tool.type}" for tool in _client_tools(body) if _schema_of(tool) is None]
+
+
+def _client_tools(
+    body: wire.MessagesRequest | wire.CountTokensRequest,
+) -> Iterator[wire.RequestTool]:
+    return (tool for tool in body.tools or () if isinstance(tool, wire.RequestTool))
 
 
 def _sampling(body: wire.MessagesRequest) -> Body:
@@ -100,13 +130,13 @@ def _system(given: str | list[wire.TextBlock] | None) -> list[Body]:
     return [{"role": "system", "content": text}] if text else []
 
 
-def _messages(given: Sequence[wire.RequestMessage], project_id: int) -> Iterator[Body]:
+def _messages(given: Sequence[wire.RequestMessage], history: History) -> Iterator[Body]:
     """Yield the turns. Turns of one role that follow each other are one, as in Anthropic's API."""
     turn: Body | None = None
     for position, message in enumerate(given):
         where = f"messages.{position}.content"
         if message.role == "assistant":
-            made = [_assistant(message.content, where, project_id)]
+            made = list(_assistant(message.content, where, history))
         else:
             made = list(_user(message, where))
         for entry in made:
@@ -132,38 +162,108 @@ def _join(turn: Body, entry: Body) -> None:
             turn[name] = (turn[name] + entry[name]) if turn.get(name) else entry[name]
 
 
-def _assistant(content: str | Sequence[Any], where: str, project_id: int) -> Body:
-    parts, calls, thoughts = list[Body](), list[Body](), list[str]()
+class _Turn:
+    """A turn of the assistant so far: what it has said and called, and the site's results.
+
+    ``answered`` are the calls that the site has run, with their results as they come.
+    """
+
+    def __init__(self) -> None:
+        self.parts, self.calls, self.thoughts = list[Body](), list[Body](), list[str]()
+        self.answered: dict[str, str] = {}
+        self.has_results = False
+
+    def call(self, call_id: str, name: str, arguments: Body, *, is_run: bool) -> None:
+        """Add a call; ``is_run``: the site has run it."""
+        called = {"name": name, "arguments": json.dumps(arguments)}
+        self.calls.append({"id": call_id, "type": "function", "function": called})
+        if is_run:
+            self.answered[call_id] = _NO_RESULT
+
+    def messages(self) -> Iterator[Body]:
+        """Yield the message, and those of the results."""
+        message: Body = {"role": "assistant", "content": self.parts}
+        if self.calls:
+            message["tool_calls"] = self.calls
+        if self.thoughts:
+            message["reasoning_content"] = "".join(self.thoughts)
+        yield message
+        for call_id, text in self.answered.items():
+            yield {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
+def _assistant(content: str | Sequence[Any], where: str, history: History) -> Iterator[Body]:
+    """Yield the messages of a turn of the assistant: more than one if the site has run tools."""
+    turn, is_empty = _Turn(), True
     blocks = [_text(content)] if isinstance(content, str) else content
     for number, block in enumerate(blocks):
-        match block:
-            case wire.TextBlock(text=text) | {"text": str(text)}:
-                parts.append(_text(text))
-            case wire.ToolUseBlock():
-                called = {"name": block.name, "arguments": json.dumps(block.input)}
-                calls.append({"id": block.id, "type": "function", "function": called})
-            case wire.ThinkingBlock():
-                signature = signature_of(block.thinking, project_id)
-                if not hmac.compare_digest(signature.encode(), block.signature.encode()):
-                    raise InvalidRequestError(
-                        f"{where}.{number}: Invalid `signature` in `thinking` block: this site "
-                        "has not written it for this project.",
-                        param=f"{where}.{number}.signature",
-                    )
-                thoughts.append(block.thinking)
-            case wire.RedactedThinkingBlock():
-                pass
-            case _:
+        param = f"{where}.{number}"
+        if isinstance(block, wire.WebSearchResultBlock | wire.McpToolResultBlock):
+            if block.tool_use_id not in turn.answered:
                 raise InvalidRequestError(
-                    f"{where}.{number}: a block of the type '{block.type}' is not of an assistant.",
-                    param=f"{where}.{number}",
+                    f"{param}.tool_use_id: there is no call '{block.tool_use_id}' before it.",
+                    param=f"{param}.tool_use_id",
                 )
-    message: Body = {"role": "assistant", "content": parts}
-    if calls:
-        message["tool_calls"] = calls
-    if thoughts:
-        message["reasoning_content"] = "".join(thoughts)
-    return message
+            turn.answered[block.tool_use_id] = _site_result(block, param, history)
+            turn.has_results = True
+            continue
+        if isinstance(block, wire.RedactedThinkingBlock | wire.McpToolListingBlock):
+            continue
+        if turn.has_results:  # The next turn of the model begins.
+            yield from turn.messages()
+            turn = _Turn()
+        is_empty = False
+        _add_block(turn, block, param, history.project_id)
+    if is_empty or turn.parts or turn.calls or turn.thoughts:
+        yield from turn.messages()
+
+
+def _add_block(turn: _Turn, block: Any, param: str, project_id: int) -> None:
+    match block:
+        case wire.TextBlock(text=text) | {"text": str(text)}:
+            turn.parts.append(_text(text))
+        case wire.ToolUseBlock():
+            turn.call(block.id, block.name, block.input, is_run=False)
+        case wire.ServerToolUseBlock():
+            turn.call(block.id, block.name, block.input, is_run=True)
+        case wire.McpToolUseBlock():
+            name = function_name(block.name, block.server_name, MCP)
+            turn.call(block.id, name, block.input, is_run=True)
+        case wire.ThinkingBlock():
+            signature = signature_of(block.thinking, project_id)
+            if not hmac.compare_digest(signature.encode(), block.signature.encode()):
+                raise InvalidRequestError(
+                    f"{param}: Invalid `signature` in `thinking` block: this site has not written "
+                    "it for this project.",
+                    param=f"{param}.signature",
+                )
+            turn.thoughts.append(block.thinking)
+        case _:
+            raise InvalidRequestError(
+                f"{param}: a block of the type '{block.type}' is not of an assistant.", param=param
+            )
+
+
+def _site_result(
+    block: wire.WebSearchResultBlock | wire.McpToolResultBlock, param: str, history: History
+) -> str:
+    """Return the text of a result, as the model was shown it."""
+    match block:
+        case wire.McpToolResultBlock(content=content):
+            return content if isinstance(content, str) else _all_text(content or ())
+        case wire.WebSearchResultBlock(content=wire.WebSearchError(error_code=code)):
+            return f"Error: {code}"
+    assert isinstance(block.content, list)
+    results = [
+        unseal_result(
+            one.encrypted_content,
+            history.project_id,
+            f"{param}.content.{place}.encrypted_content",
+        )
+        for place, one in enumerate(block.content)
+    ]
+    history.results.extend(results)
+    return web_results_text(results)
 
 
 def _user(message: wire.RequestMessage, where: str) -> Iterator[Body]:
@@ -254,8 +354,9 @@ def _all_text(content: str | Sequence[Any]) -> str:
     return "\n".join(block.text for block in content if isinstance(block, wire.TextBlock))
 
 
-def _tools(body: wire.MessagesRequest | wire.CountTokensRequest) -> Body:
-    tools = [_tool(tool) for tool in body.tools or () if _schema_of(tool) is not None]
+def _tools(body: wire.MessagesRequest | wire.CountTokensRequest, functions: Iterable[Tool]) -> Body:
+    tools = [_tool(tool) for tool in _client_tools(body) if _schema_of(tool) is not None]
+    tools += [_function(one.name, one.description, one.parameters) for one in functions]
     choice = body.tool_choice
     if not tools:
         return {}
@@ -288,9 +389,14 @@ def _schema_of(tool: wire.RequestTool) -> tuple[str | None, Body] | None:
 def _tool(tool: wire.RequestTool) -> Body:
     schema = _schema_of(tool)
     assert schema is not None
-    function: Body = {"name": tool.name, "description": schema[0], "parameters": schema[1]}
+    function = _function(tool.name, *schema)
     if tool.strict is not None:
-        function["strict"] = tool.strict
+        function["function"]["strict"] = tool.strict
+    return function
+
+
+def _function(name: str, description: str | None, parameters: Body) -> Body:
+    function = {"name": name, "description": description, "parameters": parameters}
     return {"type": "function", "function": function}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,13 +12,15 @@ from rest_framework.request import Request
 
 from completions.anthropic import wire
 from completions.anthropic.assembler import INPUT_TOKENS, MESSAGE, MessageAssembly
-from completions.anthropic.mapping import ignored_tools, to_chat
+from completions.anthropic.mapping import History, ignored_tools, to_chat
+from completions.anthropic.server_tools import AnyRequest, ServerTools, numbered, server_tools
 from completions.mapping import to_generation_request
 from completions.wire.chat import DialectChat
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.rate_limits import seconds_of
 from inference_site.catalogue.fleet.fleet import context_of
 from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.site_tools import WebResult
 from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundError
 from inference_site.gateway.api.authentication import caller_of
 from inference_site.gateway.api.payload import parse
@@ -32,6 +34,9 @@ from inference_site.runs.queue import new_id
 from inference_site.runs.streams.request_documents import Assembly, Document
 
 _LIMITS = "x-ratelimit-"
+_MCP_BETA, _LISTING_BETA = "mcp-client-", "mcp-client-2026-09-15"
+"""Versions of the MCP connector in the header ``anthropic-beta``: of all, and the first one whose
+answers have blocks of the type ``mcp_tool_listing``."""
 
 
 class MessagesApiView(ApiView):
@@ -63,7 +68,8 @@ class MessagesView(MessagesApiView):
     def post(self, request: Request) -> HttpResponse:
         """Create a message: the assistant's next turn, or the rest of its last one."""
         body = parse(wire.MessagesRequest, request.data)
-        return respond(request, message_submission(caller_of(request), body))
+        betas = request.headers.get("anthropic-beta", "")
+        return respond(request, message_submission(caller_of(request), body, betas))
 
 
 class CountTokensView(MessagesApiView):
@@ -79,20 +85,20 @@ class CountTokensView(MessagesApiView):
         """Count the tokens that the model would read."""
         body = parse(wire.CountTokensRequest, request.data)
         caller = caller_of(request)
-        model, chat, asked = _asked(body, caller)
-        require_endpoint(model, "render")
+        given = _Given.of(body, caller)
+        require_endpoint(given.model, "render")
         submission = Submission(
             INPUT_TOKENS,
             new_id("tok-"),
             caller,
-            Document(replace(asked, operation="render"), Assembly()),
-            ignored_params=_ignored(body, model, chat, asked),
+            Document(replace(given.asked, operation="render"), Assembly()),
+            ignored_params=given.ignored_params,
         )
         return respond(request, submission)
 
 
-def message_submission(caller: Caller, body: wire.MessagesRequest) -> Submission:
-    """Return the submission of a message. Raise ApiError."""
+def message_submission(caller: Caller, body: wire.MessagesRequest, betas: str = "") -> Submission:
+    """Return the submission of a message; ``betas`` are the names of its header. Raise ApiError."""
     if body.thread is not None and body.thread.type == "continue":
         # The client sends the whole conversation again.
         raise NotFoundError(
@@ -100,7 +106,8 @@ def message_submission(caller: Caller, body: wire.MessagesRequest) -> Submission
             param="thread.previous_message_id",
             code="thread_not_found",
         )
-    model, chat, asked = _asked(body, caller)
+    given = _Given.of(body, caller)
+    model, asked, tools = given.model, given.asked, given.tools
     if asked.max_output_tokens is not None and asked.max_output_tokens >= context_of(model.spec):
         asked = replace(asked, max_output_tokens=None)  # The context is the shorter limit.
     # "auto" is the default, and means priority for those who have it.
@@ -111,6 +118,12 @@ def message_submission(caller: Caller, body: wire.MessagesRequest) -> Submission
         caller.project_id,
         stream=bool(body.stream),
         service_tier="priority" if tier.name == "priority" else "standard",
+        routes=tools.routes,
+        unlisted=tools.unlisted,
+        max_searches=tools.max_searches,
+        results=numbered(given.results) if tools.options else [],
+        shows_listings=_knows_listings(betas),
+        site_tools=tools.options,
     )
     # So the first event of a stream knows the tokens of the prompt.
     asked = replace(asked, running_usage=assembly.stream)
@@ -120,36 +133,70 @@ def message_submission(caller: Caller, body: wire.MessagesRequest) -> Submission
         caller,
         Document(asked, assembly),
         stream=assembly.stream,
-        ignored_params=_ignored(body, model, chat, asked),
+        ignored_params=given.ignored_params,
         service_class=tier.service_class,
-        end_user=chat.user or "",
+        end_user=given.end_user,
     )
 
 
-def _asked(
-    body: wire.MessagesRequest | wire.CountTokensRequest, caller: Caller
-) -> tuple[ResolvedModel, DialectChat, GenerationRequest]:
-    """Return the model, the request as a chat completion, and the engine's request.
+def _knows_listings(betas: str) -> bool:
+    """Whether a client knows the block ``mcp_tool_listing``, by its newest version of MCP."""
+    names = (name.strip() for name in betas.split(","))
+    return max((n for n in names if n.startswith(_MCP_BETA)), default="") >= _LISTING_BETA
 
-    Raise InvalidRequestError naming fields of Anthropic's.
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A request: its model, what the engine is asked, and the tools that the site runs.
+
+    ``results`` are those of earlier searches among its messages.
     """
-    model = served_model(caller, body.model, body)
-    has_template = "chat_template" in model.capabilities
-    fields = to_chat(body, caller.project_id, has_template=has_template)
-    chat = parse(DialectChat, fields)
-    try:
-        return model, chat, to_generation_request(chat, model)
-    except InvalidRequestError as exc:
-        if (exc.param or "").startswith("messages["):  # Its places are those of the chat.
-            exc.param = "messages"
-        raise
+
+    model: ResolvedModel
+    asked: GenerationRequest
+    tools: ServerTools
+    results: list[WebResult]
+    ignored_params: list[str]
+    end_user: str
+
+    @classmethod
+    def of(cls, body: AnyRequest, caller: Caller) -> _Given:
+        """Read a request. Raise InvalidRequestError naming fields of Anthropic's."""
+        model = served_model(caller, body.model, body)
+        tools = server_tools(body, caller.project_id)
+        history = History(caller.project_id)
+        has_template = "chat_template" in model.capabilities
+        functions = tools.functions.values()
+        chat = parse(DialectChat, to_chat(body, history, functions, has_template=has_template))
+        try:
+            asked = to_generation_request(chat, model)
+        except InvalidRequestError as exc:
+            if (exc.param or "").startswith("messages["):  # Its places are those of the chat.
+                exc.param = "messages"
+            raise
+        if tools.unlisted:
+            asked = _with_listing(asked, body, model)
+        names: list[Any] = [*body.ignored_params, *ignored_tools(body)]
+        names += ignored_fields(model, chat, asked)
+        return cls(model, asked, tools, history.results, names, chat.user or "")
 
 
-def _ignored(
-    body: wire.MessagesRequest | wire.CountTokensRequest,
-    model: ResolvedModel,
-    chat: DialectChat,
-    asked: GenerationRequest,
-) -> list[str]:
-    names: list[Any] = [*body.ignored_params, *ignored_tools(body)]
-    return names + ignored_fields(model, chat, asked)
+def _with_listing(
+    asked: GenerationRequest, body: AnyRequest, model: ResolvedModel
+) -> GenerationRequest:
+    """Return the request of a model that will be offered tools which are not known yet."""
+    if "tools" not in model.capabilities:
+        raise InvalidRequestError(
+            f"Invalid 'mcp_servers': the model `{model.spec.id}` calls no tools.",
+            param="mcp_servers",
+            code="unsupported_parameter",
+        )
+    if body.tool_choice is None or body.tool_choice.type != "any" or asked.must_call:
+        return asked
+    if asked.response_prefix:
+        raise InvalidRequestError(
+            "Invalid 'messages': the last message is of the assistant and would be continued, but "
+            "an answer that must be a call cannot be.",
+            param="messages",
+        )
+    return replace(asked, must_call=True, constraint=None)

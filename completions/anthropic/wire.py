@@ -5,18 +5,29 @@ Source: Anthropic's API reference, "Messages" (create, count tokens, streaming) 
 
 from __future__ import annotations
 
+from functools import partial
+from operator import is_
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from inference_site.gateway.api.payload import WireObject, WireRequest
+from inference_site.gateway.request_fields.web_search import Location
 from inference_site.gateway.request_fields.wire import FunctionName
+from inference_site.mcp.access import MAX_HEADERS_BYTES
 
 # --- Request -------------------------------------------------------------------------------------
 
 
 def _content_kind(value: object) -> str:
     return "text" if isinstance(value, str) else "blocks"
+
+
+def _result_kind(value: object) -> str:
+    return "results" if isinstance(value, list) else "error"
+
+
+CallId = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class CacheControl(WireRequest):
@@ -111,7 +122,7 @@ class ToolUseBlock(_Block):
     """A block of type ``tool_use``: a call that the assistant made."""
 
     type: Literal["tool_use"]
-    id: Annotated[str, Field(min_length=1, max_length=256)]
+    id: CallId
     name: str
     input: dict[str, Any]
 
@@ -136,6 +147,86 @@ class ToolResultBlock(_Block):
     is_error: bool | None = None
 
 
+class ServerToolUseBlock(_Block):
+    """A block of type ``server_tool_use``: a call that the site has run."""
+
+    type: Literal["server_tool_use"]
+    id: CallId
+    name: str
+    input: dict[str, Any]
+    caller: Any = None
+
+
+class WebSearchResult(WireRequest):
+    """A result of a search; what the model was shown of it is in ``encrypted_content``."""
+
+    type: Literal["web_search_result"]
+    url: str
+    title: str
+    encrypted_content: str
+    page_age: str | None = None
+
+
+class WebSearchError(WireRequest):
+    """Why a search has no result."""
+
+    type: Literal["web_search_tool_result_error"]
+    error_code: str
+
+
+class WebSearchResultBlock(_Block):
+    """A block of type ``web_search_tool_result``, as it came with an answer."""
+
+    type: Literal["web_search_tool_result"]
+    tool_use_id: str
+    content: Annotated[
+        Annotated[list[WebSearchResult], Tag("results")] | Annotated[WebSearchError, Tag("error")],
+        Discriminator(_result_kind),
+    ]
+    caller: Any = None
+
+
+class McpToolUseBlock(_Block):
+    """A block of type ``mcp_tool_use``: a call of a tool of an MCP server."""
+
+    type: Literal["mcp_tool_use"]
+    id: CallId
+    name: str
+    server_name: str
+    input: dict[str, Any]
+
+
+class McpToolResultBlock(_Block):
+    """A block of type ``mcp_tool_result``."""
+
+    type: Literal["mcp_tool_result"]
+    tool_use_id: str
+    content: (
+        Annotated[
+            Annotated[str, Tag("text")] | Annotated[list[TextBlock], Tag("blocks")],
+            Discriminator(_content_kind),
+        ]
+        | None
+    ) = None
+    is_error: bool | None = None
+
+
+class ListedTool(WireRequest):
+    """A tool as its MCP server lists it."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    input_schema: dict[str, Any]
+
+
+class McpToolListingBlock(WireRequest):
+    """A block of type ``mcp_tool_listing``: the tools of a server, which is not asked again."""
+
+    type: Literal["mcp_tool_listing"]
+    mcp_server_name: str
+    tools: list[ListedTool]
+
+
 class ThinkingBlock(_Block):
     """A block of type ``thinking``, with the signature that it came with."""
 
@@ -158,6 +249,11 @@ RequestBlock = Annotated[
     | SearchResultBlock
     | ToolUseBlock
     | ToolResultBlock
+    | ServerToolUseBlock
+    | WebSearchResultBlock
+    | McpToolUseBlock
+    | McpToolResultBlock
+    | McpToolListingBlock
     | ThinkingBlock
     | RedactedThinkingBlock,
     Field(discriminator="type"),
@@ -175,13 +271,93 @@ class RequestMessage(WireRequest):
 
 
 class RequestTool(_Block):
-    """``tools[]``: a tool of the client's, or, by its ``type``, one that Anthropic defines."""
+    """``tools[]``: a tool of the client's, or, by its ``type``, another one of Anthropic's."""
 
     type: Annotated[str, Field(pattern=r"^[a-z0-9_]{1,48}$")] | None = None
     name: FunctionName
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+
+
+Domains = Annotated[
+    list[Annotated[str, Field(max_length=253, pattern=r"^[\w-]+(\.[\w-]+)*\.?$")]],
+    Field(max_length=100),
+]
+"""Domains, each with its subdomains."""
+
+
+class ApproximateLocation(Location):
+    """``user_location`` of the web search tool."""
+
+    type: Literal["approximate"]
+
+
+class ServerSearchTool(_Block):
+    """``tools[]`` of a type like ``web_search_20250305``: the site searches the web."""
+
+    type: Annotated[str, Field(pattern=r"^web_search_[0-9]{8}$")]
+    name: Literal["web_search"]
+    max_uses: Annotated[int, Field(ge=1)] | None = None
+    allowed_domains: Domains | None = None
+    blocked_domains: Domains | None = None
+    user_location: ApproximateLocation | None = None
+
+
+class McpToolConfig(WireRequest):
+    """``default_config`` of a toolset, and the values of its ``configs``."""
+
+    enabled: bool | None = None
+
+
+ServerName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class McpToolset(_Block):
+    """``tools[]`` of type ``mcp_toolset``: tools of one of the ``mcp_servers``."""
+
+    type: Literal["mcp_toolset"]
+    mcp_server_name: ServerName
+    default_config: McpToolConfig | None = None
+    configs: dict[str, McpToolConfig] | None = None
+    tools: list[ListedTool] | None = None
+
+
+def _tool_kind(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    if kind == "mcp_toolset":
+        return "toolset"
+    return "search" if str(kind).startswith("web_search_") else "tool"
+
+
+AnyTool = Annotated[
+    Annotated[RequestTool, Tag("tool")]
+    | Annotated[ServerSearchTool, Tag("search")]
+    | Annotated[McpToolset, Tag("toolset")],
+    Discriminator(_tool_kind),
+]
+
+
+class McpToolConfiguration(WireRequest):
+    """``mcp_servers[].tool_configuration``, which was there before toolsets."""
+
+    enabled: bool | None = None
+    allowed_tools: list[str] | None = None
+
+
+class McpServerDefinition(WireRequest):
+    """``mcp_servers[]``: a server by its URL; an extension: by the name of a registered one.
+
+    The token is secret: no dump of the model has it.
+    """
+
+    type: Literal["url"]
+    name: ServerName
+    url: Annotated[str, Field(max_length=2000)] | None = None
+    authorization_token: Annotated[str, Field(max_length=MAX_HEADERS_BYTES)] | None = Field(
+        None, exclude=True, repr=False
+    )
+    tool_configuration: McpToolConfiguration | None = None
 
 
 class ToolChoice(WireRequest):
@@ -232,7 +408,8 @@ class _Prompt(WireRequest):
         ]
         | None
     ) = None
-    tools: Annotated[list[RequestTool], Field(max_length=128)] | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=128)] | None = None
+    mcp_servers: Annotated[list[McpServerDefinition], Field(max_length=20)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -269,7 +446,15 @@ class MessagesRequest(_Prompt):
 # --- Answer --------------------------------------------------------------------------------------
 
 Tier = Literal["standard", "priority"]
+_IF_GIVEN = Field(exclude_if=partial(is_, None))
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn", "refusal"]
+
+
+class ServerToolUsage(WireObject):
+    """``usage.server_tool_use``: what the site has done for the answer."""
+
+    web_search_requests: int
+    web_fetch_requests: int = 0
 
 
 class MessagesUsage(WireObject):
@@ -279,7 +464,18 @@ class MessagesUsage(WireObject):
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int
     output_tokens: int
+    server_tool_use: Annotated[ServerToolUsage | None, _IF_GIVEN] = None
     service_tier: Tier = "standard"
+
+
+class WebCitation(WireObject):
+    """``content[].citations[]``: a result of a search that the text cites."""
+
+    type: Literal["web_search_result_location"] = "web_search_result_location"
+    url: str
+    title: str
+    cited_text: str
+    encrypted_index: str
 
 
 class AnswerText(WireObject):
@@ -287,6 +483,7 @@ class AnswerText(WireObject):
 
     type: Literal["text"] = "text"
     text: str
+    citations: Annotated[list[WebCitation] | None, _IF_GIVEN] = None
 
 
 class AnswerThinking(WireObject):
@@ -306,6 +503,95 @@ class AnswerToolUse(WireObject):
     input: dict[str, Any]
 
 
+class AnswerServerToolUse(WireObject):
+    """``content[]`` of type ``server_tool_use``: a search that the site has made."""
+
+    type: Literal["server_tool_use"] = "server_tool_use"
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class FoundPage(WireObject):
+    """``content[].content[]``: a result of a search."""
+
+    type: Literal["web_search_result"] = "web_search_result"
+    url: str
+    title: str
+    encrypted_content: str
+    page_age: str | None = None
+
+
+class SearchFailure(WireObject):
+    """``content[].content`` of a search without results."""
+
+    type: Literal["web_search_tool_result_error"] = "web_search_tool_result_error"
+    error_code: str
+
+
+class AnswerSearchResult(WireObject):
+    """``content[]`` of type ``web_search_tool_result``."""
+
+    type: Literal["web_search_tool_result"] = "web_search_tool_result"
+    tool_use_id: str
+    content: list[FoundPage] | SearchFailure
+
+
+class AnswerMcpToolUse(WireObject):
+    """``content[]`` of type ``mcp_tool_use``: a call that the site has made."""
+
+    type: Literal["mcp_tool_use"] = "mcp_tool_use"
+    id: str
+    name: str
+    server_name: str
+    input: dict[str, Any]
+
+
+class McpText(WireObject):
+    """``content[].content[]`` of a result."""
+
+    type: Literal["text"] = "text"
+    text: str
+
+
+class AnswerMcpToolResult(WireObject):
+    """``content[]`` of type ``mcp_tool_result``."""
+
+    type: Literal["mcp_tool_result"] = "mcp_tool_result"
+    tool_use_id: str
+    is_error: bool
+    content: list[McpText]
+
+
+class AnswerListedTool(WireObject):
+    """``content[].tools[]``: a tool as its MCP server lists it."""
+
+    name: str
+    description: str | None
+    input_schema: dict[str, Any]
+
+
+class AnswerMcpToolListing(WireObject):
+    """``content[]`` of type ``mcp_tool_listing``: the tools of a server."""
+
+    type: Literal["mcp_tool_listing"] = "mcp_tool_listing"
+    mcp_server_name: str
+    tools: list[AnswerListedTool]
+
+
+AnswerBlock = Annotated[
+    AnswerText
+    | AnswerThinking
+    | AnswerToolUse
+    | AnswerServerToolUse
+    | AnswerSearchResult
+    | AnswerMcpToolUse
+    | AnswerMcpToolResult
+    | AnswerMcpToolListing,
+    Field(discriminator="type"),
+]
+
+
 class MessagesAnswer(WireObject):
     """The answer to a request that does not stream."""
 
@@ -313,7 +599,7 @@ class MessagesAnswer(WireObject):
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
     model: str
-    content: list[AnswerText | AnswerThinking | AnswerToolUse]
+    content: list[AnswerBlock]
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessagesUsage

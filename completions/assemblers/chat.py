@@ -165,6 +165,13 @@ class _ChoiceFold:
         self.finish: WireFinishReason | None = None
         self.stop: str | int | None = None
 
+    @property
+    def said(self) -> str:
+        """The text, and the arguments of calls, one a line."""
+        texts = ["".join(self.text), "".join(self.refusal)]
+        texts += ["".join(call.arguments) for call in self.calls]
+        return "\n".join(filter(None, texts))
+
     def take_call(self, delta: ToolCallDelta) -> None:
         """Add a piece of a tool call."""
         if delta.id is not None and delta.name is not None:
@@ -238,11 +245,9 @@ class ChatAssembler(Assembler):
     def __init__(self, assembly: ChatAssembly) -> None:
         self._assembly = assembly
         self._stream, self._is_legacy = assembly.stream, assembly.is_legacy
-        self._choices = [_ChoiceFold(n, assembly.is_legacy) for n in range(assembly.choices)]
         self._usage = Usage()
         self._prompt = PromptTokens(())
-        self._unsent_ids: dict[int, tuple[int, ...]] = {}
-        self._begun = self._begun_reading = False
+        self.reset()
         self.recording = Recording() if assembly.stream and assembly.is_replayable else None
         """The sizes of the deltas, if the stream can be replayed."""
         start = self._chunk_start()
@@ -251,6 +256,13 @@ class ChatAssembler(Assembler):
             for index in range(assembly.choices)
         ]
         self._tail = b',"usage":null}\n\n' if assembly.include_usage else b"}\n\n"
+
+    def reset(self) -> None:
+        """Begin with empty choices."""
+        assembly = self._assembly
+        self._choices = [_ChoiceFold(n, assembly.is_legacy) for n in range(assembly.choices)]
+        self._unsent_ids: dict[int, tuple[int, ...]] = {}
+        self._begun = self._begun_reading = False
 
     def recover(self, sent: Sent) -> None:
         """Restore the state from the sent frames (see ``Assembler``)."""
@@ -297,12 +309,14 @@ class ChatAssembler(Assembler):
 
     def complete(self) -> Ending:
         """End with usage and timings, if they were asked for, and ``[DONE]``."""
-        frames = [DONE]
-        if self._assembly.include_usage or self._assembly.timings:
-            frames = [self._usage_chunk(), DONE]
         finish = self._choices[0].finish or ""
         body = b"" if self._stream else orjson.dumps(self.completion())
-        return Ending(frames, 200, body, finish_reason=finish)
+        return Ending([*self.last_chunks(), DONE], 200, body, finish_reason=finish)
+
+    def last_chunks(self) -> list[bytes]:
+        """Return the chunks after the last choice."""
+        is_wanted = self._assembly.include_usage or self._assembly.timings
+        return [self._usage_chunk()] if is_wanted else []
 
     def cancel(self) -> Ending:
         """End without a finish reason: the client has disconnected or cancelled."""
@@ -381,7 +395,7 @@ class ChatAssembler(Assembler):
         return chunk + b"}\n\n"
 
     def _progress_chunk(self, progress: PromptProgress) -> Sequence[bytes]:
-        """Return a chunk without choices, in llama-server's format."""
+        """Return a chunk in llama-server's format."""
         if not self._stream:
             return ()
         self._begun_reading = True
@@ -391,8 +405,11 @@ class ChatAssembler(Assembler):
             "processed": progress.processed,
             "time_ms": progress.elapsed_ms,
         }
-        head = b"data: " + self._chunk_start() + b',"choices":[],"prompt_progress":'
-        return (head + orjson.dumps(fields) + self._tail,)
+        return (self.chunk_without_choices(b',"prompt_progress":' + orjson.dumps(fields)),)
+
+    def chunk_without_choices(self, fields: bytes) -> bytes:
+        """Return a chunk with these fields, which are JSON after a comma."""
+        return b"data: " + self._chunk_start() + b',"choices":[]' + fields + self._tail
 
     def completion(self) -> dict[str, Any]:
         """Return the whole object, as a client that does not stream gets it."""

@@ -6,14 +6,15 @@ turn that calls a function of the client ends the answer, and its searches are n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import count
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import orjson
 from django.conf import settings
 
 from completions.assemblers.chat import ChatAssembler, ChatAssembly
+from completions.assemblers.site_turns import SiteTurns, TurnCall
 from completions.wire.chat import ChatCitation, ChatUrlCitation
 from inference_site.core.domain.citations import find_citations
 from inference_site.core.domain.deltas import (
@@ -22,23 +23,11 @@ from inference_site.core.domain.deltas import (
     ReasoningDelta,
     TextDelta,
     ToolCallDelta,
-    Usage,
 )
-from inference_site.core.domain.request import GenerationRequest, Message, ToolCall
+from inference_site.core.domain.request import GenerationRequest
 from inference_site.core.domain.site_tools import SiteCall, Source, ToolResult
 from inference_site.gateway.request_fields.web_search import ARGUMENTS
-from inference_site.runs.streams.batches import Ending
-
-
-@dataclass(slots=True)
-class _Search:
-    """A call of the turn that the site runs. ``output`` is None until its result is there."""
-
-    number: int
-    id: str
-    name: str
-    arguments: str = ""
-    output: str | None = None
+from inference_site.runs.streams.batches import Ending, Sent
 
 
 class SearchingAssembler(ChatAssembler):
@@ -46,51 +35,34 @@ class SearchingAssembler(ChatAssembler):
 
     def __init__(self, assembly: ChatAssembly) -> None:
         super().__init__(assembly)
-        self._numbers = count()
-        self._made = self._spent = 0
-        self._sources: list[Source] = []
-        self._messages: list[Message] = []
+        self._turns = SiteTurns()
         self._begin_turn()
 
     def _begin_turn(self) -> None:
-        self._text: list[str] = []
-        self._reasoning: list[str] = []
-        self._searches: list[_Search] = []
         self._shown: dict[int, int] = {}
         """The places of the client's calls among all that it is shown, by those in the turn."""
-        self._by_call: dict[int, _Search | None] = {}
-        self._has_ended = False
+        self._by_call: dict[int, TurnCall | None] = {}
 
     @property
     def sources(self) -> Sequence[Source]:
         """See ``Assembler``."""
-        return self._sources
+        return self._turns.sources
 
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta; return the chunks it makes, none of a search."""
-        match delta:
-            case ToolCallDelta():
-                return self._feed_call(delta)
-            case TextDelta(text):
-                self._text.append(text)
-            case ReasoningDelta(text):
-                self._reasoning.append(text)
-            case Usage(output_tokens=spent):
-                self._spent = spent
-            case Finish():
-                self._has_ended = True
-                if self.calls():
-                    return ()
-                return [*self._annotations_chunk(), *super().feed(delta)]
-        return super().feed(delta)
+        if isinstance(delta, ToolCallDelta):
+            return self._feed_call(delta)
+        self._turns.take(delta)
+        if not isinstance(delta, Finish):
+            return super().feed(delta)
+        return () if self.calls() else [*self._annotations_chunk(), *super().feed(delta)]
 
     def _feed_call(self, delta: ToolCallDelta) -> Sequence[bytes]:
         if delta.id is not None and delta.name in ARGUMENTS:
-            is_run = self._made < settings.TOOL_CALLS_MAX
-            search = _Search(next(self._numbers), delta.id, delta.name) if is_run else None
-            self._made += 1
-            self._by_call[delta.call] = search
-            self._searches += [search] if search else []
+            is_run = self._turns.made < settings.TOOL_CALLS_MAX
+            self._by_call[delta.call] = (
+                self._turns.begin_call(0, delta.name, delta.id, delta.name) if is_run else None
+            )
         if delta.call in self._by_call:
             if search := self._by_call[delta.call]:
                 search.arguments += delta.arguments
@@ -100,33 +72,36 @@ class SearchingAssembler(ChatAssembler):
 
     def calls(self) -> Sequence[SiteCall]:
         """Return the searches of the turn that has ended."""
-        if not self._has_ended or self._shown:
-            return []
-        waiting = [search for search in self._searches if search.output is None]
-        return [SiteCall(one.number, 0, one.name, one.arguments) for one in waiting]
+        return self._turns.waiting if self._turns.has_ended and not self._shown else []
+
+    def save(self) -> Mapping[str, Any]:
+        """Return what was said so far, and the turns (see ``Assembler``)."""
+        choice = self._choices[0]
+        said = {"text": "".join(choice.text), "reasoning": "".join(choice.reasoning)}
+        return {**said, "turns": self._turns.save()}
+
+    def restart(self, sent: Sent, saved: Mapping[str, Any] | None = None) -> Sequence[bytes]:
+        """Continue with the searches of the last turn; nothing of a whole answer was sent."""
+        if saved and "turns" in saved:
+            super().feed(ReasoningDelta(saved["reasoning"]))
+            super().feed(TextDelta(saved["text"]))
+            self._turns.restore(saved["turns"])
+        return ()
 
     def add_result(self, result: ToolResult) -> Sequence[bytes]:
         """Take the result of the first of the ``calls``; the client is shown nothing of it."""
-        next(one for one in self._searches if one.output is None).output = result.output
-        known = {source.url for source in self._sources}
-        self._sources += [source for source in result.sources if source.url not in known]
+        self._turns.add_result(result)
         return ()
 
     def next_request(self, request: GenerationRequest) -> GenerationRequest | None:
         """Return the request of the next turn; None if no token is left for it."""
-        left = request.max_output_tokens
-        if left is not None and (left := left - self._spent) <= 0:
+        following = self._turns.next_request(request)
+        if following is None:
             return None
-        calls = tuple(ToolCall(one.id, one.name, one.arguments or "{}") for one in self._searches)
-        text, reasoning = "".join(self._text), "".join(self._reasoning)
-        said = Message("assistant", text or None, tool_calls=calls, reasoning=reasoning or None)
-        results = [Message("tool", o.output, o.name, tool_call_id=o.id) for o in self._searches]
-        self._messages += [said, *results]
         self._begin_turn()
-        is_over = self._made >= settings.TOOL_CALLS_MAX
+        is_over = self._turns.made >= settings.TOOL_CALLS_MAX
         tools = tuple(tool for tool in request.tools if not (is_over and tool.name in ARGUMENTS))
-        messages = (*request.messages, *self._messages)
-        return replace(request, messages=messages, tools=tools, max_output_tokens=left)
+        return replace(following, tools=tools)
 
     def complete(self) -> Ending:
         """End the answer; one that has spent its tokens before its last turn was cut."""
@@ -144,7 +119,7 @@ class SearchingAssembler(ChatAssembler):
                     url=found.source.url,
                 )
             )
-            for found in find_citations("".join(self._choices[0].text), self._sources)
+            for found in find_citations("".join(self._choices[0].text), self._turns.sources)
         ]
 
     def _annotations_chunk(self) -> Sequence[bytes]:
@@ -159,8 +134,3 @@ class SearchingAssembler(ChatAssembler):
         annotations = [annotation.model_dump() for annotation in self._annotations()]
         completion["choices"][0]["message"]["annotations"] = annotations
         return completion
-
-
-def chat_assembler(assembly: ChatAssembly) -> ChatAssembler:
-    """Return the assembler of a chat completion."""
-    return SearchingAssembler(assembly) if assembly.site_tools else ChatAssembler(assembly)

@@ -52,7 +52,8 @@ from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.feedback_views import FeedbackView
 from inference_site.gateway.request_fields.capabilities import ignored_fields
-from inference_site.gateway.submission.model_access import served_model
+from inference_site.gateway.request_fields.moderation import moderation_options
+from inference_site.gateway.submission.model_access import moderation_model, served_model
 from inference_site.gateway.submission.service_tiers import service_tier
 from inference_site.gateway.submission.submit import Submission, respond
 from inference_site.runs.queue import new_id
@@ -92,6 +93,9 @@ def chat_submission(caller: Caller, body: ChatCompletionRequest) -> Submission:
     generation = to_generation_request(body, model)
     site_tools = to_site_tools(body, generation)
     is_unsearched = body.web_search_options is not None and not site_tools
+    judge = None
+    if body.moderation is not None:
+        judge = moderation_model(caller, body.moderation.model)
     tier = service_tier(caller, body.service_tier)
     to_store = None
     if body.store:
@@ -113,7 +117,7 @@ def chat_submission(caller: Caller, body: ChatCompletionRequest) -> Submission:
         records=bool(body.store),
         token_ids=generation.token_ids,
         prompt_logprobs=generation.prompt_logprobs is not None,
-        site_tools=site_tools,
+        site_tools=[*site_tools, *moderation_options(body.moderation, judge, generation)],
     )
     return Submission(
         CHAT,

@@ -5,6 +5,8 @@ Source: API reference, "Chat completions" (create, object, chunk object).
 
 from __future__ import annotations
 
+from functools import partial
+from operator import is_
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -21,8 +23,14 @@ from completions.wire.messages import (
     ToolChoice,
     wrap_text,
 )
+from inference_site.core.domain.function_names import MAX_FUNCTIONS
 from inference_site.gateway.api.paging import PageQuery
 from inference_site.gateway.api.payload import WireObject, WireRequest
+from inference_site.gateway.request_fields.moderation import (
+    ModerationErrorBody,
+    ModerationParam,
+    ModerationResultBody,
+)
 from inference_site.gateway.request_fields.web_search import ContextSize, Location
 from inference_site.gateway.request_fields.wire import (
     ConstraintFields,
@@ -113,6 +121,7 @@ class ChatCompletionRequest(ConstraintFields, SamplingFields, TokenReportFields)
     )
     function_call: FunctionCallChoice | None = None
     web_search_options: WebSearchOptions | None = None
+    moderation: ModerationParam | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: ReasoningEffort | None = None
     enable_thinking: bool | None = None
@@ -146,9 +155,10 @@ class ChatCompletionRequest(ConstraintFields, SamplingFields, TokenReportFields)
 
 
 class DialectChat(ChatCompletionRequest):
-    """A chat of another API as a chat completion; the number of stop texts is not bounded."""
+    """A chat of another API as a chat completion, with more stop texts and functions."""
 
     stop: ManyStopTexts | None = None
+    tools: Annotated[list[RequestTool], Field(max_length=MAX_FUNCTIONS)] | None = None
 
 
 # --- Answer --------------------------------------------------------------------------------------
@@ -268,6 +278,21 @@ class Timings(WireObject):
     predicted_per_second: float
 
 
+class ModerationResults(WireObject):
+    """``moderation.input`` and ``output``: a result for the input, and one for each choice."""
+
+    type: Literal["moderation_results"] = "moderation_results"
+    model: str
+    results: list[ModerationResultBody]
+
+
+class ChatModeration(WireObject):
+    """``moderation``: what the moderation model says of the input and of the answers."""
+
+    input: ModerationResults | ModerationErrorBody
+    output: ModerationResults | ModerationErrorBody
+
+
 class ChatCompletion(WireObject):
     """The answer to a request that does not stream. ``finish_reason`` is null in partial ones.
 
@@ -285,6 +310,7 @@ class ChatCompletion(WireObject):
     timings: Timings | None = None
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    moderation: Annotated[ChatModeration | None, Field(exclude_if=partial(is_, None))] = None
 
 
 class ChunkFunction(WireObject):
@@ -345,7 +371,8 @@ class PromptProgress(WireObject):
 class ChatCompletionChunk(WireObject):
     """One event of a stream. ``usage`` is there only when asked for: null, then the counts.
 
-    A chunk with ``prompt_progress`` has no choices. ``prompt_token_ids`` is in the first chunk.
+    A chunk with ``prompt_progress`` or ``moderation`` has no choices. ``prompt_token_ids`` is in
+    the first chunk.
     """
 
     id: str
@@ -359,6 +386,7 @@ class ChatCompletionChunk(WireObject):
     timings: Timings | None = None
     prompt_progress: PromptProgress | None = None
     prompt_token_ids: list[int] | None = None
+    moderation: ChatModeration | None = None
 
 
 class StoredQuery(PageQuery):

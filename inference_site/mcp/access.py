@@ -96,7 +96,7 @@ def check_requested_url(url: str, project_hosts: list[str]) -> None:
     """
     host = check_url(url).host
     if not settings.MCP_ALLOWED_HOSTS:
-        raise NotUsable("this site runs registered MCP servers only; name one by its server_label")
+        raise NotUsable("this site runs registered MCP servers only; name one by its label")
     if not _may_name(host, settings.MCP_ALLOWED_HOSTS):
         raise NotUsable(f"this site allows no MCP server of the host {host!r}")
     if project_hosts and not _may_name(host, project_hosts):
@@ -170,7 +170,7 @@ def is_allowed(options: Mapping[str, Any], name: str, annotations: Any = None) -
     """
     names: list[str] | None = options.get("tool_names")
     read_only: bool | None = options.get("read_only")
-    if names is not None and name not in names:
+    if (names is not None and name not in names) or name in options.get("excluded_names", ()):
         return False
     if read_only is None or annotations is None:
         return True

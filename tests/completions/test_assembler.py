@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import openai.types.chat as openai_chat
@@ -15,6 +16,8 @@ from hypothesis import strategies as st
 
 from completions.assemblers.chat import CHAT, ChatAssembler, ChatAssembly
 from completions.assemblers.completion import COMPLETION, CompletionAssembly
+from completions.assemblers.moderated_chat import chat_assembler
+from completions.assemblers.site_turns import SiteTurns
 from completions.assemblers.tokens import EmbeddingAssembler, EmbeddingAssembly
 from completions.ollama.assembler import OLLAMA, OllamaAssembly
 from completions.wire.chat import ChatCompletion, ChatCompletionChunk
@@ -35,6 +38,8 @@ from inference_site.core.domain.errors import (
     InvalidRequest,
     QueueTimeout,
 )
+from inference_site.core.domain.request import GenerationRequest, Message
+from inference_site.core.domain.site_tools import Source, ToolResult
 from inference_site.runs.kinds import failure, kind_of
 from inference_site.runs.streams.batches import Ending, Sent
 from inference_site.runs.streams.request_documents import Assembly
@@ -291,3 +296,56 @@ def test_calls_are_repeated_beside_the_message_where_a_site_says_so() -> None:
             assembler.feed(delta)
         [choice] = orjson.loads(assembler.complete().body)["choices"]
         assert choice.get("tool_calls") == (choice["message"]["tool_calls"] if repeats else None)
+
+
+def test_a_chat_that_searches_is_judged_before_its_first_and_after_its_last_turn() -> None:
+    judge = {"type": "moderation", "shown_model": "judge", "input": "asked", "blocks": ["output"]}
+    assembly = ChatAssembly("chatcmpl-1", 1_700_000_000, "demo", stream=True)
+    fold = chat_assembler(replace(assembly, site_tools=[{"type": "web_search"}, judge]))
+    request = GenerationRequest("demo", (Message("user", "asked"),))
+    result = {"flagged": False, "categories": {}, "category_scores": {}}
+    passed = ToolResult("", {"result": {**result, "category_applied_input_types": {}}})
+
+    def called() -> list[tuple[int, int, str]]:
+        return [(call.number, call.tool, call.arguments) for call in fold.calls()]
+
+    assert called() == [(1_000_000, 1, '{"text":"asked"}')]
+    assert fold.add_result(passed) == ()
+    assert fold.next_request(request) == request
+    search = ToolCallDelta(0, '{"query":"x"}', "call_1", "web_search")
+    assert [fold.feed(delta) for delta in (TextDelta("Now. "), search, Finish("tool_calls"))] == [
+        (),
+        (),
+        (),
+    ]
+    assert called() == [(0, 0, '{"query":"x"}')]
+    found = ToolResult("found", sources=[Source("https://a.example/", "A")])
+    assert fold.add_result(found) == ()
+    following = fold.next_request(request)
+    assert following is not None
+    assert [message.role for message in following.messages] == ["user", "assistant", "tool"]
+    assert [fold.feed(delta) for delta in (TextDelta("So [1]."), STOP)] == [(), ()]
+    assert called() == [(1_000_001, 1, '{"text":"Now. So [1]."}')]
+    frames = fold.add_result(passed)
+    assert [b"Now. " in frame for frame in frames[:3]] == [False, True, False]
+    assert b"annotations" in frames[3]
+    assert fold.next_request(request) is None
+    assert called() == []
+    ending = fold.complete()
+    assert [b"moderation_results" in frame for frame in ending.frames] == [True, False]
+    assert ending.finish_reason == "stop"
+
+
+def test_a_text_that_the_client_has_begun_is_of_the_first_turn_alone() -> None:
+    turns = SiteTurns()
+    request = GenerationRequest("demo", (Message("user", "?"),), response_prefix="The ")
+    for _ in range(2):
+        turns.take(TextDelta("answer"))
+        turns.begin_call(0, "look", "call_1", "look")
+        turns.take(Finish("tool_calls"))
+        turns.add_result(ToolResult("seen"))
+        following = turns.next_request(request)
+        assert following is not None
+        assert following.response_prefix == ""
+        said = [message.text for message in following.messages if message.role == "assistant"]
+    assert said == ["The answer", "answer"]

@@ -8,6 +8,7 @@ or the body of an answer that is not streamed. After a change that is meant, wri
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,9 @@ from typing import Any, Literal
 import orjson
 import pytest
 
+from completions.anthropic.assembler import MessageAssembly
+from completions.anthropic.server_tool_assembler import message_assembler
+from completions.anthropic.server_tools import SiteFunction
 from completions.assemblers.chat import ChatAssembler, ChatAssembly
 from completions.assemblers.completion import CompletionAssembler, CompletionAssembly
 from completions.assemblers.tokens import (
@@ -38,6 +42,8 @@ from inference_site.core.domain.deltas import (
     Usage,
 )
 from inference_site.core.domain.errors import GenerationFailed, HookFailed
+from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.site_tools import Source, ToolResult
 from inference_site.runs.kinds import Assembler
 
 FOLDER = Path(__file__).parent / "golden"
@@ -46,9 +52,12 @@ USAGE = Usage(20, 12, 8, 3, prefill_ms=4.0, decode_ms=16.0)
 
 @dataclass
 class Script:
-    """What the engine yields, how it is to be told, and what ends it."""
+    """What the engine yields, how it is to be told, and what ends it.
 
-    deltas: Sequence[Delta]
+    A tool's result is that of the site's next call; a request begins the next turn.
+    """
+
+    deltas: Sequence[Delta | ToolResult | GenerationRequest]
     options: dict[str, Any] = field(default_factory=dict)
     error: Exception | None = None
     kind: str = "chat"
@@ -63,6 +72,16 @@ def call(n: int, name: str, *arguments: str, **rest: Any) -> list[Delta]:
     first = ToolCallDelta(n, "", id=f"call_{n}", name=name, **rest)
     return [first, *(ToolCallDelta(n, piece, **rest) for piece in arguments)]
 
+
+REQUEST = GenerationRequest("demo")
+LISTING = ToolResult("", {"tools": [
+    {"name": "read", "description": "Reads.", "input_schema": {"type": "object"}}]})  # fmt: skip
+FOUND = ToolResult(
+    "…",
+    {"results": [{"number": 1, "url": "https://a.example/", "title": "A", "text": "Of\n a."}]},
+    [Source("https://a.example/", "A")],
+)
+READ = ToolResult("the text")
 
 SCRIPTS = {
     "plain": Script([TextDelta("Hello"), TextDelta(' "you"\n'), Finish("stop"), USAGE]),
@@ -131,11 +150,37 @@ SCRIPTS = {
     "completion_error": Script(
         [TextDelta("half")], error=GenerationFailed("boom"), kind="completion"
     ),
+    "message": Script(
+        [ReasoningDelta("Hm."), TextDelta("Wait"), TextDelta("."),
+         *call(0, "look", '{"at":', '"x"}'), Finish("tool_calls"), USAGE],
+        kind="message",
+    ),
+    "message_site_tools": Script(
+        [LISTING, REQUEST, Usage(9), TextDelta("Now."), *call(0, "web_search", '{"query": "x"}'),
+         *call(1, "docs__read", "{}"), Finish("tool_calls"), Usage(9, 5), FOUND, READ, REQUEST,
+         TextDelta("So [1].\nA"), TextDelta("nd so."), Finish("stop"), USAGE],
+        {"site_tools": [{"type": "web_search"}, {"type": "mcp", "server_label": "docs"}],
+         "routes": {"web_search": SiteFunction(0, "web_search")},
+         "unlisted": [1], "shows_listings": True},
+        kind="message",
+    ),
+    "message_failed_tools": Script(
+        [*call(0, "web_search", "{}"), *call(1, "docs__read", "{}"), Finish("tool_calls"),
+         ToolResult("no", {"error_code": "invalid_tool_input"}, is_error=True),
+         ToolResult("full", is_error=True), REQUEST, TextDelta("No."), Finish("length"), USAGE],
+        {"site_tools": [{"type": "web_search"}, {"type": "mcp", "server_label": "docs"}],
+         "routes": {"web_search": SiteFunction(0, "web_search"),
+                    "docs__read": SiteFunction(1, "read", "docs")}},
+        kind="message",
+    ),
 }  # fmt: skip
 
 
 def assembler(script: Script, *, stream: bool) -> Assembler:
     shared = {"created": 1_700_000_000, "model": "demo", "stream": stream, "include_usage": False}
+    if script.kind == "message":
+        message = MessageAssembly("msg_1", "demo", 1, stream=stream, **script.options)
+        return message_assembler(message)
     if script.kind == "chat":
         chat = {"completion_id": "chatcmpl-1", **shared, **script.options}
         return ChatAssembler(ChatAssembly(**chat))
@@ -146,16 +191,35 @@ def assembler(script: Script, *, stream: bool) -> Assembler:
 def transcript(script: Script) -> bytes:
     """Return the stream, then the answer without one, as JSON that a reader can follow."""
     streaming, whole = (assembler(script, stream=stream) for stream in (True, False))
-    frames = [frame for delta in script.deltas for frame in streaming.feed(delta)]
-    for delta in script.deltas:
-        assert whole.feed(delta) == ()
+    frames = [frame for entry in script.deltas for frame in taken(streaming, entry)]
+    for entry in script.deltas:
+        assert list(taken(whole, entry)) == []
     endings = [
         fold.complete() if script.error is None else fold.fail(script.error)
         for fold in (streaming, whole)
     ]
     body = orjson.dumps(orjson.loads(endings[1].body), option=orjson.OPT_INDENT_2)
     comment = f": without a stream: {endings[1].status}\n".encode()
-    return b"".join([*frames, *endings[0].frames, comment, body, b"\n"])
+    told = b"".join([*frames, *endings[0].frames, comment, body, b"\n"])
+    return _RANDOM.sub(rb"\1...", told)
+
+
+_RANDOM = re.compile(rb'((?:srvtoolu_|mcptoolu_|"signature":\s?"|gAAAA))[\w=-]+')
+"""What is another text each time: ids of calls, signatures and sealed content."""
+
+
+def taken(fold: Assembler, entry: Delta | ToolResult | GenerationRequest) -> Sequence[bytes]:
+    """Let an assembler take an entry of a script; return its frames."""
+    match entry:
+        case ToolResult():
+            assert fold.calls()
+            return fold.add_result(entry)
+        case GenerationRequest():
+            assert not fold.calls()
+            assert fold.next_request(entry) is not None
+            return ()
+        case _:
+            return fold.feed(entry)
 
 
 def check(name: str, told: bytes) -> None:

@@ -418,14 +418,34 @@ def test_what_claude_code_sends_is_taken(http: httpx.Client) -> None:
 def test_tools_of_anthropics_are_shown_or_named(http: httpx.Client) -> None:
     tools = [
         {"type": "bash_20250124", "name": "bash"},
-        {"type": "web_search_20250305", "name": "web_search"},
+        {"type": "web_fetch_20250910", "name": "web_fetch"},
     ]
     forced = {"tool_choice": {"type": "tool", "name": "bash"}}
     answer = http.post("/v1/messages", json={**GREEDY, "messages": HELLO, "tools": tools, **forced})
     assert answer.status_code == 200, answer.text
     [use] = answer.json()["content"]
     assert (use["type"], use["name"]) == ("tool_use", "bash")
-    assert "tools[].web_search_20250305" in answer.headers["x-unsupported-params"]
+    assert "tools[].web_fetch_20250910" in answer.headers["x-unsupported-params"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "no search engine"),
+        ({"mcp_servers": [{"type": "url", "name": "a", "url": "http://a.example/mcp"}]},
+         "registered MCP servers only"),
+    ],
+)  # fmt: skip
+def test_tools_that_this_site_cannot_run_are_refused(
+    http: httpx.Client, fields: dict[str, Any], message: str
+) -> None:
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        body = {"model": "demo", "messages": HELLO, **fields}
+        body |= {} if path.endswith("tokens") else {"max_tokens": 9}
+        refused = http.post(path, json=body)
+        assert refused.status_code == 400, refused.text
+        assert refused.json()["error"]["type"] == "invalid_request_error"
+        assert message in refused.json()["error"]["message"]
 
 
 def test_a_client_that_leaves_ends_its_run(stack: ServedStack, http: httpx.Client) -> None:

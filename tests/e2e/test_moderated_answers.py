@@ -1,4 +1,4 @@
-"""``moderation`` of responses: the input and the answer are judged by a moderation model."""
+"""``moderation`` of responses and chats: a moderation model judges the input and the answers."""
 
 from __future__ import annotations
 
@@ -195,3 +195,160 @@ def test_what_the_judge_is_given_is_data(client: openai.OpenAI, judge: UpstreamS
     made = ask(client, said, {"model": "judge"})
     assert judge.asked[-1].body["input"] == [json.loads(said)[0]["text"]]
     assert made.moderation.output.flagged is False
+
+
+# --- Chat completions ----------------------------------------------------------------------------
+
+
+def chat(client: openai.OpenAI, said: str, moderation: Any, **fields: Any) -> Any:
+    messages = [{"role": "user", "content": said}]
+    return client.chat.completions.create(
+        **{"model": "scripted", "messages": messages, "moderation": moderation, **fields}
+    )
+
+
+def chat_flags(completion: Any) -> list[list[bool]]:
+    judged = (completion.moderation.input, completion.moderation.output)
+    return [[one.flagged for one in each.results] for each in judged]
+
+
+def test_the_input_and_each_choice_of_a_chat_are_scored(
+    client: openai.OpenAI, judge: UpstreamServer, stack: ServedStack
+) -> None:
+    made = chat(client, HARMFUL, {"model": "omni-moderation-latest"}, store=True)
+    [choice] = made.choices
+    assert (choice.message.content, choice.finish_reason) == ("a gun", "stop")
+    assert chat_flags(made) == [[False], [True]]
+    assert made.moderation.output.to_dict()["results"][0] == {
+        "type": "moderation_result",
+        "model": "omni-moderation-latest",
+        "flagged": True,
+        "categories": {"violence": True},
+        "category_scores": {"violence": 0.75},
+        "category_applied_input_types": {"violence": ["text"]},
+    }
+    assert (made.moderation.input.type, made.moderation.input.model) == (
+        "moderation_results",
+        "omni-moderation-latest",
+    )
+    assert [asked.body["input"] for asked in judge.asked] == [[HARMFUL], ["a gun"]]
+    stored = client.chat.completions.retrieve(made.id)
+    assert stored.moderation == made.moderation
+    assert "moderation" not in chat(client, HARMLESS, None).to_dict()
+    two = chat(client, "Say something.", policy(output="block"), model="demo", n=2, max_tokens=5)
+    assert chat_flags(two) == [[False], [False, False]]
+    said = [choice.message.content for choice in two.choices]
+    assert all(said)
+    asked = [one.body["input"][0] for one in judge.asked[-2:]]
+    assert sorted(asked) == sorted(said)  # They are judged at the same time.
+
+
+def test_only_the_new_messages_of_a_chat_are_judged(
+    client: openai.OpenAI, judge: UpstreamServer
+) -> None:
+    messages = [
+        {"role": "user", "content": "a gun"},
+        {"role": "assistant", "content": "a gun"},
+        {"role": "user", "content": HARMLESS},
+    ]
+    made = chat(client, "", {"model": "judge"}, messages=messages)
+    assert chat_flags(made) == [[False], [False]]
+    assert judge.asked[0].body["input"] == [HARMLESS]
+
+
+def test_a_chunk_before_the_last_ones_has_what_was_said_of_a_chat(client: openai.OpenAI) -> None:
+    options = {"include_usage": True}
+    chunks = list(chat(client, HARMFUL, policy(input="block"), stream=True, stream_options=options))
+    texts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(texts) == "a gun"
+    told = [chunk.moderation is not None for chunk in chunks]
+    assert (told[-2:], any(told[:-2])) == ([True, False], False)
+    judged, counted = chunks[-2:]
+    assert (judged.choices, counted.choices, counted.usage is None) == ([], [], False)
+    assert chat_flags(judged) == [[False], [True]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("blocked", ["input", "output"])
+def test_of_a_blocked_chat_nothing_is_sent(
+    client: openai.OpenAI, stack: ServedStack, blocked: str, stream: bool
+) -> None:
+    said = script({"text": "a gun"}) if blocked == "input" else HARMFUL
+    made = chat(client, said, policy(**{blocked: "block"}), stream=stream)
+    if stream:
+        chunks = list(made)
+        ends = [(c.choices[0].index, c.choices[0].finish_reason) for c in chunks if c.choices]
+        assert [end for end in ends if end[1]] == [(0, "content_filter")]
+        assert not any(c.choices[0].delta.content for c in chunks if c.choices)
+        made = chunks[-1]
+    else:
+        assert [choice.finish_reason for choice in made.choices] == ["content_filter"]
+        assert not any(choice.message.content for choice in made.choices)
+    row = stack.row(made.id)
+    if blocked == "input":
+        assert made.moderation.input.results[0].flagged
+        assert (made.moderation.output.type, made.moderation.output.code) == ("error", "not_judged")
+        assert row["output_tokens"] == 0
+    else:
+        assert chat_flags(made) == [[False], [True]]
+        assert row["output_tokens"] > 0
+    assert (row["status"], row["finish_reason"]) == ("completed", "content_filter")
+
+
+def test_a_chat_that_passes_is_sent_whole(client: openai.OpenAI) -> None:
+    chunks = list(chat(client, HARMLESS, policy(output="block"), stream=True))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "a cat"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chat_flags(chunks[-1]) == [[False], [False]]
+
+
+def test_a_chat_that_fails_shows_nothing_that_was_not_judged(client: openai.OpenAI) -> None:
+    said = script({"text": "a gun"}, {"fail": "It broke."})
+    for modes, shown in (({"output": "score"}, True), ({"output": "block"}, False)):
+        with pytest.raises(openai.InternalServerError) as caught:
+            chat(client, said, policy(**modes))
+        assert ("a gun" in caught.value.response.text) == shown
+        with pytest.raises(openai.APIError) as broken:
+            list(chat(client, said, policy(**modes), stream=True))
+        assert ("a gun" in json.dumps(broken.value.body)) == shown
+
+
+def test_the_calls_of_a_chat_are_judged(client: openai.OpenAI) -> None:
+    tools = [{"type": "function", "function": {"name": "buy", "parameters": {"type": "object"}}}]
+    said = script(call("buy", '{"what": "a g', 'un"}'))
+    made = chat(client, said, {"model": "judge"}, tools=tools)
+    assert made.choices[0].finish_reason == "tool_calls"
+    assert chat_flags(made) == [[False], [True]]
+
+
+def test_a_judge_that_fails_is_an_error_of_a_chat(
+    client: openai.OpenAI, judge: UpstreamServer
+) -> None:
+    judge.answers = [lambda talk: talk.say(400, {"error": {"message": "no"}})]
+    made = chat(client, HARMLESS, {"model": "judge"})
+    assert made.choices[0].message.content == "a cat"
+    assert made.moderation.input.type == made.moderation.output.type == "error"
+    blocked = chat(client, HARMLESS, policy(output="block"))
+    assert blocked.choices[0].finish_reason == "content_filter"
+
+
+@pytest.mark.parametrize(
+    ("moderation", "param"),
+    [
+        ({"model": "none"}, "moderation.model"),
+        ({"model": "scripted"}, "moderation.model"),
+        ({"model": "judge", "policy": {"input": {"mode": "x"}}}, "moderation.policy.input.mode"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_chats(
+    client: openai.OpenAI, moderation: Any, param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(client, HARMLESS, moderation)
+    assert caught.value.param == param
+
+
+def test_a_key_needs_the_moderation_model_of_a_chat_too(stack: ServedStack) -> None:
+    key = make_key(stack, allowed_models=["scripted"])
+    with stack.client(key.secret) as other, pytest.raises(openai.PermissionDeniedError):
+        chat(other, HARMLESS, {"model": "judge"})

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from inference_site.accounts.models import ApiKey
@@ -16,6 +20,9 @@ from inference_site.runs.tool_calls.models import (
     hash_of,
 )
 from tests.generations.rows import create_generation
+from worker.runtime.site_calls import SiteCalls
+from worker.tools.base import CallContext
+from worker.tools.registry import register
 
 pytestmark = pytest.mark.django_db
 CALLS = [SiteCall(0, 0, "look", '{"at":1}'), SiteCall(1, 0, "look", '{"at":2}')]
@@ -45,8 +52,8 @@ def lost(claim: Claim) -> None:
 
 def test_a_call_is_sent_once_whoever_has_read_its_row(claim: Claim) -> None:
     rows, same = planned(claim), planned(claim)
-    assert ToolCall.objects.send(claim, rows[0])
-    assert not ToolCall.objects.send(claim, same[0])
+    assert ToolCall.objects.send(claim, rows[0], rows[0].arguments_hash)
+    assert not ToolCall.objects.send(claim, same[0], same[0].arguments_hash)
     assert planned(claim)[0].status == CallStatus.SENT
     assert planned(claim)[0].arguments_hash == hash_of('{"at":1}') != hash_of('{"at":2}')
 
@@ -54,15 +61,15 @@ def test_a_call_is_sent_once_whoever_has_read_its_row(claim: Claim) -> None:
 def test_a_worker_that_lost_the_generation_plans_and_sends_nothing(claim: Claim) -> None:
     rows = planned(claim)
     lost(claim)
-    assert not ToolCall.objects.send(claim, rows[0])
+    assert not ToolCall.objects.send(claim, rows[0], rows[0].arguments_hash)
     assert ToolCall.objects.plan(claim, CALLS, ["mcp"], None, Usage()) is None
 
 
 def test_a_result_counts_for_its_attempt_and_is_kept_until_the_end(claim: Claim) -> None:
     row = planned(claim)[0]
-    ToolCall.objects.send(claim, row)
+    ToolCall.objects.send(claim, row, row.arguments_hash)
     again = planned(claim)[0]
-    ToolCall.objects.send(claim, again)
+    ToolCall.objects.send(claim, again, again.arguments_hash)
     assert not ToolCall.objects.finish(row, RESULT, is_unknown=False, keeps=True)
     assert ToolCall.objects.finish(again, RESULT, is_unknown=False, keeps=True)
     stored = planned(claim)[0].stored_result
@@ -72,9 +79,9 @@ def test_a_result_counts_for_its_attempt_and_is_kept_until_the_end(claim: Claim)
 
 def test_the_end_removes_content_and_what_was_sent_is_unknown(claim: Claim) -> None:
     rows = planned(claim)
-    ToolCall.objects.send(claim, rows[0])
+    ToolCall.objects.send(claim, rows[0], rows[0].arguments_hash)
     ToolCall.objects.finish(rows[0], RESULT, is_unknown=False, keeps=True)
-    ToolCall.objects.send(claim, rows[1])
+    ToolCall.objects.send(claim, rows[1], rows[1].arguments_hash)
     assert SavedTurns.objects.get(generation_id=claim.public_id).usage_so_far == Usage(3, 0, 2)
     Generation.objects.finish(claim, Status.CANCELLED)
     close(claim.public_id)
@@ -85,3 +92,36 @@ def test_the_end_removes_content_and_what_was_sent_is_unknown(claim: Claim) -> N
     assert ToolCall.objects.finish(rows[1], RESULT, is_unknown=False, keeps=True)
     late = ToolCall.objects.of(claim.public_id)[1]
     assert (late.status, late.result) == (CallStatus.DONE, None)
+
+
+class Judge:
+    """A tool that may be asked again; ``texts`` are those that it was asked about."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def is_idempotent(self, name: str) -> bool:
+        return True
+
+    def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolResult:
+        self.texts.append(arguments["text"])
+        return ToolResult(f"of {arguments['text']}")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_stored_result_counts_for_the_same_arguments_only(claim: Claim) -> None:
+    """An answer that was generated again after a restart is judged again."""
+    judge = Judge()
+    register("judge", lambda options: judge)
+    stream: Any = SimpleNamespace(cancelled=False)
+
+    def judged(text: str) -> str:
+        calls = SiteCalls(claim, stream, [{"type": "judge"}], keeps=True)
+        made = [SiteCall(7, 0, "judge", f'{{"text":"{text}"}}')]
+        [result] = calls.run(made, {}, Usage(), lambda: ())
+        return result.output
+
+    said = [judged(text) for text in ("a", "a", "b", "b", "a")]
+    assert said == ["of a", "of a", "of b", "of b", "of a"]
+    assert judge.texts == ["a", "b", "a"]
+    assert ToolCall.objects.get(generation_id=claim.public_id).attempt == 3

@@ -16,6 +16,7 @@ from django.db import connection
 
 from inference_site.accounts.models import Project
 from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.gateway.request_fields.sealing import seal, unseal
 from inference_site.management.commands import import_project
 from responses_api.models import (
     Conversation,
@@ -24,7 +25,6 @@ from responses_api.models import (
     ResponseStatus,
     StoredResponse,
 )
-from responses_api.sealing import seal, unseal
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

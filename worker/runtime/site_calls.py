@@ -26,7 +26,7 @@ from inference_site.core.domain.errors import StreamLost
 from inference_site.core.domain.site_tools import SiteCall, Source, ToolResult
 from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE, release_connection_after
 from inference_site.runs.models import Claim
-from inference_site.runs.tool_calls.models import CallStatus, ToolCall
+from inference_site.runs.tool_calls.models import CallStatus, ToolCall, hash_of
 from worker.runtime.publisher import Stream
 from worker.tools.base import (
     CallContext,
@@ -152,16 +152,20 @@ class SiteCalls:
             raise Stopped
 
     def _run(self, call: SiteCall, row: ToolCall, sources: Sequence[Source]) -> ToolResult:
-        if row.status == CallStatus.DONE and (stored := row.stored_result):
+        arguments_hash = hash_of(call.arguments)
+        tool = self._tool(call.tool)
+        # An answer that was generated again is another text for those who judge it.
+        is_same = row.arguments_hash == arguments_hash or not tool.is_idempotent(call.name)
+        if is_same and row.status == CallStatus.DONE and (stored := row.stored_result):
             return stored
         arguments = _parsed(call.arguments)
         if arguments is None:
-            result = ToolResult("The arguments are no JSON object.", is_error=True)
+            fields = {"error_code": "invalid_tool_input"}
+            result = ToolResult("The arguments are no JSON object.", fields, is_error=True)
             return self._finished(row, result)
-        tool = self._tool(call.tool)
         if row.status != CallStatus.PLANNED and not tool.is_idempotent(call.name):
             return self._finished(row, ToolResult(_UNKNOWN, is_error=True), is_unknown=True)
-        if not self._stored(lambda: ToolCall.objects.send(self._claim, row)):
+        if not self._stored(lambda: ToolCall.objects.send(self._claim, row, arguments_hash)):
             raise StreamLost
         return self._call(tool, call.name, arguments, row, sources)
 

@@ -54,10 +54,13 @@ def can_search() -> bool:
     return bool(settings.WEB_SEARCH_PROVIDER != "off")
 
 
-def search_functions(location: Location | None) -> list[Tool]:
-    """Return the functions that the model is offered."""
+def search_functions(
+    location: Location | None, names: Iterable[str] = tuple(ARGUMENTS)
+) -> list[Tool]:
+    """Return the functions that the model is offered, those of these names."""
     functions = []
-    for name, argument in ARGUMENTS.items():
+    for name in names:
+        argument = ARGUMENTS[name]
         description = _DESCRIPTIONS[name]
         if name == WEB_SEARCH and location and (places := location.places()):
             description += f" The user is in {', '.join(places.values())}."
@@ -81,7 +84,9 @@ def search_options(
 ) -> dict[str, Any]:
     """Return the options for the worker.
 
-    The URLs in ``user_texts``, the newest last, may be opened without a search.
+    The URLs in ``user_texts``, the newest last, may be opened without a search. Two more options
+    may be added: ``blocked_domains``, and ``shows_results``, which gives the results of a search
+    the field ``results``.
     """
     urls: dict[str, None] = {}
     for text in user_texts:

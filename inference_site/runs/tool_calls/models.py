@@ -83,15 +83,19 @@ class ToolCallQuerySet(models.QuerySet["ToolCall"]):
             found = self.of(claim.public_id).filter(number__in=numbers)
             return {row.number: row for row in found}
 
-    def send(self, claim: Claim, call: ToolCall) -> bool:
+    def send(self, claim: Claim, call: ToolCall, arguments_hash: str) -> bool:
         """Record that a call leaves now; False if another attempt has the generation or the call.
 
-        ``call`` is the row as it was read; its attempt is raised by one.
+        ``call`` is the row as it was read; its attempt is raised by one. The arguments of a
+        judgement are another text if the answer was generated again.
         """
         row = self.filter(pk=call.pk, status=call.status, attempt=call.attempt)
         is_sent = bool(
             row.filter(Exists(_held(claim))).update(
-                status=CallStatus.SENT, attempt=F("attempt") + 1, sent_at=Now()
+                status=CallStatus.SENT,
+                attempt=F("attempt") + 1,
+                sent_at=Now(),
+                arguments_hash=arguments_hash,
             )
         )
         if is_sent:

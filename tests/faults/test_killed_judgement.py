@@ -1,0 +1,118 @@
+"""A worker that is killed while a moderation model judges: the response is judged all the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.served_stack import ServedStack, served_stack
+from tests.upstream_server import Talk, UpstreamServer
+from tests.waiting import wait_until
+from tests.web_search.played import says
+
+MODELS = """
+  talker:
+    engine: openai_upstream
+    base_url: {talker}
+    context_length: 65536
+    slots: 2
+  judge:
+    engine: openai_upstream
+    base_url: {judge}
+    capabilities: [moderation]
+    slots: 2
+"""
+
+
+@dataclass
+class Site:
+    """A site whose judge waits for ``go_on`` when it is asked about a text with ``held``."""
+
+    stack: ServedStack
+    talker: UpstreamServer
+    held: str = ""
+    go_on: threading.Event = field(default_factory=threading.Event)
+    is_asked: threading.Event = field(default_factory=threading.Event)
+    judged: list[str] = field(default_factory=list)
+
+    def judge(self, talk: Talk) -> None:
+        """Flag what has "gun" in it."""
+        [text] = talk.body["input"]
+        self.judged.append(text)
+        if self.held and self.held in text:
+            self.is_asked.set()
+            assert self.go_on.wait(60)
+        flagged = "gun" in text
+        result = {"flagged": flagged, "categories": {}, "category_scores": {}}
+        talk.say(200, {"id": "modr-1", "model": "m", "results": [result]})
+
+    def kill_during(self, held: str) -> None:
+        """Kill the worker when this text is judged; then let the judge answer."""
+        assert self.is_asked.wait(60), held
+        os.kill(self.stack.pid_of("worker"), signal.SIGKILL)
+        self.held = ""
+        self.go_on.set()
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Site]:
+    talker, judge = UpstreamServer(), UpstreamServer()
+    with (
+        talker.running(),
+        judge.running(),
+        served_stack(MODELS.format(talker=talker.url, judge=judge.url)) as stack,
+    ):
+        site = Site(stack, talker)
+        judge.answers = [site.judge]
+        yield site
+
+
+@pytest.fixture
+def site(running: Site) -> Site:
+    running.held = ""
+    running.judged.clear()
+    running.go_on.clear()
+    running.is_asked.clear()
+    return running
+
+
+def test_the_input_is_judged_again(site: Site) -> None:
+    site.talker.answers, site.held = [says("a cat")], "a gun"
+    client = site.stack.client()
+    moderation = {"model": "judge", "policy": {"input": {"mode": "block"}}}
+    made = client.responses.create(  # type: ignore[call-overload]
+        model="talker", input="a gun", background=True, moderation=moderation
+    )
+    site.kill_during("a gun")
+    wait_until(lambda: client.responses.retrieve(made.id).status == "incomplete", timeout_s=90)
+    ended: Any = client.responses.retrieve(made.id)
+    assert ended.output == []
+    assert ended.moderation.input.flagged
+    assert site.judged == ["a gun", "a gun"]
+    assert site.talker.asked == []
+
+
+def test_the_answer_of_the_next_attempt_is_the_one_that_is_judged(site: Site) -> None:
+    site.talker.answers, site.held = [says("a cat"), says("a gun")], "a cat"
+    client = site.stack.client()
+    moderation = {"model": "judge", "policy": {"output": {"mode": "block"}}}
+    made = client.responses.create(  # type: ignore[call-overload]
+        model="talker", input="What?", background=True, moderation=moderation
+    )
+    site.kill_during("a cat")
+    wait_until(lambda: client.responses.retrieve(made.id).status == "incomplete", timeout_s=90)
+    ended: Any = client.responses.retrieve(made.id)
+    assert (ended.output, ended.moderation.output.flagged) == ([], True)
+    assert site.judged == ["What?", "a cat", "a gun"]  # The input was judged before.
+    rows = site.stack.sql(
+        "SELECT number, status, attempt, result FROM tool_calls_toolcall "
+        "WHERE generation_id = %s ORDER BY number",
+        made.id,
+    )
+    assert rows == [(1_000_000, "done", 1, None), (1_000_001, "done", 2, None)]
