@@ -10,7 +10,7 @@ from pydantic import AwareDatetime, Field
 
 from completions.models import StoredCompletion
 from inference_site.core.transfer import ObjectLine, known_ids
-from inference_site.gateway.feedback import FeedbackEntry
+from inference_site.gateway.feedback_views import FeedbackEntry
 
 _BATCH = 100
 

@@ -6,11 +6,10 @@ author is a user of the console, by name, or the project's clients together (``C
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from django.db import models, transaction
 from django.utils import timezone
-from pydantic import BaseModel, ConfigDict
 
 from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundError
 from inference_site.core.storage.fields import ContentField
@@ -29,22 +28,11 @@ class Rating(models.TextChoices):
     DOWN = "down", "bad"
 
 
-class FeedbackEntry(BaseModel):
-    """The feedback of one author as it is stored; ``created_at`` is a Unix time."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    author: str
-    rating: Literal["up", "down"]
-    note: str
-    created_at: int
-
-
 class Rated(models.Model):
     """Base of stored answers.
 
-    ``feedback`` has a FeedbackEntry of each author, as a dict, oldest first. ``rating`` is that of
-    the newest one, "" without any.
+    ``feedback`` has an entry of each author, oldest first: ``author``, ``rating``, ``note`` and
+    ``created_at``, a Unix time. ``rating`` is that of the newest one, "" without any.
     """
 
     rating = models.CharField(
@@ -64,24 +52,19 @@ def staff_author(user: Any) -> str:
     return f"{_STAFF}{user.get_username()}"
 
 
-def give(answer: Rated, author: str, rating: Rating, note: str) -> FeedbackEntry:
+def give(answer: Rated, author: str, rating: Rating, note: str) -> dict[str, Any]:
     """Store the feedback of an author in place of an earlier one, and return its entry.
 
     Raise InvalidRequestError if too many authors have given feedback, NotFoundError if the answer
     was deleted meanwhile.
     """
     now = int(timezone.now().timestamp())
-    entry = FeedbackEntry(
-        author=author,
-        rating="up" if rating == Rating.UP else "down",
-        note=note,
-        created_at=now,
-    )
+    entry = {"author": author, "rating": rating.value, "note": note, "created_at": now}
     with transaction.atomic():
         others = [one for one in _locked(answer).feedback if one["author"] != author]
         if len(others) >= MAX_AUTHORS:
             raise InvalidRequestError(f"{MAX_AUTHORS} authors have given feedback already.")
-        _store(answer, [*others, entry.model_dump()])
+        _store(answer, [*others, entry])
     return entry
 
 

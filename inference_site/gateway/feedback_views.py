@@ -24,15 +24,20 @@ class FeedbackRequest(WireRequest):
     note: Annotated[str, Field(max_length=LONGEST_NOTE)] = ""
 
 
-class Feedback(WireObject):
-    """The feedback of one author on a stored answer."""
+class FeedbackEntry(WireObject):
+    """The feedback of one author as it is stored."""
 
-    object: Literal["feedback"] = "feedback"
-    answer_id: str
     author: str
     rating: Literal["up", "down"]
     note: str
     created_at: int
+
+
+class Feedback(FeedbackEntry):
+    """The feedback of one author on a stored answer."""
+
+    object: Literal["feedback"] = "feedback"
+    answer_id: str
 
 
 class DeletedFeedback(WireObject):
@@ -62,7 +67,7 @@ class FeedbackView(ApiView, Generic[AnswerT]):
         answer_id, answer = self._found(request, ids)
         body = parse(FeedbackRequest, request.data)
         entry = give(answer, CLIENTS, Rating(body.rating), body.note)
-        return Response(Feedback(answer_id=answer_id, **entry.model_dump()).model_dump())
+        return Response(Feedback(answer_id=answer_id, **entry).model_dump())
 
     @documented(answer=ListObject[Feedback])
     def get(self, request: Request, **ids: str) -> Response:

@@ -219,7 +219,7 @@ class PlaygroundFeedbackView(ApiView):
         body = parse(FeedbackRequest, request.data)
         # The session names the user; the caller is their key.
         author = staff_author(ApiKey.objects.select_related("user").get(pk=caller.api_key_id).user)
-        return Response(give(stored, author, Rating(body.rating), body.note).model_dump())
+        return Response(give(stored, author, Rating(body.rating), body.note))
 
 
 class PlaygroundStopView(ApiView):
