@@ -63,7 +63,9 @@ class KilledBatch:
         )
         batch, lines = self._client.batches.retrieve(self.id), self._lines
         assert batch.request_counts is not None
-        assert batch.request_counts.to_dict() == {"total": lines, "completed": lines, "failed": 0}
+        counted = batch.request_counts.to_dict()
+        wanted = {"total": lines, "completed": lines, "failed": 0}
+        assert counted == wanted, f"{batch.status}: {counted}, errors: {self._errors(batch)}"
         text = self._client.files.content(batch.output_file_id or "").text
         answers: list[Any] = [json.loads(line) for line in text.splitlines()]
         counts = Counter(answer["custom_id"] for answer in answers)
@@ -86,6 +88,14 @@ class KilledBatch:
             [f"batch_req_{number}_{n}" for n in range(1, lines + 1)],
         )
         assert done == [(lines,)]
+
+    def _errors(self, batch: Any) -> Counter[str]:
+        """Count the lines of the error file by what they say."""
+        if batch.error_file_id is None:
+            return Counter()
+        text = self._client.files.content(batch.error_file_id).text
+        lines = (json.loads(line) for line in text.splitlines())
+        return Counter(str(line["error"] or line["response"]["body"])[:200] for line in lines)
 
 
 def _line(number: int, sleep_ms: int) -> str:
