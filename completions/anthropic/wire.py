@@ -5,13 +5,11 @@ Source: Anthropic's API reference, "Messages" (create, count tokens, streaming) 
 
 from __future__ import annotations
 
-from functools import partial
-from operator import is_
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from inference_site.gateway.api.payload import WireObject, WireRequest
+from inference_site.gateway.api.payload import Omittable, WireObject, WireRequest
 from inference_site.gateway.request_fields.web_search import Location
 from inference_site.gateway.request_fields.wire import FunctionName
 from inference_site.mcp.access import MAX_HEADERS_BYTES
@@ -446,7 +444,6 @@ class MessagesRequest(_Prompt):
 # --- Answer --------------------------------------------------------------------------------------
 
 Tier = Literal["standard", "priority"]
-_IF_GIVEN = Field(exclude_if=partial(is_, None))
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn", "refusal"]
 
 
@@ -464,7 +461,7 @@ class MessagesUsage(WireObject):
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int
     output_tokens: int
-    server_tool_use: Annotated[ServerToolUsage | None, _IF_GIVEN] = None
+    server_tool_use: Omittable[ServerToolUsage] = None
     service_tier: Tier = "standard"
 
 
@@ -483,7 +480,7 @@ class AnswerText(WireObject):
 
     type: Literal["text"] = "text"
     text: str
-    citations: Annotated[list[WebCitation] | None, _IF_GIVEN] = None
+    citations: Omittable[list[WebCitation]] = None
 
 
 class AnswerThinking(WireObject):

@@ -5,8 +5,6 @@ Source: API reference, "Chat completions" (create, object, chunk object).
 
 from __future__ import annotations
 
-from functools import partial
-from operator import is_
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -25,7 +23,7 @@ from completions.wire.messages import (
 )
 from inference_site.core.domain.function_names import MAX_FUNCTIONS
 from inference_site.gateway.api.paging import PageQuery
-from inference_site.gateway.api.payload import WireObject, WireRequest
+from inference_site.gateway.api.payload import Omittable, WireObject, WireRequest
 from inference_site.gateway.request_fields.moderation import (
     ModerationErrorBody,
     ModerationParam,
@@ -310,7 +308,7 @@ class ChatCompletion(WireObject):
     timings: Timings | None = None
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: PromptLogprobs | None = None
-    moderation: Annotated[ChatModeration | None, Field(exclude_if=partial(is_, None))] = None
+    moderation: Omittable[ChatModeration] = None
 
 
 class ChunkFunction(WireObject):

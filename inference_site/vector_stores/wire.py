@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
-from operator import is_
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from inference_site.gateway.api.paging import PageQuery
-from inference_site.gateway.api.payload import WireObject, WireRequest
+from inference_site.gateway.api.payload import Omittable, WireObject, WireRequest
 from inference_site.gateway.request_fields.wire import Metadata
 from inference_site.vector_stores.models import IndexingStatus
 from inference_site.vector_stores.search import MAX_RESULTS, Ranking
@@ -205,7 +203,7 @@ class SearchRequest(WireRequest):
     filters: Filters | None = None
     max_num_results: MaxResults = 10
     ranking_options: RankingOptions | None = None
-    rewrite_query: Annotated[bool | None, Field(exclude_if=partial(is_, None))] = None
+    rewrite_query: Omittable[bool] = None
 
 
 class FileRequest(WireRequest):

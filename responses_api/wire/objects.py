@@ -6,21 +6,16 @@ the same form, those of the input too.
 
 from __future__ import annotations
 
-from functools import partial
-from operator import is_
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
-from inference_site.gateway.api.payload import WireObject
+from inference_site.gateway.api.payload import Omittable, WireObject
 from inference_site.gateway.api.schema import ErrorDetail, LostErrorDetail
 from inference_site.gateway.request_fields.moderation import Judged
 from responses_api.wire.input_items import ItemStatus
 
-T = TypeVar("T")
 WireT = TypeVar("WireT", bound=WireObject)
-Omittable = Annotated[T | None, Field(exclude_if=partial(is_, None))]
-"""A field that is left out when it has no value. Other fields are sent as null then."""
 
 
 def changed(model: WireT, **fields: Any) -> WireT:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-from operator import is_
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticKnownError
 
-from inference_site.gateway.api.payload import WireRequest
+from inference_site.gateway.api.payload import Omittable, WireRequest
 from inference_site.gateway.request_fields.web_search import ContextSize, Location
 from inference_site.gateway.request_fields.wire import CustomFormat, flat_tool
 from inference_site.mcp.access import MAX_HEADERS_BYTES
@@ -254,7 +252,7 @@ class NamedChoice(WireRequest):
 
     type: Literal["function", "custom"]
     name: str
-    namespace: Annotated[str | None, Field(exclude_if=partial(is_, None))] = None
+    namespace: Omittable[str] = None
 
 
 class TypedChoice(WireRequest):

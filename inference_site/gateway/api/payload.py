@@ -10,10 +10,12 @@ import itertools
 import re
 import reprlib
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from functools import partial
+from operator import is_
+from typing import Annotated, Any, TypeVar
 
 from django.conf import settings
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, ErrorDetails
 
 from inference_site.core.errors.api_errors import InvalidRequestError
@@ -27,6 +29,10 @@ _MAX_ENTRIES = 2048
 _NAME = re.compile(r"[A-Za-z0-9_.\-\[\]]{1,64}")
 _MAX_ECHO = 100
 """Characters of an invalid value that the error message repeats."""
+
+T = TypeVar("T")
+Omittable = Annotated[T | None, Field(exclude_if=partial(is_, None))]
+"""A field that is left out when it has no value. Other fields are sent as null then."""
 
 
 def _bound(schema: Any) -> None:
