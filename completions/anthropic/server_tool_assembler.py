@@ -140,23 +140,28 @@ class ServerToolAssembler(MessageAssembler):
 
         So a citation belongs to its line, and not to the whole answer.
         """
+        if "\n" not in text:
+            return self._piece("text", text, "text_delta") if text else []
         frames = list[bytes]()
         is_going_on = self._is_open and self._blocks[-1].kind == "text"
         before, start = self._blocks[-1].text if is_going_on else "", 0
         for newline in (place for place, char in enumerate(text) if char == "\n"):
-            if self._citations(before + text[start:newline]):
+            if self._cited_pages(before + text[start:newline]):
                 if newline > start:
                     frames += self._piece("text", text[start:newline], "text_delta")
                 frames += self._close()
                 before, start = "", newline
         return frames + (self._piece("text", text[start:], "text_delta") if text[start:] else [])
 
+    def _cited_pages(self, text: str) -> dict[str, str]:
+        """Return the URLs that a text cites, each with its title."""
+        if "]" not in text and "://" not in text:
+            return {}
+        found = find_citations(text, self._turns.sources)
+        return {one.source.url: one.source.title for one in found if one.source.url}
+
     def _citations(self, text: str) -> list[dict[str, Any]]:
         """Return the citations of a text, each source once."""
-        if "]" not in text and "://" not in text:
-            return []
-        found = find_citations(text, self._turns.sources)
-        cited = {one.source.url: one.source.title for one in found if one.source.url}
         return [
             {
                 "type": "web_search_result_location",
@@ -165,7 +170,7 @@ class ServerToolAssembler(MessageAssembler):
                 "cited_text": self._cited.get(url, ""),
                 "encrypted_index": seal(url, self._assembly.project_id),
             }
-            for url, title in cited.items()
+            for url, title in self._cited_pages(text).items()
         ]
 
     def _last_deltas(self, block: Block) -> Iterator[dict[str, Any]]:
