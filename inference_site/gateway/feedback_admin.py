@@ -50,8 +50,13 @@ class RatedAdmin(PreviewAdmin):
     def get_urls(self) -> list[URLPattern]:
         """Add the form's address."""
         view = self.admin_site.admin_view(require_POST(self.feedback_view))
-        name = f"{self.opts.app_label}_{self.opts.model_name}_feedback"
+        name = f"{self._page_prefix}_feedback"
         return [path("<int:pk>/feedback/", view, name=name), *super().get_urls()]
+
+    @property
+    def _page_prefix(self) -> str:
+        """How the names of this model's pages begin, as Django names them."""
+        return f"{self.opts.app_label}_{self.opts.model_name}"
 
     def feedback_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Store or withdraw the feedback of this user."""
@@ -68,13 +73,11 @@ class RatedAdmin(PreviewAdmin):
                 self.log_change(request, answer, "Withdrew their rating.")
         except ApiError as error:
             messages.error(request, error.message)
-        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_change"
-        return HttpResponseRedirect(reverse(name, args=[pk]))
+        return HttpResponseRedirect(reverse(f"admin:{self._page_prefix}_change", args=[pk]))
 
     def feedback_context(self, request: HttpRequest, answer: Rated) -> dict[str, Any]:
         """Return what the form and the list of feedback show."""
         author = staff_author(request.user)
-        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_feedback"
         shown = [
             {
                 "who": "clients" if one["author"] == CLIENTS else one["author"].partition(":")[2],
@@ -88,10 +91,10 @@ class RatedAdmin(PreviewAdmin):
         return {
             "feedback": shown,
             "own_feedback": own,
-            "feedback_action": reverse(name, args=[answer.pk]),
+            "feedback_action": reverse(f"admin:{self._page_prefix}_feedback", args=[answer.pk]),
             "longest_note": LONGEST_NOTE,
         }
 
-    @admin.display(description="feedback", ordering=None)
+    @admin.display(description="feedback")
     def shown_rating(self, answer: Rated) -> SafeString | str:
         return status_label(Rating(answer.rating).label) if answer.rating else "—"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal
 
 from pydantic import Field
 from rest_framework.request import Request
@@ -12,9 +12,14 @@ from inference_site.gateway.api.authentication import caller_of
 from inference_site.gateway.api.payload import WireObject, WireRequest, parse
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
-from inference_site.gateway.feedback import CLIENTS, LONGEST_NOTE, Rated, Rating, give, withdraw
-
-AnswerT = TypeVar("AnswerT", bound=Rated)
+from inference_site.gateway.feedback import (
+    CLIENTS,
+    LONGEST_NOTE,
+    AnswerT,
+    Rating,
+    give,
+    withdraw,
+)
 
 
 class FeedbackRequest(WireRequest):

@@ -42,13 +42,13 @@ const SANITISED = {
   RETURN_DOM_FRAGMENT: true,
 };
 
-function isJson(text) {
-  if (!/^\s*[[{]/.test(text)) return false;
+/** Return the object or array that a text is; undefined if it is anything else. */
+function jsonOf(text) {
+  if (!/^\s*[[{]/.test(text)) return undefined;
   try {
-    JSON.parse(text);
-    return true;
+    return JSON.parse(text);
   } catch {
-    return false;
+    return undefined;
   }
 }
 
@@ -140,8 +140,9 @@ export class MarkdownText {
     const began = performance.now();
     const element = this.#element;
     element.classList.toggle("markdown", !this.#isPlain);
+    const json = this.#hasEnded && !this.#isPlain ? jsonOf(this.text) : undefined;
     if (this.#isPlain) element.textContent = this.text;
-    else if (this.#hasEnded && isJson(this.text)) this.#showJson();
+    else if (json) this.#showJson(json);
     else {
       element.replaceChildren(rendered(this.text));
       if (this.#hasEnded) for (const pre of element.querySelectorAll("pre")) codeBlock(pre);
@@ -149,11 +150,11 @@ export class MarkdownText {
     this.#tookMs = performance.now() - began;
   }
 
-  #showJson() {
+  #showJson(value) {
     const pre = document.createElement("pre");
     pre.className = "bubble-json";
     pre.tabIndex = 0;
-    showJson(pre, JSON.parse(this.text));
+    showJson(pre, value);
     this.#element.replaceChildren(pre);
   }
 }
