@@ -82,16 +82,22 @@ def site(running: Site) -> Site:
     return running
 
 
-def test_the_input_is_judged_again(site: Site) -> None:
-    site.talker.answers, site.held = [says("a cat")], "a gun"
+def blocked(site: Site, text: str, blocks: str, held: str) -> Any:
+    """Return the blocked response to a text; its worker dies while ``held`` is judged."""
+    site.held = held
     client = site.stack.client()
-    moderation = {"model": "judge", "policy": {"input": {"mode": "block"}}}
+    moderation = {"model": "judge", "policy": {blocks: {"mode": "block"}}}
     made = client.responses.create(  # type: ignore[call-overload]
-        model="talker", input="a gun", background=True, moderation=moderation
+        model="talker", input=text, background=True, moderation=moderation
     )
-    site.kill_during("a gun")
+    site.kill_during(held)
     wait_until(lambda: client.responses.retrieve(made.id).status == "incomplete", timeout_s=90)
-    ended: Any = client.responses.retrieve(made.id)
+    return client.responses.retrieve(made.id)
+
+
+def test_the_input_is_judged_again(site: Site) -> None:
+    site.talker.answers = [says("a cat")]
+    ended = blocked(site, "a gun", "input", "a gun")
     assert ended.output == []
     assert ended.moderation.input.flagged
     assert site.judged == ["a gun", "a gun"]
@@ -99,20 +105,13 @@ def test_the_input_is_judged_again(site: Site) -> None:
 
 
 def test_the_answer_of_the_next_attempt_is_the_one_that_is_judged(site: Site) -> None:
-    site.talker.answers, site.held = [says("a cat"), says("a gun")], "a cat"
-    client = site.stack.client()
-    moderation = {"model": "judge", "policy": {"output": {"mode": "block"}}}
-    made = client.responses.create(  # type: ignore[call-overload]
-        model="talker", input="What?", background=True, moderation=moderation
-    )
-    site.kill_during("a cat")
-    wait_until(lambda: client.responses.retrieve(made.id).status == "incomplete", timeout_s=90)
-    ended: Any = client.responses.retrieve(made.id)
+    site.talker.answers = [says("a cat"), says("a gun")]
+    ended = blocked(site, "What?", "output", "a cat")
     assert (ended.output, ended.moderation.output.flagged) == ([], True)
     assert site.judged == ["What?", "a cat", "a gun"]  # The input was judged before.
     rows = site.stack.sql(
         "SELECT number, status, attempt, result FROM tool_calls_toolcall "
         "WHERE generation_id = %s ORDER BY number",
-        made.id,
+        ended.id,
     )
     assert rows == [(1_000_000, "done", 1, None), (1_000_001, "done", 2, None)]
