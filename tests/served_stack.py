@@ -213,6 +213,13 @@ class ServedStack:
         told = [one for lease in leases if lease for one in orjson.loads(lease)["models"]]
         return [one for one in told if one["id"] == model]
 
+    def wait_served(self, model: str) -> None:
+        """Wait until the model answers; after its worker was killed that takes a while."""
+        client = self.client().with_options(max_retries=30)
+        client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": "x"}], max_tokens=1
+        )
+
     def manage(self, *arguments: str) -> str:
         """The output of a management command."""
         try:

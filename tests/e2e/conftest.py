@@ -194,6 +194,14 @@ def _checked(stack: ServedStack) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _answers_as_before(odd: UpstreamServer) -> Iterator[None]:
+    """Have the server of the model ``odd`` answer other tests as it did."""
+    before = odd.answers
+    yield
+    odd.answers = before
+
+
 @pytest.fixture(scope="package")
 def client(stack: ServedStack) -> openai.OpenAI:
     """The official client."""

@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 import wave
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -45,14 +44,6 @@ def said(*pieces: bytes, then: str = "end", after_s: float = 0) -> Answer:
         getattr(talk, then)()
 
     return answer
-
-
-@pytest.fixture(autouse=True)
-def _other_answers(odd: UpstreamServer) -> Iterator[None]:
-    """Have the server answer other tests as it did."""
-    before = odd.answers
-    yield
-    odd.answers = before
 
 
 def last_row(stack: ServedStack, kind: str) -> dict[str, Any]:

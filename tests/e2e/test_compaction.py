@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -51,12 +50,11 @@ def is_summary(body: dict[str, Any]) -> bool:
 
 
 @pytest.fixture
-def model(odd: UpstreamServer) -> Iterator[UpstreamServer]:
+def model(odd: UpstreamServer) -> UpstreamServer:
     """The server of the model ``odd``, which summarises."""
-    before, odd.answers = odd.answers, [summarising()]
+    odd.answers = [summarising()]
     odd.asked.clear()
-    yield odd
-    odd.answers = before
+    return odd
 
 
 def shown(body: dict[str, Any]) -> list[tuple[str, str]]:
@@ -320,6 +318,7 @@ def test_worker_that_dies_while_it_compacts_starts_again(
     assert types_of(done) == ["compaction"]
     events = list(client.responses.retrieve(made.id, stream=True))
     assert [e.sequence_number for e in events] == list(range(len(events)))
+    stack.wait_served("demo")  # For the tests of other files.
 
 
 def test_cancelled_compaction_ends_and_is_counted(

@@ -6,7 +6,6 @@ import base64
 import io
 import json
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -209,19 +208,3 @@ def test_what_cannot_be_judged_is_refused(
         assert error["param"] == param
     if code is not None:
         assert error["code"] == code
-
-
-def test_the_moderation_of_a_chat_is_named_as_not_supported(client: openai.OpenAI) -> None:
-    said: Any = [{"role": "user", "content": "x"}]
-    answer = client.chat.completions.with_raw_response.create(
-        model="scripted", messages=said, extra_body={"moderation": {"model": "judge"}}
-    )
-    assert answer.headers["x-unsupported-params"] == "moderation"
-
-
-@pytest.fixture(autouse=True)
-def _other_answers(odd: UpstreamServer) -> Iterator[None]:
-    """Have the server answer other tests as it did."""
-    before = odd.answers
-    yield
-    odd.answers = before

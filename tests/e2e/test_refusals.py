@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -17,13 +16,12 @@ WROTE: dict[str, Any] = {"prompt_tokens_details": {"cached_tokens": 2, "cache_wr
 
 
 @pytest.fixture(autouse=True)
-def refusing(odd: UpstreamServer) -> Iterator[UpstreamServer]:
+def refusing(odd: UpstreamServer) -> UpstreamServer:
     """The server of the model ``odd``, which refuses, and says what it wrote to its cache."""
     first = delta({"role": "assistant", "content": "", "refusal": None})
     pieces = [delta({"refusal": text}) for text in ("I can", "not.")]
-    before, odd.answers = odd.answers, [chunks(first, *pieces, finish(), usage(**WROTE))]
-    yield odd
-    odd.answers = before
+    odd.answers = [chunks(first, *pieces, finish(), usage(**WROTE))]
+    return odd
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -5,11 +5,11 @@ from __future__ import annotations
 from tests.faults.batch_kills import KilledBatch
 from tests.served_stack import ServedStack
 
-LINES = 150
+LINES, SLEEP_MS = 300, 200
 
 
 def test_every_line_is_in_the_results_once_whatever_dies(stack: ServedStack) -> None:
-    batch = KilledBatch(stack, LINES)
+    batch = KilledBatch(stack, LINES, SLEEP_MS)
     killed = list(batch.kill(("beat", "worker", "beat", "web", "redis")))
     assert killed == ["beat", "worker", "beat", "web", "redis"]
-    batch.check(150)
+    batch.check(240)

@@ -617,7 +617,7 @@ def test_a_call_during_which_the_worker_dies_is_not_repeated(site: Site) -> None
     before = len(site.server.calls)
 
     def kill() -> None:
-        wait_until(lambda: len(site.server.calls) > before, 30, "the call is made")
+        wait_until(lambda: len(site.server.calls) > before, 90, "the call is made")
         os.kill(site.stack.pid_of("worker"), signal.SIGKILL)
 
     sleep = {"calls": [["test__sleep", {"seconds": 2}]]}

@@ -16,8 +16,10 @@ import pytest
 from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.engines.llama_cpp import LlamaCppOptions, marks
 from inference_site.core.domain.deltas import (
+    Delta,
     Finish,
     PromptDelta,
+    PromptProgress,
     TextDelta,
     TokensDelta,
 )
@@ -92,24 +94,20 @@ def test_marks_of_a_file_are_tokens_of_the_prompt(
 
 
 class ImpatientSink(RecordingSink):
-    """Is cancelled from the fourth look on, which comes while llama.cpp reads the prompt."""
+    """Cancels itself once it is told how much of the prompt has been read."""
 
-    looks = 0
-
-    @property
-    def cancelled(self) -> bool:
-        self.looks += 1
-        return self.looks > 3
-
-    @cancelled.setter
-    def cancelled(self, value: bool) -> None:
-        """Nothing: only the looks count."""
+    def feed(self, delta: Delta) -> None:
+        super().feed(delta)
+        self.cancelled |= isinstance(delta, PromptProgress)
 
 
-def test_a_long_prompt_is_abandoned_between_two_batches(engine: Engine) -> None:
+def test_a_long_prompt_is_abandoned_between_two_batches() -> None:
+    spec = replace(SPEC, options={**SPEC.options, "n_batch": 256})
+    engine = load_engine(spec)
     sink = ImpatientSink()
     prompt = Message("user", "word " * 1600)
-    engine.chat(GenerationRequest("demo", (prompt,)), sink)
+    engine.chat(GenerationRequest("demo", (prompt,), return_progress=True), sink)
+    engine.close()
     assert (sink.pieces, sink.finishes) == ([], [])
     assert 0 < sink.usage.input_tokens < 1600
 
