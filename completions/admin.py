@@ -11,6 +11,9 @@ from django.http import HttpRequest, HttpResponse
 
 from completions.models import StoredCompletion
 from completions.storage import with_previews
+from inference_site.cases.judging import text_of
+from inference_site.cases.models import SavedAnswer
+from inference_site.cases.sources import CaseSourceAdmin
 from inference_site.core.admin_pages.base_admin import SinceFilter
 from inference_site.core.admin_pages.labels import (
     Bubble,
@@ -19,16 +22,17 @@ from inference_site.core.admin_pages.labels import (
     may_see_content,
     text_piece,
 )
-from inference_site.gateway.feedback_admin import RatedAdmin, RatingFilter
+from inference_site.gateway.feedback_admin import RatingFilter
 from inference_site.runs.admin import ModelFilter
 
 Message = Mapping[str, Any]
 
 
 @admin.register(StoredCompletion)
-class StoredCompletionAdmin(RatedAdmin):
+class StoredCompletionAdmin(CaseSourceAdmin):
     """Admin of chat completions that were requested with ``store: true``."""
 
+    case_endpoint = "/v1/chat/completions"
     list_display = ("short_id", "time", "project", "model", "shown_rating", "shown_metadata")
     list_filter = (RatingFilter, ModelFilter, SinceFilter, "project")
     list_select_related = ("project",)
@@ -58,7 +62,14 @@ class StoredCompletionAdmin(RatedAdmin):
             answers = [choice["message"] for choice in stored.completion["choices"]]
             context["bubbles"] = bubbles([*stored.messages, *answers])
             context |= self.feedback_context(request, stored)
+            context |= self.case_context(request, stored)
         return super().change_view(request, object_id, form_url, context)
+
+    def saved_answer(self, stored: StoredCompletion) -> SavedAnswer:
+        """Return the messages and the answer; a stored completion has no other fields."""
+        return SavedAnswer(
+            stored.public_id, {"messages": stored.messages}, text_of(stored.completion)
+        )
 
 
 def bubbles(messages: Iterable[Message]) -> list[Bubble]:

@@ -69,6 +69,7 @@ INSTALLED_APPS = [
     "inference_site.files",
     "inference_site.outbox",
     "inference_site.batches",
+    "inference_site.cases",
     "inference_site.vector_stores",
     "inference_site.gateway.idempotency",
     "inference_site.runs.kept_content",

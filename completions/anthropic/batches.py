@@ -32,6 +32,7 @@ from inference_site.files.models import StoredFile
 from inference_site.gateway.api.authentication import caller_of
 from inference_site.gateway.api.payload import WireObject, WireRequest, parse, parse_query
 from inference_site.gateway.api.schema import documented
+from inference_site.gateway.request_fields.sealing import seal
 from inference_site.runs.queue import new_id
 
 _WINDOW_S = 86_400
@@ -226,7 +227,7 @@ def _create(caller: Caller, body: MessageBatchRequest) -> Batch:
             batch=batch,
             number=number,
             custom_id=each.custom_id,
-            request=orjson.dumps(each.params).decode(),
+            request=seal(orjson.dumps(each.params).decode(), caller.project_id),
         )
         for number, each in enumerate(body.requests, 1)
     ]

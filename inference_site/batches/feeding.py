@@ -32,6 +32,7 @@ from inference_site.catalogue.fleet.leases import live_view
 from inference_site.core.errors.api_errors import RateLimitError, UnavailableError
 from inference_site.core.errors.exceptions import api_error
 from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.gateway.request_fields.sealing import unseal
 from inference_site.gateway.submission.submit import submit
 from inference_site.runs.cancellation import cancel, cancel_waiting
 from inference_site.runs.maintenance import try_and_log
@@ -229,7 +230,7 @@ class Feeder:
 
 def _submit(batch: Batch, line: BatchLine, caller: Caller) -> None:
     """Put a line into the queue. Raise LineTaken, ApiError, and the errors of ``submit``."""
-    body: dict[str, Any] = orjson.loads(line.request)
+    body: dict[str, Any] = orjson.loads(unseal(line.request, batch.project_id, "body"))
     submission = endpoints()[batch.endpoint].submission_of(caller, body)
     begun = BegunLine(line, submission.generation_id, submission.with_row)
     submit(replace(submission, with_row=begun), batch.request_id(line.number))

@@ -291,6 +291,7 @@ class LineQuerySet(models.QuerySet["BatchLine"]):
 class BatchLine(models.Model):
     """One line. ``request`` is the body of its request, ``answer`` that of its answer, as JSON.
 
+    The request is sealed for the project, because it may hold credentials of an MCP server.
     ``feeds`` counts how often it was put into the queue; it is not before ``resume_at``.
     """
 

@@ -131,9 +131,9 @@ def store_failed_requests(batch: Batch) -> str:
     files = StoredFile.objects
     errors = files.get_readable(batch.project_id, batch.error_file_id)
     given = files.get_readable(batch.project_id, batch.input_file_id)
-    failed = {orjson.loads(line)["custom_id"] for line in _texts_of(errors)}
+    failed = {orjson.loads(line)["custom_id"] for line in texts_of(errors)}
     with tempfile.TemporaryFile() as chosen:
-        for line in _texts_of(given):
+        for line in texts_of(given):
             if line.strip() and orjson.loads(line)["custom_id"] in failed:
                 chosen.write(line + b"\n")
         file = _new_file(batch, new_id("file-"), "failed", FilePurpose.BATCH, chosen)
@@ -141,7 +141,7 @@ def store_failed_requests(batch: Batch) -> str:
     return file.public_id
 
 
-def _texts_of(file: StoredFile) -> Iterator[bytes]:
+def texts_of(file: StoredFile) -> Iterator[bytes]:
     """Yield the lines of a file that was validated or written here."""
     return (line for line in split_lines(storage.read(file), file.size_bytes) if line)
 

@@ -24,6 +24,7 @@ from inference_site.core.errors.api_errors import (
 )
 from inference_site.files import storage
 from inference_site.files.models import StoredFile
+from inference_site.gateway.request_fields.sealing import seal
 from inference_site.gateway.submission.admission import most_usage
 
 _STORED_AT_ONCE = 200
@@ -135,7 +136,7 @@ class _CheckedLines:
             batch=self._batch,
             number=number,
             custom_id=line.custom_id,
-            request=orjson.dumps(line.body).decode(),
+            request=seal(orjson.dumps(line.body).decode(), self._batch.project_id),
         )
 
 

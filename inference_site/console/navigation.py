@@ -20,6 +20,7 @@ _MODELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("Chat completions", "sms", "completions.storedcompletion"),
             ("Prompts", "edit_note", "responses_api.prompttemplate"),
             ("Generations", "receipt_long", "generations.generation"),
+            ("Cases", "fact_check", "cases.caseset"),
             ("Batches", "inventory_2", "batches.batch"),
             ("Files", "description", "files.storedfile"),
             ("Vector stores", "dataset", "vector_stores.vectorstore"),

@@ -32,6 +32,9 @@ from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
 from inference_site.accounts.keys import Caller, caller_of_key
+from inference_site.cases.judging import text_of
+from inference_site.cases.models import SavedAnswer
+from inference_site.cases.sources import OF_CLIENT, CaseSourceAdmin
 from inference_site.catalogue.model_labels import cost_label, model_link
 from inference_site.core.admin_pages.base_admin import (
     KeyFilter,
@@ -42,7 +45,7 @@ from inference_site.core.admin_pages.labels import may_see_content, pretty, stat
 from inference_site.core.errors.api_errors import ConflictError
 from inference_site.core.errors.exceptions import api_error
 from inference_site.core.storage.postgresql import release_connection_after
-from inference_site.gateway.feedback_admin import RatedAdmin, RatingFilter
+from inference_site.gateway.feedback_admin import RatingFilter
 from inference_site.gateway.submission.submit import submit
 from inference_site.runs.admin import ModelFilter
 from inference_site.runs.cancellation import stop
@@ -96,9 +99,10 @@ class KeyOfResponseFilter(KeyFilter):
 
 
 @admin.register(StoredResponse)
-class StoredResponseAdmin(RatedAdmin):
+class StoredResponseAdmin(CaseSourceAdmin):
     """Responses, with deleted ones that other responses build on."""
 
+    case_endpoint = "/v1/responses"
     list_display = (
         "short_id",
         "time",
@@ -206,6 +210,7 @@ class StoredResponseAdmin(RatedAdmin):
         if context["may_see"]:
             shown = turns(stored)
             context |= self.feedback_context(request, stored)
+            context |= self.case_context(request, stored)
             context |= {
                 "turns": shown,
                 "earlier": shown[0].response.previous_id if shown[0].response else None,
@@ -216,6 +221,14 @@ class StoredResponseAdmin(RatedAdmin):
                 "questions": waiting_questions(stored),
             }
         return context
+
+    def saved_answer(self, stored: StoredResponse) -> SavedAnswer:
+        """Return the request with the history that it had, and the text of the answer."""
+        fields = {k: value for k, value in stored.request.items() if k not in OF_CLIENT}
+        history = [item.data for item in input_of(stored)]
+        outputs = stored.items.filter(is_output=True).order_by("position")
+        answer = {"output": [item.data for item in outputs]}
+        return SavedAnswer(stored.public_id, {**fields, "input": history}, text_of(answer))
 
     def _may_act(self, request: HttpRequest) -> bool:
         return bool(request.user.has_perm("responses_api.change_storedresponse"))

@@ -40,6 +40,7 @@ MENU = [
     "/admin/responses_api/storedresponse/",
     "/admin/responses_api/conversation/",
     "/admin/completions/storedcompletion/",
+    "/admin/cases/caseset/",
     "/admin/batches/batch/",
     "/admin/files/storedfile/",
     "/admin/vector_stores/vectorstore/",

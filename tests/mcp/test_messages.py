@@ -613,6 +613,23 @@ def batched(site: Site, body: Any, meanwhile: Callable[[], None] = lambda: None)
     return line.result.message
 
 
+def test_the_token_of_a_request_in_a_batch_is_stored_sealed(site: Site) -> None:
+    before = len(site.server.calls)
+    stored: list[str] = []
+
+    def look() -> None:
+        wait_until(lambda: len(site.server.calls) > before, 90, "the call is made")
+        lines = site.stack.sql("SELECT request FROM batches_batchline WHERE state = 'running'")
+        stored.extend(request for (request,) in lines)
+
+    sleep = {"calls": [["test__sleep", {"seconds": 1}]]}
+    servers = site.mcp(authorization_token=SECRET)
+    batched(site, site.body(sleep, SAY, mcp_servers=servers), look)
+    assert stored
+    assert not [request for request in stored if SECRET in request]
+    assert site.server.calls[before]["secret"] == f"Bearer {SECRET}"
+
+
 def test_a_call_during_which_the_worker_dies_is_not_repeated(site: Site) -> None:
     before = len(site.server.calls)
 

@@ -12,6 +12,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandParser
 
 from inference_site.batches.jobs import feed, prepare
+from inference_site.cases.jobs import collect_results
 from inference_site.catalogue.model_store.entries import watch_models
 from inference_site.console.alarms.evaluation import evaluate
 from inference_site.core.observability.metrics import MAINTENANCE_DONE, serve_beat_metrics
@@ -64,6 +65,7 @@ def run_periodically(stopped: threading.Event) -> None:
         ("mending", repair_inconsistent, 1.0),
         ("batches", feed, 0.1),
         ("batch files", prepare, 0.5),
+        ("runs of cases", collect_results, 2.0),
         ("accounting", _with_long_timeout(account_ended), 1.0),
         ("alarms", evaluate, 5.0),
         ("outbox", Deliverer().start, 1.0),

@@ -1,7 +1,7 @@
 // The elements of turns: the message that was sent, and the answers side by side.
 import { MarkdownText, showJson } from "../admin_pages/markdown.js";
 import { AnswerView } from "../responses_api/stream.js";
-import { differences } from "./differences.js";
+import { differences } from "../admin_pages/differences.js";
 import { asked, button, complain, copyFrom, headers, made } from "./dom.js";
 import { isOpen } from "./run.js";
 import { branches, textOf } from "./talk.js";

@@ -1,13 +1,19 @@
 // The differences between two answers, by words.
-import "../admin_pages/vendor/diff.js"; // It defines the global Diff.
-import { made } from "./dom.js";
+import "./vendor/diff.js"; // It defines the global Diff.
 
 const PATIENCE_MS = 1_000;
 
+function made(name, classes, text = "") {
+  const element = document.createElement(name);
+  element.className = classes;
+  element.textContent = text;
+  return element;
+}
+
 /** Return a bubble with the second text: what only the first one has is struck out. */
-export function differences(first, second) {
+export function differences(first, second, title = "Differences from the first answer") {
   const bubble = made("div", "bubble bubble-diff");
-  bubble.append(made("p", "bubble-role", "Differences from the first answer"));
+  bubble.append(made("p", "bubble-role", title));
   const parts = globalThis.Diff.diffWordsWithSpace(first, second, { timeout: PATIENCE_MS });
   if (!parts) {
     bubble.append(made("p", "bubble-note", "The answers are too different to compare."));

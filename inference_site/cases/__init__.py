@@ -1,0 +1,1 @@
+"""Cases: stored requests that are run again on other models and settings, and compared."""
