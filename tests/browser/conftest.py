@@ -204,13 +204,15 @@ _AXE = Axe()
 _LOOK = """async (rules) => (await axe.run({
     resultTypes: ["violations"], iframes: false, ...rules,
 })).violations"""
-ALL_RULES: dict[str, Any] = {}
+_TARGETS = {"target-size": {"enabled": True}}
+"""What can be clicked is 24 pixels wide and high, or has as much space; axe leaves it out."""
+ALL_RULES: dict[str, Any] = {"rules": _TARGETS}
 ONLY_COLOURS: dict[str, Any] = {"runOnly": ["color-contrast", "link-in-text-block"]}
 """To look at colours takes most of the time, and no colour depends on the width."""
 ALL_BUT_COLOURS: dict[str, Any] = {
-    "rules": {name: {"enabled": False} for name in ONLY_COLOURS["runOnly"]}
+    "rules": {**_TARGETS, **{name: {"enabled": False} for name in ONLY_COLOURS["runOnly"]}}
 }
-_ONLY_SIZES: dict[str, Any] = {"runOnly": ["scrollable-region-focusable"]}
+_ONLY_SIZES: dict[str, Any] = {"runOnly": ["scrollable-region-focusable", "target-size"]}
 _IS_SHOWN_AS_BEFORE = """() => {
     const shown = [...document.querySelectorAll("*")].filter(
         (one) => one.checkVisibility({ visibilityProperty: true }));
