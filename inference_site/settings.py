@@ -361,6 +361,8 @@ QUEUE_TIMEOUT_S = environment.number("QUEUE_TIMEOUT_S", 600, minimum=1)
 TOOL_CALLS_MAX = environment.number("TOOL_CALLS_MAX", 50, minimum=1)
 TOOL_TIMEOUT_S = environment.number("TOOL_TIMEOUT_S", 60, minimum=1)
 TOOL_OUTPUT_BYTES = environment.number("TOOL_OUTPUT_BYTES", 256 * 1024, minimum=1024)
+# What one call costs, by the tool: web_search, file_search, or mcp:LABEL of a registered server.
+TOOL_PRICES = environment.amounts("TOOL_PRICES")
 DRAIN_TIMEOUT_S = environment.number("DRAIN_TIMEOUT_S", 30)
 # How long the server of a model may give no sign of life; 0: for ever.
 ENGINE_STALL_S = environment.number("ENGINE_STALL_S", 120)

@@ -14,6 +14,7 @@ import json
 import os
 import warnings
 from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,19 @@ def text_mapping(name: str) -> dict[str, str]:
     found = mapping(name)
     if not all(isinstance(value, str) for value in found.values()):
         raise ImproperlyConfigured(f"{name}: expected a JSON object of texts.")
+    return found
+
+
+def amounts(name: str) -> dict[str, Decimal]:
+    """Return a JSON object of amounts of money. Raise ImproperlyConfigured for anything else."""
+    found: dict[str, Decimal] = {}
+    for key, value in mapping(name).items():
+        try:
+            found[key] = Decimal(str(value))
+        except InvalidOperation:
+            found[key] = Decimal("NaN")
+        if not (found[key].is_finite() and 0 <= found[key] < 1_000_000):
+            raise ImproperlyConfigured(f"{name}: {key}: expected a number from 0, got {value!r}.")
     return found
 
 

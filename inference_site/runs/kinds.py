@@ -218,7 +218,7 @@ def mendings() -> Collection[Mending]:
 class Closing(Protocol):
     """A module that an app names in ``closing``: it has rows of generations that must be closed."""
 
-    def close(self, generation_id: str) -> None:
+    def close(self, generation_id: str) -> object:
         """Close them, in the transaction that ends the generation in place of its worker."""
 
 

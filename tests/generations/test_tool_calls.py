@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +27,7 @@ from worker.tools.registry import register
 
 pytestmark = pytest.mark.django_db
 CALLS = [SiteCall(0, 0, "look", '{"at":1}'), SiteCall(1, 0, "look", '{"at":2}')]
+PRICE = Decimal("0.25")
 RESULT = ToolResult("seen\0", {"output": "seen"}, [Source("http://a", "A")])
 
 
@@ -52,8 +54,8 @@ def lost(claim: Claim) -> None:
 
 def test_a_call_is_sent_once_whoever_has_read_its_row(claim: Claim) -> None:
     rows, same = planned(claim), planned(claim)
-    assert ToolCall.objects.send(claim, rows[0], rows[0].arguments_hash)
-    assert not ToolCall.objects.send(claim, same[0], same[0].arguments_hash)
+    assert ToolCall.objects.send(claim, rows[0], rows[0].arguments_hash, PRICE)
+    assert not ToolCall.objects.send(claim, same[0], same[0].arguments_hash, PRICE)
     assert planned(claim)[0].status == CallStatus.SENT
     assert planned(claim)[0].arguments_hash == hash_of('{"at":1}') != hash_of('{"at":2}')
 
@@ -61,30 +63,32 @@ def test_a_call_is_sent_once_whoever_has_read_its_row(claim: Claim) -> None:
 def test_a_worker_that_lost_the_generation_plans_and_sends_nothing(claim: Claim) -> None:
     rows = planned(claim)
     lost(claim)
-    assert not ToolCall.objects.send(claim, rows[0], rows[0].arguments_hash)
+    assert not ToolCall.objects.send(claim, rows[0], rows[0].arguments_hash, PRICE)
     assert ToolCall.objects.plan(claim, CALLS, ["mcp"], None, Usage()) is None
 
 
 def test_a_result_counts_for_its_attempt_and_is_kept_until_the_end(claim: Claim) -> None:
     row = planned(claim)[0]
-    ToolCall.objects.send(claim, row, row.arguments_hash)
+    ToolCall.objects.send(claim, row, row.arguments_hash, PRICE)
     again = planned(claim)[0]
-    ToolCall.objects.send(claim, again, again.arguments_hash)
+    ToolCall.objects.send(claim, again, again.arguments_hash, PRICE)
     assert not ToolCall.objects.finish(row, RESULT, is_unknown=False, keeps=True)
     assert ToolCall.objects.finish(again, RESULT, is_unknown=False, keeps=True)
     stored = planned(claim)[0].stored_result
     assert stored is not None
+    assert planned(claim)[0].cost == 2 * PRICE  # It has left twice.
     assert (stored.output, stored.sources) == ("seen\ufffd", [Source("http://a", "A")])
 
 
 def test_the_end_removes_content_and_what_was_sent_is_unknown(claim: Claim) -> None:
     rows = planned(claim)
-    ToolCall.objects.send(claim, rows[0], rows[0].arguments_hash)
+    ToolCall.objects.send(claim, rows[0], rows[0].arguments_hash, PRICE)
     ToolCall.objects.finish(rows[0], RESULT, is_unknown=False, keeps=True)
-    ToolCall.objects.send(claim, rows[1], rows[1].arguments_hash)
+    ToolCall.objects.send(claim, rows[1], rows[1].arguments_hash, PRICE)
     assert SavedTurns.objects.get(generation_id=claim.public_id).usage_so_far == Usage(3, 0, 2)
-    Generation.objects.finish(claim, Status.CANCELLED)
-    close(claim.public_id)
+    Generation.objects.finish(claim, Status.CANCELLED, cost=1)
+    assert close(claim.public_id) == 2 * PRICE
+    assert Generation.objects.get(public_id=claim.public_id).cost == 1 + 2 * PRICE
     found = ToolCall.objects.of(claim.public_id).values_list("status", "result")
     assert list(found) == [(CallStatus.DONE, None), (CallStatus.UNKNOWN, None)]
     assert not SavedTurns.objects.exists()

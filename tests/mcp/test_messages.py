@@ -90,6 +90,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             "MCP_ALLOWED_NETWORKS": "127.0.0.0/8",
             "TOOL_TIMEOUT_S": "3",
             "TOOL_CALLS_MAX": str(CALLS_MAX),
+            "TOOL_PRICES": '{"web_search": 0.25, "mcp:test": 8}',
             "WEB_SEARCH_PROVIDER": "searxng",
             "WEB_SEARCH_URL": pages.url(""),
             "WEB_SEARCH_ALLOW_PRIVATE": "true",
@@ -151,6 +152,22 @@ def test_a_search_is_made_shown_and_cited(site: Site, web: Web) -> None:
     assert tool["function"]["name"] == "web_search"
     assert "The user is in Oslo, NO." in tool["function"]["description"]
     assert [query["q"] for query in web.queries] == ["fjord"]
+
+
+def test_calls_have_their_price(site: Site, web: Web) -> None:
+    """That of a registered server is not that of a request's own with the same name."""
+    web.page("/fjords", "Fjords")
+    servers = site.mcp()
+    message = site.ask(search("a", "b"), ADD, SAY, tools=[SEARCH, TOOLSET], mcp_servers=servers)
+    assert message.content[-1].type == "text"
+    costs = "SELECT name, cost FROM tool_calls_toolcall WHERE generation_id = %s ORDER BY number"
+    assert [(name, float(cost)) for name, cost in site.stack.sql(costs, message.id)] == [
+        ("tools/list", 0),
+        ("web_search", 0.25),
+        ("web_search", 0.25),
+        ("add", 0),
+    ]
+    assert float(site.stack.row(message.id)["cost"]) == 0.5
 
 
 def test_a_stream_has_the_events_of_anthropics(site: Site, web: Web) -> None:
@@ -598,6 +615,8 @@ def test_a_chat_that_searches_in_a_batch_survives_its_worker(site: Site, web: We
     message = output["response"]["body"]["choices"][0]["message"]
     assert (message["content"], len(message["annotations"])) == ("Now. See [1]. ", 1)
     assert [query["q"] for query in web.queries] == ["b", "c"]
+    [[cost]] = site.stack.sql("SELECT cost FROM batches_batch WHERE public_id = %s", batch.id)
+    assert float(cost) == 0.5  # The worker died after the searches: the next attempt repeats none.
 
 
 def batched(site: Site, body: Any, meanwhile: Callable[[], None] = lambda: None) -> Any:

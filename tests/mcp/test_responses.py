@@ -61,6 +61,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[McpSite]:
         "MCP_ALLOWED_NETWORKS": "127.0.0.0/8",
         "TOOL_TIMEOUT_S": "3",
         "TOOL_OUTPUT_BYTES": "20000",
+        "TOOL_PRICES": '{"mcp:asked": 0.5, "mcp:test": 8}',
     }
     with (
         model.running(),
@@ -257,6 +258,9 @@ def test_of_two_approvals_in_the_console_at_one_moment_one_makes_the_call(
     card = card.partition("<h2>Tool calls</h2>")[2].partition("</section>")[0]
     assert "&quot;a&quot;: 20" in card
     assert ">23</pre>" in card
+    assert "0.50 USD" in card
+    costs = [float(site.stack.row(response.id)["cost"]) for response in (first, second)]
+    assert costs == [0, 0.5]  # The call is made by the second one.
 
 
 def test_refusal_in_the_console_continues_the_response_without_the_call(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import threading
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,20 @@ def test_a_secret_may_lie_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     (tmp_path / "secret").write_text("hidden\n")
     monkeypatch.setenv(f"{NAME}_KEPT_FILE", str(tmp_path / "secret"))
     assert environment.text(f"{NAME}_KEPT", "fallback") == "hidden"  # Read once, then remembered.
+
+
+def test_amounts_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch, '{"a": 0.1, "b": "2", "c": 0}')
+    assert environment.amounts(NAME) == {"a": Decimal("0.1"), "b": 2, "c": 0}
+    given(monkeypatch, None)
+    assert environment.amounts(NAME) == {}
+
+
+@pytest.mark.parametrize("value", ["-1", '"x"', "NaN", "Infinity", "null", "true", "[1]", "1e9"])
+def test_what_is_no_amount_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    given(monkeypatch, f'{{"a": {value}}}')
+    with pytest.raises(ImproperlyConfigured, match="a: expected a number"):
+        environment.amounts(NAME)
 
 
 @pytest.mark.parametrize("default", [True, False])

@@ -592,11 +592,12 @@ class Run:
             held = Generation.objects.finish(claim, status, **result)
             if held and assembler is not None and (store_result := self._kind.store_result):
                 store_result(claim.public_id, status, assembler, self._store)
+            cost = result["cost"]
             if held and self._has_site_tools:
-                close_calls(claim.public_id)
+                cost += close_calls(claim.public_id)
             if held and self._is_delivered:
                 for app in deliveries():
-                    app.deliver(claim.public_id, status, ending, result["cost"])
+                    app.deliver(claim.public_id, status, ending, cost)
         return held
 
     @property

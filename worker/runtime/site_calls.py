@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from decimal import Decimal
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from inference_site.core.domain.deltas import Usage
 from inference_site.core.domain.errors import StreamLost
 from inference_site.core.domain.site_tools import SiteCall, Source, ToolResult
 from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE, release_connection_after
+from inference_site.mcp.access import LIST_TOOLS
 from inference_site.runs.models import Claim
 from inference_site.runs.tool_calls.models import CallStatus, ToolCall, hash_of
 from worker.runtime.publisher import Stream
@@ -165,7 +167,8 @@ class SiteCalls:
             return self._finished(row, result)
         if row.status != CallStatus.PLANNED and not tool.is_idempotent(call.name):
             return self._finished(row, ToolResult(_UNKNOWN, is_error=True), is_unknown=True)
-        if not self._stored(lambda: ToolCall.objects.send(self._claim, row, arguments_hash)):
+        price = _price_of(self._options[call.tool], call.name)
+        if not self._stored(lambda: ToolCall.objects.send(self._claim, row, arguments_hash, price)):
             raise StreamLost
         return self._call(tool, call.name, arguments, row, sources)
 
@@ -234,6 +237,16 @@ class SiteCalls:
                 ToolCall.objects.finish(row, result, is_unknown=is_unknown, keeps=self._keeps)
         except DATABASE_UNAVAILABLE as exc:
             logger.warning("tool call %s: its late end is not stored: %s", row.key, exc)
+
+
+def _price_of(options: Mapping[str, Any], name: str) -> Decimal:
+    """Return what a call costs. A server that a request has named by its URL has no price."""
+    tool = str(options["type"])
+    if tool == "mcp":
+        is_free = "server_id" not in options or name == LIST_TOOLS
+        tool = "" if is_free else f"mcp:{options['server_label']}"
+    price: Decimal = settings.TOOL_PRICES.get(tool, Decimal(0))
+    return price
 
 
 def _parsed(arguments: str) -> dict[str, Any] | None:

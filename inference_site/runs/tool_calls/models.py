@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
+from decimal import Decimal
 from typing import Any
 
 from django.db import models
-from django.db.models import Exists, F, Q
+from django.db.models import Exists, F, Q, Sum
 from django.db.models.functions import Now
 from django.utils import timezone
 from django.utils.crypto import salted_hmac
@@ -83,7 +84,7 @@ class ToolCallQuerySet(models.QuerySet["ToolCall"]):
             found = self.of(claim.public_id).filter(number__in=numbers)
             return {row.number: row for row in found}
 
-    def send(self, claim: Claim, call: ToolCall, arguments_hash: str) -> bool:
+    def send(self, claim: Claim, call: ToolCall, arguments_hash: str, price: Decimal) -> bool:
         """Record that a call leaves now; False if another attempt has the generation or the call.
 
         ``call`` is the row as it was read; its attempt is raised by one. The arguments of a
@@ -96,6 +97,7 @@ class ToolCallQuerySet(models.QuerySet["ToolCall"]):
                 attempt=F("attempt") + 1,
                 sent_at=Now(),
                 arguments_hash=arguments_hash,
+                cost=F("cost") + price,
             )
         )
         if is_sent:
@@ -147,6 +149,8 @@ class ToolCall(models.Model):
     arguments_hash = models.CharField(max_length=64)
     status = models.CharField(max_length=16, choices=CallStatus.choices, default=CallStatus.PLANNED)
     attempt = models.PositiveSmallIntegerField(default=0)
+    # Of all attempts. With a default in the database, for workers of the release before.
+    cost = models.DecimalField(max_digits=18, decimal_places=9, default=0, db_default=0)
     is_error = models.BooleanField(default=False)
     output_bytes = models.PositiveIntegerField(default=0)
     result = ContentField(null=True, blank=True)
@@ -213,15 +217,20 @@ class SavedTurns(models.Model):
         return Usage(**known)
 
 
-def close(generation_id: str) -> None:
+def close(generation_id: str) -> Decimal:
     """Remove the content of the calls of a generation that ends; sent ones become unknown.
 
-    The caller's transaction ends the generation.
+    Return what the calls have cost, which is added to the cost of the generation. The caller's
+    transaction ends the generation.
     """
     rows = ToolCall.objects.filter(generation_id=generation_id)
     rows.filter(status=CallStatus.SENT).update(status=CallStatus.UNKNOWN)
     rows.filter(result__isnull=False).update(result=None)
     SavedTurns.objects.filter(generation_id=generation_id).delete()
+    cost: Decimal = rows.aggregate(sum=Sum("cost", default=Decimal(0)))["sum"]
+    if cost:
+        Generation.objects.filter(public_id=generation_id).update(cost=F("cost") + cost)
+    return cost
 
 
 def hash_of(arguments: str) -> str:
