@@ -76,6 +76,7 @@ def mails(site: McpSite, count: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.usefixtures("operator")  # The first login leads to the page of the password.
 def test_a_mailed_link_leads_to_a_login_and_to_buttons_and_does_nothing_by_itself(
     site: McpSite, registered: dict[str, Any]
 ) -> None:
@@ -136,9 +137,8 @@ def test_a_webhook_has_names_and_arguments_only_where_these_may_go(
         assert told == {"id": question.id, "server_label": "asked", "name": "add"}
         (told,) = json.loads(full.posted[0][1])["data"]["approval_requests"]
         assert json.loads(told["arguments"]) == {"a": 20, "b": 3}
-    wait_until(
-        lambda: site.stack.sql("SELECT 1 FROM outbox_message WHERE next_at IS NOT NULL") == []
-    )
+    waiting = "SELECT 1 FROM outbox_message WHERE next_at IS NOT NULL"
+    wait_until(lambda: site.stack.sql(waiting) == [], 30, "the deliveries")
     kept = "SELECT count(*) FROM outbox_message WHERE body LIKE '%%arguments%%'"
     assert site.stack.sql(kept) == [(0,)]
 

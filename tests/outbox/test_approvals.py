@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import orjson
@@ -48,6 +48,13 @@ def asked(project: Project) -> Callable[..., None]:
     return publish
 
 
+@pytest.fixture
+def changed_settings() -> Iterator[None]:
+    """The settings of the site are read again afterwards."""
+    yield
+    forget()
+
+
 def question(name: str = "write", arguments: str = "{}") -> McpApprovalRequest:
     return McpApprovalRequest(id="mcpr_1", server_label="files", name=name, arguments=arguments)
 
@@ -80,7 +87,7 @@ def test_endpoints_of_alarms_are_not_told_and_those_of_approvals_not_of_alarms(
 
 
 def test_arguments_are_bounded_and_go_only_where_they_are_asked_for_and_may_be_shown(
-    asked: Callable[..., None],
+    asked: Callable[..., None], changed_settings: None
 ) -> None:
     full, names = endpoint("a@example.org", with_arguments=True), endpoint("b@example.org")
     asked(question(arguments=LONG))
@@ -114,7 +121,7 @@ def test_an_endpoint_that_may_have_no_arguments_any_more_gets_none(
     settings.WEBHOOKS_ALLOW_PRIVATE = True
     with receiver() as hook:
         of = endpoint(hook.url, way="webhook", with_arguments=True)
-        asked(question(arguments='{"path": "a"}'))
+        asked(question(arguments='{"path": "hush"}'))
         Endpoint.objects.update(with_arguments=False)
         for one in due_endpoints():
             deliver_to(one)
@@ -126,7 +133,7 @@ def test_users_who_may_not_see_content_have_none_sent_and_see_no_messages_with_i
     staff: Staff, asked: Callable[..., None]
 ) -> None:
     of = endpoint("a@example.org", with_arguments=True)
-    asked(question(arguments='{"path": "a"}'))
+    asked(question(arguments='{"path": "hush"}'))
     browser = staff("outbox.view_endpoint", "outbox.change_endpoint", "outbox.view_message")
     form = {"way": "email", "address": "a@example.org", "event_types": APPROVAL_EVENT}
     form |= {"is_enabled": "on", "secret": new_secret()}
@@ -141,7 +148,7 @@ def test_users_who_may_not_see_content_have_none_sent_and_see_no_messages_with_i
     of.refresh_from_db()
     assert not of.with_arguments
     log = f"/admin/outbox/message/{Message.objects.get().pk}/change/"
-    assert "path" not in browser.get(log).content.decode()
+    assert "hush" not in browser.get(log).content.decode()
 
 
 def test_users_who_may_see_content_turn_it_on_and_read_the_messages(
@@ -151,6 +158,6 @@ def test_users_who_may_see_content_turn_it_on_and_read_the_messages(
     form = {"way": "email", "address": "a@example.org", "event_types": APPROVAL_EVENT}
     form |= {"is_enabled": "on", "secret": new_secret(), "with_arguments": "on"}
     assert admin.post(f"/admin/outbox/endpoint/{of.pk}/change/", form).status_code == 302
-    asked(question(arguments='{"path": "a"}'))
+    asked(question(arguments='{"path": "hush"}'))
     log = f"/admin/outbox/message/{Message.objects.get().pk}/change/"
-    assert "path" in admin.get(log).content.decode()
+    assert "hush" in admin.get(log).content.decode()
