@@ -155,7 +155,7 @@ class McpServerAdmin(SiteAdmin):
     actions = ("list_now",)
     how_to_add = "Requests name a registered server by its label, without address or credentials."
 
-    def save_model(self, request: HttpRequest, obj: McpServer, form: Any, change: bool) -> None:
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Save a server; what users have authorised for another address is deleted."""
         super().save_model(request, obj, form, change)
         if change and not _OF_GRANTS.isdisjoint(form.changed_data):
