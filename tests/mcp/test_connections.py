@@ -18,7 +18,7 @@ from tests.e2e.keys import make_key
 from tests.e2e.scripts import dicts
 from tests.mcp.conftest import SAY, SITE_URL, McpSite, browser_of, posted
 from tests.oauth_server import RunningOAuthServer, running_oauth_server
-from tests.served_stack import ROOT
+from tests.served_stack import ROOT, wait_until
 
 PAGE = "/admin/my-connections/"
 SERVERS = "/admin/mcp_servers/mcpserver/"
@@ -279,6 +279,41 @@ def test_a_registered_issuer_is_the_only_one(
     issuer = "https://login.example.org"
     register(operator, "pinned", f"{oauth.url}/mcp", oauth_issuer=issuer, oauth_client_id="site")
     assert "another authorization server than registered" in begun(site, ada, "pinned")
+
+
+@pytest.mark.parametrize("method", ["client_secret_basic", "none"])
+def test_a_client_that_the_operator_has_registered_is_used_as_it_is(
+    site: McpSite, operator: httpx.Client, ada: Member, oauth: RunningOAuthServer, method: str
+) -> None:
+    back = f"{SITE_URL}{PAGE}back/"
+    wanted = {"redirect_uris": [back], "token_endpoint_auth_method": method}
+    client = httpx.post(f"{oauth.url}/register", json=wanted).json()
+    registered = len(oauth.lines("register"))
+    fields = {"oauth_issuer": oauth.url, "oauth_client_id": client["client_id"]}
+    if method != "none":
+        fields["oauth_client_secret"] = client["client_secret"]
+    register(operator, method, f"{oauth.url}/mcp", **fields)
+    assert f"Connected to {method}." in connected(site, ada, method)
+    tool = {**TOOL, "server_label": method}
+    called = {"calls": [[f"{method}__whoami", {}]]}
+    assert dicts(site.respond(called, SAY, tool=tool, key=ada.key).output)[1]["output"]
+    assert len(oauth.lines("register")) == registered
+
+
+def test_a_refresh_that_ends_after_its_call_was_given_up_is_kept(
+    site: McpSite, ada: Member, oauth: RunningOAuthServer
+) -> None:
+    oauth.control(expires_in=1)
+    connected(site, ada)
+    oauth.control(expires_in=3600, delay_s=6)  # A tool has 3 s here.
+    before = len(oauth.lines("refresh")), len(oauth.lines("call"))
+    assert "took longer than 3 s" in answer(site, ada.key)["error"]
+    kept = "SELECT xmin::text FROM mcp_servers_mcpconnection"
+    first = site.stack.sql(kept)
+    wait_until(lambda: site.stack.sql(kept) != first, 30, "the end of the refresh")
+    assert answer(site, ada.key)["output"]
+    assert len(oauth.lines("refresh")) == before[0] + 1
+    assert len(oauth.lines("call")) == before[1] + 1, "the call that was given up was not made"
 
 
 def test_disconnecting_ends_the_access_at_the_server_too(
