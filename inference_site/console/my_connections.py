@@ -146,11 +146,11 @@ def _page(request: HttpRequest, going_to: dict[str, Any] | None = None) -> HttpR
 def _state(server: McpServer, own: dict[int, McpConnection]) -> dict[str, str]:
     connection = own.get(server.pk)
     if connection is None:
-        return {"label": "idle", "sentence": "Not connected."}
+        return {"label": "idle", "word": "not connected", "sentence": ""}
     if connection.grant and connection.server_url == server.url:
-        return {"label": "active", "sentence": "Connected: requests with your keys use it."}
+        return {"label": "active", "word": "connected", "sentence": "Your keys use it."}
     reason = connection.error.rstrip(".") or "The server has another address now"
-    return {"label": "failed", "sentence": f"{reason}. Connect again."}
+    return {"label": "failed", "word": "ended", "sentence": f"{reason}. Connect again."}
 
 
 def _servers(request: HttpRequest) -> QuerySet[McpServer]:

@@ -64,7 +64,9 @@ def _where(data: Mapping[str, Any]) -> list[str]:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    """Return a text without what could end its line, or that a mail server does not take."""
+    line = " ".join(text.split())
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
 
 
 def _shown(moment: str) -> str:

@@ -111,6 +111,8 @@ def test_a_mail_has_one_line_for_a_name_whatever_the_name(settings: Any) -> None
     assert subject == "Approval needed: 1 call of MCP tools in add Bcc: all@example.org"
     assert "- files: add Bcc: all@example.org" in text.splitlines()
     assert "/admin/x/" in text.splitlines()
+    data["approval_requests"][0]["arguments"] = "a\0b\x1b\u202e\ud800\n- files: other"
+    assert "  a�b��� - files: other" in mail_of(APPROVAL_EVENT, data)[1].splitlines()
     settings.SITE_URL = "https://ai.example.org"
     assert "https://ai.example.org/admin/x/" in mail_of(APPROVAL_EVENT, data)[1].splitlines()
 
