@@ -104,7 +104,7 @@ def test_arguments_are_bounded_and_go_only_where_they_are_asked_for_and_may_be_s
 
 
 def test_a_mail_has_one_line_for_a_name_whatever_the_name(settings: Any) -> None:
-    data = {"id": "resp_1", "project": HOSTILE, "count": 1, "page": "/admin/x/"}
+    data: dict[str, Any] = {"id": "resp_1", "project": HOSTILE, "count": 1, "page": "/admin/x/"}
     data |= {"is_answered_in_console": True}
     data["approval_requests"] = [{"id": "mcpr_1", "server_label": "files", "name": HOSTILE}]
     subject, text = mail_of(APPROVAL_EVENT, data)
