@@ -506,6 +506,8 @@ SPECTACULAR_SETTINGS = {
 
 # --- Mail and webhooks ---------------------------------------------------------------------------
 
+# The public address of the site, for links in mails; without it they have paths only.
+SITE_URL = environment.origin("SITE_URL")
 EMAIL_HOST = environment.text("EMAIL_HOST")  # Empty: no mail is sent.
 EMAIL_PORT = environment.number("EMAIL_PORT", 25, minimum=1)
 EMAIL_HOST_USER = environment.text("EMAIL_HOST_USER")

@@ -2,23 +2,31 @@
 
 The question is an output item, and a row of ``McpApproval``. An approved call has the arguments of
 the stored item, which must have the hash that the row holds, whatever the client sends along. A row
-is answered once: of two requests with an answer, one runs the call.
+is answered once: of two requests with an answer, one runs the call. The outbox tells endpoints of
+the questions; who may answer them is decided where they are answered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
 from django.utils import timezone
 
+from inference_site.accounts.models import Project
 from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.core.site_settings.models import site_settings
+from inference_site.outbox.models import APPROVAL_EVENT, approval_endpoints, send
 from responses_api.models import Item, McpApproval, ResponseStatus, StoredResponse
 from responses_api.wire.objects import McpApprovalRequest, OutputItem
 
 ItemData = dict[str, Any]
+PAGE = "/admin/responses_api/storedresponse/{pk}/change/#approvals"
+"""The page of the console where questions are answered. A worker does not load its routes."""
+_MAX_QUESTIONS_TOLD = 20
+_MAX_ARGUMENTS_TOLD = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +39,14 @@ class ApprovedCall:
     arguments: str
 
 
-def record_questions(output: Sequence[OutputItem]) -> None:
+def questions_in(output: Sequence[OutputItem]) -> list[McpApprovalRequest]:
+    """Return the approvals that a response asks for."""
+    return [item for item in output if isinstance(item, McpApprovalRequest)]
+
+
+def record_questions(questions: Sequence[McpApprovalRequest]) -> None:
     """Add the rows of the approvals that a stored response asks for; its items are stored."""
-    asked = {item.id: item for item in output if isinstance(item, McpApprovalRequest)}
-    if not asked:
-        return
+    asked = {item.id: item for item in questions}
     McpApproval.objects.bulk_create(
         McpApproval(
             item=item,
@@ -46,6 +57,54 @@ def record_questions(output: Sequence[OutputItem]) -> None:
         )
         for item in Item.objects.filter(public_id__in=asked)
     )
+
+
+def publish_questions(
+    questions: Sequence[McpApprovalRequest],
+    *,
+    project_id: int,
+    response_pk: int,
+    response_id: str,
+    tools: Sequence[Mapping[str, Any]],
+) -> None:
+    """Write the messages about the questions of a response, in the transaction of its end.
+
+    One message has all of them, the first ``_MAX_QUESTIONS_TOLD`` with their names. An endpoint has
+    the beginnings of their arguments only if it is set to, and the site shows content.
+    """
+    endpoints = list(approval_endpoints(project_id))
+    if not endpoints:
+        return
+    data = {
+        "id": response_id,
+        "project": Project.objects.values_list("name", flat=True).get(pk=project_id),
+        "count": len(questions),
+        "page": PAGE.format(pk=response_pk),
+        "is_answered_in_console": not needs_credentials(tools),
+    }
+    shows_content = site_settings().show_content
+    for has_arguments in (False, True):
+        told = [one for one in endpoints if (one.with_arguments and shows_content) == has_arguments]
+        asked = [_told(one, has_arguments) for one in questions[:_MAX_QUESTIONS_TOLD]]
+        send(told, APPROVAL_EVENT, response_id, {**data, "approval_requests": asked})
+
+
+def _told(question: McpApprovalRequest, has_arguments: bool) -> dict[str, str]:
+    """Return what a message says of a question."""
+    told = {"id": question.id, "server_label": question.server_label, "name": question.name}
+    if has_arguments:
+        text = question.arguments
+        is_cut = len(text) > _MAX_ARGUMENTS_TOLD
+        told["arguments"] = f"{text[: _MAX_ARGUMENTS_TOLD - 1]}…" if is_cut else text
+    return told
+
+
+def needs_credentials(tools: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether an answer must bring credentials: they came with the request.
+
+    Those of a server that was named by its URL are not stored, nor whether there were any.
+    """
+    return any(tool.get("type") == "mcp" and tool.get("server_url") for tool in tools)
 
 
 def waiting_questions(response: StoredResponse) -> list[McpApproval]:

@@ -20,7 +20,7 @@ from inference_site.runs.streams.request_documents import ToStore
 from responses_api.assembler import ResponseAssembler
 from responses_api.context import Context, conversation_not_found, previous_not_found
 from responses_api.items import IdentifiedItem, from_wire
-from responses_api.mcp_approvals import record_questions
+from responses_api.mcp_approvals import publish_questions, questions_in, record_questions
 from responses_api.models import Conversation, Item, ResponseStatus
 from responses_api.wire.requests import ResponseRequest
 
@@ -162,12 +162,19 @@ def store_result(
         "completed_at": completed_at,
         **_item_parameters([from_wire(item.model_dump()) for item in final.output]),
     }
-    ended = list(execute_prepared(_END, parameters))
-    if ended:
-        record_questions(final.output)
-    for pk, conversation_pk, project_id in ended:
+    questions = questions_in(final.output)
+    for pk, conversation_pk, project_id in list(execute_prepared(_END, parameters)):
         if final.background:
             publish(project_id, f"response.{final.status}", generation_id, {"id": generation_id})
+        if questions:
+            record_questions(questions)
+            publish_questions(
+                questions,
+                project_id=project_id,
+                response_pk=pk,
+                response_id=generation_id,
+                tools=final.tools,
+            )
         if conversation_pk is None:
             continue
         conversation = Conversation.objects.select_for_update().get(pk=conversation_pk)

@@ -59,6 +59,7 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
     """Return the groups of links; the theme hides groups without links."""
     user = request.user
     sees_queue = user.has_perm("generations.view_generation")
+    has_own_keys = user.has_perm("accounts.make_own_key")
     sees_settings = user.has_perm("site_settings.view_sitesettings")
     operation = [
         _link("Usage", "monitoring", "admin:index", shown=True),
@@ -66,7 +67,8 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
         _link("Models and workers", "dns", "admin:fleet", shown=sees_queue),
         _link("Settings", "settings", "admin:settings", shown=sees_settings),
         _link("Playground", "science", "admin:playground", shown=True),
-        _link("My keys", "key", "admin:my-keys", shown=user.has_perm("accounts.make_own_key")),
+        _link("My keys", "key", "admin:my-keys", shown=has_own_keys),
+        _link("My connections", "link", "admin:my-connections", shown=has_own_keys),
         _link("API documents", "menu_book", "docs", shown=True),
     ]
     groups: list[dict[str, Any]] = [{"items": operation}]

@@ -24,6 +24,12 @@ from inference_site.console.fleet_page import (
     request_action,
     stop_pull,
 )
+from inference_site.console.my_connections import (
+    connect,
+    connected,
+    end_connection,
+    my_connections,
+)
 from inference_site.console.my_keys import act_on_my_key, my_keys
 from inference_site.console.people.login import is_first_login, remember_browser, set_locked_status
 from inference_site.console.people.login_log import log_own_action
@@ -101,6 +107,10 @@ class ConsoleSite(UnfoldAdminSite):
                 own(act_on_my_key),
                 name="my-key-act",
             ),
+            path("my-connections/", own(my_connections), name="my-connections"),
+            path("my-connections/back/", own(connected), name="my-connection-made"),
+            path("my-connections/<int:pk>/connect/", own(connect), name="my-connection-begin"),
+            path("my-connections/<int:pk>/end/", own(end_connection), name="my-connection-end"),
             path("requests/", own(requests), name="requests"),
             path("requests/filters/", own(require_POST(save_filter)), name="requests-filters"),
             path("fleet/action/", own(require_POST(request_action)), name="fleet-action"),

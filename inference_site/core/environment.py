@@ -12,6 +12,7 @@ import fcntl
 import ipaddress
 import json
 import os
+import re
 import warnings
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
@@ -24,6 +25,7 @@ from django.core.exceptions import ImproperlyConfigured
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _env = environ.FileAwareEnv()
+_ORIGIN = re.compile(r"https?://(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 _given: dict[str, str] = {}
 _served: dict[str, str] = {}
@@ -86,6 +88,19 @@ def choice(name: str, choices: Sequence[str]) -> str:
     value = text(name, choices[0]).lower()
     if value not in choices:
         raise ImproperlyConfigured(f"{name}: expected {' or '.join(choices)}, got {value!r}.")
+    return value
+
+
+def origin(name: str) -> str:
+    """Return a scheme with a host and perhaps a port, such as ``https://ai.example.org``.
+
+    An unset variable is an empty text. Raise ImproperlyConfigured for anything else.
+    """
+    value = text(name).rstrip("/")
+    if value and not _ORIGIN.fullmatch(value):
+        raise ImproperlyConfigured(
+            f"{name}: expected an address such as https://ai.example.org, got {value!r}."
+        )
     return value
 
 

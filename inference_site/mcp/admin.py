@@ -24,11 +24,14 @@ from inference_site.mcp.access import (
     seal_secret,
     unseal_headers,
 )
-from inference_site.mcp.models import McpServer
+from inference_site.mcp.connections import user_endpoint
+from inference_site.mcp.models import McpConnection, McpServer
 
 HIDDEN = "(hidden)"
 """Shown in place of the value of a header; a form that is sent with it keeps the value."""
 _OAUTH = ("oauth_issuer", "oauth_client_id")
+_OF_GRANTS = frozenset({"url", "is_per_user", *_OAUTH})
+"""The fields for whose values users have connected; what they authorised ends with a change."""
 _CHECK_S = 10.0
 _CHECK_BYTES = 4 * 1024 * 1024
 
@@ -56,7 +59,7 @@ class McpServerForm(forms.ModelForm[McpServer]):
         model = McpServer
         fields = (
             *("label", "url", "transport", "description", "is_active", "is_idempotent"),
-            *("projects", "oauth_issuer", "oauth_client_id", "oauth_scope"),
+            *("projects", "is_per_user", "oauth_issuer", "oauth_client_id", "oauth_scope"),
         )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -97,6 +100,8 @@ class McpServerForm(forms.ModelForm[McpServer]):
         except NotUsable as exc:
             self.add_error("secret_headers", f"They cannot be sent: {exc}.")
             return values
+        if values.get("is_per_user") and any(name.lower() == "authorization" for name in headers):
+            self.add_error("secret_headers", "Authorization is that of each user here.")
         self.instance.credentials = seal_headers(headers)
         self._clean_oauth(values)
         return values
@@ -104,20 +109,24 @@ class McpServerForm(forms.ModelForm[McpServer]):
     def _clean_oauth(self, values: dict[str, Any]) -> None:
         """Encrypt the secret; a stored one is kept if the servers that it is for are the same."""
         issuer, client_id = values.get("oauth_issuer"), values.get("oauth_client_id")
-        secret = values.get("oauth_client_secret")
-        if not issuer and not client_id:
+        secret, is_per_user = values.get("oauth_client_secret"), bool(values.get("is_per_user"))
+        has_moved = not _OF_GRANTS.isdisjoint(self.changed_data)
+        if has_moved:
+            self.instance.registration = ""
+        if not client_id and (is_per_user or not issuer):
             self.instance.oauth_secret = ""
-            return
-        try:
-            check_url(str(issuer or ""))
-        except NotUsable as exc:
-            self.add_error("oauth_issuer", f"This cannot be an authorization server: {exc}.")
-        if not client_id:
+        if issuer or not (is_per_user or not client_id):
+            try:
+                check_url(str(issuer or ""))
+            except NotUsable as exc:
+                self.add_error("oauth_issuer", f"This cannot be an authorization server: {exc}.")
+        if issuer and not client_id and not is_per_user:
             self.add_error("oauth_client_id", "It is needed to get tokens.")
-        has_moved = not {"url", "oauth_issuer", "oauth_client_id"}.isdisjoint(self.changed_data)
-        if secret:
+        if secret and client_id:
             self.instance.oauth_secret = seal_secret(str(secret))
-        elif has_moved or not self.instance.oauth_secret:
+        elif has_moved and is_per_user:
+            self.instance.oauth_secret = ""  # A client of users may have none.
+        elif client_id and not is_per_user and (has_moved or not self.instance.oauth_secret):
             self.add_error("oauth_client_secret", "Write it: it is new, or the address is.")
 
     def _stored_headers(self) -> dict[str, str]:
@@ -139,22 +148,37 @@ class McpServerAdmin(SiteAdmin):
     readonly_fields = ("health", "checked", "listed_tools")
     fieldsets = (
         (None, {"fields": ("label", "url", "transport", "secret_headers", "description")}),
-        ("OAuth", {"fields": (*_OAUTH, "oauth_client_secret", "oauth_scope")}),
+        ("OAuth", {"fields": ("is_per_user", *_OAUTH, "oauth_client_secret", "oauth_scope")}),
         ("Use", {"fields": ("is_active", "projects", "is_idempotent")}),
         ("Tools", {"fields": ("health", "checked", "listed_tools")}),
     )
     actions = ("list_now",)
     how_to_add = "Requests name a registered server by its label, without address or credentials."
 
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Save a server; what users have authorised for another address is deleted."""
+        super().save_model(request, obj, form, change)
+        if change and not _OF_GRANTS.isdisjoint(form.changed_data):
+            ended, _ = McpConnection.objects.filter(server=obj).delete()
+            if ended:
+                messages.warning(request, f"{ended} users must connect to it again.")
+
     @admin.action(description="List the tools of the selected servers now", permissions=["change"])
     def list_now(self, request: HttpRequest, queryset: QuerySet[McpServer]) -> None:
-        """List the tools of each server, and say what came of it."""
+        """List the tools of each server, and say what came of it.
+
+        A server that each user authorises is asked with what this user has authorised.
+        """
         # The SDK takes 50 MB; only processes that use it have it.
         from inference_site.mcp import client
 
         for server in queryset[:20]:
             try:
-                endpoint = registered_endpoint(server)
+                endpoint = (
+                    user_endpoint(server, request.user.pk)
+                    if server.is_per_user
+                    else registered_endpoint(server)
+                )
                 tools = client.list_tools(endpoint, client.Limits(_CHECK_S, _CHECK_BYTES))
             except (NotUsable, client.McpError) as exc:
                 server.record_check(None, str(exc))

@@ -1,9 +1,8 @@
 """A client of MCP servers, by the official SDK. It lists the tools of a server and calls them.
 
-A server may be slow, dead, huge or hostile, so each operation has a time limit and a limit for all
-bytes that it receives, which are counted before anything decodes them. Names are resolved once, and
-connections go to checked addresses only, also after a redirect. The SDK follows redirects within
-the origin of the server's URL and no others.
+A server may be slow, dead, huge or hostile, so each operation has a time limit, and its traffic is
+bounded and checked (``transport``). The SDK follows redirects within the origin of the server's URL
+and no others.
 
 An operation runs in an event loop of its own, on the thread that asks for it. This module imports
 the SDK (50 MB), so other modules import it inside functions. Errors:
@@ -25,7 +24,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import anyio
-import anyio.to_thread
 import httpx2
 import jsonschema_rs
 import mcp_types
@@ -38,11 +36,9 @@ from mcp.shared.auth import OAuthToken
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
-from inference_site.core.checked_connections import ssl_context
-from inference_site.core.domain.addresses import AllowedAddresses
 from inference_site.core.json_schemas import closed_validator
-from inference_site.core.resolver import resolve_within
 from inference_site.mcp.access import LIST_TOOLS, Endpoint, OAuthClient, TransportName
+from inference_site.mcp.transport import CheckedTransport, Traffic
 
 T = TypeVar("T")
 
@@ -116,7 +112,7 @@ def list_tools(endpoint: Endpoint, limits: Limits) -> list[dict[str, Any]]:
     What exceeds a bound of this module is cut or left out. The texts are those of the server.
     """
 
-    async def use(client: Client, _traffic: _Traffic) -> list[dict[str, Any]]:
+    async def use(client: Client, _traffic: Traffic) -> list[dict[str, Any]]:
         found, size, cursor = dict[str, dict[str, Any]](), 0, None
         for _ in range(_MAX_PAGES):
             page = await client.list_tools(cursor=cursor)
@@ -149,7 +145,7 @@ def call_tool(
     )
     request = mcp_types.CallToolRequest(params=params)
 
-    async def use(client: Client, traffic: _Traffic) -> CallResult:
+    async def use(client: Client, traffic: Traffic) -> CallResult:
         traffic.is_sent = True
         try:
             result = await client.session.send_request(request, mcp_types.CallToolResult)
@@ -164,28 +160,7 @@ def call_tool(
     return asyncio.run(_operate(endpoint, limits, use))
 
 
-@dataclass(slots=True)
-class _Traffic:
-    """What one operation has received. ``is_sent``: the call may have reached the server."""
-
-    limit: int
-    scope: anyio.CancelScope
-    bytes: int = 0
-    status: int = 0
-    is_sent: bool = False
-    is_exceeded: bool = False
-    is_refused: bool = False
-
-    def take(self, size: int) -> None:
-        """Count received bytes. End the operation if there are too many; raise ReadError."""
-        self.bytes += size
-        if self.bytes > self.limit:
-            self.is_exceeded = True
-            self.scope.cancel()
-            raise httpx2.ReadError("The server sends too much.")
-
-
-_Use = Callable[[Client, _Traffic], Awaitable[T]]
+_Use = Callable[[Client, Traffic], Awaitable[T]]
 
 
 async def _operate(endpoint: Endpoint, limits: Limits, use: _Use[T]) -> T:
@@ -197,7 +172,7 @@ async def _operate(endpoint: Endpoint, limits: Limits, use: _Use[T]) -> T:
     results = list[T]()
     failure: BaseException | None = None
     with anyio.move_on_after(limits.timeout_s) as scope:
-        traffic = _Traffic(limits.max_bytes, scope)
+        traffic = Traffic(limits.max_bytes, scope)
         for transport in transports:
             try:
                 async with anyio.create_task_group() as tasks:
@@ -224,11 +199,11 @@ async def _watch(is_cancelled: Callable[[], bool], scope: anyio.CancelScope) -> 
 
 @asynccontextmanager
 async def _open(
-    endpoint: Endpoint, transport: TransportName, traffic: _Traffic
+    endpoint: Endpoint, transport: TransportName, traffic: Traffic
 ) -> AsyncIterator[Any]:
     """Yield the streams of a connection, for the SDK's client."""
     http_client = httpx2.AsyncClient(
-        transport=_CheckedTransport(endpoint.allowed, traffic),
+        transport=CheckedTransport(endpoint.allowed, traffic),
         headers={
             "User-Agent": "inference-site",
             **endpoint.headers,
@@ -293,71 +268,6 @@ def _authorization(url: str, client: OAuthClient) -> httpx2.Auth:
     )
 
 
-class _CheckedTransport(httpx2.AsyncBaseTransport):
-    """Connects to allowed addresses only, and counts what it receives."""
-
-    def __init__(self, allowed: AllowedAddresses, traffic: _Traffic) -> None:
-        self._allowed, self._traffic = allowed, traffic
-        self._inner = httpx2.AsyncHTTPTransport(verify=ssl_context())
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request to an address of its host that is allowed. Raise ConnectError."""
-        response = await self._connect(request)
-        if request.method == "POST":  # A server may refuse the GET for messages of its own.
-            self._traffic.status = response.status_code
-        if response.headers.get("content-encoding", "identity").lower() != "identity":
-            raise httpx2.DecodingError("The server compresses what should not be compressed.")
-        assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = _CountedStream(response.stream, self._traffic)
-        return response
-
-    async def _connect(self, request: httpx2.Request) -> httpx2.Response:
-        host = request.url.host
-        addresses = await anyio.to_thread.run_sync(resolve_within, host, self._seconds_left())
-        if not addresses or not all(self._allowed.has(host, one) for one in addresses):
-            self._traffic.is_refused = True
-            raise httpx2.ConnectError("The host has no address that may be connected to.")
-        failure: Exception | None = None
-        for untried, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
-            timeout = {"connect": self._seconds_left() / untried, "pool": None}
-            names = {} if host == address else {"sni_hostname": host}
-            checked = httpx2.Request(
-                request.method,
-                request.url.copy_with(host=address),
-                headers=request.headers,  # With the name, in ``Host``.
-                stream=request.stream,
-                extensions={**request.extensions, **names, "timeout": timeout},
-            )
-            try:
-                return await self._inner.handle_async_request(checked)
-            except (httpx2.ConnectError, httpx2.ConnectTimeout) as exc:
-                failure = exc
-        raise httpx2.ConnectError("No address of the host accepts the connection.") from failure
-
-    def _seconds_left(self) -> float:
-        return max(0.01, self._traffic.scope.deadline - anyio.current_time())
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._inner.aclose()
-
-
-class _CountedStream(httpx2.AsyncByteStream):
-    """The body of a response, whose bytes count."""
-
-    def __init__(self, inner: httpx2.AsyncByteStream, traffic: _Traffic) -> None:
-        self._inner, self._traffic = inner, traffic
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for chunk in self._inner:
-            self._traffic.take(len(chunk))
-            yield chunk
-
-    async def aclose(self) -> None:
-        """Close the response."""
-        await self._inner.aclose()
-
-
 def _innermost(exc: BaseException) -> BaseException:
     """Return the first error of nested groups, which task groups raise."""
     while isinstance(exc, BaseExceptionGroup):
@@ -365,7 +275,7 @@ def _innermost(exc: BaseException) -> BaseException:
     return exc
 
 
-def _error(failure: BaseException | None, traffic: _Traffic, limits: Limits) -> McpError:
+def _error(failure: BaseException | None, traffic: Traffic, limits: Limits) -> McpError:
     """Return the error of an operation that has no result."""
     if limits.is_cancelled():
         return McpCancelled("The call was cancelled.")

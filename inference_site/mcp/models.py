@@ -1,9 +1,10 @@
-"""MCP servers that operators have registered, with encrypted credentials."""
+"""MCP servers that operators have registered, and what users have authorised at them, encrypted."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from django.conf import settings
 from django.core.validators import RegexValidator
 from django.db import models
 from django.utils import timezone
@@ -36,7 +37,9 @@ class McpServer(models.Model):
     """A server that requests name by its label, without its address or credentials.
 
     ``credentials`` are HTTP headers, as JSON, encrypted (see ``access``); ``oauth_secret`` is the
-    secret of a client of OAuth (RFC 6749, client credentials), encrypted too. ``tools`` is the last
+    secret of a client of OAuth (RFC 6749, client credentials), encrypted too. At a server that
+    ``is_per_user``, that client acts for the user whose key makes a request, and ``registration``
+    is the client that the site has registered if none is given (``grants``). ``tools`` is the last
     list of its tools, in the form of an ``mcp_list_tools`` item; ``error`` says why there was none
     at ``checked_at``.
     """
@@ -71,6 +74,16 @@ class McpServer(models.Model):
         help_text="The projects that may use it. Leave empty for all of them.",
     )
     credentials = models.TextField(blank=True, editable=False)
+    is_per_user = models.BooleanField(
+        "each user authorises it",
+        default=False,
+        db_default=False,
+        help_text=(
+            "Users connect to it on their page My connections, and requests with a key of a user "
+            "use what that user has authorised. Issuer and client ID may be left empty then: the "
+            "server names its authorization server, and the site registers itself there."
+        ),
+    )
     oauth_issuer = models.CharField(
         "issuer",
         max_length=1000,
@@ -83,6 +96,7 @@ class McpServer(models.Model):
     oauth_client_id = models.CharField("client ID", max_length=300, blank=True)
     oauth_secret = models.TextField(blank=True, editable=False)
     oauth_scope = models.CharField("scope", max_length=500, blank=True)
+    registration = models.TextField(blank=True, default="", db_default="", editable=False)
     tools = ContentField(default=list, editable=False)
     error = models.TextField(blank=True, editable=False)
     checked_at = models.DateTimeField(null=True, editable=False)
@@ -107,3 +121,30 @@ class McpServer(models.Model):
         if tools is not None:
             self.tools = found["tools"] = tools
         McpServer.objects.filter(pk=self.pk).update(**found)
+
+
+class McpConnection(models.Model):
+    """What one user has authorised at one server.
+
+    ``grant`` has the tokens, encrypted (``grants.Grant``); it is empty when they were refused, and
+    ``error`` says so. It holds for ``server_url`` only, to which the user has agreed.
+    """
+
+    server = models.ForeignKey(McpServer, on_delete=models.CASCADE, related_name="connections")
+    user = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="mcp_connections"
+    )
+    server_url = models.CharField(max_length=1000)
+    grant = models.TextField(blank=True)
+    error = models.CharField(max_length=300, blank=True, default="")
+    connected_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        verbose_name = "connection to an MCP server"
+        default_permissions = ()
+        constraints = [
+            models.UniqueConstraint(fields=["server", "user"], name="mcp_connection_once")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.server} for {self.user}"

@@ -19,8 +19,9 @@ from django.views.decorators.http import require_POST
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
 from inference_site.core.admin_pages.base_admin import KeysetAdmin, SinceFilter, SiteAdmin
-from inference_site.core.admin_pages.labels import pretty, status_label, time_label
+from inference_site.core.admin_pages.labels import may_see_content, pretty, status_label, time_label
 from inference_site.outbox.models import (
+    APPROVAL_EVENT,
     EVENTS,
     GIVEN_UP_AFTER,
     TEST_EVENT,
@@ -68,13 +69,27 @@ class EndpointAdmin(MailNote):
     list_select_related = ("project",)
     search_fields = ("address",)
     actions = ("test", "rotate")
-    how_to_add = "An endpoint is told when responses and batches end, or of alarms."
+    how_to_add = (
+        "An endpoint is told when responses and batches end or ask for an approval, or of alarms."
+    )
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         """Hide the secret from users who may only view."""
         fields = ("way", "address", "project", "event_types", "only_if_named", "is_enabled")
         may_change = self.has_change_permission(request, obj)
-        return (*fields, "secret") if may_change else fields
+        return (*fields, "with_arguments", "secret") if may_change else (*fields, "with_arguments")
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Let only users who may see content have it sent."""
+        shown = super().get_readonly_fields(request, obj)
+        return shown if may_see_content(request) else (*shown, "with_arguments")
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Save it; content that a user may not see does not go where they have it sent."""
+        moved = not {"way", "address", "project"}.isdisjoint(form.changed_data)
+        if moved and not may_see_content(request):
+            obj.with_arguments = False
+        super().save_model(request, obj, form, change)
 
     @admin.action(description="Send a test event", permissions=["change"])
     def test(self, request: HttpRequest, queryset: QuerySet[Endpoint]) -> None:
@@ -144,6 +159,12 @@ class MessageAdmin(KeysetAdmin):
         *("delivered", "answer_status", "error", "shown_body"),
     )
     change_form_template = "outbox/message.html"
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Hide a body that may have content from users who may not see that."""
+        has_content = obj is not None and obj.event_type == APPROVAL_EVENT
+        hides = has_content and not may_see_content(request)
+        return self.fields[:-1] if hides else self.fields
 
     def get_urls(self) -> list[URLPattern]:
         """Add the button of the page."""

@@ -27,6 +27,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from inference_site.core.storage.postgresql import cached_sql, release_connection_after
+from inference_site.outbox.mails import mail_of
 from inference_site.outbox.models import Endpoint, Message, sends_mail
 
 logger = logging.getLogger(__name__)
@@ -99,13 +100,16 @@ def deliver_to(endpoint_id: int) -> None:
     deadline = time.monotonic() + _TIME_LIMIT_S
     while time.monotonic() < deadline and (message := _claim(endpoint_id)) is not None:
         send = send_mail if message.endpoint.way == Endpoint.Way.EMAIL else post_webhook
+        if not message.endpoint.with_arguments:  # It may have changed since the event.
+            message.drop_arguments()
         try:
             message.answer_status = send(message)
         except Exception as exc:  # noqa: BLE001  # Whatever it is, the message is sent again.
             _note_failure(message, exc)
             return
         message.delivered_at, message.next_at, message.error = timezone.now(), None, ""
-        message.save(update_fields=["delivered_at", "next_at", "error", "answer_status"])
+        message.drop_arguments()
+        message.save(update_fields=["delivered_at", "next_at", "error", "answer_status", "body"])
         if message.endpoint.failures:
             Endpoint.objects.filter(pk=endpoint_id).update(failures=0, rests_until=None)
 
@@ -148,29 +152,16 @@ def _note_failure(message: Message, exc: Exception) -> None:
 
 
 def send_mail(message: Message) -> None:
-    """Send one message about an alarm by e-mail.
+    """Send one message by e-mail.
 
     Raise OSError, smtplib's errors, and NoMailServer.
     """
     if not sends_mail():
         raise NoMailServer("EMAIL_HOST is not set.")
-    data: dict[str, Any] = orjson.loads(message.body)["data"]
-    text, states = data["text"], {"alarm.firing": "Firing", "alarm.resolved": "Resolved"}
-    state = states.get(message.event_type, "Test")
-    # The text may have line breaks from a model's name; a header must not.
-    subject = " ".join(f"{state}: {text}".split())[:200]
-    lines = [text]
-    if data.get("started_at"):
-        lines += ["", f"{state}; began at {_shown(data['started_at'])} UTC."]
-    if data.get("resolved_at"):
-        lines.append(f"Ended at {_shown(data['resolved_at'])} UTC.")
+    subject, text = mail_of(message.event_type, orjson.loads(message.body)["data"])
     headers = {"Message-ID": f"<{message.public_id}@{settings.EMAIL_FROM.rpartition('@')[2]}>"}
     to = [message.endpoint.address]
-    EmailMessage(subject, "\n".join(lines), settings.EMAIL_FROM, to, headers=headers).send()
-
-
-def _shown(moment: str) -> str:
-    return f"{dt.datetime.fromisoformat(moment):%Y-%m-%d %H:%M:%S}"
+    EmailMessage(subject, text, settings.EMAIL_FROM, to, headers=headers).send()
 
 
 def post_webhook(message: Message) -> int:

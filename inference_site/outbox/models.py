@@ -30,9 +30,11 @@ RESPONSE_EVENTS = tuple(
 )
 """Ends of responses in the background (API reference, "Webhook events")."""
 BATCH_EVENTS = tuple(f"batch.{end}" for end in ("completed", "failed", "expired", "cancelled"))
+APPROVAL_EVENT = "mcp_approval.requested"
+"""A response asks to approve calls of MCP tools."""
 ALARM_EVENTS = ("alarm.firing", "alarm.resolved")
 TEST_EVENT = "endpoint.test"
-EVENTS = (*RESPONSE_EVENTS, *BATCH_EVENTS, *ALARM_EVENTS)
+EVENTS = (*RESPONSE_EVENTS, *BATCH_EVENTS, APPROVAL_EVENT, *ALARM_EVENTS)
 
 GIVEN_UP_AFTER = dt.timedelta(hours=72)
 OLD_SECRET_KEPT = dt.timedelta(hours=24)
@@ -49,8 +51,9 @@ def new_secret() -> str:
 class Endpoint(models.Model):
     """A receiver of the events of a project; without a project, of the alarms of the site.
 
-    Without ``event_types`` it receives all of them. After a failed attempt nothing is sent to it
-    until ``rests_until``; ``failures`` counts the failed attempts in a row.
+    Without ``event_types`` it receives all of them. One without a project that names
+    ``mcp_approval.requested`` receives that of all projects. After a failed attempt nothing is sent
+    to it until ``rests_until``; ``failures`` counts the failed attempts in a row.
     """
 
     class Way(models.TextChoices):
@@ -72,6 +75,15 @@ class Endpoint(models.Model):
         default=list,
         blank=True,
         help_text="None chosen: all.",
+    )
+    with_arguments = models.BooleanField(
+        "with arguments",
+        default=False,
+        db_default=False,
+        help_text=(
+            "Questions for an approval have the arguments of the calls, which may be what users "
+            "wrote. Without it they have the names of servers and tools only."
+        ),
     )
     secret = models.CharField(
         max_length=100,
@@ -110,8 +122,11 @@ class Endpoint(models.Model):
             check(self.address)
         except ValidationError as exc:
             raise ValidationError({"address": exc.messages}) from exc
-        if self.way == self.Way.EMAIL and self.project_id is not None:
-            raise ValidationError({"way": "Only alarms are mailed; choose webhook."})
+        is_mail_of_project = self.way == self.Way.EMAIL and self.project_id is not None
+        if is_mail_of_project and self.event_types != [APPROVAL_EVENT]:
+            raise ValidationError(
+                {"way": f"Of a project, only {APPROVAL_EVENT} is mailed: choose it, or webhook."}
+            )
 
     @property
     def secrets(self) -> list[str]:
@@ -142,7 +157,10 @@ class MessageQuerySet(models.QuerySet["Message"]):
 
 
 class Message(models.Model):
-    """An event for one endpoint. ``public_id`` is the same at each attempt to deliver it."""
+    """An event for one endpoint. ``public_id`` is the same at each attempt to deliver it.
+
+    Arguments of calls are in the body until it is delivered, for an endpoint that receives them.
+    """
 
     endpoint = models.ForeignKey(Endpoint, on_delete=models.CASCADE, db_index=False)
     public_id = models.CharField("ID", max_length=64, unique=True)
@@ -177,6 +195,14 @@ class Message(models.Model):
     def __str__(self) -> str:
         return self.public_id
 
+    def drop_arguments(self) -> None:
+        """Take the arguments of calls out of the body; the caller saves it."""
+        if self.event_type == APPROVAL_EVENT:
+            body = orjson.loads(self.body)
+            for question in body["data"].get("approval_requests", ()):
+                question.pop("arguments", None)
+            self.body = orjson.dumps(body).decode()
+
 
 def sends_mail() -> bool:
     """Return whether a mail server is configured."""
@@ -185,7 +211,16 @@ def sends_mail() -> bool:
 
 def site_endpoints() -> models.QuerySet[Endpoint]:
     """Return the endpoints that are told of every alarm."""
-    return Endpoint.objects.filter(project=None, is_enabled=True, only_if_named=False)
+    is_told = Q(event_types=[]) | Q(event_types__overlap=ALARM_EVENTS)
+    return Endpoint.objects.filter(is_told, project=None, is_enabled=True, only_if_named=False)
+
+
+def approval_endpoints(project_id: int) -> models.QuerySet[Endpoint]:
+    """Return the endpoints that are told when a response of a project asks for an approval."""
+    is_named = Q(event_types__contains=[APPROVAL_EVENT])
+    of_project = Q(project=project_id) & (is_named | Q(event_types=[]))
+    of_site = Q(project=None) & is_named
+    return Endpoint.objects.filter(of_project | of_site, is_enabled=True, only_if_named=False)
 
 
 def publish(

@@ -31,7 +31,7 @@ from inference_site.core.errors.api_errors import ConflictError
 from inference_site.core.errors.exceptions import api_error
 from inference_site.runs.queue import new_id
 from responses_api.admin.responses import NOT_REPEATED, submit_as
-from responses_api.mcp_approvals import waiting_questions
+from responses_api.mcp_approvals import needs_credentials, waiting_questions
 from responses_api.models import McpApproval, StoredResponse
 
 _CHOICES = {"approve": True, "refuse": False}
@@ -137,13 +137,11 @@ def answer_and_continue(
     Raise ApiError, also if a question was answered in the meantime.
     """
     fields = {k: v for k, v in stored.request.items() if k not in NOT_REPEATED}
-    for tool in fields.get("tools") or ():
-        # The credentials of the request are not stored, nor whether it had any.
-        if tool.get("type") == "mcp" and tool.get("server_url"):
-            raise ConflictError(
-                f"The MCP server '{tool['server_label']}' was named by its URL, and credentials of "
-                "requests are not stored: answer through the API, with the credentials."
-            )
+    if needs_credentials(fields.get("tools") or ()):
+        raise ConflictError(
+            "An MCP server of the request was named by its URL, and credentials of requests are "
+            "not stored: answer through the API, with the credentials."
+        )
     choice = fields.get("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         fields["tool_choice"] = {**choice, "mode": "auto"}

@@ -1,12 +1,16 @@
-"""Responses that call the tools of a real MCP server, through the official client."""
+"""Responses that call the tools of a real MCP server, through the official client.
+
+``golden_approval.jsonl`` has the events of a response that asks for an approval, and of the one
+with the answer; ``WRITE_GOLDEN=1`` writes it anew.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,64 +19,11 @@ import pytest
 from openai.types import responses as types
 
 from tests.e2e.scripts import dicts
-from tests.mcp_server import RunningServer, running_mcp_server
-from tests.served_stack import ServedStack, served_stack, wait_until
-from tests.tool_loop.servers import MODELS, play
-from tests.upstream_server import UpstreamServer
+from tests.mcp.conftest import ADD, SAY, McpSite, continued, kinds, posted, question_of
+from tests.served_stack import wait_until
 
 SECRET = "very-secret-token"
-SAY = {"say": "All done."}
-ADD = {"calls": [["test__add", {"a": 40, "b": 2}]]}
-
-
-@dataclass(frozen=True)
-class McpSite:
-    """A site, its model, which plays the turns that it is told, and an MCP server."""
-
-    stack: ServedStack
-    model: UpstreamServer
-    server: RunningServer
-
-    def tool(self, path: str = "mcp", **fields: Any) -> dict[str, Any]:
-        """The tool of a request; without ``fields``, no call needs an approval."""
-        url = f"{self.server.url}/{path}"
-        given = {"type": "mcp", "server_label": "test", "server_url": url}
-        return {**given, "require_approval": "never", **fields}
-
-    def respond(self, *turns: dict[str, Any], tool: Any = None, **fields: Any) -> types.Response:
-        """The response whose model plays these turns."""
-        response: types.Response = self.stack.client().responses.create(
-            **self.body(*turns, tool=tool, **fields)
-        )
-        return response
-
-    def body(self, *turns: dict[str, Any], tool: Any = None, **fields: Any) -> dict[str, Any]:
-        """The body of a request whose model plays these turns."""
-        tools = [tool or self.tool()]
-        return {"model": "player", "input": json.dumps(turns), "tools": tools, **fields}
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[McpSite]:
-    model = UpstreamServer()
-    model.answers = [play]
-    settings = {
-        "MCP_ALLOWED_HOSTS": "127.0.0.1",
-        "MCP_ALLOWED_NETWORKS": "127.0.0.0/8",
-        "TOOL_TIMEOUT_S": "3",
-        "TOOL_OUTPUT_BYTES": "20000",
-        "TOOL_PRICES": '{"mcp:asked": 0.5, "mcp:test": 8}',
-    }
-    with (
-        model.running(),
-        running_mcp_server(tmp_path_factory.mktemp("mcp")) as server,
-        served_stack(MODELS.format(url=model.url), **settings) as stack,
-    ):
-        yield McpSite(stack, model, server)
-
-
-def kinds(response: types.Response) -> list[str]:
-    return [item.type for item in response.output]
+GOLDEN = Path(__file__).parent / "golden_approval.jsonl"
 
 
 @pytest.mark.parametrize("path", ["mcp", "sse"])
@@ -106,6 +57,37 @@ def test_events_of_a_call(site: McpSite) -> None:
         *("mcp_call_arguments.delta", "mcp_call_arguments.done", "mcp_call.completed"),
         "output_item.done",
     ]
+
+
+def test_events_of_a_question_and_of_its_answer(site: McpSite) -> None:
+    asking = site.tool(require_approval="always", allowed_tools=["add"])
+    client = site.stack.client()
+    with site.stack.checked():
+        asked = client.responses.create(**site.body(ADD, SAY, tool=asking), stream=True)
+        events = [event.to_dict() for event in asked]
+        first: Any = events[-1]["response"]
+        (question,) = [one for one in first["output"] if one["type"] == "mcp_approval_request"]
+        answer = {"type": "mcp_approval_response", "approval_request_id": question["id"]}
+        given = [{**answer, "approve": True}, {"role": "user", "content": json.dumps([SAY])}]
+        body = site.body(tool=asking) | {"input": given, "previous_response_id": first["id"]}
+        answered = client.responses.create(**body, stream=True)
+        events += [event.to_dict() for event in answered]
+    lines = alike(events)
+    if os.environ.get("WRITE_GOLDEN"):
+        GOLDEN.write_text(lines)
+    assert lines == GOLDEN.read_text()
+
+
+def alike(events: list[dict[str, Any]]) -> str:
+    """The events without their responses, with numbered ids and short texts, one in a line."""
+    names: dict[str, str] = {}
+
+    def named(match: re.Match[str]) -> str:
+        return names.setdefault(match[0], f"{match[1]}_{len(names) + 1}")
+
+    shown = [{name: v for name, v in one.items() if name != "response"} for one in events]
+    text = "".join(f"{json.dumps(one)}\n" for one in shown)
+    return re.sub("x{100,}", "x…", re.sub(r"\b(mcpl|mcpr|mcp|msg)_[0-9a-f]{32,}", named, text))
 
 
 def test_list_of_tools_is_kept_along_the_chain(site: McpSite) -> None:
@@ -159,62 +141,6 @@ def test_refused_call_is_not_made_and_the_model_is_told(site: McpSite) -> None:
 
 RESPONSES = "/admin/responses_api/storedresponse/"
 APPROVALS = "/admin/responses_api/mcpapproval/"
-
-
-@pytest.fixture(scope="module")
-def operator(site: McpSite) -> Iterator[httpx.Client]:
-    """The browser of the administrator of the site."""
-    found = re.search(r"password: (\S+)", site.stack.text())
-    assert found
-    with httpx.Client(base_url=site.stack.url, timeout=60, follow_redirects=True) as browser:
-        form = {"username": "admin", "password": found[1], "next": "/admin/"}
-        posted(browser, "/admin/login/", "/admin/login/", form)
-        yield browser
-
-
-def posted(browser: httpx.Client, page: str, address: str, form: dict[str, str]) -> httpx.Response:
-    """Send a form of a page; return the page that it leads to."""
-    token = re.search(r'csrfmiddlewaretoken" value="([^"]+)', browser.get(page).text)
-    assert token
-    return browser.post(address, data={**form, "csrfmiddlewaretoken": token[1]})
-
-
-@pytest.fixture(scope="module")
-def registered(site: McpSite) -> dict[str, Any]:
-    """The tool of a server that is registered, whose calls need approvals."""
-    site.stack.sql(
-        "INSERT INTO mcp_servers_mcpserver (label, url, transport, description, is_active, "
-        "is_idempotent, credentials, oauth_issuer, oauth_client_id, oauth_secret, oauth_scope, "
-        "tools, error, created_at) VALUES ('asked', %s, 'auto', '', true, false, '', '', '', '', "
-        "'', '[]', '', now())",
-        f"{site.server.url}/mcp",
-    )
-    return {"type": "mcp", "server_label": "asked", "require_approval": "always"}
-
-
-def question_of(site: McpSite, response: types.Response) -> tuple[str, int]:
-    """The address of the page of a response, and the number of its one question."""
-    ((pk, item),) = site.stack.sql(
-        "SELECT response.id, item.id FROM responses_api_storedresponse response "
-        "JOIN responses_api_item item ON item.response_id = response.id "
-        "JOIN responses_api_mcpapproval ON item_id = item.id WHERE response.public_id = %s",
-        response.id,
-    )
-    return str(pk), item
-
-
-def continued(site: McpSite, response: types.Response) -> list[types.Response]:
-    """The responses that continue a response, once they have ended."""
-    found = site.stack.sql(
-        "SELECT child.public_id FROM responses_api_storedresponse child "
-        "JOIN responses_api_storedresponse parent ON child.previous_id = parent.id "
-        "WHERE parent.public_id = %s",
-        response.id,
-    )
-    retrieve = site.stack.client().responses.retrieve
-    for (id_,) in found:
-        wait_until(lambda id_=id_: retrieve(id_).status == "completed", 60, "the end")
-    return [retrieve(id_) for (id_,) in found]
 
 
 ADD_ASKED = {"calls": [["asked__add", {"a": 20, "b": 3}]]}

@@ -229,6 +229,24 @@ def test_another_word_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
         environment.choice(NAME, ("line", "json"))
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("https://ai.example.org/", "https://ai.example.org"), ("http://[::1]:8000",) * 2, ("", "")],
+)
+def test_an_origin_has_no_path(monkeypatch: pytest.MonkeyPatch, value: str, expected: str) -> None:
+    given(monkeypatch, value)
+    assert environment.origin(NAME) == expected
+
+
+@pytest.mark.parametrize(
+    "value", ["ai.example.org", "https://ai.example.org/path", "javascript:alert(1)", "https://a b"]
+)
+def test_what_is_no_origin_is_an_error(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    given(monkeypatch, value)
+    with pytest.raises(ImproperlyConfigured, match=NAME):
+        environment.origin(NAME)
+
+
 def test_networks_are_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     given(monkeypatch, "10.0.0.0/8, ::1")
     assert [str(network) for network in environment.networks(NAME)] == ["10.0.0.0/8", "::1/128"]

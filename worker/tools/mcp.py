@@ -7,6 +7,7 @@ SDK behind the client takes 50 MB, so only the first call of a worker imports it
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from inference_site.core.storage.postgresql import release_connection_after
@@ -18,7 +19,9 @@ from inference_site.mcp.access import (
     registered_endpoint,
     requested_endpoint,
 )
+from inference_site.mcp.connections import user_endpoint
 from inference_site.mcp.models import McpServer
+from inference_site.runs.models import Generation
 from worker.tools.base import CallContext, ToolCancelled, ToolResult, ToolTimeout, ToolUnreachable
 
 _WIRE_FACTOR = 8
@@ -58,15 +61,27 @@ class McpTool:
         most_bytes = _WIRE_FACTOR * context.max_bytes
         limits = client.Limits(context.timeout_s, most_bytes, context.is_cancelled)
         server = self._registered()
-        try:
-            endpoint = self._endpoint(server)
+
+        def use(endpoint: Endpoint) -> ToolResult:
             if name == LIST_TOOLS:
                 tools = client.list_tools(endpoint, limits)
                 _record(server, tools)
                 return ToolResult("", {"tools": tools})
-            if not is_allowed(self._options, name):
+            found = client.call_tool(endpoint, name, arguments, context.key, limits)
+            return _result(found.text, context.max_bytes, is_error=found.is_error)
+
+        try:
+            if name != LIST_TOOLS and not is_allowed(self._options, name):
                 raise NotUsable(f"the request does not allow the tool {name!r}")
-            result = client.call_tool(endpoint, name, arguments, context.key, limits)
+            endpoint = self._endpoint(server, context)
+            try:
+                return use(endpoint)
+            except client.McpUnreachable as exc:
+                is_refused = exc.error.get("code") == HTTPStatus.UNAUTHORIZED
+                if server is None or not server.is_per_user or not is_refused:
+                    raise
+                # Nothing was sent: the token was revoked, or has ended early.
+                return use(self._endpoint(server, context, endpoint))
         except NotUsable as exc:
             message = f"Nothing was sent: {exc}."
             return _not_listed(server, message) if name == LIST_TOOLS else _failed(message)
@@ -82,19 +97,18 @@ class McpTool:
             if name == LIST_TOOLS:
                 return _not_listed(server, str(exc))
             return ToolResult(str(exc), {"error": exc.error}, is_error=True)
-        if not result.is_error:
-            return ToolResult(result.text)
-        content = [{"type": "text", "text": result.text[: context.max_bytes // 4]}]
-        error = {"type": "mcp_tool_execution_error", "content": content}
-        return ToolResult(result.text, {"error": error}, is_error=True)
 
-    def _endpoint(self, server: McpServer | None) -> Endpoint:
-        """Return where the server is. Raise NotUsable."""
+    def _endpoint(
+        self, server: McpServer | None, context: CallContext, refused: Endpoint | None = None
+    ) -> Endpoint:
+        """Return where the server is; not with the token of ``refused``. Raise NotUsable."""
         if "server_id" not in self._options:
             return requested_endpoint(self._options["url"], self._options["credentials"])
         if server is None or not server.is_active:
             raise NotUsable("the server is not registered any more")
-        return registered_endpoint(server)
+        if not server.is_per_user:
+            return registered_endpoint(server)
+        return user_endpoint(server, _user_of(context.generation_id), refused)
 
     def _registered(self) -> McpServer | None:
         if "server_id" not in self._options:
@@ -103,16 +117,35 @@ class McpTool:
             return McpServer.objects.filter(pk=self._options["server_id"]).first()
 
 
+def _user_of(generation_id: str) -> int | None:
+    """Return the user whose key makes the request: one of their own keys, or of the playground."""
+    with release_connection_after():
+        runs = Generation.objects.filter(public_id=generation_id)
+        owner, user = runs.values_list("api_key__owner", "api_key__user").get()
+    return owner or user
+
+
 def _not_listed(server: McpServer | None, message: str) -> ToolResult:
     _record(server, None, message)
     return ToolResult(message, {"error": message}, is_error=True)
 
 
 def _record(server: McpServer | None, tools: list[dict[str, Any]] | None, error: str = "") -> None:
-    """Save what a listing has found, for the page of a registered server."""
-    if server is not None:
+    """Save what a listing has found, for the page of a registered server.
+
+    What one user may see there is not for the page.
+    """
+    if server is not None and not server.is_per_user:
         with release_connection_after():
             server.record_check(tools, error)
+
+
+def _result(text: str, max_bytes: int, *, is_error: bool) -> ToolResult:
+    if not is_error:
+        return ToolResult(text)
+    content = [{"type": "text", "text": text[: max_bytes // 4]}]
+    error = {"type": "mcp_tool_execution_error", "content": content}
+    return ToolResult(text, {"error": error}, is_error=True)
 
 
 def _failed(message: str) -> ToolResult:
