@@ -1,6 +1,6 @@
 """The filters of the page of requests: read from a query string, applied to both tables.
 
-Filters without an index (endpoint, end user, metadata, duration) are only for searches that read
+Filters without an index (endpoint, metadata, duration) are only for searches that read
 windows of ids within a time limit, as ``keyset_page`` does.
 """
 
