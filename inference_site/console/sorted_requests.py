@@ -53,10 +53,9 @@ def sorted_page(filters: LogFilters, size: int) -> SortedPage:
     column, is_descending = filters.sort.removeprefix("-"), filters.sort.startswith("-")
     model: type[Model] = Refusal if filters.is_of_refusals else Generation
     rows: QuerySet[Any] | None = filters.generations()
-    value, number = _VALUES[column], Value(1)
+    value, number = _VALUES[column], Value(1) if model is Generation else F("count")
     if model is Refusal:
-        rows, number = filters.refusals(), F("count")
-        value = _VALUES_OF_REFUSALS.get(column, F("pk"))
+        rows, value = filters.refusals(), _VALUES_OF_REFUSALS.get(column, F("pk"))
     before = None if filters.before is None else filters.before[model is Refusal]
     if before is None:
         before = (model._default_manager.aggregate(top=Max("pk"))["top"] or 0) + 1
