@@ -166,6 +166,10 @@ def pages(
         "a rare model": "model=rare",
         "what nothing fits": f"model=rare&error=none&project={project}",
         "of the last hour": "since=1h",
+        "longest first": "sort=-duration",
+        "longest first, failed": "sort=-duration&status=failed",
+        "slower than 60 s": "slower=60",
+        "running": "status=unfinished",
         "by a word of 2 %": "q=subject7",
         "by a word that all have": "q=the",
     }.items():

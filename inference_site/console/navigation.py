@@ -14,12 +14,9 @@ _MODELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     (
         "Requests",
         (
-            ("Responses", "chat", "responses_api.storedresponse"),
             ("Conversations", "forum", "responses_api.conversation"),
             ("Approvals", "approval", "responses_api.mcpapproval"),
-            ("Chat completions", "sms", "completions.storedcompletion"),
             ("Prompts", "edit_note", "responses_api.prompttemplate"),
-            ("Generations", "receipt_long", "generations.generation"),
             ("Cases", "fact_check", "cases.caseset"),
             ("Batches", "inventory_2", "batches.batch"),
             ("Files", "description", "files.storedfile"),
@@ -49,6 +46,20 @@ _MODELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
         ),
     ),
 )
+_TABLES = (
+    ("Responses", "chat", "responses_api.storedresponse"),
+    ("Chat completions", "sms", "completions.storedcompletion"),
+    ("Generations", "receipt_long", "generations.generation"),
+)
+"""The tables behind the page of requests; only administrators have them in the menu."""
+_VIEWS = (
+    ("Requests", "manage_search", ""),
+    ("Failed", "error", "?status=failed"),
+    ("Slow", "history", "?sort=-duration"),
+    ("Running", "refresh", "?status=unfinished"),
+    ("Refused", "lock", "?status=refused"),
+)
+"""Title, icon and query of the tabs of the page of requests."""
 
 
 _APPROVALS = "responses_api.mcpapproval"
@@ -74,9 +85,10 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
     groups: list[dict[str, Any]] = [{"items": operation}]
     for group_title, models in _MODELS:
         items = []
-        if group_title == "Requests":
-            items.append(_link("Request log", "manage_search", "admin:requests", shown=sees_queue))
-        for title, icon, name in models:
+        is_of_requests = group_title == "Requests"
+        if is_of_requests:
+            items += _views_of_requests(shown=sees_queue)
+        for title, icon, name in (*models, *(_tables_for(user) if is_of_requests else ())):
             app, model = name.split(".")
             may_view = user.has_perm(f"{app}.view_{model}")
             link = _link(title, icon, f"admin:{app}_{model}_changelist", shown=may_view)
@@ -85,6 +97,19 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
             items.append(link)
         groups.append({"title": group_title, "items": items})
     return groups
+
+
+def _views_of_requests(*, shown: bool) -> list[dict[str, Any]]:
+    """Return the links to the page of requests and its tabs."""
+    links = [_link(title, icon, "admin:requests", shown=shown) for title, icon, _ in _VIEWS]
+    for link, (_, _, query) in zip(links, _VIEWS, strict=True):
+        link["link"] += query
+    return links
+
+
+def _tables_for(user: Any) -> tuple[tuple[str, str, str], ...]:
+    """Return the tables that the menu shows to this user."""
+    return _TABLES if user.has_perm("auth.view_user") else ()
 
 
 def _waiting_approvals() -> int:

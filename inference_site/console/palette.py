@@ -21,7 +21,7 @@ from completions.models import StoredCompletion
 from inference_site.accounts.models import ApiKey, Project
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.console.navigation import navigation
-from inference_site.console.request_log_page import ID_PREFIXES
+from inference_site.console.request_filters import ID_PREFIXES
 from inference_site.files.models import StoredFile
 from inference_site.runs.models import Generation
 from responses_api.models import Conversation, StoredResponse
@@ -136,7 +136,7 @@ def _by_id(request: HttpRequest, term: str) -> Iterator[Entry]:
         for pk in Generation.objects.filter(public_id=term).values_list("pk", flat=True):
             yield Entry(term, _page(Generation, pk), "receipt_long", "Generation")
         log = f"{reverse('admin:requests')}?{urlencode({'q': term})}"
-        yield Entry(term, log, "manage_search", "Search the request log")
+        yield Entry(term, log, "manage_search", "Search the requests")
 
 
 def _page(model: type[Model], pk: int) -> str:

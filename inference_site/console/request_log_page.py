@@ -1,15 +1,14 @@
-"""The request log: accepted and refused requests in one list, with search, facets and filters.
+"""The page of requests: accepted and refused ones in one list, with tabs and facets.
 
 A page merges two tables by time, generations and refusals, each paged by its own ids; the cursor of
 a page is a pair of ids. So no row is copied, shown twice or left out, and no index on the time is
-needed.
+needed. A list in another order than time is of one table (see ``sorted_requests``).
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import heapq
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from django.db.models.fields.json import KT
 from django.db.models.functions import Left
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.urls import reverse
-from django.utils import timezone
 from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
 
@@ -32,9 +30,19 @@ from completions.models import StoredCompletion
 from completions.storage import with_previews as with_completion_previews
 from inference_site.accounts.models import ApiKey, Project
 from inference_site.catalogue.catalogue import catalogue
+from inference_site.console.request_filters import (
+    ENDPOINTS,
+    FILTER_NAMES,
+    REFUSED,
+    UNFINISHED,
+    LogFilters,
+    filters_of,
+    seconds_text,
+    tabs_of,
+)
+from inference_site.console.sorted_requests import SortedPage, sorted_page
 from inference_site.core.admin_pages.base_admin import KeysetPage, keyset_page
 from inference_site.core.admin_pages.labels import PREVIEW_LENGTH, may_see_content, preview
-from inference_site.core.storage.old_rows import first_id_since
 from inference_site.runs.kept_content.models import KeptContent
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.request_log.models import Refusal, SavedFilter
@@ -46,128 +54,10 @@ VIEW = "generations.view_generation"
 PAGE_SIZE = 50
 MAX_ROWS_READ = 500
 """Rows read of each table: the page shows the newest of them, the facets count all."""
-REFUSED = "refused"
-SPANS = {"1h": dt.timedelta(hours=1), "24h": dt.timedelta(days=1), "7d": dt.timedelta(days=7)}
-FILTER_NAMES = ("q", "project", "key", "model", "status", "error", "since")
-"""Query parameters of the filters; a saved filter keeps these."""
-ID_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "embd-", "tok-", "modr-", "audio-", "req_")
-_CURSOR = re.compile(r"([0-9]{1,18})-([0-9]{1,18})", re.ASCII)
+_VIEW_STORED = ("responses_api.view_storedresponse", "completions.view_storedcompletion")
 _MAX_KEYS, _MAX_SAVED, _MAX_FACET_VALUES = 200, 30, 12
 _TOO_BROAD = "Too much would have to be searched: choose a project, or give more words."
-_ENDPOINTS = {
-    "chat.completion": "/v1/chat/completions",
-    "text_completion": "/v1/completions",
-    "embedding": "/v1/embeddings",
-    "rerank": "/v1/rerank",
-    "score": "/v1/score",
-    "moderation": "/v1/moderations",
-    "speech": "/v1/audio/speech",
-    "speech.events": "/v1/audio/speech",
-    "transcription": "/v1/audio/transcriptions",
-    "translation": "/v1/audio/translations",
-    "infill": "/infill",
-    "response": "/v1/responses",
-    "response.compaction": "/v1/responses/compact",
-    "response.input_tokens": "/v1/responses/input_tokens",
-    "message": "/v1/messages",
-    "message.input_tokens": "/v1/messages/count_tokens",
-    "ollama": "/api/chat",
-    "ollama.embedding": "/api/embed",
-    "vector_store.embedding": "files of vector stores",
-    "vector_store.search": "/v1/vector_stores/{vector_store_id}/search",
-}
-
 LoggedRequest = Generation | Refusal
-
-
-@dataclass(frozen=True, slots=True)
-class LogFilters:
-    """The filters of a page; ``before`` has the ids of generations and refusals below which it
-    begins."""
-
-    q: str = ""
-    project: int | None = None
-    key: int | None = None
-    model: str = ""
-    status: str = ""
-    error: str = ""
-    since: str = ""
-    before: tuple[int, int] | None = None
-
-    @property
-    def id(self) -> str:
-        """``q``, if it is an id."""
-        return self.q if self.q.startswith(ID_PREFIXES) else ""
-
-    @property
-    def words(self) -> str:
-        """``q``, if it is words to search in prompts and answers."""
-        return "" if self.id else self.q
-
-    def generations(self) -> QuerySet[Generation] | None:
-        """Return the accepted requests; None if the filters exclude all of them."""
-        if self.status == REFUSED or self.status.isdecimal():
-            return None
-        rows = self._filter_common(Generation)
-        if self.status:
-            rows = rows.filter(status=self.status)
-        elif self.error:
-            # Only these have an error; the index on the status finds them.
-            rows = rows.filter(status__in=[Status.FAILED, Status.CANCELLED])
-        if self.id:
-            column = "request_id" if self.id.startswith("req_") else "public_id"
-            rows = rows.filter(**{column: self.id})
-        return rows
-
-    def refusals(self) -> QuerySet[Refusal] | None:
-        """Return the refused requests; None if the filters exclude all of them."""
-        if self.words or (self.id and not self.id.startswith("req_")):
-            return None
-        rows = self._filter_common(Refusal)
-        if self.status.isdecimal():
-            rows = rows.filter(status=self.status)
-        elif self.status and self.status != REFUSED:
-            return None
-        return rows.filter(request_id=self.id) if self.id else rows
-
-    def _filter_common(self, table: type[Model]) -> QuerySet[Any]:
-        """Return the rows of a table, filtered by the columns that both tables have."""
-        columns = {
-            "project": self.project,
-            "api_key": self.key,
-            "model": self.model or None,
-            "error_code": self.error or None,
-        }
-        rows = table._default_manager.filter(
-            **{name: value for name, value in columns.items() if value is not None}
-        )
-        if self.since:
-            moment = timezone.now() - SPANS[self.since]
-            first = first_id_since(table, "created_at", moment)
-            rows = rows.filter(pk__gte=first, created_at__gte=moment)
-        return rows
-
-
-def filters_of(query: QueryDict) -> LogFilters:
-    """Return the filters in a query string; missing and invalid values become the defaults."""
-    text = {name: query.get(name, "").replace("\0", "").strip()[:200] for name in FILTER_NAMES}
-    status, since = text["status"], text["since"]
-    is_known = status in (REFUSED, *Status.values) or (status.isascii() and len(status) == 3)
-    numbers = {
-        name: int(text[name]) if text[name].isdecimal() and len(text[name]) <= 18 else None
-        for name in ("project", "key")
-    }
-    cursor = _CURSOR.fullmatch(query.get("before", ""))
-    return LogFilters(
-        q=text["q"],
-        project=numbers["project"],
-        key=numbers["key"],
-        model=text["model"],
-        status=status if is_known and (status.isdecimal() or status.isalpha()) else "",
-        error=text["error"],
-        since=since if since in SPANS else "",
-        before=(int(cursor[1]), int(cursor[2])) if cursor else None,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +69,7 @@ class LogPage:
     """
 
     shown: Sequence[LoggedRequest] = ()
-    counted: Sequence[LoggedRequest] = ()
+    counted: Sequence[Any] = ()
     older: str | None = None
     is_cut_short: bool = False
 
@@ -217,8 +107,9 @@ class _TablePage:
         return own[-1].pk if own else self._before
 
 
-def log_page(filters: LogFilters) -> LogPage:
-    """Return the page of filters without words."""
+def log_page(filters: LogFilters, size: int | None = None) -> LogPage:
+    """Return the page of filters without words, at most ``size`` or ``PAGE_SIZE`` requests."""
+    size = PAGE_SIZE if size is None else size
     generations_before, refusals_before = filters.before or (None, None)
     tables = (
         _TablePage(Generation, filters.generations(), generations_before),
@@ -231,10 +122,10 @@ def log_page(filters: LogFilters) -> LogPage:
         *(table.rows for table in tables), key=lambda row: row.created_at, reverse=True
     )
     merged: list[Any] = list(takewhile(lambda row: row.created_at >= oldest, rows))
-    shown = merged[:PAGE_SIZE]
-    has_older = len(merged) > PAGE_SIZE or any(table.has_more for table in tables)
+    shown = merged[:size]
+    has_older = len(merged) > size or any(table.has_more for table in tables)
     cursor = "-".join(str(table.cursor_after(shown)) for table in tables)
-    is_cut_short = len(shown) < PAGE_SIZE and any(table.is_cut_short for table in tables)
+    is_cut_short = len(shown) < size and any(table.is_cut_short for table in tables)
     return LogPage(shown, merged, cursor if has_older else None, is_cut_short)
 
 
@@ -322,7 +213,7 @@ class Facet:
 
 def _facets(
     filters: LogFilters,
-    counted: Sequence[LoggedRequest],
+    counted: Sequence[Any],
     keys: Mapping[int, ApiKey],
     query: QueryDict,
 ) -> list[Facet]:
@@ -339,13 +230,15 @@ def _facets(
         counts: Counter[Any] = Counter()
         for one in counted:
             if value := property_of(one):
-                counts[value] += 1 if isinstance(one, Generation) else one.count
+                counts[value] += (
+                    one.count if isinstance(one, Refusal) else getattr(one, "requests", 1)
+                )
         values = []
         for value, count in counts.most_common(_MAX_FACET_VALUES):
             is_chosen = str(value) == chosen
             changed = query.copy()
-            changed.pop("before", None)
-            changed.pop(name, None)
+            for dropped in ("before", "page", name):
+                changed.pop(dropped, None)
             if not is_chosen:
                 changed[name] = str(value)
             label = key_labels.get(value, str(value)) if name == "key" else str(value)
@@ -368,6 +261,7 @@ class LogRow:
     content: Content | None = None
     hit: SafeString | str = ""
     ttft_ms: float | None = None
+    queue_ms: float | None = None
 
 
 def _row(
@@ -394,13 +288,80 @@ def _row(
         project,
         key,
         is_refused=False,
-        endpoint=_ENDPOINTS.get(one.kind, one.kind),
+        endpoint=ENDPOINTS.get(one.kind, one.kind),
         duration_ms=duration_ms,
         page=(content and content.page) or page,
         content=content,
         hit=hits.get(one.public_id, ""),
         ttft_ms=one.ttft_ms,
+        queue_ms=one.queue_ms,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A heading of the table; ``query`` sorts by it, or back if it is the order already."""
+
+    title: str
+    query: str
+    order: str
+
+
+_COLUMNS = {
+    "duration": "Duration",
+    "ttft": "First token",
+    "queue": "Queue",
+    "tokens": "Tokens in / out",
+    "cost": "Cost",
+}
+
+
+def _column(name: str, title: str, filters: LogFilters, query: QueryDict) -> Column:
+    """Return a heading: the first choice sorts the largest values first, the second the smallest.
+
+    Lists are by time, newest first, unless another order is chosen.
+    """
+    order = {f"-{name}": "descending", name: "ascending"}.get(filters.sort, "none")
+    changed = query.copy()
+    for dropped in ("before", "page", "sort"):
+        changed.pop(dropped, None)
+    if name == "time":
+        order = order if filters.sort else "descending"
+        if order == "descending":
+            changed["sort"] = "time"
+    else:
+        changed["sort"] = name if order == "descending" else f"-{name}"
+    return Column(title, changed.urlencode(), order)
+
+
+def may_filter(request: HttpRequest, filters: LogFilters) -> bool:
+    """Return whether the user may see the stored objects that the filters ask for."""
+    return not filters.metadata or request.user.has_perms(_VIEW_STORED)
+
+
+def _page_of(
+    request: HttpRequest, filters: LogFilters
+) -> tuple[LogPage, dict[str, SafeString], SortedPage | None]:
+    """Return the page, the marked texts of a search, and the sorted page if there is an order.
+
+    What the user may not see, or takes too long, is an empty page with a message.
+    """
+    if not may_filter(request, filters):
+        messages.warning(request, "You do not have permission to see metadata.")
+    elif not filters.words:
+        if not filters.sort:
+            return log_page(filters), {}, None
+        ordered = sorted_page(filters, PAGE_SIZE)
+        return LogPage(ordered.shown, ordered.compared), {}, ordered
+    elif not may_see_content(request):
+        messages.warning(request, "You do not have permission to search prompts and answers.")
+    else:
+        try:
+            with search_timeout():
+                return *page_with_words(filters), None
+        except SearchTooBroad:
+            messages.warning(request, _TOO_BROAD)
+    return LogPage(), {}, None
 
 
 def requests_context(request: HttpRequest) -> dict[str, Any]:
@@ -411,40 +372,60 @@ def requests_context(request: HttpRequest) -> dict[str, Any]:
     if not request.user.has_perm(VIEW):
         raise PermissionDenied
     filters, may_see = filters_of(request.GET), may_see_content(request)
-    page, hits = LogPage(), dict[str, SafeString]()
-    if not filters.words:
-        page = log_page(filters)
-    elif not may_see:
-        messages.warning(request, "You do not have permission to search prompts and answers.")
-    else:
-        try:
-            with search_timeout():
-                page, hits = page_with_words(filters)
-        except SearchTooBroad:
-            messages.warning(request, _TOO_BROAD)
+    page, hits, ordered = _page_of(request, filters)
     keys = ApiKey.objects.in_bulk({one.api_key_id for one in page.counted if one.api_key_id})
     projects = Project.objects.in_bulk({one.project_id for one in page.shown if one.project_id})
     ids = [one.public_id for one in page.shown if isinstance(one, Generation)]
     contents = _contents(ids) if may_see else {}
-    older = request.GET.copy()
-    older["before"] = page.older or ""
     return {
         "filters": filters,
+        "slower": seconds_text(filters.slower),
+        "tabs": tabs_of(filters, request.GET),
+        "time_column": _column("time", "Time", filters, request.GET),
+        "columns": [_column(*one, filters, request.GET) for one in _COLUMNS.items()],
         "may_see": may_see,
         "rows": [_row(one, projects, keys, contents, hits) for one in page.shown],
         "facets": _facets(filters, page.counted, keys, request.GET),
         "counted": len(page.counted),
-        "older": older.urlencode() if page.older else "",
+        "pages": _page_links(filters, page, ordered, request.GET),
         "is_cut_short": page.is_cut_short,
-        "is_live": filters.before is None,
+        "is_sorted": ordered is not None,
+        "is_live": filters.before is None and filters.page == 1,
         "projects": Project.objects.values_list("pk", "name"),
         "keys": ApiKey.objects.filter(project=filters.project)[:_MAX_KEYS],
         "models": list(catalogue().models),
-        "statuses": [*Status.values, REFUSED],
+        "statuses": [*Status.values, UNFINISHED, REFUSED],
+        "kinds": ENDPOINTS.items(),
         "spans": {"1h": "Last hour", "24h": "Last 24 hours", "7d": "Last 7 days"}.items(),
         "query": _saved_query(request.GET),
         "saved": SavedFilter.objects.filter(user=int(request.user.pk or 0)),
     }
+
+
+def _page_links(
+    filters: LogFilters, page: LogPage, ordered: SortedPage | None, query: QueryDict
+) -> list[tuple[str, str, str]]:
+    """Return the links below the list: relation, query and text of each."""
+
+    def link(relation: str, text: str, before: str, number: int) -> tuple[str, str, str]:
+        changed = query.copy()
+        changed.pop("page", None)
+        changed["before"] = before
+        if number > 1:
+            changed["page"] = str(number)
+        return relation, changed.urlencode(), text
+
+    if ordered is None:
+        text = "Search further back →" if page.is_cut_short else "Older →"
+        return [link("next", text, page.older, 1)] if page.older else []
+    links = []
+    if filters.page > 1:
+        links.append(link("prev", "← Back", ordered.top, filters.page - 1))
+    if ordered.has_next:
+        links.append(link("next", "Next →", ordered.top, filters.page + 1))
+    if ordered.older is not None:
+        links.append(link("", "Sort older requests", ordered.older, 1))
+    return links
 
 
 def _saved_query(query: QueryDict) -> str:

@@ -41,6 +41,7 @@ from inference_site.console.people.password_links import (
 )
 from inference_site.console.playground.views import playground_context
 from inference_site.console.queue_page import queue_context, run_action
+from inference_site.console.request_export import export
 from inference_site.console.request_log_page import requests_context, save_filter
 from inference_site.console.settings_page import settings_page
 from inference_site.console.usage_page import home_context, usage_csv
@@ -91,7 +92,7 @@ class ConsoleSite(UnfoldAdminSite):
         own, page = self.admin_view, self._page
         fleet = page("Models and workers", fleet_context, "fleet")
         playground = page("Playground", playground_context, "playground")
-        requests = page("Request log", requests_context, "requests")
+        requests = page("Requests", requests_context, "requests")
         model = page("Model", model_context, "model")
         return [
             *_login_urls(),
@@ -112,6 +113,7 @@ class ConsoleSite(UnfoldAdminSite):
             path("my-connections/<int:pk>/connect/", own(connect), name="my-connection-begin"),
             path("my-connections/<int:pk>/end/", own(end_connection), name="my-connection-end"),
             path("requests/", own(requests), name="requests"),
+            path("requests/export/", own(export), name="requests-export"),
             path("requests/filters/", own(require_POST(save_filter)), name="requests-filters"),
             path("fleet/action/", own(require_POST(request_action)), name="fleet-action"),
             path("fleet/models/<path:model>/", own(model), name="model"),

@@ -398,6 +398,11 @@ class Generation(models.Model):
             models.Index(fields=["model", "-id"], name="generation_by_model"),
             models.Index(fields=["status", "-id"], name="generation_by_status"),
             models.Index(fields=["request_id"], name="generation_by_request"),
+            models.Index(
+                fields=["end_user", "-id"],
+                condition=~models.Q(end_user=""),
+                name="generation_by_end_user",
+            ),
             # Rows are stored in the order of time, so a few pages of it locate a time.
             BrinIndex(fields=["created_at"], autosummarize=True, name="generation_by_time"),
         ]

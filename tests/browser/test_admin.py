@@ -38,6 +38,10 @@ MENU = [
     "/admin/my-keys/",
     "/admin/my-connections/",
     "/admin/requests/",
+    "/admin/requests/?status=failed",
+    "/admin/requests/?sort=-duration",
+    "/admin/requests/?status=unfinished",
+    "/admin/requests/?status=refused",
     "/admin/responses_api/storedresponse/",
     "/admin/responses_api/conversation/",
     "/admin/completions/storedcompletion/",
@@ -351,6 +355,44 @@ def test_a_refused_request_comes_into_the_log_and_a_filter_is_saved(
     page.get_by_role("combobox", name="Status").select_option("")
     expect(log.locator("mark").first).to_have_text("sleep")
     assert_usable(page)
+
+
+def test_requests_are_sorted_chosen_and_downloaded_from_the_keyboard(
+    page: Page, client: openai.OpenAI
+) -> None:
+    respond(client, {"text": "Cats sleep."}, metadata={"team": "red"}, user="ada")
+    page.goto("/admin/requests/?user=ada")
+    settled(page)
+    page.mouse.move(0, 0)
+    log = page.get_by_role("region", name="Requests")
+    rows = log.get_by_role("rowheader")
+    expect(rows).to_have_count(1)
+    page.keyboard.press("j")
+    expect(rows.first.get_by_role("link")).to_be_focused()
+    page.keyboard.press("/")
+    expect(page.get_by_role("searchbox", name="Search")).to_be_focused()
+    page.get_by_role("searchbox", name="Search").blur()
+    page.keyboard.press("3")
+    page.wait_for_url("**/admin/requests/?user=ada&sort=-duration")
+    chosen = page.get_by_role("navigation", name="Views of the list").get_by_role("link")
+    expect(chosen.nth(2)).to_have_attribute("aria-current", "page")
+    sorted_by = page.get_by_role("columnheader", name="Duration")
+    expect(sorted_by).to_have_attribute("aria-sort", "descending")
+    page.get_by_label("Metadata").fill("team=red")
+    page.get_by_label("Metadata").press("Enter")
+    expect(rows).to_have_count(1)
+    assert_usable(page)
+    resize(page, "desktop")
+    heights = rows.evaluate_all("rows => rows.map((row) => row.closest('tr').clientHeight)")
+    assert max(heights) < 40, "one line for each"
+    page.get_by_label("Metadata").fill("team=blue")
+    page.get_by_label("Metadata").press("Enter")
+    expect(log.get_by_text("No requests match.")).to_be_visible()
+    page.goto("/admin/requests/?user=ada")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="JSONL").click()
+    lines = [json.loads(line) for line in download.value.path().read_text().splitlines()]
+    assert [line["end_user"] for line in lines] == ["ada"]
 
 
 def test_content_that_is_not_stored_is_kept_once_the_settings_say_so(

@@ -13,7 +13,8 @@ from django.utils import timezone
 from completions.models import StoredCompletion
 from inference_site.accounts.models import ApiKey
 from inference_site.console import request_log_page
-from inference_site.console.request_log_page import LogFilters, log_page
+from inference_site.console.request_filters import LogFilters
+from inference_site.console.request_log_page import log_page
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.request_log.models import Refusal, SavedFilter
 from responses_api.models import Item, StoredResponse

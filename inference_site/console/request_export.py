@@ -1,0 +1,141 @@
+"""The download of the list of requests as CSV or JSONL: what its columns show, without content."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import io
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import orjson
+from asgiref.sync import sync_to_async
+from django.contrib import messages
+from django.contrib.auth.decorators import permission_required
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponseRedirect, StreamingHttpResponse
+from django.http.response import HttpResponseBase
+from django.urls import reverse
+from django.utils import timezone
+
+from inference_site.accounts.models import ApiKey, Project
+from inference_site.console.request_filters import ENDPOINTS, LogFilters, filters_of
+from inference_site.console.request_log_page import (
+    VIEW,
+    LoggedRequest,
+    log_page,
+    may_filter,
+)
+from inference_site.core.admin_pages.base_admin import log_action
+from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.runs.models import Generation
+
+MAX_EXPORTED = 100_000
+"""Requests of one download, the newest; a day of a busy site."""
+_BATCH = 500
+_COLUMNS = (
+    *("id", "request_id", "time", "endpoint", "model", "project", "key", "key_prefix", "end_user"),
+    *("status", "error_code", "finish_reason", "requests", "streamed", "background"),
+    *("queue_ms", "first_token_ms", "duration_ms", "input_tokens", "cached_tokens"),
+    *("output_tokens", "reasoning_tokens", "cost"),
+)
+_TYPES = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"}
+
+
+@permission_required(VIEW, raise_exception=True)
+def export(request: HttpRequest) -> HttpResponseBase:
+    """Download the requests that match the filters, newest first, and write that to the audit log.
+
+    A search for words and an order are not part of a download.
+    """
+    filters, form = filters_of(request.GET), request.GET.get("format", "csv")
+    if not may_filter(request, filters):
+        raise PermissionDenied
+    if filters.words or form not in _TYPES:
+        messages.warning(request, "A search for words cannot be downloaded: use other filters.")
+        return HttpResponseRedirect(f"{reverse('admin:requests')}?{request.GET.urlencode()}")
+    log_action(request, "Requests", f"Exported as {form}.")
+    lines = _lines(replace(filters, sort="", page=1), form)
+    answer = StreamingHttpResponse(lines, content_type=_TYPES[form])
+    name = f"requests-{timezone.now():%Y%m%d-%H%M}.{form}"
+    answer["Content-Disposition"] = f'attachment; filename="{name}"'
+    return answer
+
+
+async def _lines(filters: LogFilters, form: str) -> AsyncIterator[bytes]:
+    read = sync_to_async(_read_batch, thread_sensitive=False)
+    if form == "csv":
+        yield _csv([dict(zip(_COLUMNS, _COLUMNS, strict=True))])
+    written = 0
+    while written < MAX_EXPORTED:
+        rows, before = await read(filters)
+        written += len(rows)
+        yield _csv(rows) if form == "csv" else b"".join(map(_json, rows))
+        if before is None:
+            return
+        filters = replace(filters, before=before)
+
+
+def _read_batch(filters: LogFilters) -> tuple[list[dict[str, Any]], tuple[int, int] | None]:
+    """Return the next rows, and the cursor of those after them; None at the end of the log."""
+    with release_connection_after():
+        page = log_page(filters, size=_BATCH)
+        keys = ApiKey.objects.in_bulk({one.api_key_id for one in page.shown if one.api_key_id})
+        projects = Project.objects.in_bulk({one.project_id for one in page.shown if one.project_id})
+    rows = [_row(one, projects, keys) for one in page.shown]
+    if page.older is None:
+        return rows, None
+    generations, _, refusals = page.older.partition("-")
+    return rows, (int(generations), int(refusals))
+
+
+def _row(
+    one: LoggedRequest, projects: dict[int, Project], keys: dict[int, ApiKey]
+) -> dict[str, Any]:
+    """Return the columns of one request; those that it does not have are None."""
+    project, key = projects.get(one.project_id or 0), keys.get(one.api_key_id or 0)
+    row: dict[str, Any] = dict.fromkeys(_COLUMNS) | {
+        "request_id": one.request_id,
+        "time": f"{one.created_at.astimezone(dt.UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
+        "model": one.model,
+        "project": project and project.name,
+        "key": key and key.name,
+        "key_prefix": key and key.prefix,
+        "status": one.status,
+        "error_code": one.error_code,
+    }
+    if not isinstance(one, Generation):
+        own = {"endpoint": one.path, "requests": one.count, "duration_ms": one.duration_ms}
+        return row | own
+    ended = one.finished_at
+    for name in (
+        *("end_user", "finish_reason", "streamed", "background", "queue_ms"),
+        *("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens"),
+    ):
+        row[name] = getattr(one, name)
+    return row | {
+        "id": one.public_id,
+        "endpoint": ENDPOINTS.get(one.kind, one.kind),
+        "requests": 1,
+        "first_token_ms": one.ttft_ms,
+        "duration_ms": None if ended is None else (ended - one.created_at).total_seconds() * 1000,
+        "cost": str(one.cost),
+    }
+
+
+def _json(row: dict[str, Any]) -> bytes:
+    return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    for row in rows:
+        writer.writerow([_cell(row[name]) for name in _COLUMNS])
+    return text.getvalue().encode()
+
+
+def _cell(value: Any) -> Any:
+    """Return a value for a cell; a text that a spreadsheet would take for a formula is quoted."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" and value else value

@@ -1,0 +1,247 @@
+"""The filters of the page of requests: read from a query string, applied to both tables.
+
+Filters without an index (endpoint, metadata, duration) are only for searches that read
+windows of ids within a time limit, as ``keyset_page`` does.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import Exists, F, Model, OuterRef, Q, QuerySet
+from django.http import QueryDict
+from django.utils import timezone
+
+from completions.models import StoredCompletion
+from inference_site.core.storage.old_rows import first_id_since
+from inference_site.runs.models import Generation, Status
+from inference_site.runs.request_log.models import Refusal
+from responses_api.models import StoredResponse
+
+REFUSED, UNFINISHED = "refused", "unfinished"
+"""Values of the filter by status beside those of generations and HTTP; the second is "queued or
+running"."""
+SPANS = {"1h": dt.timedelta(hours=1), "24h": dt.timedelta(days=1), "7d": dt.timedelta(days=7)}
+SORTS = ("time", "duration", "ttft", "queue", "tokens", "cost")
+"""Columns by which a list can be sorted; with a minus, the largest values come first."""
+FILTER_NAMES = (
+    *("q", "project", "key", "model", "status", "error", "since"),
+    *("kind", "user", "metadata", "slower", "sort"),
+)
+"""Query parameters of the filters; a saved filter keeps these."""
+ID_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "embd-", "tok-", "modr-", "audio-", "req_")
+ENDPOINTS = {
+    "chat.completion": "/v1/chat/completions",
+    "text_completion": "/v1/completions",
+    "embedding": "/v1/embeddings",
+    "rerank": "/v1/rerank",
+    "score": "/v1/score",
+    "moderation": "/v1/moderations",
+    "speech": "/v1/audio/speech",
+    "speech.events": "/v1/audio/speech",
+    "transcription": "/v1/audio/transcriptions",
+    "translation": "/v1/audio/translations",
+    "infill": "/infill",
+    "response": "/v1/responses",
+    "response.compaction": "/v1/responses/compact",
+    "response.input_tokens": "/v1/responses/input_tokens",
+    "message": "/v1/messages",
+    "message.input_tokens": "/v1/messages/count_tokens",
+    "ollama": "/api/chat",
+    "ollama.embedding": "/api/embed",
+    "vector_store.embedding": "files of vector stores",
+    "vector_store.search": "/v1/vector_stores/{vector_store_id}/search",
+}
+"""Paths by the kind of their generations."""
+_CURSOR = re.compile(r"([0-9]{1,18})-([0-9]{1,18})", re.ASCII)
+_SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?", re.ASCII)
+_LAST_PAGE = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class LogFilters:
+    """The filters of a page; ``before`` has the ids of generations and refusals below which it
+    begins.
+
+    ``metadata`` is ``name=value``; ``slower`` is in seconds, 0 for all. ``page`` is the number of a
+    page of a sorted list, from 1.
+    """
+
+    q: str = ""
+    project: int | None = None
+    key: int | None = None
+    model: str = ""
+    status: str = ""
+    error: str = ""
+    since: str = ""
+    kind: str = ""
+    user: str = ""
+    metadata: str = ""
+    slower: float = 0
+    sort: str = ""
+    page: int = 1
+    before: tuple[int, int] | None = None
+
+    @property
+    def id(self) -> str:
+        """``q``, if it is an id."""
+        return self.q if self.q.startswith(ID_PREFIXES) else ""
+
+    @property
+    def words(self) -> str:
+        """``q``, if it is words to search in prompts and answers."""
+        return "" if self.id else self.q
+
+    @property
+    def is_of_refusals(self) -> bool:
+        """Whether the status is one that only refused requests have."""
+        return self.status == REFUSED or self.status.isdecimal()
+
+    def generations(self) -> QuerySet[Generation] | None:
+        """Return the accepted requests; None if the filters exclude all of them."""
+        if self.is_of_refusals:
+            return None
+        rows = self._filter_common(Generation)
+        if self.status == UNFINISHED:
+            rows = rows.filter(finished_at=None)
+        elif self.status:
+            rows = rows.filter(status=self.status)
+        elif self.error:
+            # Only these have an error; the index on the status finds them.
+            rows = rows.filter(status__in=[Status.FAILED, Status.CANCELLED])
+        if self.kind:
+            rows = rows.filter(kind=self.kind)
+        if self.user:
+            rows = rows.filter(end_user=self.user)
+        if self.metadata:
+            rows = rows.filter(_has_metadata(self.metadata))
+        if self.slower:
+            length = dt.timedelta(seconds=self.slower)
+            ended = Q(finished_at__gt=F("created_at") + length)
+            runs = Q(finished_at=None, created_at__lt=timezone.now() - length)
+            rows = rows.filter(ended | runs)
+        if self.id:
+            column = "request_id" if self.id.startswith("req_") else "public_id"
+            rows = rows.filter(**{column: self.id})
+        return rows
+
+    def refusals(self) -> QuerySet[Refusal] | None:
+        """Return the refused requests; None if the filters exclude all of them."""
+        if self.words or (self.id and not self.id.startswith("req_")):
+            return None
+        if self.user or self.metadata:  # Nothing of a refused request's content is kept.
+            return None
+        rows = self._filter_common(Refusal)
+        if self.status.isdecimal():
+            rows = rows.filter(status=self.status)
+        elif self.status and self.status != REFUSED:
+            return None
+        if self.kind:
+            rows = rows.filter(path=ENDPOINTS[self.kind])
+        if self.slower:
+            rows = rows.filter(duration_ms__gt=self.slower * 1000)
+        return rows.filter(request_id=self.id) if self.id else rows
+
+    def _filter_common(self, table: type[Model]) -> QuerySet[Any]:
+        """Return the rows of a table, filtered by the columns that both tables have."""
+        columns = {
+            "project": self.project,
+            "api_key": self.key,
+            "model": self.model or None,
+            "error_code": self.error or None,
+        }
+        rows = table._default_manager.filter(
+            **{name: value for name, value in columns.items() if value is not None}
+        )
+        if self.since:
+            moment = timezone.now() - SPANS[self.since]
+            first = first_id_since(table, "created_at", moment)
+            rows = rows.filter(pk__gte=first, created_at__gte=moment)
+        return rows
+
+
+def _has_metadata(pair: str) -> Q:
+    """Return the condition that the stored object of a generation has a pair of metadata.
+
+    For each row this is a look-up by id in both tables, so it is only for bounded searches.
+    """
+    name, _, value = pair.partition("=")
+    of_row = {"public_id": OuterRef("public_id"), "metadata__contains": {name: value}}
+    responses = StoredResponse.objects.filter(deleted_at=None, **of_row)
+    return Q(Exists(responses)) | Q(Exists(StoredCompletion.objects.filter(**of_row)))
+
+
+def filters_of(query: QueryDict) -> LogFilters:
+    """Return the filters in a query string; missing and invalid values become the defaults."""
+    text = {name: query.get(name, "").replace("\0", "").strip()[:200] for name in FILTER_NAMES}
+    status, since, kind = text["status"], text["since"], text["kind"]
+    known = (REFUSED, UNFINISHED, *Status.values)
+    is_http = status.isascii() and status.isdecimal() and len(status) == 3
+    numbers = {
+        name: int(text[name]) if text[name].isdecimal() and len(text[name]) <= 18 else None
+        for name in ("project", "key")
+    }
+    cursor = _CURSOR.fullmatch(query.get("before", ""))
+    page = query.get("page", "")
+    is_page = page.isascii() and page.isdecimal() and len(page) <= 4
+    return LogFilters(
+        q=text["q"],
+        project=numbers["project"],
+        key=numbers["key"],
+        model=text["model"],
+        status=status if status in known or is_http else "",
+        error=text["error"],
+        since=since if since in SPANS else "",
+        kind=kind if kind in ENDPOINTS else "",
+        user=text["user"],
+        metadata=text["metadata"] if "=" in text["metadata"] else "",
+        slower=float(text["slower"]) if _SECONDS.fullmatch(text["slower"]) else 0,
+        sort=text["sort"] if text["sort"].removeprefix("-") in SORTS else "",
+        page=min(max(int(page), 1), _LAST_PAGE) if is_page else 1,
+        before=(int(cursor[1]), int(cursor[2])) if cursor else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Tab:
+    """A view of the list: its title, and the query that opens it with the other filters kept."""
+
+    title: str
+    query: str
+    is_chosen: bool
+
+
+_TABS: tuple[tuple[str, dict[str, str], Callable[[LogFilters], bool]], ...] = (
+    ("All", {}, lambda filters: not (filters.status or filters.slower or filters.sort)),
+    ("Failed", {"status": Status.FAILED.value}, lambda filters: filters.status == Status.FAILED),
+    (
+        "Slow",
+        {"sort": "-duration"},
+        lambda filters: not filters.status and (filters.sort == "-duration" or filters.slower > 0),
+    ),
+    ("Running", {"status": UNFINISHED}, lambda filters: filters.status == UNFINISHED),
+    ("Refused", {"status": REFUSED}, lambda filters: filters.is_of_refusals),
+)
+
+
+def tabs_of(filters: LogFilters, query: QueryDict) -> list[Tab]:
+    """Return the tabs above the list; ``query`` is the query of the page."""
+    tabs = []
+    for title, chosen, is_chosen in _TABS:
+        changed = query.copy()
+        for name in ("before", "page", "status", "slower", "sort", "error"):
+            changed.pop(name, None)
+        for name, value in chosen.items():
+            changed[name] = value
+        tabs.append(Tab(title, changed.urlencode(), is_chosen(filters)))
+    return tabs
+
+
+def seconds_text(seconds: float) -> str:
+    """Return seconds as a field of a form shows them: empty for 0, without needless digits."""
+    return "" if not seconds else str(math.floor(seconds) if seconds % 1 == 0 else seconds)

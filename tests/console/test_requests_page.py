@@ -1,0 +1,209 @@
+"""The page of requests: its tabs, orders, filters and downloads, and what they leave to others."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import io
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.contrib.admin.models import LogEntry
+from django.http import QueryDict, StreamingHttpResponse
+from django.test import Client
+from django.utils import timezone
+
+from completions.models import StoredCompletion
+from inference_site.accounts.models import ApiKey
+from inference_site.console import request_export, sorted_requests
+from inference_site.console.request_filters import LogFilters, filters_of
+from inference_site.console.request_log_page import log_page
+from inference_site.console.sorted_requests import sorted_page
+from inference_site.runs.models import Generation, Status
+from inference_site.runs.request_log.models import Refusal
+from responses_api.models import StoredResponse
+from tests.console.test_request_log import VIEW, accepted, ago, refused
+from tests.generations.rows import create_generation
+
+Key = tuple[ApiKey, str]
+LOG = "/admin/requests/"
+STORED = ("responses_api.view_storedresponse", "completions.view_storedcompletion")
+
+
+def ended(key: Key, seconds: float, took_s: float, **fields: Any) -> Generation:
+    """A generation that began so many seconds ago and took so long."""
+    times = {"created_at": ago(seconds), "finished_at": ago(seconds - took_s)}
+    return create_generation(key[0], status=Status.COMPLETED, **(times | fields))
+
+
+def test_every_column_sorts_both_ways_with_unknown_values_last(api_key: Key) -> None:
+    values: list[dict[str, Any]] = [
+        {"claimed_at": ago(99), "first_token_at": ago(97), "input_tokens": 5, "cost": 2},
+        {"claimed_at": ago(96), "first_token_at": ago(98), "input_tokens": 9, "cost": 1},
+    ]
+    first, second = (ended(api_key, 100, 10 + n, **fields) for n, fields in enumerate(values))
+    waits = accepted(api_key, 100)
+
+    def order(sort: str) -> list[Generation]:
+        return list(sorted_page(LogFilters(sort=sort), 9).shown)
+
+    assert order("-duration") == [second, first, waits]
+    assert order("duration") == [first, second, waits]
+    assert order("-ttft") == [first, second, waits]
+    assert order("-queue") == [second, first, waits]
+    assert order("-tokens")[0] == second
+    assert order("-cost")[0] == first
+    assert order("time") == [first, second, waits]
+
+
+def test_pages_of_an_order_have_each_request_once_though_new_ones_come(
+    api_key: Key, admin: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sorted_requests, "MAX_SORTED", 7)
+    monkeypatch.setattr("inference_site.console.request_log_page.PAGE_SIZE", 3)
+    rows = [ended(api_key, 100, n % 5) for n in range(10)]
+    query, seen = "sort=-duration", list[str]()
+    while query:
+        page = admin.get(f"{LOG}?{query}").content.decode()
+        seen += re.findall(r"generation/(\d+)/change", page)
+        links = dict(re.findall(r'<a(?: rel="\w+")? href="\?([^"]+)">(Next →|Sort older)', page))
+        texts = {text: link for link, text in links.items()}
+        query = texts.get("Next →") or texts.get("Sort older") or ""
+        query = query.replace("&amp;", "&")
+        ended(api_key, 1, 99)
+    assert sorted(map(int, seen)) == sorted(row.pk for row in rows)
+
+
+def test_refused_requests_are_sorted_by_how_long_they_took(api_key: Key) -> None:
+    quick, slow = refused(9, duration_ms=2), refused(8, duration_ms=900, count=3)
+    ended(api_key, 5, 1)
+    page = sorted_page(LogFilters(status="refused", sort="-duration"), 9)
+    assert list(page.shown) == [slow, quick]
+    assert sum(row.requests for row in page.compared) == 4
+    assert page.older is None
+    # They have no tokens: the newest come first.
+    assert list(sorted_page(LogFilters(status="429", sort="-tokens"), 9).shown) == [slow, quick]
+
+
+def test_filters_by_endpoint_end_user_metadata_and_duration(api_key: Key) -> None:
+    key = api_key[0]
+    chat = ended(api_key, 50, 20, kind="chat.completion", end_user="ada")
+    answer = ended(api_key, 40, 2, kind="response", public_id="resp_1", end_user="bob")
+    hidden = ended(api_key, 39, 2, kind="response", public_id="resp_2")
+    waits = accepted(api_key, 30, kind="embedding")
+    refusal = refused(20, duration_ms=12_000)
+    common = {"project_id": key.project_id, "model": "m", "metadata": {"team": "red=1"}}
+    StoredCompletion.objects.create(public_id=chat.public_id, messages=[], completion={}, **common)
+    StoredResponse.objects.create(public_id="resp_1", status="completed", **common)
+    gone = {"public_id": hidden.public_id, "deleted_at": timezone.now()}
+    StoredResponse.objects.create(status="completed", **gone, **common)
+
+    def found(**chosen: Any) -> list[Any]:
+        return list(log_page(LogFilters(**chosen)).shown)
+
+    assert found(kind="embedding") == [waits]
+    assert found(kind="response") == [refusal, hidden, answer]
+    assert found(user="ada") == [chat]
+    assert found(metadata="team=red=1") == [answer, chat]
+    assert found(metadata="team=red") == []
+    assert found(slower=10) == [refusal, waits, chat]
+    assert found(slower=29, status="unfinished") == [waits]
+    assert found(status="unfinished", slower=3_000) == []
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "sort=-password&kind=x&slower=1e9&page=-1&metadata=x&before=1",
+        "sort=%2D%00cost&slower=nan&page=٣&status=٤٠٤&user=%00&kind=__class__",
+        "slower=99999999999&page=99999&status=unfinishe&metadata=%3D%27%22--&sort=-cost",
+        "q=%00&metadata=a%3D%00&user=%27%3B--&page=1000&sort=cost&since=1h&project=1&key=1",
+        "status=429&sort=-queue&page=7&before=999999999999999999-999999999999999999",
+    ],
+)
+def test_odd_queries_are_answered(admin: Client, api_key: Key, query: str) -> None:
+    accepted(api_key, 1)
+    assert admin.get(f"{LOG}?{query}").status_code == 200
+    assert admin.get(f"{LOG}export/?format=csv&{query}", follow=True).status_code == 200
+
+
+def test_tabs_keep_the_filters_and_drop_the_place_in_the_list(admin: Client) -> None:
+    page = admin.get(f"{LOG}?project=1&before=5-5&status=failed&error=x").content.decode()
+    tabs = page[page.index('class="tabs"') : page.index("</nav>", page.index('class="tabs"'))]
+    links = re.findall(r'href="\?([^"]*)"( aria-current="page")?>(\w+)', tabs)
+    assert [(link.replace("&amp;", "&"), title, bool(now)) for link, now, title in links] == [
+        ("project=1", "All", False),
+        ("project=1&status=failed", "Failed", True),
+        ("project=1&sort=-duration", "Slow", False),
+        ("project=1&status=unfinished", "Running", False),
+        ("project=1&status=refused", "Refused", False),
+    ]
+
+
+def _downloaded(browser: Client, query: str) -> str:
+    answer = browser.get(f"{LOG}export/?{query}")
+    assert isinstance(answer, StreamingHttpResponse), answer.status_code
+
+    async def read() -> bytes:
+        return b"".join([one async for one in cast(AsyncIterator[bytes], answer.streaming_content)])
+
+    return async_to_sync(read)().decode()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_download_has_every_request_once_and_is_audited(
+    api_key: Key, admin: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_export, "_BATCH", 3)
+    for n in range(8):
+        ended(api_key, 100 - n, n, end_user="=1+1" if n == 7 else "ada", cost="0.25")
+    refused(50, path="/v1/x", count=4)
+    rows = list(csv.DictReader(io.StringIO(_downloaded(admin, "format=csv"))))
+    assert len(rows) == 9
+    assert rows[0]["end_user"] == "", "the refusal is the newest"
+    assert rows[0]["requests"] == "4"
+    assert rows[1]["end_user"] == "'=1+1", "no formula"
+    assert rows[1]["duration_ms"] == "7000.0"
+    lines = _downloaded(admin, "format=jsonl&user=ada").splitlines()
+    assert len(lines) == 7
+    assert json.loads(lines[0])["cost"] == "0.250000000"
+    entry = LogEntry.objects.latest("pk")
+    assert (entry.object_repr, entry.change_message) == ("Requests", "Exported as jsonl.")
+
+
+def test_downloads_and_metadata_are_by_permission(
+    api_key: Key, staff: Callable[..., Client]
+) -> None:
+    accepted(api_key, 1)
+    assert staff().get(f"{LOG}export/").status_code == 403
+    browser = staff(VIEW)
+    assert browser.get(f"{LOG}export/?metadata=a=b").status_code == 403
+    page = browser.get(f"{LOG}?metadata=a=b").content.decode()
+    assert "You do not have permission to see metadata." in page
+    allowed = staff(VIEW, *STORED, "usage.view_usagerollup")
+    assert "permission to see metadata" not in allowed.get(f"{LOG}?metadata=a=b").content.decode()
+
+
+def test_the_menu_leads_to_the_tabs_and_shows_tables_to_administrators(
+    staff: Callable[..., Client], admin: Client
+) -> None:
+    menu = staff(VIEW, *STORED).get("/admin/").content.decode()
+    assert "/admin/requests/?status=refused" in menu
+    assert "/admin/generations/generation/" not in menu
+    assert "/admin/generations/generation/" in admin.get("/admin/").content.decode()
+
+
+def test_a_name_of_a_sort_is_not_taken_from_the_query() -> None:
+    assert filters_of(QueryDict("sort=-id")).sort == ""
+    assert filters_of(QueryDict("slower=0.5&page=3")).slower == 0.5
+
+
+def test_a_refusal_without_a_generation_is_in_an_order_by_time(api_key: Key) -> None:
+    newer, older = refused(1), refused(2)
+    Refusal.objects.filter(pk=newer.pk).update(created_at=dt.datetime.now(dt.UTC))
+    shown = sorted_page(LogFilters(status="refused", sort="time"), 9).shown
+    assert [row.pk for row in shown] == sorted([newer.pk, older.pk])
