@@ -71,7 +71,7 @@ def test_the_first_stop_of_the_tabulator_skips_the_menu(page: Page) -> None:
     page.keyboard.press("Tab")
     skip = page.get_by_role("link", name="Skip to the content")
     expect(skip).to_be_focused()
-    assert faults(page) == []
+    assert faults(page, {}) == []  # Not what it covers: that has too little space meanwhile.
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
     assert page.evaluate("document.getElementById('content').contains(document.activeElement)")
