@@ -46,7 +46,7 @@ def discover(folder: Path) -> list[ModelSpec]:
 
     Projectors, adapters, later parts of split files and unreadable files are left out.
     """
-    return list(_discovered(_gguf_files(folder)))
+    return list(_discovered(files_in(folder)))
 
 
 def id_of(file: Path) -> str:
@@ -59,7 +59,7 @@ class ModelsFolder:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._known = {path: _file_state(path) for path in _gguf_files(path)}
+        self._known = {path: _file_state(path) for path in files_in(path)}
         self._changing: dict[Path, _FileState] = {}
 
     def new_models(self) -> list[ModelSpec]:
@@ -67,7 +67,7 @@ class ModelsFolder:
 
         A file counts as written once it has not changed between two calls.
         """
-        states = {path: _file_state(path) for path in _gguf_files(self._path)}
+        states = {path: _file_state(path) for path in files_in(self._path)}
         changed = {path: state for path, state in states.items() if self._known.get(path) != state}
         stable = [path for path, state in changed.items() if self._changing.get(path) == state]
         self._changing = changed
@@ -82,7 +82,8 @@ class ModelsFolder:
         return list(_discovered(complete))
 
 
-def _gguf_files(folder: Path) -> list[Path]:
+def files_in(folder: Path) -> list[Path]:
+    """Return the GGUF files of a folder, of a split file the first part."""
     return sorted(path for path in folder.rglob("*.gguf") if not is_later_part(path))
 
 

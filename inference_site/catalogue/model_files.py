@@ -77,14 +77,18 @@ def files_of(spec: ModelSpec) -> frozenset[Path]:
     return frozenset(path.parent.resolve() / path.name for path in paths if path is not None)
 
 
+def side_files_of(spec: ModelSpec) -> list[Path]:
+    """Return the files that are loaded beside a model's own: its adapters and its projector."""
+    projector = spec.options.get("mmproj")
+    return [*spec.lora_adapters.values(), *([] if projector is None else [Path(projector)])]
+
+
 def model_file_error(spec: ModelSpec) -> str:
     """Return the error of a model's files, or an empty text."""
     if spec.file is None:
         is_needed = spec.engine in LIBRARIES
         return f"the engine {spec.engine} needs a `file`" if is_needed else ""
-    files = [*parts_of(spec.file), *spec.lora_adapters.values()]
-    if "mmproj" in spec.options:
-        files.append(Path(spec.options["mmproj"]))
+    files = [*parts_of(spec.file), *side_files_of(spec)]
     is_gguf = spec.engine == "llama_cpp"
     return next((error for path in files if (error := file_error(path, is_gguf))), "")
 

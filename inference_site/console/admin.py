@@ -47,6 +47,7 @@ from inference_site.catalogue.model_store.models import Pull, StoredModel
 from inference_site.catalogue.models_file import Route
 from inference_site.catalogue.operator_settings import InvalidSetting
 from inference_site.console import accounts_admin  # noqa: F401  # It registers its models.
+from inference_site.console.model_states import BROKEN, ModelCondition, file_condition
 from inference_site.console.people import login_log
 from inference_site.core.admin_pages.base_admin import KeysetAdmin, SiteAdmin
 from inference_site.core.admin_pages.labels import status_label, time_label
@@ -245,6 +246,7 @@ class StoredModelForm(forms.ModelForm[StoredModel]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.entry_before = dict(self.instance.entry)
+        self.file_condition: ModelCondition | None = None
         if self.instance.pk:
             self.initial = {**self.initial, **form_values(self.entry_before)}
 
@@ -262,6 +264,9 @@ class StoredModelForm(forms.ModelForm[StoredModel]):
             self._add_error_of_entry(exc)
             return values
         self._check_names(spec.id, spec.aliases)
+        self.file_condition = file_condition(spec)
+        if self.file_condition is not None and self.file_condition.state == BROKEN:
+            self.add_error("file", f"{self.file_condition.reason}.")
         self.instance.entry, self.instance.any_address = encrypt_secrets(entry), False
         return values
 
@@ -389,7 +394,11 @@ class StoredModelAdmin(SiteAdmin):
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Save the entry, and say when it takes effect."""
         super().save_model(request, obj, form, change)
-        messages.info(request, "Workers and the API take it up within seconds.")
+        if form.file_condition is None:
+            messages.info(request, "Workers and the API take it up within seconds.")
+        else:
+            why = f"{form.file_condition.reason} on this host"
+            messages.warning(request, f"It is not served unless a worker has its file: {why}.")
 
     def response_add(self, request: HttpRequest, obj: Any, post_url_continue: Any = None) -> Any:
         """Redirect to the page of models and workers."""

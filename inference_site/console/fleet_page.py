@@ -26,21 +26,26 @@ from django.utils import timezone
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.catalogue.fleet import fleet
-from inference_site.catalogue.fleet.leases import HostState, LiveWorker, ModelReport
+from inference_site.catalogue.fleet.leases import HostState, LiveWorker, ModelReport, ModelState
 from inference_site.catalogue.fleet.orders import server_log
 from inference_site.catalogue.model_files import FileFacts, file_facts
 from inference_site.catalogue.model_labels import NO_PRICE, is_priced
 from inference_site.catalogue.model_store.entries import entry_error
 from inference_site.catalogue.model_store.models import UNFINISHED, Pull, StoredModel
+from inference_site.console.model_states import (
+    QUESTIONS,
+    ModelCondition,
+    broken_files,
+    condition,
+    conditions,
+)
 from inference_site.console.tiles import LATEST, Tile, latest_errors, recent_tiles
 from inference_site.core.admin_pages.base_admin import log_action
 from inference_site.core.admin_pages.labels import free_memory, money, size
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.gateway.submission.model_access import load_progress
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.usage.models import Period
 
-VIEW, CHANGE = "generations.view_generation", "generations.change_generation"
 _PULLS_SHOWN_FOR, _MAX_PULLS = dt.timedelta(days=1), 10
 _ACTIONS: dict[str, tuple[Callable[[str], object], str]] = {
     "load": (lambda model: fleet.load(None, model), "Loading {}…"),
@@ -56,7 +61,7 @@ CHANGE = "generations.change_generation"
 class ModelRow:
     """One model, with sums over all workers.
 
-    ``note`` says what a model that loads waits for, or why a model is not loaded.
+    ``note`` is the reason of its ``status`` (see ``model_states``).
     """
 
     id: str
@@ -109,6 +114,7 @@ def fleet_context(request: HttpRequest) -> dict[str, Any]:
         "pulls": pulls[:_MAX_PULLS] if user.has_perm("model_store.view_pull") else [],
         "not_served": [(stored, fault) for stored, fault in faults if fault],
         "routes": list(catalogue().routes.values()),
+        "broken_files": broken_files(),
     }
     try:
         live = fleet.workers()
@@ -129,7 +135,7 @@ def fleet_context(request: HttpRequest) -> dict[str, Any]:
 
 def _model_rows(live: list[LiveWorker]) -> list[ModelRow]:
     specs = catalogue().models
-    statuses = {model: fleet.status_among(live, model) for model in specs}
+    found = conditions(list(specs.values()), live)
     queued = Generation.objects.filter(status=Status.QUEUED).values_list("model")
     waiting = dict(queued.annotate(Count("pk")).order_by())
     rows = []
@@ -138,31 +144,23 @@ def _model_rows(live: list[LiveWorker]) -> list[ModelRow]:
         row = ModelRow(
             id=spec.id,
             engine=spec.engine,
-            status=statuses[spec.id].value,
+            status=found[spec.id].state,
             workers=len(reports),
             busy=sum(report.busy for report in reports),
             slots=sum(report.slots for report in reports),
             waiting=waiting.get(spec.id, 0),
-            is_loadable=any(
-                spec.id in worker.loadable
-                and not worker.is_draining
-                and worker.model(spec.id) is None
-                for worker in live
-            ),
-            note=_note(spec, statuses[spec.id], live),
+            is_loadable=_is_loadable(spec.id, live),
+            note=found[spec.id].reason,
         )
         rows.append(row)
     return rows
 
 
-def _note(spec: ModelSpec, status: fleet.ModelStatus, live: list[LiveWorker]) -> str:
-    if status == fleet.ModelStatus.LOADED:
-        return ""
-    if status != fleet.ModelStatus.LOADING:
-        return fleet.why_absent(spec, live)
-    loading = load_progress(spec.id, live)
-    about = "" if loading.expected_s is None else f"In about {loading.expected_s} s."
-    return f"{about} {loading.reason}".strip()
+def _is_loadable(model: str, live: list[LiveWorker]) -> bool:
+    """Whether a worker that does not have the model, or failed to load it, can load it."""
+    able = [one for one in live if model in one.loadable and not one.is_draining]
+    reports = [one.model(model) for one in able]
+    return any(report is None or report.state == ModelState.FAILED for report in reports)
 
 
 def _host_rows(live: list[LiveWorker]) -> list[HostRow]:
@@ -177,7 +175,10 @@ def _host_rows(live: list[LiveWorker]) -> list[HostRow]:
 
 @permission_required(CHANGE, raise_exception=True)
 def request_action(request: HttpRequest) -> HttpResponse:
-    """Send the posted action to the worker or model, log it, and redirect to the page."""
+    """Send the posted action to the worker or model, log it, and redirect to the page.
+
+    The page is that of the posted ``model``, if there is such a model.
+    """
     action, target = request.POST.get("action", ""), request.POST.get("target", "")
     try:
         run, text = _ACTIONS[action]
@@ -191,7 +192,26 @@ def request_action(request: HttpRequest) -> HttpResponse:
     else:
         log_action(request, target, f"{action.capitalize()} requested.")
         messages.success(request, text.format(target))
+    model = request.POST.get("model", "")
+    if model in catalogue().models:
+        return HttpResponseRedirect(reverse("admin:model", args=[model]))
     return HttpResponseRedirect(reverse("admin:fleet"))
+
+
+@permission_required(CHANGE, raise_exception=True)
+def ask_before(request: HttpRequest) -> HttpResponse:
+    """Return the question before an action, as a text: what the action interrupts now."""
+    ask = QUESTIONS.get(request.GET.get("action", ""))
+    if ask is None:
+        raise Http404("There is no such question.")
+    try:
+        live = fleet.workers()
+    except redis.exceptions.RedisError:
+        live = []
+    question = ask(request.GET.get("target", "").replace("\0", ""), live)
+    answer = HttpResponse(question, content_type="text/plain; charset=utf-8")
+    answer["Cache-Control"] = "no-store"
+    return answer
 
 
 @permission_required("model_store.add_pull", raise_exception=True)
@@ -233,9 +253,9 @@ def model_context(request: HttpRequest, model: str) -> dict[str, Any]:
         raise Http404(f"There is no model '{model}'.")
     try:
         live, is_unreachable = fleet.workers(), False
-        state = fleet.status_among(live, model).value
+        shown = condition(spec, live)
     except redis.exceptions.RedisError:
-        live, is_unreachable, state = [], True, "unknown"
+        live, is_unreachable, shown = [], True, ModelCondition("unknown")
     replicas = [
         Replica(worker, report, dt.datetime.fromtimestamp(report.since, dt.UTC))
         for worker in live
@@ -250,7 +270,10 @@ def model_context(request: HttpRequest, model: str) -> dict[str, Any]:
     return {
         "title": f"Model {model}",
         "spec": spec,
-        "state": state,
+        "condition": shown,
+        "may_change": request.user.has_perm(CHANGE) and not is_unreachable,
+        "is_loadable": _is_loadable(model, live),
+        "is_tried": "chat" in fleet.capabilities_of(spec) if live else False,
         "is_unreachable": is_unreachable,
         "details": _details(spec, [replica.report for replica in replicas]),
         "replicas": replicas,

@@ -14,11 +14,12 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
-from django.views.decorators.http import require_POST
+from django.views.decorators.http import require_GET, require_POST
 from unfold.sites import UnfoldAdminSite
 
 from inference_site.console import palette
 from inference_site.console.fleet_page import (
+    ask_before,
     fleet_context,
     model_context,
     request_action,
@@ -116,6 +117,7 @@ class ConsoleSite(UnfoldAdminSite):
             path("requests/export/", own(export), name="requests-export"),
             path("requests/filters/", own(require_POST(save_filter)), name="requests-filters"),
             path("fleet/action/", own(require_POST(request_action)), name="fleet-action"),
+            path("fleet/question/", own(require_GET(ask_before)), name="fleet-question"),
             path("fleet/models/<path:model>/", own(model), name="model"),
             path("fleet/pulls/<int:pk>/stop/", own(require_POST(stop_pull)), name="pull-stop"),
         ]

@@ -178,10 +178,24 @@ async function openStored(id) {
   await keeper.keep();
 }
 
+/** Begin a new conversation with a model. */
+async function openModel(model) {
+  const address = new URL(location);
+  address.searchParams.delete("model");
+  history.replaceState(null, "", address);
+  if (![...form.elements.model.options].some((one) => one.value === model)) {
+    throw new Error(`The model ${model} is not available here.`);
+  }
+  open(newTalk([{ ...valuesOf(form), model }]));
+  await keeper.keep();
+}
+
 async function begin() {
-  const wanted = new URL(location).searchParams.get("open");
+  const { searchParams } = new URL(location);
+  const [wanted, model] = [searchParams.get("open"), searchParams.get("model")];
   try {
     if (wanted) await openStored(wanted);
+    else if (model) await openModel(model);
     else {
       const last = await keeper.last();
       if (last) open(last);

@@ -1,5 +1,34 @@
-// Asks for confirmation before a button with data-confirm submits its form.
+// Asks for confirmation before a button with data-confirm submits its form. With data-confirm-from, the
+// question is what that address answers now; data-confirm is asked if it does not answer.
+let asking = false;
+
+async function question(button) {
+  const { confirm, confirmFrom } = button.dataset;
+  try {
+    const answer = await fetch(confirmFrom, { signal: AbortSignal.timeout(3000) });
+    return answer.ok && !answer.redirected ? await answer.text() : confirm;
+  } catch {
+    return confirm;
+  }
+}
+
+async function ask(button) {
+  asking = true;
+  const { form } = button;
+  try {
+    if (window.confirm(await question(button))) form.requestSubmit(button);
+  } finally {
+    asking = false;
+  }
+}
+
 document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-confirm]");
-  if (button && !window.confirm(button.dataset.confirm)) event.preventDefault();
+  if (!button) return;
+  if (!button.dataset.confirmFrom) {
+    if (!window.confirm(button.dataset.confirm)) event.preventDefault();
+    return;
+  }
+  event.preventDefault();
+  if (!asking) ask(button);
 });
