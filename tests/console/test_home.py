@@ -134,7 +134,7 @@ def test_a_cost_without_prices_is_said_to_have_none(admin: Client, api_key: Key)
     used(api_key[0], model="demo")
     text = page(admin)
     assert tile(text, "Cost") == ("—", "no price set")
-    assert "<td>no price set</td>" in text
+    assert '<td class="num">no price set</td>' in text
     used(api_key[0], model="gone", cost=Decimal("0.5"))
     assert tile(page(admin), "Cost") == ("0.50 USD", "")
 
@@ -159,7 +159,8 @@ def test_the_table_is_by_model_project_or_key(
 ) -> None:
     used(other_key, model="small")
     row = re.search(
-        rf'<th scope="row">(?:<a [^>]*>)?{name}(?:</a>)?</th><td>(\d+)</td>', page(admin, by=by)
+        rf'<th scope="row">(?:<a [^>]*>)?{name}(?:</a>)?</th><td class="num">(\d+)</td>',
+        page(admin, by=by),
     )
     assert row is not None
     assert row.group(1) == "1"
