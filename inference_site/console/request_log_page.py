@@ -401,7 +401,12 @@ def requests_context(request: HttpRequest) -> dict[str, Any]:
         "models": list(catalogue().models),
         "statuses": [*Status.values, UNFINISHED, REFUSED],
         "kinds": ENDPOINTS.items(),
-        "spans": {"1h": "Last hour", "24h": "Last 24 hours", "7d": "Last 7 days"}.items(),
+        "spans": {
+            "1h": "Last hour",
+            "24h": "Last 24 hours",
+            "7d": "Last 7 days",
+            "30d": "Last 30 days",
+        }.items(),
         "query": _saved_query(request.GET),
         "saved": SavedFilter.objects.filter(user=int(request.user.pk or 0)),
     }
