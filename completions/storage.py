@@ -266,10 +266,13 @@ def forget(
     return {"chat completions": deleted}
 
 
-def with_previews(rows: QuerySet[StoredCompletion]) -> QuerySet[StoredCompletion]:
-    """Add ``asked`` and ``answered``: the beginnings of the last message and the first answer."""
+def with_previews(
+    rows: QuerySet[StoredCompletion], length: int = PREVIEW_LENGTH
+) -> QuerySet[StoredCompletion]:
+    """Add ``asked`` and ``answered``: the beginnings of the last message and the first answer.
+
+    They have at most one character more than ``length``, which says that there is more.
+    """
     asked = Coalesce(KT("messages__-1__content__0__text"), KT("messages__-1__content"))
     answered = KT("completion__choices__0__message__content")
-    return rows.annotate(
-        asked=Left(asked, PREVIEW_LENGTH + 1), answered=Left(answered, PREVIEW_LENGTH + 1)
-    )
+    return rows.annotate(asked=Left(asked, length + 1), answered=Left(answered, length + 1))

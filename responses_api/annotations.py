@@ -20,9 +20,14 @@ _OPEN_STATUSES = {
 """The status of an open response by the status of its generation."""
 
 
-def with_previews(rows: QuerySet[StoredResponse]) -> QuerySet[StoredResponse]:
-    """Add ``asked`` and ``answered``: the start of the last input message and of the answer."""
-    texts = _message_starts(Item.objects.filter(response=OuterRef("pk")))
+def with_previews(
+    rows: QuerySet[StoredResponse], length: int = PREVIEW_LENGTH
+) -> QuerySet[StoredResponse]:
+    """Add ``asked`` and ``answered``: the start of the last input message and of the answer.
+
+    They have at most one character more than ``length``, which says that there is more.
+    """
+    texts = _message_starts(Item.objects.filter(response=OuterRef("pk")), length)
     asked = texts.filter(is_output=False).order_by("-position")[:1]
     answered = texts.filter(is_output=True).order_by("position")[:1]
     return rows.annotate(asked=Subquery(asked), answered=Subquery(answered))
@@ -34,10 +39,10 @@ def with_last_message(rows: QuerySet[Conversation]) -> QuerySet[Conversation]:
     return rows.annotate(said=Subquery(texts.order_by("-conversation_position")[:1]))
 
 
-def _message_starts(items: QuerySet[Item]) -> QuerySet[Item, Any]:
+def _message_starts(items: QuerySet[Item], length: int = PREVIEW_LENGTH) -> QuerySet[Item, Any]:
     text = Coalesce(KT("data__content__0__text"), KT("data__content"))
     messages = items.filter(data__type="message")
-    return messages.annotate(text=Left(text, PREVIEW_LENGTH + 1)).values("text")
+    return messages.annotate(text=Left(text, length + 1)).values("text")
 
 
 def with_generation_status(rows: QuerySet[Any]) -> QuerySet[Any]:

@@ -266,7 +266,7 @@ def model_context(request: HttpRequest, model: str) -> dict[str, Any]:
         logs = [(replica.worker.id, server_log(replica.worker.id, model)) for replica in replicas]
     tiles: list[Tile] = []
     if request.user.has_perm(USAGE):
-        tiles = recent_tiles(Period.HOUR, dt.timedelta(days=1), models=[model])
+        tiles = recent_tiles(Period.HOUR, dt.timedelta(days=1), models=[model], user=request.user)
     return {
         "title": f"Model {model}",
         "spec": spec,

@@ -258,6 +258,24 @@ def _refused(key: ApiKey, bars: Iterable[ProgressBar], now: dt.datetime) -> KeyS
     return None if used_up is None else KeyState("refused", f"Refused: {used_up.refusal}.")
 
 
+def state_at(key: ApiKey, moment: dt.datetime) -> str:
+    """Return whether a key was valid at a time, and whether it still is.
+
+    Only what has a time is known: the revocation and the expiry.
+    """
+    now = timezone.now()
+    ends: list[tuple[dt.datetime, str]] = []
+    if key.revoked_at is not None:
+        by = _revoked_by(key)
+        ends.append((key.revoked_at, f"revoked {_moment(key.revoked_at, now)}{by and f' by {by}'}"))
+    if key.expires_at is not None and key.expires_at <= now:
+        ends.append((key.expires_at, f"expired {_moment(key.expires_at, now)}"))
+    if not ends:
+        return "valid then and now"
+    at, text = min(ends)
+    return text if at <= moment else f"valid then; {text}"
+
+
 def _revoked_by(key: ApiKey) -> str:
     """Return the user who has revoked the key; "" if that was not done in the console."""
     entries = LogEntry.objects.filter(

@@ -26,7 +26,10 @@ from responses_api.models import StoredResponse
 REFUSED, UNFINISHED = "refused", "unfinished"
 """Values of the filter by status beside those of generations and HTTP; the second is "queued or
 running"."""
+ACCEPTED = "accepted"
+"""Beside ``REFUSED``, the name of the table in the address of a request's page."""
 SPANS = {"1h": dt.timedelta(hours=1), "24h": dt.timedelta(days=1), "7d": dt.timedelta(days=7)}
+SPANS["30d"] = dt.timedelta(days=30)
 SORTS = ("time", "duration", "ttft", "queue", "tokens", "cost")
 """Columns by which a list can be sorted; with a minus, the largest values come first."""
 FILTER_NAMES = (

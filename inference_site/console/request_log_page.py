@@ -31,6 +31,7 @@ from completions.storage import with_previews as with_completion_previews
 from inference_site.accounts.models import ApiKey, Project
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.console.request_filters import (
+    ACCEPTED,
     ENDPOINTS,
     FILTER_NAMES,
     REFUSED,
@@ -167,26 +168,32 @@ class Content:
     page: str
 
 
-def _contents(public_ids: Sequence[str]) -> dict[str, Content]:
-    """Return the previews of generations whose content is stored, or kept for debugging."""
-    length = PREVIEW_LENGTH + 1
-    asked_last, answer = Left(KT("prompt__-1__content"), length), Left("answer", length)
+def contents_of(
+    public_ids: Sequence[str],
+    length: int = PREVIEW_LENGTH,
+    show: Callable[[str | None], str] = preview,
+) -> dict[str, Content]:
+    """Return the beginnings of what generations were asked and answered, if it is stored or kept
+    for debugging; each goes through ``show``."""
+    asked_last, answer = Left(KT("prompt__-1__content"), length + 1), Left("answer", length + 1)
     kept = KeptContent.objects.shown().filter(public_id__in=public_ids)
     contents = {
-        public_id: Content(preview(asked), preview(answered), "")
+        public_id: Content(show(asked), show(answered), "")
         for public_id, asked, answered in kept.values_list("public_id", asked_last, answer)
     }
     responses = StoredResponse.objects.filter(public_id__in=public_ids)
     completions = StoredCompletion.objects.filter(public_id__in=public_ids)
+    responses = with_response_previews(responses, length)
+    completions = with_completion_previews(completions, length)
     columns = ("public_id", "pk", "asked", "answered")
     stored = {
-        "responses_api_storedresponse": with_response_previews(responses).values_list(*columns),
-        "completions_storedcompletion": with_completion_previews(completions).values_list(*columns),
+        "responses_api_storedresponse": responses.values_list(*columns),
+        "completions_storedcompletion": completions.values_list(*columns),
     }
     for table, rows in stored.items():
         for public_id, pk, asked, answered in rows:
             page = reverse(f"admin:{table}_change", args=(pk,))
-            contents[public_id] = Content(preview(asked), preview(answered), page)
+            contents[public_id] = Content(show(asked), show(answered), page)
     return contents
 
 
@@ -257,7 +264,7 @@ class LogRow:
     is_refused: bool
     endpoint: str
     duration_ms: float | None
-    page: str = ""
+    page: str
     content: Content | None = None
     hit: SafeString | str = ""
     ttft_ms: float | None = None
@@ -275,14 +282,12 @@ def _row(
     if not isinstance(one, Generation):
         # The method is shown only if it is not POST, as of nearly all requests.
         endpoint = one.path if one.method == "POST" else f"{one.method} {one.path}".strip()
-        return LogRow(
-            one, project, key, is_refused=True, endpoint=endpoint, duration_ms=one.duration_ms
-        )
+        page = reverse("admin:request", args=(REFUSED, one.pk))
+        return LogRow(one, project, key, True, endpoint, one.duration_ms, page)
     duration_ms = None
     if one.finished_at is not None:
         duration_ms = (one.finished_at - one.created_at).total_seconds() * 1000
     content = contents.get(one.public_id)
-    page = reverse("admin:generations_generation_change", args=(one.pk,))
     return LogRow(
         one,
         project,
@@ -290,7 +295,7 @@ def _row(
         is_refused=False,
         endpoint=ENDPOINTS.get(one.kind, one.kind),
         duration_ms=duration_ms,
-        page=(content and content.page) or page,
+        page=reverse("admin:request", args=(ACCEPTED, one.pk)),
         content=content,
         hit=hits.get(one.public_id, ""),
         ttft_ms=one.ttft_ms,
@@ -376,7 +381,7 @@ def requests_context(request: HttpRequest) -> dict[str, Any]:
     keys = ApiKey.objects.in_bulk({one.api_key_id for one in page.counted if one.api_key_id})
     projects = Project.objects.in_bulk({one.project_id for one in page.shown if one.project_id})
     ids = [one.public_id for one in page.shown if isinstance(one, Generation)]
-    contents = _contents(ids) if may_see else {}
+    contents = contents_of(ids) if may_see else {}
     return {
         "filters": filters,
         "slower": seconds_text(filters.slower),
@@ -396,7 +401,12 @@ def requests_context(request: HttpRequest) -> dict[str, Any]:
         "models": list(catalogue().models),
         "statuses": [*Status.values, UNFINISHED, REFUSED],
         "kinds": ENDPOINTS.items(),
-        "spans": {"1h": "Last hour", "24h": "Last 24 hours", "7d": "Last 7 days"}.items(),
+        "spans": {
+            "1h": "Last hour",
+            "24h": "Last 24 hours",
+            "7d": "Last 7 days",
+            "30d": "Last 30 days",
+        }.items(),
         "query": _saved_query(request.GET),
         "saved": SavedFilter.objects.filter(user=int(request.user.pk or 0)),
     }

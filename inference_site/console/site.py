@@ -44,6 +44,7 @@ from inference_site.console.playground.views import playground_context
 from inference_site.console.queue_page import queue_context, run_action
 from inference_site.console.request_export import export
 from inference_site.console.request_log_page import requests_context, save_filter
+from inference_site.console.request_panel import request_page
 from inference_site.console.settings_page import settings_page
 from inference_site.console.usage_page import home_context, usage_csv
 
@@ -114,6 +115,7 @@ class ConsoleSite(UnfoldAdminSite):
             path("my-connections/<int:pk>/connect/", own(connect), name="my-connection-begin"),
             path("my-connections/<int:pk>/end/", own(end_connection), name="my-connection-end"),
             path("requests/", own(requests), name="requests"),
+            path("requests/<str:table>/<int:pk>/", own(request_page), name="request"),
             path("requests/export/", own(export), name="requests-export"),
             path("requests/filters/", own(require_POST(save_filter)), name="requests-filters"),
             path("fleet/action/", own(require_POST(request_action)), name="fleet-action"),

@@ -5,15 +5,19 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import redis.exceptions
 from django.db.models import Count, Min, QuerySet
+from django.urls import reverse
 from django.utils import timezone
+from django.utils.http import urlencode
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.fleet.leases import live_workers
 from inference_site.catalogue.model_labels import NO_PRICE, is_priced
+from inference_site.console.refusal_counts import earlier, refused_in
 from inference_site.core.admin_pages.labels import milliseconds, money, time_since
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.usage.models import Measure, Period, percentile
@@ -43,6 +47,55 @@ class Tile:
     value: str
     note: str = ""
     is_bad: bool = False
+    link: str = ""
+    change: str = ""
+
+
+_LISTS = {
+    "Requests": {},
+    "Errors": {"status": "failed"},
+    "Refused": {"status": "refused"},
+    "Input tokens": {"sort": "-tokens"},
+    "Output tokens": {"sort": "-tokens"},
+    "First token": {"sort": "-ttft"},
+    "Tokens/s": {"sort": "-duration"},
+    "Queue wait": {"sort": "-queue"},
+    "Cost": {"sort": "-cost"},
+}
+"""Filters of the list of requests that a tile leads to, by its name."""
+
+
+def linked(tiles: Iterable[Tile], user: Any, span: Span, since: str = "") -> list[Tile]:
+    """Return tiles that lead to the lists of what they count, for a user who may see these.
+
+    ``since`` is the value of the list's filter for the length of the span; "" without one.
+    """
+    if not user.has_perm("generations.view_generation"):
+        return list(tiles)
+    columns = {"project": span.projects, "key": span.api_keys, "model": span.models}
+    if any(values is not None and len(values) != 1 for values in columns.values()):
+        return list(tiles)
+    chosen = {name: values[0] for name, values in columns.items() if values is not None}
+    if since:
+        chosen["since"] = since
+    pages = {"Waiting now": reverse("admin:queue"), "Workers": reverse("admin:fleet")}
+    for name, filters in _LISTS.items():
+        pages[name] = f"{reverse('admin:requests')}?{urlencode(chosen | filters)}"
+    return [replace(tile, link=pages.get(tile.name, "")) for tile in tiles]
+
+
+def change(now: float, before: float) -> str:
+    """Return the change against the period before in percent; "" if there was nothing then."""
+    return f"{100 * (now - before) / before:+,.0f} %" if before else ""
+
+
+def refused_tile(span: Span) -> Tile:
+    """Return the tile of the requests that were refused in a span."""
+    count, is_more = refused_in(span)
+    before, is_more_before = refused_in(earlier(span))
+    changed = "" if is_more or is_more_before else change(count, before)
+    text = f"more than {short(count)}" if is_more else short(count)
+    return Tile("Refused", text, "before they ran", is_bad=count > 0, change=changed)
 
 
 def short(value: float) -> str:
@@ -67,13 +120,26 @@ def recent_tiles(
     projects: list[int] | None = None,
     api_keys: list[int] | None = None,
     models: list[str] | None = None,
+    user: Any = None,
 ) -> list[Tile]:
-    """Return tiles of the usage of these projects, keys or models in the time until now."""
+    """Return tiles of the usage of these projects, keys or models in the time until now.
+
+    For a ``user`` they lead to lists (see ``linked``).
+    """
     end = floor(timezone.now(), period) + PERIOD_LENGTH[period]
     span = Span(period, end - length, end, projects=projects, api_keys=api_keys, models=models)
     with without_table_scans():
         by_model = {model: usage for (model,), usage in total_by(span, "model").items()}
-        return usage_tiles(sum_of(by_model.values()), histograms(span), models or by_model)
+        before = sum_of(total_by(earlier(span), "model").values())
+        tiles = usage_tiles(
+            sum_of(by_model.values()),
+            histograms(span),
+            models or by_model,
+            before=before,
+            refused=refused_tile(span),
+        )
+    since = {1: "24h", 7: "7d", 30: "30d"}.get(length.days, "")
+    return tiles if user is None else linked(tiles, user, span, since)
 
 
 def latest_errors(generations: QuerySet[Generation]) -> list[Generation]:
@@ -83,21 +149,51 @@ def latest_errors(generations: QuerySet[Generation]) -> list[Generation]:
     return list(failed.select_related("project", "api_key").order_by("-id")[:_MAX_ERRORS])
 
 
-def usage_tiles(total: Usage, latencies: Histograms, models: Iterable[str] = ()) -> list[Tile]:
-    """Return tiles of a usage and its latencies.
+def usage_tiles(
+    total: Usage,
+    latencies: Histograms,
+    models: Iterable[str] = (),
+    *,
+    before: Usage,
+    refused: Tile,
+) -> list[Tile]:
+    """Return tiles of a usage and its latencies, with the change against that ``before``.
 
     The cost shows a dash if none of ``models`` (of all models, if empty) has a price.
     """
     failed = f"{100 * total.failed / total.requests:.1f} %" if total.requests else "—"
     cached = 100 * total.cached_tokens / total.input_tokens if total.input_tokens else 0
     has_cost = total.cost or any(map(is_priced, list(models) or catalogue().models))
-    cost = Tile("Cost", money(total.cost)) if has_cost else Tile("Cost", "—", NO_PRICE)
+    spent = Tile("Cost", money(total.cost), change=change(float(total.cost), float(before.cost)))
+    cost = spent if has_cost else Tile("Cost", "—", NO_PRICE)
     reasoning = f"{short(total.reasoning_tokens)} reasoning"
     return [
-        Tile("Requests", short(total.requests), f"{short(total.cancelled)} cancelled"),
-        Tile("Errors", short(total.failed), failed, is_bad=total.failed > 0),
-        Tile("Input tokens", short(total.input_tokens), f"{cached:.0f} % cached"),
-        Tile("Output tokens", short(total.output_tokens), reasoning),
+        Tile(
+            "Requests",
+            short(total.requests),
+            f"{short(total.cancelled)} cancelled",
+            change=change(total.requests, before.requests),
+        ),
+        Tile(
+            "Errors",
+            short(total.failed),
+            failed,
+            is_bad=total.failed > 0,
+            change=change(total.failed, before.failed),
+        ),
+        refused,
+        Tile(
+            "Input tokens",
+            short(total.input_tokens),
+            f"{cached:.0f} % cached",
+            change=change(total.input_tokens, before.input_tokens),
+        ),
+        Tile(
+            "Output tokens",
+            short(total.output_tokens),
+            reasoning,
+            change=change(total.output_tokens, before.output_tokens),
+        ),
         _percentiles("First token", latencies[Measure.TTFT], milliseconds),
         _percentiles("Tokens/s", latencies[Measure.SPEED], short, LOWEST),
         _percentiles("Queue wait", latencies[Measure.QUEUE], milliseconds),

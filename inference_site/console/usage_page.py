@@ -23,9 +23,13 @@ from django.utils.safestring import SafeString
 from inference_site.accounts.models import ApiKey, Project
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.model_labels import cost_label
+from inference_site.console.refusal_counts import earlier
+from inference_site.console.request_filters import SPANS
 from inference_site.console.tiles import (
     LOWEST,
     SLOWEST,
+    linked,
+    refused_tile,
     short,
     sum_of,
     tiles_now,
@@ -382,11 +386,15 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
     with without_table_scans():
         usage, latencies = usage_by(filters.span), histograms(filters.span)
         table = _table(filters.span, filters.group)
+        before = sum_of(total_by(earlier(filters.span), "model").values())
+        refused = refused_tile(filters.span)
     buckets = [usage.get((start, ()), Usage()) for start in filters.span.starts()]
     keys = ApiKey.objects.none()
     if filters.project is not None:
         keys = ApiKey.objects.filter(project=filters.project)[:_MAX_KEYS]
     models = filters.span.models or ()
+    tiles = usage_tiles(sum_of(buckets), latencies, models, before=before, refused=refused)
+    since = filters.range if filters.range in SPANS else ""
     return {
         "may_see_usage": True,
         "filters": filters,
@@ -395,7 +403,7 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
         "projects": Project.objects.values_list("pk", "name"),
         "keys": keys,
         "models": list(catalogue().models),
-        "tiles": [*usage_tiles(sum_of(buckets), latencies, models), *tiles_now()],
+        "tiles": linked([*tiles, *tiles_now()], request.user, filters.span, since),
         "charts": _charts(filters.span, buckets, latencies),
         "table": table,
         "group_label": GROUPS[filters.group],

@@ -16,8 +16,8 @@ from typing import Any
 from prometheus_client import Counter, Gauge, Histogram
 
 from inference_site.accounts.keys import digest_of, read_secret
-from inference_site.core.errors.api_errors import AuthenticationError
-from inference_site.core.observability.logs import LogFields, log_fields, redacted
+from inference_site.core.errors.api_errors import ApiError, AuthenticationError
+from inference_site.core.observability.logs import LogFields, add_log_fields, log_fields, redacted
 from inference_site.core.observability.tracing import Span, is_tracing, start_span, trace_id
 from inference_site.gateway.delivery import SAFE_HEADERS
 from inference_site.gateway.head import resolve_cached
@@ -42,6 +42,8 @@ _LOGGED = ("/v1", "/api/", "/infill", "/tokenize", "/detokenize", "/tokenizer_in
 _CUT_OFF = 499
 """The client left before the answer was complete, or the server stopped."""
 _LONGEST_PATH = 200
+_LONGEST_MESSAGE = 4_000
+"""Characters of a message that are held until the writer of refusals takes values out of it."""
 
 _REQUESTS = Counter(
     "inference_http_requests",
@@ -58,9 +60,13 @@ _IN_FLIGHT = Gauge("inference_http_requests_in_flight", "Requests that are being
 
 
 class Access:
-    """One request. The code that answers it fills in ``facts`` and uses ``span``."""
+    """One request. The code that answers it fills in ``facts`` and uses ``span``.
 
-    __slots__ = ("_began", "_is_complete", "_scope", "_send", "_status", "facts", "span")
+    ``error`` is the error that it was answered with, if any. Only the log of refused requests has a
+    part of its message; log lines have none.
+    """
+
+    __slots__ = ("_began", "_is_complete", "_scope", "_send", "_status", "error", "facts", "span")
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope, self._send = scope, send
@@ -68,6 +74,7 @@ class Access:
         self._status = 0
         self._is_complete = False
         self.facts: LogFields = {}
+        self.error: ApiError | None = None
         self.span = Span()
         if is_tracing() and scope["path"].startswith("/v1"):
             parent = dict(scope["headers"]).get(b"traceparent", b"").decode("latin-1")
@@ -95,7 +102,7 @@ class Access:
         status = self._status if self._is_complete else _CUT_OFF
         is_quiet = path.startswith(_QUIET)
         if self._status >= 400 and "error_code" in self.facts and path.startswith(_LOGGED):
-            is_kept = refusals.add(_refused(self._scope, self._status, self.facts, duration_s))
+            is_kept = refusals.add(_refused(self, self._scope, self._status, duration_s))
             is_quiet |= not is_kept and self._status == HTTPStatus.SERVICE_UNAVAILABLE
         route = self.facts.pop("route", None) or _route(path)
         _REQUESTS.labels(method if method in _METHODS else "other", route, status).inc()
@@ -126,6 +133,14 @@ def with_access_log(application: Application) -> Application:
     return app
 
 
+def note_error(request: Any, error: ApiError) -> None:
+    """Add the code of an error to the facts of the log, and the error to its ``Access``."""
+    add_log_fields(error_code=error.code or error.type)
+    access: Access | None = getattr(request, "scope", {}).get(SCOPE_KEY)  # None for pages.
+    if access is not None:
+        access.error = error
+
+
 def _route(path: str) -> str:
     """Return the URL pattern of a path: ids must not become labels of metrics."""
     match = resolve_cached(path.rstrip("/") if path.startswith("/v1") else path)
@@ -134,12 +149,12 @@ def _route(path: str) -> str:
     return str(match.route)
 
 
-def _refused(scope: Scope, status: int, facts: LogFields, duration_s: float) -> RefusedRequest:
+def _refused(access: Access, scope: Scope, status: int, duration_s: float) -> RefusedRequest:
     """Return the entry of the request log for a request that became no generation.
 
     If the caller is unknown, the entry has the digest of the key that was sent, if any.
     """
-    digest = ""
+    digest, facts, error = "", access.facts, access.error
     if "api_key" not in facts:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         try:
@@ -158,6 +173,9 @@ def _refused(scope: Scope, status: int, facts: LogFields, duration_s: float) -> 
         facts.get("project"),
         facts.get("api_key"),
         digest,
+        param=(error and error.param) or "",
+        message=error.message[:_LONGEST_MESSAGE] if error else "",
+        trace_id=facts.get("trace_id", ""),
     )
 
 

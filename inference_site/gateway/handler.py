@@ -45,10 +45,10 @@ from inference_site.core.errors.api_errors import (
     UnavailableError,
 )
 from inference_site.core.errors.exceptions import api_error, log_error
-from inference_site.core.observability.logs import add_log_fields, log_fields
+from inference_site.core.observability.logs import log_fields
 from inference_site.core.observability.tracing import current_traceparent
 from inference_site.gateway.access import SCOPE_KEY as access_key
-from inference_site.gateway.access import Access
+from inference_site.gateway.access import Access, note_error
 from inference_site.gateway.bodies import SpooledBody
 from inference_site.gateway.head import SCOPE_KEY as head_key
 from inference_site.gateway.head import Head
@@ -221,6 +221,7 @@ class ApiHandler:
         request_id = _request_id(given)
         if access := scope.get(access_key):
             access.facts |= {"request_id": request_id, "error_code": error.code or error.type}
+            access.error = error
         return _with_common_headers(error_response(error, scope["path"]), request_id, started)
 
     def check(self, scope: dict[str, Any], check: Callable[[], object]) -> HttpResponseBase:
@@ -252,12 +253,12 @@ class ApiHandler:
             return response
         except Http404:
             unknown = NotFoundError(f"Invalid URL ({request.method} {request.path})")
-            add_log_fields(error_code=unknown.type)
+            note_error(request, unknown)
             return error_response(unknown, request.path)
         except Exception as exc:  # noqa: BLE001  # The boundary: it is logged and answered.
             error = api_error(exc)
             log_error(request, exc, error)
-            add_log_fields(error_code=error.code or error.type)
+            note_error(request, error)
             return error_response(error, request.path)
 
 
@@ -266,6 +267,8 @@ def _with_facts(scope: dict[str, Any], request: HttpRequest, request_id: str) ->
     """Set the facts of the log and the current trace while the view runs; then add its facts."""
     access: Access | None = scope.get(access_key)
     facts = {} if access is None else access.facts
+    if access is not None:
+        access.error = None
     facts.pop("error_code", None)  # Of an earlier call of the view, before it waited.
     facts["request_id"] = request_id
     token = current_traceparent.set("" if access is None else access.span.traceparent)

@@ -321,6 +321,8 @@ class Generation(models.Model):
     )
     model = models.CharField(max_length=200)
     request_id = models.CharField(max_length=128)
+    # Of OpenTelemetry; empty without tracing.
+    trace_id = models.CharField(max_length=32, blank=True, default="", db_default="")
     service_class = models.SmallIntegerField(
         choices=ServiceClass.choices, default=ServiceClass.FOREGROUND
     )

@@ -69,7 +69,7 @@ def test_pages_of_an_order_have_each_request_once_though_new_ones_come(
     query, seen = "sort=-duration", list[str]()
     while query:
         page = admin.get(f"{LOG}?{query}").content.decode()
-        seen += re.findall(r"generation/(\d+)/change", page)
+        seen += re.findall(r"/admin/requests/accepted/(\d+)/", page)
         links = dict(re.findall(r'<a(?: rel="\w+")? href="\?([^"]+)">(Next →|Sort older)', page))
         texts = {text: link for link, text in links.items()}
         query = texts.get("Next →") or texts.get("Sort older") or ""

@@ -47,7 +47,7 @@ class KilledBatch:
         """Kill these processes, each after some more lines; yield the name of each."""
         for name in names:
             enough = min(self.completed + 5, self._lines)
-            wait_until(lambda n=enough: self.completed >= n, 90, "more lines")
+            wait_until(lambda n=enough: self.completed >= n, 300, "more lines")
             if self.completed == self._lines:
                 return
             with suppress(ProcessLookupError):  # It is being started again.

@@ -22,7 +22,7 @@ def test_each_refusal_is_logged_with_its_reason_key_and_model(stack: ServedStack
     with key.http(stack) as http, revoked.http(stack) as dead, limited.http(stack) as slow:
         asked = [
             http.post(CHAT, json={**HELLO, "model": "no-such-model"}),
-            http.post(CHAT, json={**HELLO, "temperature": "hot"}),
+            http.post(CHAT, json={**HELLO, "temperature": "giraffe"}),
             http.post(CHAT, content=b"{", headers={"content-type": "application/json"}),
             http.post(CHAT, content=b"x", headers={"content-type": "text/plain"}),
             http.get("/v1/no/such/path"),
@@ -55,6 +55,12 @@ def test_each_refusal_is_logged_with_its_reason_key_and_model(stack: ServedStack
     ]
     everything = " ".join(row[5] for row in rows())
     assert "Hello" not in everything
+    assert "giraffe" not in everything
+    [[param, message]] = stack.sql(
+        "SELECT param, message FROM request_log_refusal WHERE request_id = %s", ids[1]
+    )
+    assert param == "temperature"
+    assert message.startswith("Invalid type for …")
     assert revoked.secret[10:20] not in everything
 
 

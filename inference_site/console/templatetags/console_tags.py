@@ -41,7 +41,9 @@ def tenant_overview(context: dict[str, Any], tenant: ApiKey | Project) -> dict[s
     may_see_usage = user.has_perm("usage.view_usagerollup")
     if may_see_usage:
         keys, projects = ([tenant.pk], None) if is_key else (None, [tenant.pk])
-        tiles = recent_tiles(Period.DAY, dt.timedelta(days=30), projects=projects, api_keys=keys)
+        tiles = recent_tiles(
+            Period.DAY, dt.timedelta(days=30), projects=projects, api_keys=keys, user=user
+        )
     may_see_errors, bars = user.has_perm("generations.view_generation"), bars_of(tenant)
     found = {
         "csrf_token": context.get("csrf_token"),

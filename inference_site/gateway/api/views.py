@@ -15,7 +15,7 @@ from inference_site.accounts.models import Scope
 from inference_site.accounts.rate_limits import count_request
 from inference_site.core.errors.api_errors import MethodNotAllowedError
 from inference_site.core.errors.exceptions import api_error, log_error
-from inference_site.core.observability.logs import add_log_fields
+from inference_site.gateway.access import note_error
 from inference_site.gateway.api.authentication import caller_of
 from inference_site.gateway.head import SCOPE_KEY, Head
 from inference_site.gateway.idempotency.requests import HEADER, answer_once
@@ -90,7 +90,7 @@ def exception_handler(exc: Exception, context: dict[str, Any]) -> Response:
     error = api_error(exc)
     request = context["request"]._request
     log_error(request, exc, error)
-    add_log_fields(error_code=error.code or error.type)
+    note_error(request, error)
     headers = dict(error.headers)
     if isinstance(error, MethodNotAllowedError):
         headers["Allow"] = ", ".join(context["view"].allowed_methods)

@@ -14,6 +14,7 @@ from inference_site.accounts.budgets import BudgetExhausted
 from inference_site.accounts.keys import Caller
 from inference_site.core.domain.request import FilePart, GenerationRequest
 from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.core.observability.tracing import current_traceparent, trace_id
 from inference_site.core.site_settings.models import disconnect_grace_s as site_grace_s
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.files.models import StoredFile
@@ -153,6 +154,7 @@ def _enqueue(
         streamed=submission.stream,
         background=submission.background,
         end_user=submission.end_user,
+        trace_id=trace_id(current_traceparent.get()),
         ignored_params=submission.ignored_params,
         reserved_tokens=admission.estimate.tokens,
         reserved_cost=admission.estimate.cost,

@@ -8,12 +8,14 @@ from django.db import models
 from django.utils import timezone
 
 LONGEST_PATH, LONGEST_MODEL = 120, 100
+LONGEST_MESSAGE, LONGEST_PARAM = 500, 120
 
 
 class Refusal(models.Model):
     """A request that was answered with an error and never became a generation.
 
-    A row has no content of the request. Above a rate, one row stands for ``count`` requests with
+    A row has no content of the request: values that its error's message quotes are taken out (see
+    ``kept_messages``). Above a rate, one row stands for ``count`` requests with
     the same error (see ``refusals.RefusalBuffer``).
     """
 
@@ -39,7 +41,11 @@ class Refusal(models.Model):
     model = models.CharField(max_length=LONGEST_MODEL, blank=True, default="")
     status = models.PositiveSmallIntegerField("HTTP status")
     error_code = models.CharField(max_length=64, blank=True, default="")
+    param = models.CharField(max_length=LONGEST_PARAM, blank=True, default="", db_default="")
+    message = models.CharField(max_length=LONGEST_MESSAGE, blank=True, default="", db_default="")
     request_id = models.CharField(max_length=128, blank=True, default="")
+    # Of OpenTelemetry; empty without tracing.
+    trace_id = models.CharField(max_length=32, blank=True, default="", db_default="")
     duration_ms = models.FloatField(default=0)
     count = models.PositiveIntegerField(default=1)
 

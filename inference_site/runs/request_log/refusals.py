@@ -17,6 +17,7 @@ from django.db import Error
 
 from inference_site.accounts.keys import owners_of
 from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.runs.request_log.kept_messages import kept_message, kept_param
 from inference_site.runs.request_log.models import Refusal
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,8 @@ Group = tuple[int, str, int | None]
 class RefusedRequest:
     """One refused request; ``count`` includes the requests of its group that were only counted.
 
-    ``digest`` is the digest of its API key, if the key has not been looked up yet.
+    ``digest`` is the digest of its API key, if the key has not been looked up yet. ``message`` is
+    the message that the client got; only a part of it is stored.
     """
 
     status: int
@@ -53,6 +55,9 @@ class RefusedRequest:
     project_id: int | None = None
     api_key_id: int | None = None
     digest: str = ""
+    param: str = ""
+    message: str = ""
+    trace_id: str = ""
     at: dt.datetime = field(default_factory=lambda: dt.datetime.now(dt.UTC))
     count: int = 1
 
@@ -106,6 +111,7 @@ class RefusalBuffer:
         if known is not None:
             known.count += 1
             return
+        refused.trace_id = ""
         refused.digest = ""  # Other requests of the group may have another key.
         self._counted[group] = refused
 
@@ -184,7 +190,10 @@ def _store(refused: Sequence[RefusedRequest]) -> None:
             model=one.model,
             status=one.status,
             error_code=one.error_code,
+            param=kept_param(one.param),
+            message=kept_message(one.message),
             request_id=one.request_id,
+            trace_id=one.trace_id[:32],
             duration_ms=one.duration_ms,
             count=one.count,
         )

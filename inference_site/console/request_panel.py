@@ -1,0 +1,177 @@
+"""One request, accepted or refused: what happened, where its time went, and what to do about it.
+
+The same template is the panel beside the list, which its script fetches, and a page of its own.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from django.contrib import admin
+from django.contrib.auth.decorators import permission_required
+from django.db.models import Model
+from django.http import Http404, HttpRequest
+from django.shortcuts import get_object_or_404
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils import timezone
+
+from inference_site.accounts.models import ApiKey, Project
+from inference_site.catalogue.model_labels import cost_label
+from inference_site.console.key_states import state_at
+from inference_site.console.request_advice import advice_for
+from inference_site.console.request_filters import ACCEPTED, ENDPOINTS, REFUSED, filters_of
+from inference_site.console.request_log_page import VIEW, contents_of, may_filter
+from inference_site.core.admin_pages.base_admin import keyset_page
+from inference_site.core.admin_pages.labels import may_see_content, milliseconds
+from inference_site.runs.models import Generation
+from inference_site.runs.request_log.models import Refusal
+from inference_site.runs.tool_calls.models import ToolCall
+
+_TABLES: dict[str, type[Model]] = {ACCEPTED: Generation, REFUSED: Refusal}
+_LONGEST_TEXT = 10_000
+_MAX_CALLS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of the time of a request; ``start`` and ``length`` are percent of the whole."""
+
+    name: str
+    kind: str
+    duration: str
+    start: str
+    length: str
+
+
+@permission_required(VIEW, raise_exception=True)
+def request_page(request: HttpRequest, table: str, pk: int) -> TemplateResponse:
+    """Show one request; with the parameter ``fragment`` only the part that the panel shows.
+
+    The other parameters are the filters of the list, for the requests before and after it.
+    """
+    if table not in _TABLES:
+        raise Http404
+    row: Any = get_object_or_404(_TABLES[table], pk=pk)
+    context = _facts_of(request, row) | _neighbours(request, table, pk)
+    if "fragment" in request.GET:
+        return TemplateResponse(request, "console/request_panel.html", context)
+    site = admin.site
+    request.current_app = site.name
+    shown = {**site.each_context(request), "title": "Request", "is_page": True, **context}
+    return TemplateResponse(request, "console/request.html", shown)
+
+
+def _facts_of(request: HttpRequest, row: Generation | Refusal) -> dict[str, Any]:
+    key = ApiKey.objects.filter(pk=row.api_key_id).first() if row.api_key_id else None
+    project = Project.objects.filter(pk=row.project_id).first() if row.project_id else None
+    shared = {
+        "row": row,
+        "key": key,
+        "key_state": key and state_at(key, row.created_at),
+        "project": project,
+        "advice": advice_for(request.user, row.error_code, row.status, key),
+    }
+    if isinstance(row, Refusal):
+        facts = [
+            ("Request ID", row.request_id),
+            ("Trace ID", row.trace_id),
+            ("Code", row.error_code),
+            ("Parameter", row.param),
+            ("Message", row.message),
+            ("Requests alike", f"{row.count:,}" if row.count > 1 else ""),
+        ]
+        spans = [_span("Checks, refusal", "prefill", 0, row.duration_ms, row.duration_ms)]
+        title = f"{row.method} {row.path}"
+        own = {"is_refused": True, "facts": facts, "spans": spans, "request_title": title}
+        return shared | own
+    facts = [
+        ("ID", row.public_id),
+        ("Request ID", row.request_id),
+        ("Trace ID", row.trace_id),
+        ("Code", row.error_code),
+        ("Finish reason", row.finish_reason),
+        ("End user", row.end_user),
+        ("Class", row.get_service_class_display()),
+        ("Worker", row.worker),
+        ("Attempts", str(row.attempt) if row.attempt > 1 else ""),
+        ("Ignored parameters", ", ".join(row.ignored_params)),
+        ("Tokens in", f"{row.input_tokens:,}, {row.cached_tokens:,} of them cached"),
+        ("Tokens out", f"{row.output_tokens:,}, {row.reasoning_tokens:,} of them reasoning"),
+        ("Tokens/s", f"{row.tokens_per_s:.0f}" if row.tokens_per_s else ""),
+        ("Cost", cost_label(row.model, row.cost)),
+    ]
+    may_see = may_see_content(request)
+    found = contents_of([row.public_id], _LONGEST_TEXT, _text) if may_see else {}
+    details = reverse("admin:generations_generation_change", args=[row.pk])
+    return shared | {
+        "facts": facts,
+        "spans": _waterfall(row),
+        "request_title": ENDPOINTS.get(row.kind, row.kind),
+        "may_see": may_see,
+        "content": found.get(row.public_id),
+        "details": details,
+    }
+
+
+def _text(text: str | None) -> str:
+    """Return a text as the panel shows it, with a sign at its end if there is more."""
+    shown = text or ""
+    return shown if len(shown) <= _LONGEST_TEXT else f"{shown[:_LONGEST_TEXT]}…"
+
+
+def _waterfall(row: Generation) -> Sequence[Span]:
+    """Return the parts of a generation's time since its admission, then its calls of tools.
+
+    After a restart the queue includes the earlier attempts. Prefill includes the time until the
+    engine began.
+    """
+    end = row.finished_at or timezone.now()
+    total_ms = max((end - row.created_at).total_seconds() * 1000, 0.001)
+
+    def part(
+        name: str, kind: str, start: dt.datetime | None, stop: dt.datetime | None
+    ) -> Span | None:
+        if start is None:
+            return None
+        first_ms = (start - row.created_at).total_seconds() * 1000
+        length_ms = ((stop or end) - start).total_seconds() * 1000
+        return _span(name, kind, first_ms, length_ms, total_ms)
+
+    spans = [
+        part("Queue", "queue", row.created_at, row.claimed_at),
+        part("Prefill", "prefill", row.claimed_at, row.first_token_at),
+        part("Decode", "decode", row.first_token_at, row.finished_at),
+    ]
+    for call in ToolCall.objects.of(row.public_id).defer("result")[:_MAX_CALLS]:
+        spans.append(part(f"Tool {call.name}", "call", call.sent_at, call.finished_at))
+    return [span for span in spans if span is not None]
+
+
+def _span(name: str, kind: str, start_ms: float, length_ms: float, total_ms: float) -> Span:
+    start = min(max(100 * start_ms / total_ms, 0), 99.5) if total_ms else 0.0
+    length = min(max(100 * length_ms / total_ms, 0.5), 100 - start) if total_ms else 100.0
+    return Span(name, kind, milliseconds(max(length_ms, 0)), f"{start:.2f}%", f"{length:.2f}%")
+
+
+def _neighbours(request: HttpRequest, table: str, pk: int) -> dict[str, Any]:
+    """Return the addresses of the newer and the older request of the list, by time."""
+    filters = replace(filters_of(request.GET), before=None)
+    query = request.GET.copy()
+    query.pop("fragment", None)
+    links = {"list_query": query.urlencode(), "newer": "", "older": ""}
+    if filters.words or not may_filter(request, filters):
+        return links
+    rows = filters.refusals() if table == REFUSED else filters.generations()
+    if rows is None:
+        return links
+    for name, cursor in (("newer", {"after": pk}), ("older", {"before": pk})):
+        ids = rows.values_list("pk", named=True)
+        found = keyset_page(ids, 1, **cursor).rows
+        if found:
+            address = reverse("admin:request", args=[table, found[0].pk])
+            links[name] = f"{address}?{query.urlencode()}" if query else address
+    return links

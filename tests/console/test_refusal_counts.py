@@ -1,0 +1,94 @@
+"""Tiles: refused requests are counted, each tile leads to its list, and says how it has changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from html import unescape
+
+import pytest
+from django.test import Client
+
+from inference_site.accounts.models import ApiKey
+from inference_site.console import refusal_counts
+from inference_site.console.tiles import change
+from inference_site.runs.models import Status
+from inference_site.runs.request_log.models import Refusal
+from inference_site.runs.usage.accounting import account_ended
+from tests.console.test_request_log import ago, refused
+from tests.generations.rows import create_generation
+
+Key = tuple[ApiKey, str]
+USAGE, VIEW = "usage.view_usagerollup", "generations.view_generation"
+
+
+@pytest.fixture
+def busy(api_key: Key) -> ApiKey:
+    """A key with a request, refusals of today and of the days before, and those of others."""
+    key = api_key[0]
+    ended = {"status": Status.COMPLETED, "finished_at": ago(5)}
+    create_generation(key, created_at=ago(9), model="demo", **ended)
+    account_ended()
+    mine = {"project_id": key.project_id, "api_key_id": key.pk, "model": "demo"}
+    for days in (50, 40, 1.5, 0.01, 0):
+        refused(days * 86_400 + 5, count=10 if days == 40 else 4, **mine)
+    refused(3, status=401, count=100)
+    return key
+
+
+def tiles(page: str) -> dict[str, tuple[str, str, str]]:
+    """The tiles of a page: value, address and change, by name."""
+    found = {}
+    for name, rest in re.findall(r"<dt>(.*?)</dt>(.*?)</div>", page, re.DOTALL):
+        values = re.findall(r'<dd class="tile-(?:value|note)">(.*?)</dd>', rest, re.DOTALL)
+        if len(values) > 1:
+            link = re.search(r'href="([^"]*)"', name)
+            label = re.sub(r"<[^>]*>", "", name)
+            changed = re.search(r"[-+][0-9,]+ %", rest)
+            texts = values[0], unescape(link[1]) if link else "", changed[0] if changed else ""
+            found[label] = texts
+    return found
+
+
+def test_the_pages_of_a_key_a_project_and_a_model_count_refusals(
+    busy: ApiKey, admin: Client
+) -> None:
+    requests = "/admin/requests/?"
+    found = tiles(admin.get(f"/admin/accounts/apikey/{busy.pk}/change/").content.decode())
+    query = f"key={busy.pk}&since=30d"
+    assert found["Refused"] == ("12", f"{requests}{query}&status=refused", "-14 %")
+    assert found["Errors"][1] == f"{requests}{query}&status=failed"
+    assert found["First token"][1] == f"{requests}{query}&sort=-ttft"
+    found = tiles(admin.get(f"/admin/accounts/project/{busy.project_id}/change/").content.decode())
+    assert found["Refused"][0] == "12"
+    found = tiles(admin.get("/admin/fleet/models/demo/").content.decode())
+    assert found["Refused"][:2] == ("8", f"{requests}model=demo&since=24h&status=refused")
+    found = tiles(admin.get("/admin/?range=24h").content.decode())
+    assert found["Refused"][:2] == ("108", f"{requests}since=24h&status=refused")
+    assert found["Waiting now"][1] == "/admin/queue/"
+    for _, link, _ in found.values():
+        assert admin.get(link).status_code == 200
+
+
+def test_who_may_not_see_requests_has_numbers_without_links(
+    busy: ApiKey, staff: Callable[..., Client]
+) -> None:
+    found = tiles(staff(USAGE).get("/admin/?range=24h").content.decode())
+    assert found["Refused"][:2] == ("108", "")
+
+
+def test_more_than_is_counted_is_said(
+    busy: ApiKey, admin: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusal_counts, "MAX_READ", 2)
+    found = tiles(admin.get("/admin/?range=24h").content.decode())
+    assert found["Refused"][0].startswith("more than ")
+    Refusal.objects.all().delete()
+    found = tiles(admin.get("/admin/?range=24h").content.decode())
+    assert found["Refused"][0] == "0"
+
+
+def test_a_change_is_against_something() -> None:
+    assert change(5, 0) == ""
+    assert change(0, 5) == "-100 %"
+    assert change(15, 10) == "+50 %"
