@@ -17,12 +17,13 @@ from axes.models import AccessFailureLog
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.models import ADDITION, CHANGE, DELETION, LogEntry
-from django.core.exceptions import ValidationError
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import reverse
+from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.views.decorators.http import require_POST
 from unfold.widgets import (
     UnfoldAdminDecimalFieldWidget,
     UnfoldAdminIntegerFieldWidget,
@@ -33,7 +34,7 @@ from unfold.widgets import (
 )
 
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.catalogue.engines.registry import ENGINES
+from inference_site.catalogue.engines.registry import ENGINES, LIBRARIES
 from inference_site.catalogue.fleet import fleet
 from inference_site.catalogue.hub import HubError, Reference
 from inference_site.catalogue.model_store.entries import (
@@ -47,6 +48,7 @@ from inference_site.catalogue.model_store.models import Pull, StoredModel
 from inference_site.catalogue.models_file import Route
 from inference_site.catalogue.operator_settings import InvalidSetting
 from inference_site.console import accounts_admin  # noqa: F401  # It registers its models.
+from inference_site.console.model_estimate import estimate, offered_files, offered_servers
 from inference_site.console.model_states import BROKEN, ModelCondition, file_condition
 from inference_site.console.people import login_log
 from inference_site.core.admin_pages.base_admin import KeysetAdmin, SiteAdmin
@@ -54,7 +56,7 @@ from inference_site.core.admin_pages.labels import status_label, time_label
 
 HIDDEN = "(hidden)"
 """Shown in place of a secret; a form that is sent with it keeps the stored secret."""
-PLAIN = ("engine", "file", "slots", "context_length", "gpu_layers", "keep_alive")
+PLAIN = ("engine", "file", "base_url", "slots", "context_length", "gpu_layers", "keep_alive")
 LISTS = ("aliases", "projects")
 _PRICE = {"price_input": "input", "price_cached": "cached", "price_output": "output"}
 _SECRETS = ("api_key", "headers")
@@ -92,7 +94,8 @@ def entry_of(values: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, 
     if not values.get("is_listed"):
         entry["listed"] = False
     more = _parse_yaml(values.get("more") or "")
-    if twice := more.keys() & {*PLAIN, *LISTS, "price", "listed"}:
+    only_above = {*PLAIN, *LISTS, "price", "listed"} - {"base_url"}
+    if twice := more.keys() & (only_above | entry.keys()):
         raise InvalidSetting((min(twice),), "it has a field of its own above")
     return _restore_secrets({**entry, **more}, before)
 
@@ -211,6 +214,7 @@ class StoredModelForm(forms.ModelForm[StoredModel]):
         "File",
         "Below MODELS_DIR: owner/name/file.gguf, .ggml or .bin. Not for openai_upstream.",
     )
+    base_url = _text("Server", "The address of a server, up to /v1. Only for openai_upstream.")
     slots = _integer("Slots", "How many requests run at the same time.")
     context_length = _integer(
         "Context length",
@@ -235,7 +239,7 @@ class StoredModelForm(forms.ModelForm[StoredModel]):
     more = forms.CharField(
         label="More settings",
         required=False,
-        help_text="YAML, as in the models file: sampling, chat_template, base_url, …",
+        help_text="YAML, as in the models file: sampling, chat_template, api_key, …",
         widget=UnfoldAdminTextareaWidget,
     )
 
@@ -247,6 +251,10 @@ class StoredModelForm(forms.ModelForm[StoredModel]):
         super().__init__(*args, **kwargs)
         self.entry_before = dict(self.instance.entry)
         self.file_condition: ModelCondition | None = None
+        self.offered = {"files": offered_files(), "servers": offered_servers()}
+        """What the template offers for the fields that have these lists."""
+        for field, offered in (("file", "files"), ("base_url", "servers")):
+            self.fields[field].widget.attrs["list"] = f"offered-{offered}"
         if self.instance.pk:
             self.initial = {**self.initial, **form_values(self.entry_before)}
 
@@ -272,12 +280,12 @@ class StoredModelForm(forms.ModelForm[StoredModel]):
 
     def _add_error_of_entry(self, exc: Exception) -> None:
         """Show an error at the field of its key, or at "More settings" with the key's path."""
-        path: tuple[str, ...] = getattr(exc, "path", ())
-        key = path[0] if path else "more"
-        if key == "price" and path[1:]:
-            key = f"price_{path[1]}"
+        parts: tuple[str, ...] = getattr(exc, "path", ())
+        key = parts[0] if parts else "more"
+        if key == "price" and parts[1:]:
+            key = f"price_{parts[1]}"
         field = _FIELD_OF.get(key, key)
-        prefix = "" if key in self.fields else f"{'.'.join(path)}: "
+        prefix = "" if key in self.fields else f"{'.'.join(parts)}: "
         self.add_error(field if field in self.fields else "more", f"{prefix}{exc}.")
 
     def _check_names(self, id_: str, aliases: tuple[str, ...]) -> None:
@@ -336,6 +344,20 @@ class PullForm(forms.ModelForm[Pull]):
         return id_
 
 
+def _estimate_of(posted: Mapping[str, Any]) -> str:
+    """Return the estimate for the values of a form, or what is wrong with them."""
+    fields = StoredModelForm.base_fields
+    names = (*PLAIN, "more")
+    try:
+        values = {name: fields[name].clean(posted.get(name)) for name in names}
+        return estimate(read_stored_entry("model", entry_of({**values, "is_listed": True}, {})))
+    except ValidationError as exc:
+        return " ".join(exc.messages)
+    except (InvalidSetting, ValueError, TypeError) as exc:
+        key = ".".join(getattr(exc, "path", ()))
+        return f"{key}: {exc}." if key else f"{exc}."
+
+
 @admin.register(StoredModel)
 class StoredModelAdmin(SiteAdmin):
     """Models that operators keep in the database, beside those of the models file."""
@@ -344,7 +366,7 @@ class StoredModelAdmin(SiteAdmin):
     list_display = ("model_id", "engine", "fault", "updated")
     search_fields = ("model_id",)
     fieldsets = (
-        (None, {"fields": ("model_id", "engine", "file")}),
+        (None, {"fields": ("model_id", "engine", "file", "base_url")}),
         ("Size", {"fields": ("slots", "context_length", "gpu_layers", "keep_alive")}),
         ("Access", {"fields": ("aliases", "projects", "is_listed")}),
         ("Price", {"fields": ("price_input", "price_cached", "price_output")}),
@@ -362,6 +384,22 @@ class StoredModelAdmin(SiteAdmin):
     @admin.display(description="changed", ordering="updated_at")
     def updated(self, stored: StoredModel) -> Any:
         return time_label(stored.updated_at)
+
+    def get_urls(self) -> list[URLPattern]:
+        """Add the estimate that the form shows before it is saved."""
+        view = self.admin_site.admin_view(require_POST(self.estimate))
+        own = path("estimate/", view, name="model_store_storedmodel_estimate")
+        return [own, *super().get_urls()]
+
+    def estimate(self, request: HttpRequest) -> HttpResponse:
+        """Return what a model of the posted form would need, as a text. Nothing is stored."""
+        if not (self.has_add_permission(request) or self.has_change_permission(request)):
+            raise PermissionDenied
+        if request.POST.get("engine") not in LIBRARIES:
+            text = "It runs on its own server, or needs no weights: no memory is needed here."
+        else:
+            text = _estimate_of(request.POST)
+        return HttpResponse(text, content_type="text/plain; charset=utf-8")
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         """Make the ID of a stored model read-only: requests and usage refer to it."""

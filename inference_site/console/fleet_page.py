@@ -32,6 +32,7 @@ from inference_site.catalogue.model_files import FileFacts, file_facts
 from inference_site.catalogue.model_labels import NO_PRICE, is_priced
 from inference_site.catalogue.model_store.entries import entry_error
 from inference_site.catalogue.model_store.models import UNFINISHED, Pull, StoredModel
+from inference_site.console.model_estimate import settings_in_force
 from inference_site.console.model_states import (
     QUESTIONS,
     ModelCondition,
@@ -276,6 +277,9 @@ def model_context(request: HttpRequest, model: str) -> dict[str, Any]:
         "is_tried": "chat" in fleet.capabilities_of(spec) if live else False,
         "is_unreachable": is_unreachable,
         "details": _details(spec, [replica.report for replica in replicas]),
+        "settings": settings_in_force(
+            spec, _stored_entry(model), [replica.report for replica in replicas]
+        ),
         "replicas": replicas,
         "logs": [(worker, lines) for worker, lines in logs if lines],
         "tiles": tiles,
@@ -310,6 +314,14 @@ def _details(spec: ModelSpec, reports: list[ModelReport]) -> list[tuple[str, str
         ("Projects", ", ".join(spec.projects) or "all"),
         ("Capabilities", ", ".join(sorted(capabilities)) or "—"),
     ]
+
+
+def _stored_entry(model: str) -> dict[str, Any] | None:
+    """Return the entry of a model of the database; None for another one."""
+    if not catalogue().is_stored(model):
+        return None
+    entry = StoredModel.objects.filter(model_id=model).values_list("entry", flat=True).first()
+    return entry if isinstance(entry, dict) else None
 
 
 def _facts_of(report: ModelReport) -> FileFacts:

@@ -11,6 +11,7 @@ import openai
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
+from inference_site.catalogue.catalogue import DEMO_FILE
 from tests.browser.conftest import Watch, assert_usable, press, settled
 from tests.browser.test_playground import message
 from tests.e2e.scripts import slow
@@ -101,3 +102,30 @@ def test_a_model_is_tried_and_unloaded_from_its_page_once_it_is_said_what_that_i
     press(page, page.get_by_role("button", name="Resume worker"))
     expect(page.locator(".status-loaded")).to_be_visible()
     stack.wait_served("scripted")
+
+
+def test_a_form_offers_files_and_shows_the_memory_before_it_is_saved(
+    page: Page, folder: Path
+) -> None:
+    (folder / "tiny.gguf").write_bytes(DEMO_FILE.read_bytes())
+    page.goto(ADD)
+    form = page.locator("#storedmodel_form")
+    expect(page.locator("#offered-files option")).to_have_attribute("value", "tiny.gguf")
+    expect(page.get_by_text("Choose a file to see the memory")).to_be_visible()
+    form.get_by_label("ID").fill("mine")
+    form.get_by_label("File").fill("tiny.gguf")
+    form.get_by_label("Slots").fill("2")
+    expect(page.locator("#estimate")).to_contain_text("2 slots of 2,048 tokens. It needs about")
+    form.get_by_label("Context length").fill("512")
+    expect(page.locator("#estimate")).to_contain_text("2 slots of 512 tokens. It needs about")
+    settled(page)
+    assert_usable(page)
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(row(page, "mine")).to_contain_text("loaded")
+    page.goto(f"{FLEET}models/mine/")
+    in_force = page.get_by_role("region", name="Set and in force")
+    expect(in_force.get_by_role("row", name="Context length")).to_contain_text(
+        re.compile("512.*512")
+    )
+    settled(page)
+    assert_usable(page)
