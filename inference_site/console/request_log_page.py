@@ -183,15 +183,13 @@ def contents_of(
     }
     responses = StoredResponse.objects.filter(public_id__in=public_ids)
     completions = StoredCompletion.objects.filter(public_id__in=public_ids)
-    responses = with_response_previews(responses, length)
-    completions = with_completion_previews(completions, length)
     columns = ("public_id", "pk", "asked", "answered")
     stored = {
-        "responses_api_storedresponse": responses.values_list(*columns),
-        "completions_storedcompletion": completions.values_list(*columns),
+        "responses_api_storedresponse": with_response_previews(responses, length),
+        "completions_storedcompletion": with_completion_previews(completions, length),
     }
     for table, rows in stored.items():
-        for public_id, pk, asked, answered in rows:
+        for public_id, pk, asked, answered in rows.values_list(*columns):
             page = reverse(f"admin:{table}_change", args=(pk,))
             contents[public_id] = Content(show(asked), show(answered), page)
     return contents

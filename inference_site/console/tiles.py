@@ -51,7 +51,7 @@ class Tile:
     change: str = ""
 
 
-_LISTS = {
+_LISTS: dict[str, dict[str, str]] = {
     "Requests": {},
     "Errors": {"status": "failed"},
     "Refused": {"status": "refused"},
@@ -75,7 +75,9 @@ def linked(tiles: Iterable[Tile], user: Any, span: Span, since: str = "") -> lis
     columns = {"project": span.projects, "key": span.api_keys, "model": span.models}
     if any(values is not None and len(values) != 1 for values in columns.values()):
         return list(tiles)
-    chosen = {name: values[0] for name, values in columns.items() if values is not None}
+    chosen: dict[str, Any] = {
+        name: values[0] for name, values in columns.items() if values is not None
+    }
     if since:
         chosen["since"] = since
     pages = {"Waiting now": reverse("admin:queue"), "Workers": reverse("admin:fleet")}

@@ -53,7 +53,8 @@ def page(browser: Client, **query: Any) -> str:
 def tile(text: str, name: str) -> tuple[str, str]:
     """The value and the note of a tile."""
     found = re.search(
-        rf'<dt>(?:<a [^>]*>)?{name}(?:</a>)?</dt><dd class="tile-value">(.*?)</dd><dd class="tile-note">(.*?)</dd>',
+        rf'<dt>(?:<a [^>]*>)?{name}(?:</a>)?</dt><dd class="tile-value">(.*?)</dd>'
+        r'<dd class="tile-note">(.*?)</dd>',
         text,
     )
     assert found, f"there is no tile {name}"
