@@ -266,6 +266,17 @@ def forget(
     return {"chat completions": deleted}
 
 
+def with_words(text: str) -> QuerySet[StoredCompletion]:
+    """Return the stored completions whose messages or answer have all of these words.
+
+    Parts of words are found too. No index has the words: use it in bounded searches only.
+    """
+    rows = StoredCompletion.objects.all()
+    for word in text.replace('"', " ").split():
+        rows = rows.filter(Q(messages__icontains=word) | Q(completion__icontains=word))
+    return rows
+
+
 def with_previews(
     rows: QuerySet[StoredCompletion], length: int = PREVIEW_LENGTH
 ) -> QuerySet[StoredCompletion]:

@@ -34,6 +34,15 @@ WHERE responses_api_item_words(project_id, data)
       @@ (websearch_to_tsquery('simple', %(text)s) && %(project)s::tsquery)
   AND numnode(websearch_to_tsquery('simple', %(text)s)) > 0 AND response_id IS NOT NULL
 """
+_CONVERSATIONS = """
+SELECT DISTINCT conversation_id FROM (
+    SELECT conversation_id FROM responses_api_item
+    WHERE responses_api_item_words(project_id, data)
+          @@ (websearch_to_tsquery('simple', %(text)s) && %(project)s::tsquery)
+      AND numnode(websearch_to_tsquery('simple', %(text)s)) > 0 AND conversation_id IS NOT NULL
+    LIMIT %(most)s
+) found ORDER BY conversation_id DESC LIMIT %(limit)s
+"""
 # Without OFFSET the planner would search the index again, once for each response.
 _HAS_WORDS = """
 EXISTS (
@@ -108,6 +117,30 @@ def headlines(responses: Sequence[int], text: str) -> dict[int, str]:
     with connection.cursor() as cursor:
         cursor.execute(_HEADLINES, parameters)
         return dict(cursor.fetchall())
+
+
+def conversations_with_words(text: str, project_id: int | None, limit: int) -> list[int]:
+    """Return the keys of conversations with an item that has these words, the newest first.
+
+    Of frequent words, only some are found. Call it within ``search_timeout``.
+    """
+    parameters: dict[str, Any] = {
+        "text": text,
+        "project": "" if project_id is None else f"' {project_id}'",
+        "most": _MOST_HITS,
+        "limit": limit,
+    }
+    try:
+        with transaction.atomic(), connection.cursor() as cursor:
+            _limit(_HITS_MS)
+            cursor.execute(_CONVERSATIONS, parameters)
+            found = [pk for (pk,) in cursor]
+            _limit(_LIST_MS)
+    except OperationalError as exc:
+        if not _is_timeout(exc):
+            raise
+        return []
+    return found
 
 
 @contextmanager

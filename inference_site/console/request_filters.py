@@ -101,6 +101,12 @@ class LogFilters:
         return "" if self.id else self.q
 
     @property
+    def has_columns(self) -> bool:
+        """Whether a filter other than ``q`` and the project is set."""
+        columns = (self.key, self.model, self.status, self.error, self.since)
+        return any((*columns, self.kind, self.user, self.metadata, self.slower))
+
+    @property
     def is_of_refusals(self) -> bool:
         """Whether the status is one that only refused requests have."""
         return self.status == REFUSED or self.status.isdecimal()

@@ -18,7 +18,7 @@ from typing import Any
 from django.contrib import messages
 from django.contrib.auth.decorators import permission_required
 from django.core.exceptions import PermissionDenied
-from django.db.models import Max, Model, QuerySet
+from django.db.models import Exists, Max, Model, OuterRef, QuerySet
 from django.db.models.fields.json import KT
 from django.db.models.functions import Left
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
@@ -28,6 +28,7 @@ from django.utils.safestring import SafeString, mark_safe
 
 from completions.models import StoredCompletion
 from completions.storage import with_previews as with_completion_previews
+from completions.storage import with_words as completions_with_words
 from inference_site.accounts.models import ApiKey, Project
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.console.request_filters import (
@@ -48,15 +49,22 @@ from inference_site.runs.kept_content.models import KeptContent
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.request_log.models import Refusal, SavedFilter
 from responses_api.annotations import with_previews as with_response_previews
-from responses_api.models import StoredResponse
-from responses_api.search import HIT_ENDS, HIT_STARTS, SearchTooBroad, headlines, search_timeout
+from responses_api.models import Conversation, StoredResponse
+from responses_api.search import (
+    HIT_ENDS,
+    HIT_STARTS,
+    SearchTooBroad,
+    conversations_with_words,
+    headlines,
+    search_timeout,
+)
 
 VIEW = "generations.view_generation"
 PAGE_SIZE = 50
 MAX_ROWS_READ = 500
 """Rows read of each table: the page shows the newest of them, the facets count all."""
 _VIEW_STORED = ("responses_api.view_storedresponse", "completions.view_storedcompletion")
-_MAX_KEYS, _MAX_SAVED, _MAX_FACET_VALUES = 200, 30, 12
+_MAX_KEYS, _MAX_SAVED, _MAX_FACET_VALUES, _MAX_CONVERSATIONS = 200, 30, 12, 20
 _TOO_BROAD = "Too much would have to be searched: choose a project, or give more words."
 LoggedRequest = Generation | Refusal
 
@@ -133,24 +141,48 @@ def log_page(filters: LogFilters, size: int | None = None) -> LogPage:
 def page_with_words(filters: LogFilters) -> tuple[LogPage, dict[str, SafeString]]:
     """Return the requests whose prompts or answers have the words, and the matching texts by id.
 
-    Only stored responses are indexed. Call it within ``search.search_time``.
+    The words of stored responses are in an index; stored chat completions are searched one by one,
+    for a bounded time. Call it within ``search.search_time``.
     """
-    rows = StoredResponse.objects.mentioning(filters.words, filters.project)
     generations = filters.generations()
     if generations is None:
         return LogPage(), {}
+    before_response, before_completion = filters.before or (None, None)
+    responses = StoredResponse.objects.mentioning(filters.words, filters.project)
+    completions = completions_with_words(filters.words)
     if filters.project is not None:
-        rows = rows.filter(project=filters.project)
-    if filters.key or filters.model or filters.status or filters.error or filters.since:
-        rows = rows.filter(public_id__in=generations.values("public_id"))
-    found = keyset_page(rows, PAGE_SIZE, before=filters.before[0] if filters.before else None)
+        responses = responses.filter(project=filters.project)
+        completions = completions.filter(project=filters.project)
+    if filters.has_columns:
+        responses = responses.filter(public_id__in=generations.values("public_id"))
+        same = generations.filter(public_id=OuterRef("public_id"))
+        completions = completions.filter(Exists(same))
+    found = keyset_page(responses, PAGE_SIZE, before=before_response)
     ids = {row.public_id: row.pk for row in found.rows}
-    shown = list(Generation.objects.filter(public_id__in=ids).order_by("-pk"))
     hits = headlines(list(ids.values()), filters.words)
-    older = None if found.reached is None else f"{found.reached}-0"
+    others = keyset_page(completions.only("public_id"), PAGE_SIZE, before=before_completion)
+    public_ids = [*ids, *(row.public_id for row in others.rows)]
+    shown = list(Generation.objects.filter(public_id__in=public_ids).order_by("-pk"))
+    older = None
+    if found.reached is not None or others.reached is not None:
+        older = f"{found.reached or 0}-{others.reached or 0}"
     marked = {public_id: _mark_hits(hits[pk]) for public_id, pk in ids.items() if pk in hits}
-    is_cut_short = older is not None and len(found.rows) < PAGE_SIZE
-    return LogPage(shown, shown, older, is_cut_short), marked
+    cut = [page.reached is not None and len(page.rows) < PAGE_SIZE for page in (found, others)]
+    return LogPage(shown, shown, older, any(cut)), marked
+
+
+def _conversations(request: HttpRequest, filters: LogFilters) -> Sequence[Conversation]:
+    """Return the newest conversations with the words, for a user who may see them."""
+    allowed = may_see_content(request) and request.user.has_perm("responses_api.view_conversation")
+    if not filters.words or filters.has_columns or filters.before or not allowed:
+        return []
+    try:
+        with search_timeout():
+            found = conversations_with_words(filters.words, filters.project, _MAX_CONVERSATIONS)
+            rows = Conversation.objects.filter(pk__in=found).select_related("project")
+            return list(rows.order_by("-pk"))
+    except SearchTooBroad:
+        return []
 
 
 def _mark_hits(text: str) -> SafeString:
@@ -392,6 +424,7 @@ def requests_context(request: HttpRequest) -> dict[str, Any]:
         "counted": len(page.counted),
         "pages": _page_links(filters, page, ordered, request.GET),
         "is_cut_short": page.is_cut_short,
+        "conversations": _conversations(request, filters),
         "is_sorted": ordered is not None,
         "is_live": filters.before is None and filters.page == 1,
         "projects": Project.objects.values_list("pk", "name"),

@@ -25,8 +25,8 @@ from inference_site.console.request_log_page import log_page
 from inference_site.console.sorted_requests import sorted_page
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.request_log.models import Refusal
-from responses_api.models import StoredResponse
-from tests.console.test_request_log import VIEW, accepted, ago, refused
+from responses_api.models import Conversation, Item, StoredResponse
+from tests.console.test_request_log import CONTENT, VIEW, accepted, ago, refused
 from tests.generations.rows import create_generation
 
 Key = tuple[ApiKey, str]
@@ -207,3 +207,44 @@ def test_a_refusal_without_a_generation_is_in_an_order_by_time(api_key: Key) -> 
     Refusal.objects.filter(pk=newer.pk).update(created_at=dt.datetime.now(dt.UTC))
     shown = sorted_page(LogFilters(status="refused", sort="time"), 9).shown
     assert [row.pk for row in shown] == sorted([newer.pk, older.pk])
+
+
+def test_words_are_found_in_responses_conversations_and_chat_completions(
+    api_key: Key, staff: Callable[..., Client]
+) -> None:
+    key = api_key[0]
+    chat = ended(api_key, 50, 20, public_id="chatcmpl-giraffe")
+    StoredCompletion.objects.create(
+        public_id=chat.public_id,
+        project_id=key.project_id,
+        model="m",
+        messages=[{"role": "user", "content": "Two giraffes <i>ate</i> 100 % leaves"}],
+        completion={"choices": []},
+    )
+    conversation = Conversation.objects.create(public_id="conv_1", project_id=key.project_id)
+    text = {"type": "message", "role": "user", "content": [{"type": "text", "text": "A giraffe."}]}
+    Item.objects.create(
+        public_id="msg_1",
+        project_id=key.project_id,
+        conversation=conversation,
+        conversation_position=0,
+        position=0,
+        is_output=False,
+        data=text,
+    )
+    browser = staff(VIEW, CONTENT, "responses_api.view_conversation")
+
+    def found(**query: Any) -> tuple[bool, bool, bool]:
+        page = browser.get(LOG, query).content.decode()
+        parts = (f"/accepted/{chat.pk}/", "conv_1", "Nothing that was searched")
+        return parts[0] in page, parts[1] in page, parts[2] in page
+
+    assert found(q="giraffe") == (True, True, False)
+    assert found(q="GIRAFFES 100 %") == (True, False, False)
+    assert found(q="giraffe", project=key.project_id) == (True, True, False)
+    assert found(q="giraffe", project=key.project_id + 1) == (False, False, True)
+    assert found(q="giraffe", user="ada") == (False, False, True)
+    assert found(q="elephant") == (False, False, True)
+    assert found(q="\"%_\\ ' or -")[:2] == (False, False)
+    without = staff(VIEW, CONTENT, "auth.view_group").get(LOG, {"q": "giraffe"}).content.decode()
+    assert "conv_1" not in without
