@@ -1,10 +1,9 @@
-"""The queue page: waiting and running generations, and the actions "move up" and "stop"."""
+"""The queue page: waiting and running generations, and the actions on one or many of them."""
 
 from __future__ import annotations
 
-from collections import Counter
+import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -13,20 +12,25 @@ import redis.exceptions
 from django.contrib import messages
 from django.contrib.auth.decorators import permission_required
 from django.core.exceptions import PermissionDenied
-from django.db.models import Case, Count, IntegerField, Min, QuerySet, Value, When
+from django.db.models import Count, Min, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
+from django.template.defaultfilters import pluralize
 from django.urls import reverse
 from django.utils import timezone
 
+from inference_site.console.request_log_page import contents_of
 from inference_site.core.admin_pages.base_admin import log_action
+from inference_site.core.admin_pages.labels import may_see_content
 from inference_site.runs.cancellation import stop
+from inference_site.runs.claim_order import Waiting, claim_order
 from inference_site.runs.models import Generation, ServiceClass, Status
 from inference_site.runs.queue import move_up
-from inference_site.runs.queue_position import position_of
+from inference_site.runs.queue_position import QueuePosition, place_at, slots_of
 
 VIEW, CHANGE = "generations.view_generation", "generations.change_generation"
-_MAX_ROWS = 100
+_MAX_ROWS, _MAX_READ = 100, 20_000
+_IS_NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
 def queue_context(request: HttpRequest) -> dict[str, Any]:
@@ -40,12 +44,18 @@ def queue_context(request: HttpRequest) -> dict[str, Any]:
     if model:
         rows = rows.filter(model=model)
     running = rows.filter(status=Status.RUNNING).order_by("model", "claimed_at")
-    waiting = list(_in_claim_order(rows)[:_MAX_ROWS])
-    _add_places(waiting)
+    waiting = _next_in_line(rows)
+    sees_content = may_see_content(request)
+    if sees_content:
+        found = contents_of([row.public_id for row in waiting])
+        for row in waiting:
+            known = found.get(row.public_id)
+            row.asked = known.asked if known else "—"  # type: ignore[attr-defined]  # For the page.
     return {
         "model": model,
         "groups": _waiting_groups(),
         "waiting": waiting,
+        "sees_content": sees_content,
         "running": running[:_MAX_ROWS],
         "may_change": request.user.has_perm(CHANGE),
         "urgent": ServiceClass.URGENT,
@@ -56,27 +66,44 @@ def _chosen_model(request: HttpRequest) -> str:
     return request.GET.get("model", "").replace("\0", "")
 
 
-def _in_claim_order(rows: QuerySet[Generation]) -> QuerySet[Generation]:
-    """Return waiting generations by model, in the order in which workers claim them."""
-    running = Generation.objects.filter(status=Status.RUNNING)
-    runs = running.values_list("model", "project").annotate(Count("pk")).order_by()
-    runs_of_project = Case(
-        *(When(model=model, project=project, then=Value(count)) for model, project, count in runs),
-        default=Value(0),
-        output_field=IntegerField(),
-    )
-    waiting = rows.filter(status=Status.QUEUED).annotate(runs=runs_of_project)
-    return waiting.order_by("model", "service_class", "runs", "created_at")
+def _next_in_line(rows: QuerySet[Generation]) -> list[Generation]:
+    """Return the waiting generations by model, as workers will claim them, with their places."""
+    running: dict[str, list[int]] = {}
+    runs = Generation.objects.filter(status=Status.RUNNING).order_by("claimed_at")
+    for model, project_id in runs.values_list("model", "project_id"):
+        running.setdefault(model, []).append(project_id)
+    waiting: dict[str, list[Waiting]] = {}
+    queued = rows.filter(status=Status.QUEUED).order_by("created_at", "pk")
+    columns = ("model", "pk", "project_id", "service_class")
+    for model, *facts in queued.values_list(*columns)[:_MAX_READ]:
+        waiting.setdefault(model, []).append(Waiting(*facts))
+    places: dict[int, QueuePosition] = {}
+    for model in sorted(waiting):
+        if len(places) >= _MAX_ROWS:
+            break
+        runs_now = running.get(model, [])
+        most = _MAX_ROWS - len(places)
+        order = claim_order(waiting[model], runs_now, _slots(model, runs_now), most)
+        places |= {pk: _place(model, nth) for nth, pk in enumerate(order, start=1)}
+    found = rows.in_bulk(places)
+    shown = [found[pk] for pk in places if pk in found]  # Another may have ended meanwhile.
+    for row in shown:
+        row.place = places[row.pk]  # type: ignore[attr-defined]  # For the template.
+    return shown
 
 
-def _add_places(waiting: Sequence[Generation]) -> None:
-    """Set the ``place`` of each generation, all in claim order, for the template."""
-    before: Counter[tuple[str, int, int]] = Counter()
-    for row in waiting:
-        key = row.model, row.project_id, row.service_class
-        with suppress(redis.exceptions.RedisError):  # The page is useful without places.
-            row.place = position_of(*key, before[key])  # type: ignore[attr-defined]  # For the page.
-        before[key] += 1
+def _slots(model: str, running: Sequence[int]) -> int:
+    try:
+        return slots_of(model) or len(running)
+    except redis.exceptions.RedisError:
+        return len(running)
+
+
+def _place(model: str, position: int) -> QueuePosition:
+    try:
+        return place_at(model, position)
+    except redis.exceptions.RedisError:  # The page is useful without estimates.
+        return QueuePosition(position, None)
 
 
 def _waiting_groups() -> list[dict[str, Any]]:
@@ -145,6 +172,31 @@ def run_action(request: HttpRequest, pk: int) -> HttpResponse:
             messages.info(request, action.too_late)
     except redis.exceptions.RedisError:
         messages.error(request, "The action failed: Redis is not reachable.")
+    return _back(request)
+
+
+@permission_required(CHANGE, raise_exception=True)
+def stop_chosen(request: HttpRequest) -> HttpResponse:
+    """Stop the posted generations, log each, and redirect to the page."""
+    chosen = [int(pk) for pk in request.POST.getlist("chosen") if _IS_NUMBER.fullmatch(pk)]
+    stopped = 0
+    try:
+        for generation in Generation.objects.filter(pk__in=chosen[: 2 * _MAX_ROWS]):
+            if stop(generation):
+                stopped += 1
+                log_action(request, generation, "Stopped.")
+    except redis.exceptions.RedisError:
+        messages.error(request, "Not all were stopped: Redis is not reachable.")
+    if not chosen:
+        messages.info(request, "Choose requests first.")
+    elif stopped:
+        messages.success(request, f"Stopping {stopped} request{pluralize(stopped)}…")
+    if late := len(set(chosen)) - stopped:
+        messages.info(request, f"{late} had ended before.")
+    return _back(request)
+
+
+def _back(request: HttpRequest) -> HttpResponse:
     model = _chosen_model(request)
     query = f"?{urlencode({'model': model})}" if model else ""
     return HttpResponseRedirect(reverse("admin:queue") + query)

@@ -41,7 +41,7 @@ from inference_site.console.people.password_links import (
     SetPasswordView,
 )
 from inference_site.console.playground.views import playground_context
-from inference_site.console.queue_page import queue_context, run_action
+from inference_site.console.queue_page import queue_context, run_action, stop_chosen
 from inference_site.console.request_export import export
 from inference_site.console.request_log_page import requests_context, save_filter
 from inference_site.console.request_panel import request_page
@@ -100,6 +100,7 @@ class ConsoleSite(UnfoldAdminSite):
             *_login_urls(),
             path("usage.csv", own(usage_csv), name="usage-csv"),
             path("queue/", own(page("Queue", queue_context, "queue")), name="queue"),
+            path("queue/stop/", own(require_POST(stop_chosen)), name="queue-stop"),
             path("queue/<int:pk>/", own(require_POST(run_action)), name="queue-action"),
             path("fleet/", own(fleet), name="fleet"),
             path("playground/", own(playground), name="playground"),

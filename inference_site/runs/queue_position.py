@@ -215,12 +215,29 @@ def position_of(
     """Return the position of a generation of a model without a free slot, as far as is known."""
     counts = queue_counts.of(model)
     serving = live_view.serving(model)
-    slots = sum(served.slots for served in _reports(serving, model))
+    slots = slots_of(model)
     if not counts.waiting.total() and counts.running.total() < slots:
         return QueuePosition()
     position = counts.position(project_id, service_class, before)
-    starts_per_s = sum(r.slots / r.run_s for r in _reports(serving, model) if r.run_s)
-    return QueuePosition(position, position / starts_per_s if starts_per_s else None)
+    return QueuePosition(position, _wait_s(position, _reports(serving, model)))
+
+
+def place_at(model: str, position: int) -> QueuePosition:
+    """Return a position in the queue of a model with its estimated wait. Raise redis' errors."""
+    reports = _reports(live_view.serving(model), model)
+    starts_after = max(0, position - sum(report.free for report in reports))
+    return QueuePosition(position, _wait_s(starts_after, reports))
+
+
+def _wait_s(starts: int, reports: Iterable[ModelReport]) -> float | None:
+    """Return in about how many seconds so many generations will have started; None if unknown."""
+    starts_per_s = sum(report.slots / report.run_s for report in reports if report.run_s)
+    return starts / starts_per_s if starts_per_s else None
+
+
+def slots_of(model: str) -> int:
+    """Return the slots of the workers that serve a model. Raise redis' errors."""
+    return sum(report.slots for report in _reports(live_view.serving(model), model))
 
 
 def _reports(workers: Iterable[LiveWorker], model: str) -> list[ModelReport]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable
 
@@ -9,9 +10,10 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import Client
 
-from inference_site.accounts.models import ApiKey
+from inference_site.accounts.keys import create_key
+from inference_site.accounts.models import ApiKey, Project
 from inference_site.console import queue_page
-from inference_site.runs.models import Generation, ServiceClass, Status
+from inference_site.runs.models import Claim, Generation, ServiceClass, Status
 from inference_site.runs.streams.event_log import read_log
 from inference_site.runs.streams.request_documents import save_document
 from tests.generations.rows import chat_document, create_generation
@@ -141,3 +143,74 @@ def test_a_user_with_view_permission_only_changes_nothing(
 def test_anonymous_users_are_redirected_to_the_login() -> None:
     assert Client().get(QUEUE).status_code == 302
     assert Client().post(f"{QUEUE}1/", {"action": "stop"}).status_code == 302
+
+
+def positions(text: str) -> list[tuple[int, int]]:
+    """Return the generation and the position of each row that waits, in the order of the page."""
+    waiting = text.split("Next in line", 1)[1].split("Running</h2>")[0]
+    found = re.findall(r"/generation/(\d+)/change/.*?Position\"[^>]*>(\d+)<", waiting, re.DOTALL)
+    return [(int(pk), int(position)) for pk, position in found]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_positions_are_the_order_in_which_40_are_claimed(
+    admin: Client, api_key: Key, other_key: ApiKey, seed: int
+) -> None:
+    """Slots are full; with each run that ends, the oldest, the next is claimed."""
+    chance = random.Random(seed)
+    third = create_key(Project.objects.create(name="third"), "third key")[0]
+    keys = [api_key[0], other_key, third]
+    for _ in range(4):
+        create_generation(chance.choice(keys))
+    served: list[int] = []
+
+    def claim() -> Claim:
+        found = Generation.objects.claim("m", "w", served)
+        assert found is not None
+        served[:] = [one for one in served if one != found.project_id] + [found.project_id]
+        return found
+
+    running = [claim() for _ in range(4)]
+    classes = [ServiceClass.URGENT, ServiceClass.FOREGROUND, ServiceClass.BACKGROUND]
+    for _ in range(40):
+        key, class_ = chance.choice(keys), chance.choices(classes, [1, 8, 3])[0]
+        create_generation(key, service_class=class_)
+    shown = positions(admin.get(QUEUE).content.decode())
+    assert [position for _, position in shown] == list(range(1, 41))
+    order = []
+    for _ in range(40):
+        assert Generation.objects.finish(running.pop(0), Status.COMPLETED)
+        running.append(claim())
+        order.append(Generation.objects.get(public_id=running[-1].public_id).pk)
+    assert [pk for pk, _ in shown] == order
+
+
+def test_chosen_requests_are_stopped_at_once_and_each_is_logged(
+    admin: Client, staff: Callable[..., Client], api_key: Key
+) -> None:
+    waiting = [create_generation(api_key[0]) for _ in range(4)]
+    address = f"{QUEUE}stop/"
+    looker = staff("generations.view_generation")
+    chosen = {"chosen": [str(one.pk) for one in waiting[:3]]}
+    assert looker.post(address, chosen).status_code == 403
+    assert 'name="chosen"' not in looker.get(QUEUE).content.decode()
+    assert admin.get(address).status_code == 405
+    text = admin.post(address, chosen, follow=True).content.decode()
+    assert "Stopping 3 requests…" in text
+    states = [Generation.objects.get(pk=one.pk).status for one in waiting]
+    assert states == [Status.CANCELLED] * 3 + [Status.QUEUED]
+    assert LogEntry.objects.filter(change_message="Stopped.").count() == 3
+    mixed = {"chosen": [*chosen["chosen"], str(waiting[3].pk), "x", "-1", "9" * 40, "0"]}
+    text = admin.post(f"{address}?model=m", mixed, follow=True).content.decode()
+    assert "Stopping 1 request…" in text
+    assert "had ended before" in text
+    assert "Choose requests first." in admin.post(address, follow=True).content.decode()
+
+
+def test_prompts_are_shown_only_to_those_who_may_see_content(
+    admin: Client, staff: Callable[..., Client], api_key: Key
+) -> None:
+    create_generation(api_key[0])
+    assert "Prompt" in cells(admin.get(QUEUE).content.decode())
+    looker = staff("generations.view_generation")
+    assert "Prompt" not in cells(looker.get(QUEUE).content.decode())

@@ -1,6 +1,7 @@
 // Reloads the live part of a page every 3 s, or every data-every-s seconds, and shows how old it is.
 // Reloading pauses while the page is hidden, after a click on Pause, and while the pointer or the focus
-// is in that part, so that rows do not move under them; a part with data-steady has no rows that move.
+// is in that part, so that rows do not move under them, or rows are chosen; a part with data-steady has
+// no rows that move.
 // Elements with data-live are reloaded with it.
 const live = document.getElementById("live");
 const EVERY_MS = 1000 * (live.dataset.everyS ?? 3);
@@ -22,6 +23,7 @@ function isPaused() {
 }
 
 function isInUse() {
+  if (live.querySelector("[name='chosen']:checked")) return true; // The choice would be lost.
   return live.contains(document.activeElement) || (!("steady" in live.dataset) && live.matches(":hover"));
 }
 
