@@ -9,6 +9,8 @@ from django.http import HttpRequest
 from django.templatetags.static import static
 from django.urls import reverse
 
+from inference_site.console.request_filters import filters_of, tabs_of
+
 # Groups of lists: title, icon and model of each.
 _MODELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     (
@@ -87,7 +89,7 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
         items = []
         is_of_requests = group_title == "Requests"
         if is_of_requests:
-            items += _views_of_requests(shown=sees_queue)
+            items += _views_of_requests(request, shown=sees_queue)
         for title, icon, name in (*models, *(_tables_for(user) if is_of_requests else ())):
             app, model = name.split(".")
             may_view = user.has_perm(f"{app}.view_{model}")
@@ -99,11 +101,16 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
     return groups
 
 
-def _views_of_requests(*, shown: bool) -> list[dict[str, Any]]:
-    """Return the links to the page of requests and its tabs."""
-    links = [_link(title, icon, "admin:requests", shown=shown) for title, icon, _ in _VIEWS]
-    for link, (_, _, query) in zip(links, _VIEWS, strict=True):
-        link["link"] += query
+def _views_of_requests(request: HttpRequest, *, shown: bool) -> list[dict[str, Any]]:
+    """Return the links to the page of requests and its tabs; that of the open tab is active."""
+    is_open = request.path.startswith(reverse("admin:requests"))
+    tabs = tabs_of(filters_of(request.GET), request.GET) if is_open else []
+    chosen = next((tab.title for tab in tabs if tab.is_chosen), "All")
+    links = []
+    for title, icon, query in _VIEWS:
+        link = _link(title, icon, "admin:requests", shown=shown)
+        is_active = is_open and chosen == (title if query else "All")
+        links.append(link | {"link": link["link"] + query, "active": is_active})
     return links
 
 

@@ -13,6 +13,7 @@ from inference_site.accounts.models import ApiKey
 from inference_site.console.playground import views
 from inference_site.core.site_settings import models
 from inference_site.core.site_settings.models import SiteSettings
+from inference_site.runs.models import Generation
 from responses_api.models import Conversation, Item
 from tests.responses_api.chains import Chain
 
@@ -180,5 +181,6 @@ def test_pages_of_what_is_stored_lead_to_the_playground(admin: Client, other_key
     for public_id, page in pages.items():
         link = f'href="/admin/playground/?open={public_id}"'
         assert link in admin.get(page).content.decode()
-    log = admin.get("/admin/requests/").content.decode()
-    assert f"/admin/playground/?open={answer.public_id}" in log
+    pk = Generation.objects.get(public_id=answer.public_id).pk
+    panel = admin.get(f"/admin/requests/accepted/{pk}/").content.decode()
+    assert f"/admin/playground/?open={answer.public_id}" in panel

@@ -113,7 +113,7 @@ def test_the_page_shows_a_refusal_with_its_key_and_counts_facets(
     refused(2, api_key_id=key.pk, project_id=key.project_id, count=41)
     refused(1, status=401, error_code="invalid_api_key", path="/v1/<b>")
     page = admin.get("/admin/requests/").content.decode()
-    assert f"{key.name} ({key.prefix}…)" in page
+    assert f"{key.name} ({key.prefix}…)" in page, "in the facet"
     assert "unknown key" in page
     assert "× 41" in page
     assert "/v1/&lt;b&gt;" in page

@@ -13,13 +13,15 @@ from typing import Any, cast
 import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
 from django.http import QueryDict, StreamingHttpResponse
-from django.test import Client
+from django.test import Client, RequestFactory
 from django.utils import timezone
 
 from completions.models import StoredCompletion
 from inference_site.accounts.models import ApiKey
 from inference_site.console import request_export, sorted_requests
+from inference_site.console.navigation import navigation
 from inference_site.console.request_filters import LogFilters, filters_of
 from inference_site.console.request_log_page import log_page
 from inference_site.console.sorted_requests import sorted_page
@@ -195,6 +197,20 @@ def test_the_menu_leads_to_the_tabs_and_shows_tables_to_administrators(
     assert "/admin/requests/?status=refused" in menu
     assert "/admin/generations/generation/" not in menu
     assert "/admin/generations/generation/" in admin.get("/admin/").content.decode()
+
+
+@pytest.mark.parametrize(
+    ("query", "open_tab"),
+    [("", "Requests"), ("?status=429", "Refused"), ("?slower=3", "Slow"), ("?status=queued", "")],
+)
+def test_only_the_open_tab_is_marked_in_the_menu(
+    admin: Client, rf: RequestFactory, query: str, open_tab: str
+) -> None:
+    request = rf.get(f"{LOG}{query}")
+    request.user = User.objects.get(username="admin")
+    items = navigation(request)[1]["items"]
+    marked = [item["title"] for item in items if item.get("active")]
+    assert marked == [open_tab or "Requests"]
 
 
 def test_a_name_of_a_sort_is_not_taken_from_the_query() -> None:
