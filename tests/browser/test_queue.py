@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from statistics import median
 
 import openai
@@ -43,9 +44,18 @@ def begin(client: openai.OpenAI, words: int, count: int) -> list[str]:
 def test_40_positions_are_the_order_of_claims_and_estimates_are_near(
     page: Page, client: openai.OpenAI, stack: ServedStack, quiet: None
 ) -> None:
-    """The runs before those that are looked at tell the site how long a run takes."""
-    sent = begin(client, 50, 12)
-    wait_until(lambda: stack.row(sent[5])["finished_at"], 60, "the first runs")
+    """The runs before those that are looked at tell the site how long a run takes: about 1 s."""
+
+    def is_known() -> bool:
+        (report,) = stack.model_reports("scripted")
+        return bool(0.7 < report["run_s"] < 1.6)
+
+    for _ in range(6):  # Runs of earlier tests, which count for a while, took minutes or no time.
+        sent = begin(client, 50, 12)
+        wait_until(lambda sent=sent: stack.row(sent[-1])["finished_at"], 60, "the first runs")
+        with suppress(AssertionError):
+            wait_until(is_known, 3, "the announced time of a run")
+            break
     sent = begin(client, 50, 44)
     waiting = page.get_by_role("region", name="Next in line")
     page.goto(QUEUE)
