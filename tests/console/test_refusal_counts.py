@@ -25,6 +25,7 @@ USAGE, VIEW = "usage.view_usagerollup", "generations.view_generation"
 @pytest.fixture
 def busy(api_key: Key) -> ApiKey:
     """A key with a request, refusals of today and of the days before, and those of others."""
+    Refusal.objects.all().delete()  # Others are newer, with lower ids: a site has none such.
     key = api_key[0]
     ended = {"status": Status.COMPLETED, "finished_at": ago(5)}
     create_generation(key, created_at=ago(9), model="demo", **ended)
