@@ -56,7 +56,7 @@ def test_a_refusal_says_what_was_wrong_and_leads_to_the_setting(
 
 def test_the_state_of_the_key_is_that_of_the_time(api_key: Key, admin: Client) -> None:
     key = api_key[0]
-    before, after = refused(3_600, api_key_id=key.pk), refused(-60, api_key_id=key.pk)
+    before, after = refused(3_600, api_key_id=key.pk), refused(-86_400, api_key_id=key.pk)
     revoke_key(key)
     LogEntry.objects.create(
         user_id=admin.session["_auth_user_id"],

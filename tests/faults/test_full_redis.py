@@ -78,7 +78,8 @@ def test_a_full_redis_refuses_what_is_new_and_loses_nothing_that_runs(
                 assert stack.row(public_id)["status"] == "cancelled", ended
                 for reader in readers:
                     reader.join(60)
-                assert is_refused(http)
+                if share > 1:  # Else what the streams have taken is free again.
+                    assert is_refused(http)
         wait_until(lambda: not is_refused(http), 120, "accepted again")
     assert [text.count('"content":"x "') for text in texts] == [WORDS, WORDS]
     assert all(text.endswith("data: [DONE]\n\n") for text in texts)

@@ -245,4 +245,4 @@ def test_the_page_of_a_model_shows_what_its_server_takes_tells_and_writes(
     wait_until(lambda: "requests running: 0" in console.get(page).text, 60, "its telemetry")
     text = console.get(page).text
     assert "listening on http://127.0.0.1:" in text
-    assert re.search(r'data-label="Memory of its server">\d+', text)
+    assert re.search(r'data-label="Memory of its server" class="num">\d+', text)

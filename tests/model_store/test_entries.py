@@ -207,7 +207,7 @@ def test_the_form_gives_back_the_entry_and_shows_no_secret() -> None:
     assert "sk-secret" not in str(values)
     assert "hush" not in str(values)
     assert entry_of(values, ENTRY) == ENTRY
-    moved = {**values, "more": values["more"].replace("http://a/", "http://evil/")}
+    moved = {**values, "base_url": values["base_url"].replace("http://a/", "http://evil/")}
     with pytest.raises(InvalidSetting, match="write it again"):
         entry_of(moved, ENTRY)
 
