@@ -42,6 +42,7 @@ from inference_site.catalogue.model_labels import cost_label
 from inference_site.core.admin_pages.base_admin import SiteAdmin, log_action
 from inference_site.core.admin_pages.labels import may_see_content, preview, status_label
 from inference_site.core.errors.api_errors import ApiError
+from inference_site.core.storage.fields import replace_nul
 from inference_site.core.storage.postgresql import release_connection_after
 
 MOST_COMPARED = 4
@@ -237,7 +238,7 @@ class CaseSetAdmin(SiteAdmin):
             case.delete()
             log_action(request, case_set, f"Deleted {case}.")
             return self._page_of(case_set)
-        case.expected = request.POST.get("expected", "").replace("\0", "�")
+        case.expected = str(replace_nul(request.POST.get("expected", "")))
         case.save(update_fields=["expected"])
         log_action(request, case_set, f"Changed the expected answer of {case}.")
         messages.success(request, f"The expected answer of {case} was changed.")
@@ -248,7 +249,8 @@ class CaseSetAdmin(SiteAdmin):
         if not (self.has_view_permission(request) and may_see_content(request)):
             raise PermissionDenied
         case_set = get_object_or_404(CaseSet.objects.select_related("project"), pk=pk)
-        chosen = [int(one) for one in request.GET.getlist("run") if one.isdecimal()]
+        given = request.GET.getlist("run")
+        chosen = [int(one) for one in given if one.isdecimal() and len(one) < 10]
         rows = case_set.runs.order_by("number")
         runs = list((rows.filter(number__in=chosen) if chosen else rows.reverse())[:MOST_COMPARED])
         runs.sort(key=lambda run: run.number)

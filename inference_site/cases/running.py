@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import orjson
@@ -35,6 +36,7 @@ from inference_site.core.errors.api_errors import ApiError, InvalidRequestError,
 from inference_site.core.storage.fields import replace_nul
 from inference_site.files.models import StoredFile
 from inference_site.gateway.request_fields.sealing import seal
+from inference_site.runs.maintenance import try_and_log
 from inference_site.runs.models import Generation
 from inference_site.runs.queue import new_id
 
@@ -97,15 +99,17 @@ def collect() -> None:
         | Q(state=RunState.JUDGING) & (Q(judging=None) | Q(judging__status__in=ENDED))
     )
     for pk in ended.values_list("pk", flat=True):
-        with transaction.atomic():
-            rows = CaseRun.objects.select_for_update(of=("self",), skip_locked=True)
-            run = rows.select_related("case_set").filter(pk=pk).first()
-            if run is None:
-                continue
-            if run.state == RunState.RUNNING:
-                _take_answers(run)
-            elif run.state == RunState.JUDGING:
-                _take_verdicts(run)
+        try_and_log(f"run of cases {pk}", partial(_collect, pk))
+
+
+def _collect(pk: int) -> None:
+    with transaction.atomic():
+        rows = CaseRun.objects.select_for_update(of=("self",), skip_locked=True)
+        run = rows.select_related("case_set").filter(pk=pk).first()
+        if run is not None and run.state == RunState.RUNNING:
+            _take_answers(run)
+        elif run is not None and run.state == RunState.JUDGING:
+            _take_verdicts(run)
 
 
 @dataclass(frozen=True, slots=True)

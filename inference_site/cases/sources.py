@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.db.models import Model
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
@@ -103,9 +102,7 @@ class CaseSourceAdmin(RatedAdmin):
         messages.success(request, f"Saved {count} of {len(rows)} as cases; the set had the others.")
         return HttpResponseRedirect(reverse("admin:cases_caseset_change", args=[case_set.pk]))
 
-    def _saved(
-        self, request: HttpRequest, rows: Sequence[Any], name: str
-    ) -> tuple[int, CaseSet | Model]:
+    def _saved(self, request: HttpRequest, rows: Sequence[Any], name: str) -> tuple[int, CaseSet]:
         if not rows:
             raise ConflictError("There is nothing to save.")
         fields = {"endpoint": self.case_endpoint, "created_by": request.user}
