@@ -4,9 +4,9 @@
 each of its processes has services of its own, and the one that only hands out tests has none.
 
 With ``--without-services`` nothing is started and only quick tests that need no service run: left
-out are the folders that run the whole product, tests that ask for the database, tests that are
-marked ``redis`` or ``slow``, and tests whose module imports the clients of Redis. Any other test
-that needs a service fails, because there is none at the addresses that the settings get.
+out are the folders that run the whole product, tests that ask for the database or a site, tests
+that are marked ``redis`` or ``slow``, and tests whose module imports the clients of Redis. Any
+other test that needs a service fails, because there is none at the addresses that the settings get.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ _IS_MIGRATED = pytest.StashKey[bool]()
 _WHOLE_PRODUCT = {
     *("e2e", "hostile", "contract", "faults", "deployment", "browser", "first_hour", "real"),
 }
+_SERVICES = {"db", "transactional_db", "stack", "site"}
+"""Fixtures that are services: the database, or a site that runs."""
 _NOWHERE = {"DATABASE_URL": "postgresql://127.0.0.1:9/none", "REDIS_URL": "redis://127.0.0.1:9"}
 
 
@@ -96,7 +98,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_left_out(item: pytest.Item) -> bool:
     asked = getattr(item, "fixturenames", ())
     marked = any(item.get_closest_marker(name) for name in ("django_db", "redis", "slow"))
-    return marked or "db" in asked or "transactional_db" in asked or _imports_redis(item)
+    return marked or not _SERVICES.isdisjoint(asked) or _imports_redis(item)
 
 
 def _imports_redis(item: pytest.Item) -> bool:

@@ -172,7 +172,7 @@ def test_of_many_requests_and_processes_at_once_one_refreshes(
 ) -> None:
     oauth.control(expires_in=1)
     connected(site, ada)
-    oauth.control(expires_in=3600, delay_s=0.3)
+    oauth.control(expires_in=3600, delay_s=0.1)
     before = len(oauth.lines("refresh"))
     command = [sys.executable, "manage.py", "shell", "-c", REFRESH.format(user=ada.id)]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
