@@ -10,7 +10,6 @@ import re
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-import orjson
 from django.conf import settings
 from django.http import StreamingHttpResponse
 from django.http.response import HttpResponseBase
@@ -22,7 +21,8 @@ from rest_framework.response import Response
 from completions.anthropic import wire
 from completions.anthropic.views import MessagesApiView
 from inference_site.accounts.keys import Caller
-from inference_site.batches.models import ANTHROPIC, Batch, BatchLine, BatchStatus
+from inference_site.batches.models import ANTHROPIC, Batch, BatchStatus
+from inference_site.batches.requests import new_line
 from inference_site.batches.views import accept_batch
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundError
@@ -32,7 +32,6 @@ from inference_site.files.models import StoredFile
 from inference_site.gateway.api.authentication import caller_of
 from inference_site.gateway.api.payload import WireObject, WireRequest, parse, parse_query
 from inference_site.gateway.api.schema import documented
-from inference_site.gateway.request_fields.sealing import seal
 from inference_site.runs.queue import new_id
 
 _WINDOW_S = 86_400
@@ -223,12 +222,7 @@ def _create(caller: Caller, body: MessageBatchRequest) -> Batch:
         total=len(body.requests),
     )
     lines = [
-        BatchLine(
-            batch=batch,
-            number=number,
-            custom_id=each.custom_id,
-            request=seal(orjson.dumps(each.params).decode(), caller.project_id),
-        )
+        new_line(batch, caller.project_id, number, each.custom_id, each.params)
         for number, each in enumerate(body.requests, 1)
     ]
     return accept_batch(caller, batch, lines)

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, zip_longest
-from typing import Any
 
 import orjson
 from django.db.models import Count, Q
@@ -25,14 +24,13 @@ from django.utils import timezone
 
 from inference_site.accounts.keys import Caller, caller_of_key
 from inference_site.batches.models import Batch, BatchLine, BatchStatus, LineState
-from inference_site.batches.requests import endpoints
+from inference_site.batches.requests import body_of, endpoints
 from inference_site.batches.results import HELD_S, finalize
 from inference_site.batches.validation import validate
 from inference_site.catalogue.fleet.leases import live_view
 from inference_site.core.errors.api_errors import RateLimitError, UnavailableError
 from inference_site.core.errors.exceptions import api_error
 from inference_site.core.storage.postgresql import release_connection_after
-from inference_site.gateway.request_fields.sealing import unseal
 from inference_site.gateway.submission.submit import submit
 from inference_site.runs.cancellation import cancel, cancel_waiting
 from inference_site.runs.maintenance import try_and_log
@@ -230,7 +228,7 @@ class Feeder:
 
 def _submit(batch: Batch, line: BatchLine, caller: Caller) -> None:
     """Put a line into the queue. Raise LineTaken, ApiError, and the errors of ``submit``."""
-    body: dict[str, Any] = orjson.loads(unseal(line.request, batch.project_id, "body"))
+    body = body_of(line, batch.project_id)
     submission = endpoints()[batch.endpoint].submission_of(caller, body)
     begun = BegunLine(line, submission.generation_id, submission.with_row)
     submit(replace(submission, with_row=begun), batch.request_id(line.number))

@@ -16,9 +16,10 @@ from django.apps import apps
 from django.utils.module_loading import import_string
 
 from inference_site.accounts.keys import Caller
-from inference_site.batches.models import OPENAI
+from inference_site.batches.models import OPENAI, Batch, BatchLine
 from inference_site.core.errors.api_errors import ApiError, InvalidRequestError
 from inference_site.gateway.api.payload import WireRequest, parse
+from inference_site.gateway.request_fields.sealing import seal, unseal
 from inference_site.gateway.submission.submit import Submission
 from inference_site.runs.models import ServiceClass
 
@@ -104,6 +105,20 @@ def read_line(line: bytes, endpoint: str) -> LineRequest:
     if not isinstance(body, dict):
         raise _invalid("Invalid 'body': expected an object.", param="body")
     return LineRequest(custom_id, body)
+
+
+def new_line(
+    batch: Batch, project_id: int, number: int, custom_id: str, body: Mapping[str, Any]
+) -> BatchLine:
+    """Return the row of a line, which is not stored yet; its request is sealed."""
+    request = seal(orjson.dumps(body).decode(), project_id)
+    return BatchLine(batch=batch, number=number, custom_id=custom_id, request=request)
+
+
+def body_of(line: BatchLine, project_id: int) -> dict[str, Any]:
+    """Return the body of a line's request. Raise InvalidRequestError if it cannot be unsealed."""
+    body: dict[str, Any] = orjson.loads(unseal(line.request, project_id, "body"))
+    return body
 
 
 def check_request(endpoint: BatchEndpoint, caller: Caller, body: Mapping[str, Any]) -> Submission:

@@ -10,12 +10,11 @@ from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from typing import Any
 
-import orjson
 from django.conf import settings
 
 from inference_site.accounts.keys import Caller, caller_of_key
 from inference_site.batches.models import Batch, BatchLine, BatchStatus
-from inference_site.batches.requests import check_request, endpoints, read_line
+from inference_site.batches.requests import check_request, endpoints, new_line, read_line
 from inference_site.core.errors.api_errors import (
     ApiError,
     InvalidRequestError,
@@ -24,7 +23,6 @@ from inference_site.core.errors.api_errors import (
 )
 from inference_site.files import storage
 from inference_site.files.models import StoredFile
-from inference_site.gateway.request_fields.sealing import seal
 from inference_site.gateway.submission.admission import most_usage
 
 _STORED_AT_ONCE = 200
@@ -132,12 +130,8 @@ class _CheckedLines:
                 code="mismatched_model",
             )
         self.most_cost += most_usage(request).cost
-        return BatchLine(
-            batch=self._batch,
-            number=number,
-            custom_id=line.custom_id,
-            request=seal(orjson.dumps(line.body).decode(), self._batch.project_id),
-        )
+        project_id = self._batch.project_id
+        return new_line(self._batch, project_id, number, line.custom_id, line.body)
 
 
 def _lines_of(batch: Batch) -> Iterator[bytes | None]:

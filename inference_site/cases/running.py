@@ -19,8 +19,8 @@ from django.db.models import Q
 from django.utils import timezone
 
 from inference_site.accounts.keys import Caller, caller_of_key
-from inference_site.batches.models import ENDED, OPENAI, Batch, BatchLine, BatchStatus
-from inference_site.batches.requests import check_request, endpoints
+from inference_site.batches.models import ENDED, OPENAI, Batch, BatchStatus
+from inference_site.batches.requests import check_request, endpoints, new_line
 from inference_site.batches.results import texts_of
 from inference_site.batches.views import accept_batch
 from inference_site.cases.judging import judged, judging_request, read_reply, text_of
@@ -35,7 +35,6 @@ from inference_site.cases.models import (
 from inference_site.core.errors.api_errors import ApiError, InvalidRequestError, NotFoundError
 from inference_site.core.storage.fields import replace_nul
 from inference_site.files.models import StoredFile
-from inference_site.gateway.request_fields.sealing import seal
 from inference_site.runs.maintenance import try_and_log
 from inference_site.runs.models import Generation
 from inference_site.runs.queue import new_id
@@ -81,12 +80,7 @@ def _batch(
         metadata={"set_of_cases": run.case_set.name},
     )
     lines = [
-        BatchLine(
-            batch=batch,
-            number=number,
-            custom_id=str(case_id),
-            request=seal(orjson.dumps(body).decode(), caller.project_id),
-        )
+        new_line(batch, caller.project_id, number, str(case_id), body)
         for number, (case_id, body) in enumerate(bodies.items(), 1)
     ]
     return accept_batch(caller, batch, lines)
