@@ -74,8 +74,7 @@ class BatchAdmin(KeysetAdmin):
     ) -> HttpResponse:
         """Show what has become of the lines."""
         context = dict(extra_context or {})
-        pk = object_id if object_id.isdecimal() and len(object_id) <= 18 else None
-        if pk and (batch := Batch.objects.filter(pk=pk).select_related("project").first()):
+        if batch := self.get_object(request, object_id):
             context |= self._context(request, batch)
         return super().change_view(request, object_id, form_url, context)
 

@@ -39,7 +39,7 @@ from inference_site.cases.running import begin
 from inference_site.cases.sources import may_save
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.model_labels import cost_label
-from inference_site.core.admin_pages.base_admin import SiteAdmin, log_action
+from inference_site.core.admin_pages.base_admin import SiteAdmin, id_of, log_action
 from inference_site.core.admin_pages.labels import may_see_content, preview, status_label
 from inference_site.core.errors.api_errors import ApiError
 from inference_site.core.storage.fields import replace_nul
@@ -163,8 +163,7 @@ class CaseSetAdmin(SiteAdmin):
     ) -> HttpResponse:
         """Show a set with its cases and runs."""
         context = dict(extra_context or {})
-        pk = int(object_id) if object_id.isdecimal() and len(object_id) <= 18 else 0
-        case_set = CaseSet.objects.select_related("project").filter(pk=pk).first()
+        case_set = self.get_object(request, object_id)
         if case_set is not None:
             context |= self._context(request, case_set, RunForm(case_set))
         return super().change_view(request, object_id, form_url, context)
@@ -223,7 +222,8 @@ class CaseSetAdmin(SiteAdmin):
     def cancel_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Cancel a run; the cases that run go on to their end."""
         case_set = self._changeable(request, pk)
-        run = get_object_or_404(case_set.runs.select_related("batch", "judging"), pk=_pk(request))
+        rows = case_set.runs.select_related("batch", "judging")
+        run = get_object_or_404(rows, pk=id_of(request.POST.get("pk", "")))
         batch = run.batch if run.state == RunState.RUNNING else run.judging
         if run.state != RunState.ENDED and batch is not None:
             Batch.objects.cancel(batch)
@@ -233,7 +233,7 @@ class CaseSetAdmin(SiteAdmin):
     def case_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Change the expected answer of a case, or delete the case."""
         case_set = self._changeable(request, pk)
-        case = get_object_or_404(case_set.cases, pk=_pk(request))
+        case = get_object_or_404(case_set.cases, pk=id_of(request.POST.get("pk", "")))
         if request.POST.get("delete"):
             case.delete()
             log_action(request, case_set, f"Deleted {case}.")
@@ -286,11 +286,6 @@ class CaseSetAdmin(SiteAdmin):
 
     def _page_of(self, case_set: CaseSet) -> HttpResponse:
         return HttpResponseRedirect(reverse("admin:cases_caseset_change", args=[case_set.pk]))
-
-
-def _pk(request: HttpRequest) -> int:
-    given = request.POST.get("pk", "")
-    return int(given) if given.isdecimal() and len(given) <= 18 else 0
 
 
 def _asked(case: Case) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from django.apps import apps
-from django.http import HttpRequest
+from django.http import HttpRequest, QueryDict
 from django.templatetags.static import static
 from django.urls import reverse
 
-from inference_site.console.request_filters import filters_of, tabs_of
+from inference_site.console.request_filters import LogFilters, filters_of, tabs_of
 
 # Groups of lists: title, icon and model of each.
 _MODELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
@@ -54,14 +54,15 @@ _TABLES = (
     ("Generations", "receipt_long", "generations.generation"),
 )
 """The tables behind the page of requests; only administrators have them in the menu."""
-_VIEWS = (
-    ("Requests", "manage_search", ""),
-    ("Failed", "error", "?status=failed"),
-    ("Slow", "history", "?sort=-duration"),
-    ("Running", "refresh", "?status=unfinished"),
-    ("Refused", "lock", "?status=refused"),
-)
-"""Title, icon and query of the tabs of the page of requests."""
+_ALL = "All"
+_ICONS_OF_TABS = {
+    _ALL: "manage_search",
+    "Failed": "error",
+    "Slow": "history",
+    "Running": "refresh",
+    "Refused": "lock",
+}
+"""By the titles of the tabs of the page of requests."""
 
 
 _APPROVALS = "responses_api.mcpapproval"
@@ -105,12 +106,13 @@ def _views_of_requests(request: HttpRequest, *, shown: bool) -> list[dict[str, A
     """Return the links to the page of requests and its tabs; that of the open tab is active."""
     is_open = request.path.startswith(reverse("admin:requests"))
     tabs = tabs_of(filters_of(request.GET), request.GET) if is_open else []
-    chosen = next((tab.title for tab in tabs if tab.is_chosen), "All")
+    chosen = next((tab.title for tab in tabs if tab.is_chosen), _ALL)
     links = []
-    for title, icon, query in _VIEWS:
-        link = _link(title, icon, "admin:requests", shown=shown)
-        is_active = is_open and chosen == (title if query else "All")
-        links.append(link | {"link": link["link"] + query, "active": is_active})
+    for tab in tabs_of(LogFilters(), QueryDict()):
+        title = "Requests" if tab.title == _ALL else tab.title
+        link = _link(title, _ICONS_OF_TABS[tab.title], "admin:requests", shown=shown)
+        address = f"{link['link']}?{tab.query}" if tab.query else link["link"]
+        links.append(link | {"link": address, "active": is_open and chosen == tab.title})
     return links
 
 

@@ -30,6 +30,7 @@ from inference_site.console.request_log_page import (
 from inference_site.core.admin_pages.base_admin import log_action
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.runs.models import Generation
+from inference_site.runs.usage.queries import without_formula
 
 MAX_EXPORTED = 100_000
 """Requests of one download, the newest; a day of a busy site."""
@@ -108,9 +109,8 @@ def _row(
     if not isinstance(one, Generation):
         own = {"endpoint": one.path, "requests": one.count, "duration_ms": one.duration_ms}
         return row | own
-    ended = one.finished_at
     for name in (
-        *("end_user", "finish_reason", "streamed", "background", "queue_ms"),
+        *("end_user", "finish_reason", "streamed", "background", "queue_ms", "duration_ms"),
         *("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens"),
     ):
         row[name] = getattr(one, name)
@@ -119,7 +119,6 @@ def _row(
         "endpoint": ENDPOINTS.get(one.kind, one.kind),
         "requests": 1,
         "first_token_ms": one.ttft_ms,
-        "duration_ms": None if ended is None else (ended - one.created_at).total_seconds() * 1000,
         "cost": str(one.cost),
     }
 
@@ -132,10 +131,6 @@ def _csv(rows: Sequence[dict[str, Any]]) -> bytes:
     text = io.StringIO()
     writer = csv.writer(text)
     for row in rows:
-        writer.writerow([_cell(row[name]) for name in _COLUMNS])
+        cells = (row[name] for name in _COLUMNS)
+        writer.writerow([without_formula(c) if isinstance(c, str) else c for c in cells])
     return text.getvalue().encode()
-
-
-def _cell(value: Any) -> Any:
-    """Return a value for a cell; a text that a spreadsheet would take for a formula is quoted."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" and value else value

@@ -18,6 +18,7 @@ from django.http import QueryDict
 from django.utils import timezone
 
 from completions.models import StoredCompletion
+from inference_site.core.admin_pages.base_admin import SPANS, id_of
 from inference_site.core.storage.old_rows import first_id_since
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.request_log.models import Refusal
@@ -28,8 +29,6 @@ REFUSED, UNFINISHED = "refused", "unfinished"
 running"."""
 ACCEPTED = "accepted"
 """Beside ``REFUSED``, the name of the table in the address of a request's page."""
-SPANS = {"1h": dt.timedelta(hours=1), "24h": dt.timedelta(days=1), "7d": dt.timedelta(days=7)}
-SPANS["30d"] = dt.timedelta(days=30)
 SORTS = ("time", "duration", "ttft", "queue", "tokens", "cost")
 """Columns by which a list can be sorted; with a minus, the largest values come first."""
 FILTER_NAMES = (
@@ -191,17 +190,13 @@ def filters_of(query: QueryDict) -> LogFilters:
     status, since, kind = text["status"], text["since"], text["kind"]
     known = (REFUSED, UNFINISHED, *Status.values)
     is_http = status.isascii() and status.isdecimal() and len(status) == 3
-    numbers = {
-        name: int(text[name]) if text[name].isdecimal() and len(text[name]) <= 18 else None
-        for name in ("project", "key")
-    }
     cursor = _CURSOR.fullmatch(query.get("before", ""))
     page = query.get("page", "")
     is_page = page.isascii() and page.isdecimal() and len(page) <= 4
     return LogFilters(
         q=text["q"],
-        project=numbers["project"],
-        key=numbers["key"],
+        project=id_of(text["project"]),
+        key=id_of(text["key"]),
         model=text["model"],
         status=status if status in known or is_http else "",
         error=text["error"],

@@ -43,7 +43,7 @@ from inference_site.console.request_filters import (
     tabs_of,
 )
 from inference_site.console.sorted_requests import SortedPage, sorted_page
-from inference_site.core.admin_pages.base_admin import KeysetPage, keyset_page
+from inference_site.core.admin_pages.base_admin import SPAN_NAMES, KeysetPage, keyset_page
 from inference_site.core.admin_pages.labels import PREVIEW_LENGTH, may_see_content, preview
 from inference_site.runs.kept_content.models import KeptContent
 from inference_site.runs.models import Generation, Status
@@ -314,9 +314,6 @@ def _row(
         endpoint = one.path if one.method == "POST" else f"{one.method} {one.path}".strip()
         page = reverse("admin:request", args=(REFUSED, one.pk))
         return LogRow(one, project, key, True, endpoint, one.duration_ms, page)
-    duration_ms = None
-    if one.finished_at is not None:
-        duration_ms = (one.finished_at - one.created_at).total_seconds() * 1000
     content = contents.get(one.public_id)
     return LogRow(
         one,
@@ -324,7 +321,7 @@ def _row(
         key,
         is_refused=False,
         endpoint=ENDPOINTS.get(one.kind, one.kind),
-        duration_ms=duration_ms,
+        duration_ms=one.duration_ms,
         page=reverse("admin:request", args=(ACCEPTED, one.pk)),
         content=content,
         hit=hits.get(one.public_id, ""),
@@ -432,12 +429,7 @@ def requests_context(request: HttpRequest) -> dict[str, Any]:
         "models": list(catalogue().models),
         "statuses": [*Status.values, UNFINISHED, REFUSED],
         "kinds": ENDPOINTS.items(),
-        "spans": {
-            "1h": "Last hour",
-            "24h": "Last 24 hours",
-            "7d": "Last 7 days",
-            "30d": "Last 30 days",
-        }.items(),
+        "spans": SPAN_NAMES.items(),
         "query": _saved_query(request.GET),
         "saved": SavedFilter.objects.filter(user=int(request.user.pk or 0)),
     }

@@ -19,7 +19,7 @@ from inference_site.runs.models import Generation
 from inference_site.runs.request_log.models import Refusal
 
 MAX_SORTED = 5_000
-"""Requests that are compared; ids and values of so many are read in about 50 ms."""
+"""How many requests are compared: their ids and values are read in about 50 ms."""
 _VALUES: dict[str, Any] = {
     "time": F("pk"),
     "duration": F("finished_at") - F("created_at"),

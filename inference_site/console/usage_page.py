@@ -24,7 +24,6 @@ from inference_site.accounts.models import ApiKey, Project
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.model_labels import cost_label
 from inference_site.console.refusal_counts import earlier
-from inference_site.console.request_filters import SPANS
 from inference_site.console.tiles import (
     LOWEST,
     SLOWEST,
@@ -35,6 +34,7 @@ from inference_site.console.tiles import (
     tiles_now,
     usage_tiles,
 )
+from inference_site.core.admin_pages.base_admin import SPANS, id_of
 from inference_site.core.admin_pages.labels import milliseconds, money
 from inference_site.runs.usage.models import Measure, Period, UsageRollup, percentile
 from inference_site.runs.usage.queries import (
@@ -325,7 +325,7 @@ def filters_of(query: QueryDict, now: dt.datetime) -> UsageFilters:
         end = floor(now, period) + PERIOD_LENGTH[period]
         start = end - chosen.length
     group = str(query.get("by", ""))
-    project, key = _number(query, "project"), _number(query, "key")
+    project, key = (id_of(query.get(name, "")) for name in ("project", "key"))
     model = query.get("model", "").replace("\0", "")
     return UsageFilters(
         range=range_id,
@@ -369,11 +369,6 @@ def _time_field(query: QueryDict, name: str) -> dt.datetime | None:
         return None
     # A range at the first or last years of the calendar would overflow.
     return found if 2000 <= found.year < 2200 else None
-
-
-def _number(query: QueryDict, name: str) -> int | None:
-    given = query.get(name, "")
-    return int(given) if given.isdecimal() and len(given) <= 18 else None
 
 
 def home_context(request: HttpRequest) -> dict[str, Any]:

@@ -450,6 +450,11 @@ class Generation(models.Model):
         return _milliseconds(self.created_at, self.first_token_at)
 
     @property
+    def duration_ms(self) -> float | None:
+        """Milliseconds from acceptance to the end."""
+        return _milliseconds(self.created_at, self.finished_at)
+
+    @property
     def tokens_per_s(self) -> float | None:
         """Output tokens per second after the first; None for fewer than two tokens."""
         decode_ms = _milliseconds(self.first_token_at, self.finished_at)

@@ -230,7 +230,7 @@ def place_at(model: str, position: int) -> QueuePosition:
 
 
 def _wait_s(starts: int, reports: Iterable[ModelReport]) -> float | None:
-    """Return in about how many seconds so many generations will have started; None if unknown."""
+    """Estimate the seconds until this number of generations have started; None if unknown."""
     starts_per_s = sum(report.slots / report.run_s for report in reports if report.run_s)
     return starts / starts_per_s if starts_per_s else None
 

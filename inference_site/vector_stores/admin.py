@@ -77,8 +77,7 @@ class VectorStoreAdmin(KeysetAdmin):
     ) -> HttpResponse:
         """Show a store with its files."""
         context = dict(extra_context or {})
-        pk = object_id if object_id.isdecimal() and len(object_id) <= 18 else None
-        if pk and (store := self.get_queryset(request).filter(pk=pk).first()):
+        if store := self.get_object(request, object_id):
             context |= self._context(request, store)
         return super().change_view(request, object_id, form_url, context)
 

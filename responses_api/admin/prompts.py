@@ -16,7 +16,7 @@ from django.urls import path, reverse
 from unfold.admin import TabularInline
 from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
-from inference_site.core.admin_pages.base_admin import SiteAdmin
+from inference_site.core.admin_pages.base_admin import SiteAdmin, id_of
 from inference_site.core.admin_pages.labels import preview, time_label
 from inference_site.core.errors.api_errors import InvalidRequestError
 from responses_api.models import LONGEST_PROMPT, PromptTemplate, PromptVersion
@@ -163,7 +163,7 @@ class PromptTemplateAdmin(SiteAdmin):
         """Open the newest version in the playground, with the values that the form has."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        pk = int(object_id) if object_id.isdecimal() and len(object_id) < 18 else 0
+        pk = id_of(object_id)
         prompt = get_object_or_404(PromptTemplate, pk=pk)
         newest = prompt.newest
         if newest is None:

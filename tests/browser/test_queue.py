@@ -33,7 +33,7 @@ def quiet(stack: ServedStack) -> Iterator[None]:
 
 
 def begin(client: openai.OpenAI, words: int, count: int) -> list[str]:
-    """Send background responses that say so many words, one each 20 ms; return their ids."""
+    """Send background responses; each says its number of words, one in 20 ms. Return their ids."""
     made = [
         client.responses.create(model="scripted", input=slow(words), background=True, store=True)
         for _ in range(count)

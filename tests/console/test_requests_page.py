@@ -37,7 +37,7 @@ STORED = ("responses_api.view_storedresponse", "completions.view_storedcompletio
 
 
 def ended(key: Key, seconds: float, took_s: float, **fields: Any) -> Generation:
-    """A generation that began so many seconds ago and took so long."""
+    """A generation with its age at the beginning, and how long it took; both in seconds."""
     times = {"created_at": ago(seconds), "finished_at": ago(seconds - took_s)}
     return create_generation(key[0], status=Status.COMPLETED, **(times | fields))
 

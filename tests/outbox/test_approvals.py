@@ -1,4 +1,4 @@
-"""Who is told of calls that wait for an approval, and of what."""
+"""Messages about calls that wait for an approval: their receivers and their contents."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ class KeysetChangeList(ChangeList):
         """Find the rows of the page, and where the next and previous pages begin."""
         self.paginator = KeysetPaginator([], self.list_per_page)
         rows = self.queryset.order_by()
-        before, after = _cursor(request, _BEFORE), _cursor(request, _AFTER)
+        before, after = (id_of(request.GET.get(name, "")) for name in (_BEFORE, _AFTER))
         if after is not None:
             found = keyset_page(rows, self.list_per_page, after=after)
             self.newer = self._link(_AFTER, found.reached)
@@ -281,9 +281,9 @@ class KeysetChangeList(ChangeList):
         return str(self.get_query_string({parameter: id_, other: None}))
 
 
-def _cursor(request: HttpRequest, name: str) -> int | None:
-    given = request.GET.get(name, "")
-    return int(given) if given.isdecimal() and len(given) <= 18 else None
+def id_of(text: str) -> int | None:
+    """Return the id that a parameter or a field has; None for anything else."""
+    return int(text) if text.isdecimal() and len(text) <= 18 else None
 
 
 class KeysetAdmin(SiteAdmin):
@@ -341,20 +341,22 @@ class PreviewAdmin(KeysetAdmin):
         return preview(", ".join(f"{name}={value}" for name, value in stored.metadata.items()))
 
 
+SPANS = {"1h": dt.timedelta(hours=1), "24h": dt.timedelta(days=1)}
+SPANS |= {"7d": dt.timedelta(days=7), "30d": dt.timedelta(days=30)}
+SPAN_NAMES = {"1h": "Last hour", "24h": "Last 24 hours", "7d": "Last 7 days", "30d": "Last 30 days"}
+
+
 class SinceFilter(admin.SimpleListFilter):
     """Filter by age, of rows whose ids grow with the time in ``field``."""
 
     title, parameter_name = "time", "since"
     field = "created_at"
-    _SPANS = {"1h": dt.timedelta(hours=1), "24h": dt.timedelta(days=1)}
-    _SPANS |= {"7d": dt.timedelta(days=7), "30d": dt.timedelta(days=30)}
-    _NAMES = {"1h": "Last hour", "24h": "Last 24 hours", "7d": "Last 7 days", "30d": "Last 30 days"}
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return list(self._NAMES.items())
+        return list(SPAN_NAMES.items())
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        span = self._SPANS.get(self.value() or "")
+        span = SPANS.get(self.value() or "")
         if span is None:
             return queryset
         moment = timezone.now() - span

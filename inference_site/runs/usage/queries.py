@@ -192,10 +192,10 @@ def usage_rows(usage: Mapping[tuple[dt.datetime, GroupKey], Usage]) -> Iterator[
     for (start, (project, key, model)), sums in usage.items():
         names = (projects.get(project, project), keys.get(key, key), model)
         numbers = (f"{n:.3f}" if isinstance(n, float) else str(n) for n in astuple(sums))
-        yield [start.isoformat(), *map(_without_formula, names), *numbers]
+        yield [start.isoformat(), *map(without_formula, names), *numbers]
 
 
-def _without_formula(name: Any) -> str:
+def without_formula(name: Any) -> str:
     """Return the name, quoted if a spreadsheet would read it as a formula."""
     text = str(name)
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
