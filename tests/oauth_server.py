@@ -91,6 +91,7 @@ class Provider(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken,
     codes: dict[str, AuthorizationCode] = field(default_factory=dict)
     access: dict[str, AccessToken] = field(default_factory=dict)
     refreshes: dict[str, RefreshToken] = field(default_factory=dict)
+    no_revocation: bool = False
     used: set[str] = field(default_factory=set)
     families: int = 0
     given: int = 0
@@ -163,6 +164,8 @@ class Provider(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken,
 
     async def revoke_token(self, token: AccessToken | RefreshToken) -> None:
         self.record("revoke", token=token.token)
+        if self.no_revocation:
+            raise RuntimeError
         self.revoke(token.token.split("-")[1])
 
     def _give(self, family: str, client_id: str, resource: str | None) -> OAuthToken:

@@ -25,7 +25,13 @@ from inference_site.accounts.budgets import period_start
 from inference_site.accounts.keys import end_old_secrets, issue_key, revoke_key, rotate_key
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
 from inference_site.console.key_forms import LIMITS, ApiKeyForm
-from inference_site.console.key_states import REVOKED, ROTATION_OVERLAP, spends_of, states_of
+from inference_site.console.key_states import (
+    OTHERS_KEY,
+    REVOKED,
+    ROTATION_OVERLAP,
+    spends_of,
+    states_of,
+)
 from inference_site.core.admin_pages.base_admin import SiteAdmin
 from inference_site.core.admin_pages.labels import status_label
 from inference_site.core.site_settings.models import RetentionKind, retention_days
@@ -174,16 +180,21 @@ class ApiKeyAdmin(UndeletedAdmin):
         ]
 
     def act(self, request: HttpRequest, pk: int, action: str) -> HttpResponse:
-        """Rotate or revoke one key, or end its old secrets; the page has asked before."""
+        """Rotate or revoke one key, or end its old secrets; the page has asked before.
+
+        Only the user of a key may see a secret of it: it uses what that user has authorised.
+        """
         if not self.has_change_permission(request):
             raise PermissionDenied
         key = get_object_or_404(ApiKey, pk=pk)
         page = reverse("admin:accounts_apikey_change", args=[pk])
-        if action == "rotate" and key.revoked_at is None and key.user_id is None:
+        if action == "rotate" and key.owner_id not in (None, request.user.pk):
+            messages.error(request, OTHERS_KEY.format(name=key.name))
+        elif action == "rotate" and key.revoked_at is None and key.user_id is None:
             secret = rotate_key(key, ROTATION_OVERLAP)
             self.log_change(request, key, "Rotated.")
             return self.secrets_page(request, [(f"Key {key.name}", secret)], page)
-        if action == "revoke":
+        elif action == "revoke":
             revoke_key(key)
             self.log_change(request, key, REVOKED)
             messages.success(request, "Revoked. The key stops working everywhere within 5 seconds.")
@@ -231,8 +242,11 @@ class ApiKeyAdmin(UndeletedAdmin):
         """Issue new secrets and show them."""
         if queryset.exclude(user=None).exists():
             messages.error(request, "Playground keys have no secret and were not rotated.")
+        is_own = Q(owner=None) | Q(owner=request.user.pk)
+        for record in queryset.exclude(is_own):
+            messages.error(request, OTHERS_KEY.format(name=record.name))
         secrets = []
-        for record in queryset.filter(revoked_at=None, user=None):
+        for record in queryset.filter(is_own, revoked_at=None, user=None):
             secrets.append((f"Key {record.name}", rotate_key(record, ROTATION_OVERLAP)))
             self.log_change(request, record, "Rotated.")
         return self.secrets_page(request, secrets) if secrets else None

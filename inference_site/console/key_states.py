@@ -38,6 +38,8 @@ from inference_site.runs.usage.queries import (
 
 REVOKED = "Revoked."
 """The entry of the audit log for a revoked key."""
+OTHERS_KEY = "{name} was not rotated: only its user may see its secret, on the page My keys."
+"""Why a key of a user is not rotated by somebody else: it uses what its user has authorised."""
 ROTATION_OVERLAP = dt.timedelta(days=1)
 """How long the old secret of a rotated key works."""
 SPEND_TIME = dt.timedelta(days=30)

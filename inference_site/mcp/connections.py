@@ -9,6 +9,8 @@ connections to PostgreSQL, because a process makes few refreshes at a time.
 
 from __future__ import annotations
 
+import datetime as dt
+import logging
 import threading
 import time
 from typing import NoReturn
@@ -29,7 +31,9 @@ from inference_site.mcp.access import (
     unseal_headers,
 )
 from inference_site.mcp.grants import Grant, seal, unseal_grant
-from inference_site.mcp.models import McpConnection, McpServer
+from inference_site.mcp.models import EndedGrant, McpConnection, McpServer
+
+logger = logging.getLogger(__name__)
 
 PAGE = "/admin/my-connections/"
 """The page of the console where users connect. A worker does not load its routes."""
@@ -37,6 +41,10 @@ _EARLY_S = 30.0
 """How long before its end an access token is refreshed, so that it does not end during a call."""
 _WAIT_S = 15.0
 """How long a refresh by another process or thread is waited for."""
+_END_TRIED_FOR = dt.timedelta(hours=72)
+"""For how long an authorization server is asked to end the access of a deleted connection."""
+_MIN_PAUSE = dt.timedelta(seconds=10)
+_MOST = 100
 _refreshes = threading.BoundedSemaphore(2)
 """The refreshes of this process at one time, each of which keeps a connection to PostgreSQL."""
 
@@ -86,21 +94,49 @@ def save_grant(server: McpServer, user_id: int, grant: Grant) -> None:
 def disconnect(connection: McpConnection) -> bool:
     """Delete a connection, and end its access at the authorization server.
 
-    Return whether the access is known to have ended there, or had ended before.
+    Return whether the access is known to have ended there, or had ended before. ``end_grants``
+    tries again what could not be done now.
+    """
+    connection.delete()
+    ended = EndedGrant.objects.filter(grant=connection.grant).first()
+    return ended is None or _end(ended)
+
+
+def end_grants() -> None:
+    """Have the authorization servers end the access of deleted connections. Beat calls this.
+
+    A second beat does no harm: to end an access twice is no error (RFC 7009, section 2.2).
+    """
+    for ended in EndedGrant.objects.filter(next_at__lte=timezone.now()).order_by("next_at")[:_MOST]:
+        tried_for = timezone.now() - ended.ended_at
+        if tried_for > _END_TRIED_FOR:
+            logger.warning("the access of a deleted connection could not be ended at its server")
+            ended.delete()
+            continue
+        ended.next_at = timezone.now() + max(tried_for, _MIN_PAUSE)  # Doubles the age each time.
+        ended.save(update_fields=["next_at"])
+        _end(ended)
+
+
+def _end(ended: EndedGrant) -> bool:
+    """End an access at its authorization server; return whether it is known to have ended.
+
+    The tokens are kept if the server could not be asked.
     """
     # The SDK takes 50 MB; only processes that use it have it.
     from inference_site.mcp import authorization
 
-    sealed = connection.grant
-    connection.delete()
-    if not sealed:
-        return True
     try:
-        grant = unseal_grant(sealed)
+        grant = unseal_grant(ended.grant)
         authorization.revoke(grant, allowed_addresses())
-    except (NotUsable, authorization.AuthorizationFailed):
+    except authorization.AuthorizationFailed:
         return False
-    return bool(grant.authorization_server.revocation_endpoint)
+    except NotUsable:  # Nobody can read them any more.
+        has_ended = False
+    else:
+        has_ended = bool(grant.authorization_server.revocation_endpoint)
+    ended.delete()
+    return has_ended
 
 
 def _usable(server: McpServer, connection: McpConnection | None) -> Grant:
@@ -135,6 +171,9 @@ def _is_fresh(grant: Grant, refused: Endpoint | None) -> bool:
 
 def _refreshed(server: McpServer, user_id: int, refused: Endpoint | None) -> Grant:
     """Refresh a grant, or return what another process has refreshed. Raise NotUsable."""
+    # Before the lock, because the import takes seconds on a busy machine.
+    from inference_site.mcp import authorization  # noqa: F401
+
     deadline = time.monotonic() + _WAIT_S
     rows = McpConnection.objects.select_for_update().filter(server=server, user=user_id)
     while _refreshes.acquire(timeout=max(0, deadline - time.monotonic())):

@@ -7,6 +7,8 @@ from typing import Any
 from django.conf import settings
 from django.core.validators import RegexValidator
 from django.db import models
+from django.db.models.signals import post_delete
+from django.dispatch import receiver
 from django.utils import timezone
 
 from inference_site.core.storage.fields import ContentField
@@ -148,3 +150,27 @@ class McpConnection(models.Model):
 
     def __str__(self) -> str:
         return f"{self.server} for {self.user}"
+
+
+class EndedGrant(models.Model):
+    """The tokens of a deleted connection, until the authorization server has ended them too.
+
+    Whatever deletes a connection leaves one: its user, an operator who deletes the server, its
+    user or its address. ``connections.end_grants`` tries again at ``next_at``.
+    """
+
+    grant = models.TextField()
+    ended_at = models.DateTimeField(default=timezone.now)
+    next_at = models.DateTimeField(default=timezone.now, db_index=True)
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"tokens of a connection that ended at {self.ended_at}"
+
+
+@receiver(post_delete, sender=McpConnection)
+def _keep_grant(instance: McpConnection, **_: Any) -> None:
+    if instance.grant:
+        EndedGrant.objects.create(grant=instance.grant)

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.keys import create_key, find_caller, rotate_key
-from inference_site.accounts.models import ApiKey, Budget, BudgetSpend
+from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
 from inference_site.accounts.rate_limits import hit
 from inference_site.console.key_states import KeyState, bars_of, state_of, states_of
 from inference_site.runs.models import Status
@@ -147,6 +148,26 @@ def test_the_buttons_of_a_key_rotate_it_end_the_old_secret_and_revoke_it(
     assert admin.post(f"{page}/no-such/now/").status_code == 302
     assert admin.post("/admin/accounts/apikey/999999/revoke/now/").status_code == 404
     assert admin.get(f"{page}/revoke/now/").status_code == 405
+
+
+def test_a_key_of_a_user_is_rotated_by_that_user_alone_and_revoked_by_others_too(
+    admin: Client, project: Project
+) -> None:
+    owner = User.objects.create_user("owner", is_staff=True)
+    key, secret = create_key(project, "own", owner=owner)
+    page = f"/admin/accounts/apikey/{key.pk}"
+    assert f"{page}/rotate/now/" not in admin.get(f"{page}/change/").content.decode()
+    form = {"action": "rotate", "_selected_action": [key.pk]}
+    for answer in (
+        admin.post(f"{page}/rotate/now/", follow=True),
+        admin.post("/admin/accounts/apikey/", form, follow=True),
+    ):
+        shown = answer.content.decode()
+        assert "own was not rotated: only its user may see its secret" in shown
+        assert not SECRET.search(shown)
+    assert key.secrets.count() == 1
+    admin.post(f"{page}/revoke/now/")
+    assert find_caller(secret) is None
 
 
 def test_who_may_only_see_a_key_cannot_press_its_buttons(

@@ -26,6 +26,7 @@ WHO = {"calls": [["guarded__whoami", {}]]}
 TOOL = {"type": "mcp", "server_label": "guarded", "require_approval": "never"}
 NOT_CONNECTED = f"Connect to 'guarded' here: {SITE_URL}{PAGE}"
 REFRESH = """
+import inference_site.mcp.authorization
 from inference_site.mcp.connections import user_endpoint
 from inference_site.mcp.models import McpServer
 server = McpServer.objects.get(label="guarded")
@@ -332,10 +333,30 @@ def test_disconnecting_ends_the_access_at_the_server_too(
     assert posted(ada.browser, PAGE, f"{PAGE}{pk}/end/", {}).status_code == 404
 
 
+def test_the_access_ends_at_a_deleted_server_too_once_that_can_be_asked(
+    site: McpSite, operator: httpx.Client, ada: Member, oauth: RunningOAuthServer
+) -> None:
+    register(operator, "leaving", f"{oauth.url}/mcp")
+    assert "Connected to leaving." in connected(site, ada, "leaving")
+    oauth.control(no_revocation=True)
+    before = len(oauth.lines("revoke"))
+    ((pk,),) = site.stack.sql("SELECT id FROM mcp_servers_mcpserver WHERE label = 'leaving'")
+    page = f"{SERVERS}{pk}/delete/"
+    assert "was deleted successfully" in posted(operator, page, page, {"post": "yes"}).text
+    wait_until(lambda: len(oauth.lines("revoke")) > before, 30, "an attempt")
+    kept = "SELECT count(*) FROM mcp_servers_endedgrant"
+    assert site.stack.sql(kept) == [(1,)], "the server did not end it"
+    oauth.control(no_revocation=False)
+    site.stack.sql("UPDATE mcp_servers_endedgrant SET next_at = now()")
+    wait_until(lambda: site.stack.sql(kept) == [(0,)], 30, "the end of the access")
+    assert oauth.lines("revoke")[-1]["token"].startswith("refresh-")
+
+
 def test_what_was_authorised_does_not_follow_a_changed_address(
     site: McpSite, operator: httpx.Client, ada: Member, oauth: RunningOAuthServer
 ) -> None:
     connected(site, ada)
+    revoked = len(oauth.lines("revoke"))
     ((pk,),) = site.stack.sql("SELECT id FROM mcp_servers_mcpserver WHERE label = 'guarded'")
     page = f"{SERVERS}{pk}/change/"
     form = {"label": "guarded", "transport": "auto", "is_active": "on", "is_per_user": "on"}
@@ -343,6 +364,7 @@ def test_what_was_authorised_does_not_follow_a_changed_address(
     assert "1 users must connect to it again" in moved
     assert NOT_CONNECTED in answer(site, ada.key)["error"]
     assert oauth.lines("steal") == []
+    wait_until(lambda: len(oauth.lines("revoke")) > revoked, 30, "the end of the old access")
     posted(operator, page, page, {**form, "url": f"{oauth.url}/mcp"})
 
 

@@ -61,6 +61,7 @@ def tenant_overview(context: dict[str, Any], tenant: ApiKey | Project) -> dict[s
             "key": tenant,
             "state": state,
             "may_change": may_change,
+            "may_rotate": may_change and tenant.owner_id in (None, user.pk),
             "secrets": valid_secrets(tenant),
         }
     if user.has_perm("accounts.view_apikey"):

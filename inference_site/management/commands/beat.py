@@ -28,6 +28,7 @@ from inference_site.core.storage.postgresql import (
     set_statement_timeout,
     statement_timeout,
 )
+from inference_site.mcp.connections import end_grants
 from inference_site.outbox.delivery import Deliverer
 from inference_site.runs.maintenance import maintain, repair_inconsistent, try_and_log
 from inference_site.runs.usage.accounting import account_ended
@@ -69,6 +70,7 @@ def run_periodically(stopped: threading.Event) -> None:
         ("accounting", _with_long_timeout(account_ended), 1.0),
         ("alarms", evaluate, 5.0),
         ("outbox", Deliverer().start, 1.0),
+        ("ended access", end_grants, 5.0),
         ("pruning", _with_long_timeout(partial(prune_old, stopped)), 60.0),
     )
     threads = [
