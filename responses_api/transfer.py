@@ -1,4 +1,4 @@
-"""Export and import of responses and conversations with their items.
+"""Export and import of responses, conversations with their items, and prompt templates.
 
 Sealed content of items is unsealed for the export and sealed again at the import, because the other
 site has another key and the project another id there.
@@ -21,9 +21,12 @@ from inference_site.gateway.feedback_views import FeedbackEntry
 from inference_site.gateway.request_fields.sealing import seal, unseal
 from responses_api.models import (
     ENDED,
+    LONGEST_PROMPT,
     Conversation,
     Item,
     McpApproval,
+    PromptTemplate,
+    PromptVersion,
     ResponseStatus,
     StoredResponse,
 )
@@ -109,6 +112,7 @@ class ResponseLine(ObjectLine):
     usage: dict[str, Any] | None
     deltas: dict[str, Any] | None
     error: dict[str, Any] | None
+    moderation: dict[str, Any] | None = None
     incomplete_reason: Annotated[str, Field(max_length=32)]
     created_at: AwareDatetime
     completed_at: AwareDatetime | None
@@ -118,7 +122,28 @@ class ResponseLine(ObjectLine):
     items: list[ItemPart]
 
 
+class PromptVersionPart(_Part):
+    """One version of a prompt template."""
+
+    number: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    developer_message: Annotated[str, Field(max_length=LONGEST_PROMPT)]
+    user_message: Annotated[str, Field(max_length=LONGEST_PROMPT)]
+    model: Annotated[str, Field(max_length=200)]
+    created_at: AwareDatetime
+
+
+class PromptLine(ObjectLine):
+    """A prompt template with its versions."""
+
+    kind: Literal["prompt"] = "prompt"
+    name: Annotated[str, Field(min_length=1, max_length=100)]
+    default_version: Annotated[int, Field(ge=1, le=2**31 - 1)] | None
+    created_at: AwareDatetime
+    versions: list[PromptVersionPart]
+
+
 LINES: dict[str, type[ObjectLine]] = {
+    "prompt": PromptLine,
     "conversation": ConversationLine,
     "conversation_item": ConversationItemLine,
     "response": ResponseLine,
@@ -128,11 +153,13 @@ _RESPONSE = tuple(
     ResponseLine.model_fields.keys()
     - {"kind", "id", "previous", "conversation", "feedback", "items"}
 )
+_PROMPT = ("name", "default_version", "created_at")
+_VERSION = tuple(PromptVersionPart.model_fields)
 _APPROVAL = tuple(ApprovalPart.model_fields)
 
 
 def export_lines(project_id: int, folder: Path) -> Iterator[ObjectLine]:
-    """Yield conversations, their items, and responses, as they are at one moment.
+    """Yield prompts, conversations, their items, and responses, as they are at one moment.
 
     See ``inference_site.core.transfer.Transfer``. Responses that have not ended are left out.
     """
@@ -140,6 +167,17 @@ def export_lines(project_id: int, folder: Path) -> Iterator[ObjectLine]:
     with transaction.atomic():
         with connection.cursor() as cursor:
             cursor.execute(_SNAPSHOT)
+        prompts = PromptTemplate.objects.filter(project=project_id).order_by("pk")
+        for prompt in prompts.prefetch_related("versions").iterator(_BATCH):
+            versions = sorted(prompt.versions.all(), key=lambda version: version.number)
+            yield PromptLine(
+                id=prompt.public_id,
+                **{name: getattr(prompt, name) for name in _PROMPT},
+                versions=[
+                    PromptVersionPart(**{name: getattr(version, name) for name in _VERSION})
+                    for version in versions
+                ],
+            )
         conversations = Conversation.objects.filter(project=project_id).order_by("pk")
         for conversation in conversations.iterator(_BATCH):
             columns = {name: getattr(conversation, name) for name in _CONVERSATION}
@@ -233,10 +271,16 @@ def _item(project_id: int, part: ItemPart, **owner: Any) -> Item:
 
 @transaction.atomic
 def import_lines(project_id: int, kind: str, lines: Sequence[ObjectLine], folder: Path) -> int:
-    """Store conversations, items or responses; see ``inference_site.core.transfer.Transfer``."""
+    """Store prompts, conversations, items or responses.
+
+    See ``inference_site.core.transfer.Transfer``.
+    """
     del folder
     ids = [line.id for line in lines]
     match kind:
+        case "prompt":
+            known = known_ids(PromptTemplate, project_id, ids)
+            return _import_prompts(project_id, cast(list[PromptLine], lines), known)
         case "conversation":
             known = known_ids(Conversation, project_id, ids)
             return _import_conversations(project_id, cast(list[ConversationLine], lines), known)
@@ -249,6 +293,36 @@ def import_lines(project_id: int, kind: str, lines: Sequence[ObjectLine], folder
     known = known_ids(StoredResponse, project_id, ids)
     new = [line for line in lines if line.id not in known]
     return _import_responses(project_id, cast(list[ResponseLine], new))
+
+
+def _import_prompts(project_id: int, lines: Sequence[PromptLine], known: set[str]) -> int:
+    """Store prompt templates, and versions that known ones lack."""
+    names = PromptTemplate.objects.filter(project=project_id).exclude(public_id__in=known)
+    taken = set(names.values_list("name", flat=True))
+    for line in lines:
+        if line.id not in known and line.name in taken:
+            reason = f"the project has another prompt template {line.name}; rename it"
+            raise Refused(line.id, reason)
+    PromptTemplate.objects.bulk_create(
+        PromptTemplate(
+            public_id=line.id,
+            project_id=project_id,
+            **{name: getattr(line, name) for name in _PROMPT},
+        )
+        for line in lines
+        if line.id not in known
+    )
+    rows = PromptTemplate.objects.filter(public_id__in=[line.id for line in lines])
+    templates = {row.public_id: row for row in rows.prefetch_related("versions")}
+    for line in lines:
+        template = templates[line.id]
+        held = {version.number for version in template.versions.all()}
+        PromptVersion.objects.bulk_create(
+            PromptVersion(template=template, **{name: getattr(part, name) for name in _VERSION})
+            for part in line.versions
+            if part.number not in held
+        )
+    return len(lines) - len(known)
 
 
 def _import_conversations(

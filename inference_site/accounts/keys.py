@@ -14,7 +14,7 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from inference_site.accounts.models import ApiKey, KeySecret, Project
+from inference_site.accounts.models import ApiKey, KeySecret, Project, Scope
 from inference_site.core.errors.api_errors import AuthenticationError
 from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE, execute_prepared
 
@@ -22,6 +22,7 @@ _PREFIX_LENGTH = 10
 _CACHE_S = 5.0
 """How long a process may accept a key after another process has revoked it."""
 _CACHE_SIZE = 10_000
+_OF_IMPORTS = "import"
 _LAST_USED_INTERVAL = dt.timedelta(seconds=60)
 """``last_used_at`` of a key is written at most this often."""
 
@@ -136,6 +137,18 @@ def end_old_secrets(record: ApiKey) -> int:
     ended = old.update(expires_at=now)
     _evict(digests)
     return ended
+
+
+def key_of_imports(project_id: int) -> ApiKey:
+    """Return the key for imported objects that belong to a key; call it in a transaction.
+
+    It has no secret, so no request can be sent with it until it is rotated. After it was revoked,
+    the next import has a new one.
+    """
+    project = Project.objects.select_for_update(no_key=True).get(pk=project_id)  # One at a time.
+    found = project.api_keys.filter(name=_OF_IMPORTS, secrets=None, user=None, revoked_at=None)
+    key = found.order_by("pk").first()
+    return key or ApiKey.objects.create(project=project, name=_OF_IMPORTS, scopes=[Scope.INFERENCE])
 
 
 def read_secret(authorization: str, api_key: str) -> str:

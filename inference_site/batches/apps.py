@@ -9,3 +9,4 @@ class BatchesConfig(AppConfig):
     delivery = "inference_site.batches.models"
     retention = "inference_site.batches.models"
     forgetting = "inference_site.batches.models"
+    transfer = "inference_site.batches.transfer"

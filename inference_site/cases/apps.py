@@ -7,3 +7,4 @@ class CasesConfig(AppConfig):
     name = "inference_site.cases"
     default_auto_field = "django.db.models.BigAutoField"
     forgetting = "inference_site.cases.models"
+    transfer = "inference_site.cases.transfer"

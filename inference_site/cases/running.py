@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import Max, Q
 from django.utils import timezone
 
 from inference_site.accounts.keys import Caller, caller_of_key
@@ -58,7 +58,7 @@ def begin(run: CaseRun, caller: Caller) -> None:
         check_request(endpoints()[_CHAT], caller, asked)
     with transaction.atomic():
         CaseSet.objects.select_for_update().get(pk=run.case_set_id)  # One number at a time.
-        run.number = run.case_set.runs.count() + 1
+        run.number = 1 + (run.case_set.runs.aggregate(most=Max("number"))["most"] or 0)
         run.batch = _batch(run, caller, run.case_set.endpoint, run.model, dict(bodies))
         run.save(force_insert=True)
 

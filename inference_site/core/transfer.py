@@ -21,6 +21,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 VERSION = 1
 LINES_FILE, FILES_FOLDER = "objects.jsonl", "files"
 
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 

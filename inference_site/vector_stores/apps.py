@@ -8,3 +8,4 @@ class VectorStoresConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
     kinds = ("vector_store.embedding", "vector_store.search")
     retention = "inference_site.vector_stores.models"
+    transfer = "inference_site.vector_stores.transfer"

@@ -14,6 +14,7 @@ import pytest
 from tests.e2e.keys import MadeKey, make_key
 from tests.e2e.scripts import dicts
 from tests.served_stack import ServedStack
+from tests.waiting import wait_until
 
 MESSAGE: Any = {"role": "user", "content": "kept words"}
 
@@ -108,6 +109,55 @@ def test_exported_project_goes_on_in_another_one(stack: ServedStack, tmp_path: P
     assert say(other, "eight", previous_response_id=third.id).status == "completed"
 
 
+def test_batches_move_with_their_files(stack: ServedStack, tmp_path: Path) -> None:
+    here, there = make_key(stack), make_key(stack)
+    client, other = stack.client(here.secret), stack.client(there.secret)
+    ids = []
+    for model in ("scripted", "of-elsewhere"):  # The second one is refused line by line.
+        body = {"model": model, "messages": [MESSAGE]}
+        line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
+        content = json.dumps(line).encode()
+        file = client.files.create(file=("requests.jsonl", content), purpose="batch")
+        made = client.batches.create(
+            input_file_id=file.id,
+            endpoint="/v1/chat/completions",
+            completion_window="24h",
+            metadata={"night": "1"},
+        )
+        ids.append(made.id)
+
+    def batches() -> list[Any]:
+        return [client.batches.retrieve(one) for one in ids]
+
+    wait_until(lambda: [one.status for one in batches()] == ["completed", "failed"], timeout_s=60)
+    done, failed = before = batches()
+    assert failed.errors is not None
+    answers = client.files.content(done.output_file_id).text
+    folder = tmp_path / "export"
+    assert "2 × batch\n" in stack.manage("export_project", name_of(stack, here), str(folder))
+    for statement in (
+        "DELETE FROM batches_batch WHERE project_id = %s",
+        "DELETE FROM files_storedfile WHERE project_id = %s",
+    ):
+        stack.sql(statement, here.project_id)
+
+    arguments = ("import_project", name_of(stack, there), str(folder))
+    assert "2 × batch\n" in stack.manage(*arguments)
+    assert "0 × batch, 2 known already" in stack.manage(*arguments)
+
+    assert [other.batches.retrieve(one).to_dict() for one in ids] == [
+        batch.to_dict() for batch in before
+    ]
+    assert len(dicts(other.batches.list())) == 2
+    assert other.files.content(done.output_file_id).text == answers
+    with pytest.raises(openai.NotFoundError):
+        client.batches.retrieve(done.id)
+    # Who pays for them is a key without a secret.
+    keys = "SELECT name FROM accounts_apikey WHERE project_id = %s AND NOT EXISTS "
+    keys += "(SELECT FROM accounts_keysecret WHERE api_key_id = accounts_apikey.id)"
+    assert stack.sql(keys, there.project_id) == [("import",)]
+
+
 def test_cut_or_changed_export_is_refused_whole(stack: ServedStack, tmp_path: Path) -> None:
     here, there = make_key(stack), make_key(stack)
     client = stack.client(here.secret)
@@ -141,6 +191,7 @@ def test_cut_or_changed_export_is_refused_whole(stack: ServedStack, tmp_path: Pa
             b'"kind":"response"', b'"kind":"spell"', 1
         ),
         "Line 1: this is version 9": whole.replace(b'"version":1', b'"version":9', 1),
+        "Line 4 is not valid: it has the character NUL": whole.replace(b"number 1", b"a\\u0000b"),
         "Line 1 is not valid": b"\xff\xfe" + whole,
     }
     for message, content in torn.items():

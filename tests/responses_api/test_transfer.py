@@ -22,6 +22,8 @@ from responses_api.models import (
     Conversation,
     Item,
     McpApproval,
+    PromptTemplate,
+    PromptVersion,
     ResponseStatus,
     StoredResponse,
 )
@@ -90,7 +92,8 @@ def test_chains_and_conversations_keep_their_order_across_batches(
     talk = Conversation.objects.create(public_id="conv_1", project=project, next_position=8)
     previous = None
     for n in range(10):
-        previous = response(project, f"resp_{n}", previous=previous)
+        judged = {"input": None, "output": {"n": n}}
+        previous = response(project, f"resp_{n}", previous=previous, moderation=judged)
         item(project, f"msg_{n}", {"type": "message", "n": n}, response=previous)
     for n in range(4):
         row = response(project, f"resp_c{n}", conversation=talk, conversation_position=2 * n)
@@ -107,6 +110,7 @@ def test_chains_and_conversations_keep_their_order_across_batches(
     chain = []
     while last:
         assert last.project == new
+        assert last.moderation is not None
         chain.append((last.public_id, [row.data["n"] for row in last.items.all()]))
         last = last.previous
     assert chain == [(f"resp_{n}", [n]) for n in reversed(range(10))]
@@ -152,6 +156,34 @@ def test_an_import_that_stops_goes_on_from_there(
     (folder / "objects.jsonl").write_bytes(whole)
     assert "3 × response, 6 known already" in command("import_project", project.name, folder)
     assert StoredResponse.objects.count() == Item.objects.count() == 9
+
+
+def test_prompt_templates_keep_their_ids_and_versions(project: Project, tmp_path: Path) -> None:
+    template = PromptTemplate.objects.create(project=project, name="greeting", default_version=1)
+    for number in (1, 2):
+        PromptVersion.objects.create(
+            template=template, number=number, user_message=f"Hello {{{{name}}}} {number}", model="m"
+        )
+    folder = tmp_path / "export"
+    command("export_project", project.name, folder)
+    template.delete()
+    assert "1 × prompt\n" in command("import_project", "new", folder, "--create")
+    moved = PromptTemplate.objects.get(public_id=template.public_id)
+    assert (moved.project.name, moved.name, moved.default_version) == ("new", "greeting", 1)
+    versions = [(1, "Hello {{name}} 1", "m"), (2, "Hello {{name}} 2", "m")]
+    columns = ("number", "user_message", "model")
+    assert list(moved.versions.order_by("number").values_list(*columns)) == versions
+    # A version that was added there stays, one that is missing is added.
+    moved.versions.filter(number=1).delete()
+    PromptVersion.objects.create(template=moved, number=3, user_message="Hi")
+    assert "0 × prompt, 1 known already" in command("import_project", "new", folder)
+    assert [version.number for version in moved.versions.all()] == [3, 2, 1]
+    # A name that another template has.
+    moved.delete()
+    PromptTemplate.objects.create(project=Project.objects.get(name="new"), name="greeting")
+    with pytest.raises(CommandError, match="another prompt template greeting; rename it"):
+        command("import_project", "new", folder)
+    assert not PromptVersion.objects.exists()
 
 
 def test_objects_of_other_projects_are_neither_changed_nor_referred_to(

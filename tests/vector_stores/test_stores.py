@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ import pytest
 
 from tests.e2e.keys import make_key
 from tests.vector_stores.conftest import FJORDS, INVOICES, TEA, ReadingSite
+from tests.waiting import wait_until
 
 
 def found(site: ReadingSite, store: Any, query: Any, **options: Any) -> list[Any]:
@@ -320,3 +322,76 @@ def counted_tokens(client: openai.OpenAI) -> int:
     usage: Any = client.get("/usage?group_by=model", cast_to=object)
     groups = [group for bucket in usage["data"] for group in bucket["results"]]
     return sum(g["input_tokens"] for g in groups if g["model"] == "demo-embedding")
+
+
+def test_a_store_moves_to_another_project_and_is_indexed_there(
+    site: ReadingSite, tmp_path: Path
+) -> None:
+    stack = site.stack
+    here, there = make_key(stack), make_key(stack)
+    client, other = stack.client(here.secret), stack.client(there.secret)
+    store = client.vector_stores.create(
+        name="library",
+        metadata={"shelf": "2"},
+        expires_after={"anchor": "last_active_at", "days": 9},
+    )
+    strategy: Any = {
+        "type": "static",
+        "static": {"max_chunk_size_tokens": 200, "chunk_overlap_tokens": 20},
+    }
+    ids = []
+    for name, text in (("fjords.txt", FJORDS.encode()), ("scan.pdf", b"%PDF-1.4 not really")):
+        file = client.files.create(file=(name, io.BytesIO(text)), purpose="assistants")
+        client.vector_stores.files.create_and_poll(
+            file_id=file.id,
+            vector_store_id=store.id,
+            attributes={"year": 2024, "team": "a"},
+            chunking_strategy=strategy,
+            poll_interval_ms=100,
+        )
+        ids.append(file.id)
+    before = [client.vector_stores.files.retrieve(one, vector_store_id=store.id) for one in ids]
+    assert [one.status for one in before] == ["completed", "failed"]
+    gone = client.vector_stores.create(name="deleted")
+    client.vector_stores.delete(gone.id)
+    names = {
+        key.project_id: stack.sql("SELECT name FROM accounts_project WHERE id = %s", key.project_id)
+        for key in (here, there)
+    }
+    folder = str(tmp_path / "export")
+    report = stack.manage("export_project", names[here.project_id][0][0], folder)
+    assert "1 × vector_store\n2 × vector_store_file\n" in report
+    mine = "(SELECT id FROM vector_stores_vectorstore WHERE project_id = %s)"
+    for table, column in (
+        ("chunk", "store_id"),
+        ("vectorstorefile", "store_id"),
+        ("vectorstore", "id"),
+    ):
+        statement = f"DELETE FROM vector_stores_{table} WHERE {column} IN {mine}"  # noqa: S608
+        stack.sql(statement, here.project_id)
+    stack.sql("DELETE FROM files_storedfile WHERE project_id = %s", here.project_id)
+
+    move = ("import_project", names[there.project_id][0][0], folder)
+    assert "1 × vector_store\n2 × vector_store_file\n" in stack.manage(*move)
+    assert "0 × vector_store_file, 2 known already" in stack.manage(*move)
+
+    def files() -> list[Any]:
+        return [other.vector_stores.files.retrieve(one, vector_store_id=store.id) for one in ids]
+
+    wait_until(lambda: files()[0].status == "completed", timeout_s=60)
+    assert [one.to_dict() for one in files()] == [one.to_dict() for one in before]
+    moved = other.vector_stores.retrieve(store.id)
+    assert (moved.name, moved.metadata) == ("library", {"shelf": "2"})
+    assert moved.expires_after is not None
+    assert moved.expires_after.days == 9
+    [hit] = other.vector_stores.search(
+        store.id, query="fjord", filters={"type": "eq", "key": "year", "value": 2024}
+    )
+    assert hit.content[0].text == FJORDS
+    with pytest.raises(openai.NotFoundError):
+        client.vector_stores.retrieve(store.id)
+    # A store that was deleted on the other site is not filled again.
+    other.vector_stores.delete(store.id)
+    assert "0 × vector_store, 1 known already" in stack.manage(*move)
+    with pytest.raises(openai.NotFoundError):
+        other.vector_stores.retrieve(store.id)

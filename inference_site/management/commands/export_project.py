@@ -22,7 +22,7 @@ from inference_site.core.transfer import (
 
 
 class Command(BaseCommand):
-    """Exports responses, conversations, chat completions and files, in a folder."""
+    """Exports what is stored of a project, in a folder."""
 
     help = "Write the stored objects of a project to a folder, which import_project reads."
     requires_system_checks: list[str] = []  # They import the whole site.

@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import orjson
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import IntegrityError, connection
+from django.db import DataError, IntegrityError, connection
 from pydantic import ValidationError
 
 from inference_site.accounts.models import Project
 from inference_site.core.errors.api_errors import FileStorageError
+from inference_site.core.storage.fields import replace_nul
 from inference_site.core.transfer import (
     FILES_FOLDER,
     LINES_FILE,
@@ -130,6 +132,8 @@ def _parsed(number: int, text: bytes, models: dict[str, type[Line]]) -> Line:
         kind = _KindOnly.model_validate_json(text).kind
         if kind not in models:
             raise CommandError(f"Line {number}: this site does not know the kind '{kind[:100]}'.")
+        if b"\\u0000" in text and replace_nul(given := orjson.loads(text)) != given:
+            raise CommandError(f"Line {number} is not valid: it has the character NUL.")
         return models[kind].model_validate_json(text)
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_input=False)[0]
@@ -174,5 +178,9 @@ def _store(
     except IntegrityError as exc:
         last = batch[-1][0]
         raise CommandError(f"Lines {first} to {last} contradict what is stored: {exc}") from exc
+    except (DataError, OverflowError) as exc:
+        raise CommandError(
+            f"Lines {first} to {batch[-1][0]} have a value that cannot be stored: {exc}. {before}"
+        ) from exc
     except FileStorageError as exc:
         raise CommandError(f"A file cannot be stored: {exc.__cause__}. {before}") from exc
