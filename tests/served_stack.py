@@ -161,6 +161,16 @@ class ServedStack:
             event_hooks={"response": [self.check.watch]},
         )
 
+    def signed_in(self) -> httpx.Client:
+        """A browser of the user whom the first run has made."""
+        who = httpx.Client(base_url=self.url, follow_redirects=True, timeout=60)
+        page = who.get("/admin/login/")
+        found = re.search(r"user: admin +password: (\S+)", self.text())
+        assert found is not None
+        form = {"username": "admin", "password": found[1], **token(page)}
+        who.post("/admin/login/?next=/admin/", data=form, headers={"Referer": str(page.url)})
+        return who
+
     def row(self, public_id: str) -> dict[str, Any]:
         """The generation's row."""
         cursor = self._execute(
@@ -344,6 +354,13 @@ def _stack(
                     process.kill()
         assert left == [], "processes were left running"
         assert stack.check.violations == [], "what was sent does not fit its schema"
+
+
+def token(page: httpx.Response) -> dict[str, str]:
+    """The hidden field that a form of a page of the console sends."""
+    found = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', page.text)
+    assert found is not None, page.text[:500]
+    return {"csrfmiddlewaretoken": found[1]}
 
 
 def generation_id(text: str) -> str:

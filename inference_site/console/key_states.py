@@ -279,11 +279,11 @@ def state_at(key: ApiKey, moment: dt.datetime) -> str:
 
 
 def _revoked_by(key: ApiKey) -> str:
-    """Return the user who has revoked the key; "" if that was not done in the console."""
+    """Return the user who has revoked the key; "" if that is not in the audit log."""
     entries = LogEntry.objects.filter(
         content_type=ContentType.objects.get_for_model(ApiKey),
         object_id=str(key.pk),
-        change_message=REVOKED,
+        change_message__startswith=REVOKED,
     )
     entry = entries.select_related("user").order_by("pk").first()
     return "" if entry is None else entry.user.get_username()

@@ -8,11 +8,11 @@ those of the usage API.
 from __future__ import annotations
 
 import datetime as dt
-import logging
 from collections.abc import Callable
 from typing import Annotated, Literal
 
-from django.db import transaction
+from django.contrib.admin.models import ADDITION, CHANGE
+from django.db import IntegrityError, transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 from pydantic import AfterValidator, Field
@@ -21,6 +21,7 @@ from rest_framework.response import Response
 
 from inference_site.accounts.keys import create_key, revoke_key
 from inference_site.accounts.models import ApiKey, Project, Scope
+from inference_site.core.admin_pages.base_admin import log_entry_of_key
 from inference_site.core.errors.api_errors import (
     ConflictError,
     InvalidRequestError,
@@ -32,8 +33,6 @@ from inference_site.gateway.api.payload import WireObject, WireRequest, parse
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.usage_views import ID_PREFIXES, primary_key_of
-
-logger = logging.getLogger(__name__)
 
 
 def _name(given: str) -> str:
@@ -161,9 +160,9 @@ class ProjectsView(OrganizationView):
         name = parse(NameRequest, request.data).name
         with transaction.atomic():
             project, is_new = Project.objects.get_or_create(name=name)
-        if not is_new:
-            raise ConflictError(f"There is a project '{name}' already.", param="name")
-        _note(request, f"created project {project.pk}")
+            if not is_new:
+                raise ConflictError(f"There is a project '{name}' already.", param="name")
+            _note(request, project, "Created.", ADDITION)
         return Response(_project(project).model_dump())
 
     @documented(answer=ListObject[ProjectObject], query=ProjectsQuery)
@@ -190,11 +189,17 @@ class ProjectView(OrganizationView):
     @documented(answer=ProjectObject, body=NameRequest, errors=(ConflictError,))
     def post(self, request: Request, project_id: str) -> Response:
         """Rename a project."""
-        project, name = _find_project(project_id), parse(NameRequest, request.data).name
-        if Project.objects.filter(name=name).exclude(pk=project.pk).exists():
-            raise ConflictError(f"There is a project '{name}' already.", param="name")
-        Project.objects.filter(pk=project.pk).update(name=name)
-        _note(request, f"renamed project {project.pk}")
+        name = parse(NameRequest, request.data).name
+        try:
+            with transaction.atomic():
+                project = _find_project(project_id, is_changed=True)
+                old, project.name = project.name, name
+                if name != old:
+                    project.save(update_fields=["name"])
+                    _note(request, project, f"Name: {old} → {name}.")
+        except IntegrityError as exc:
+            message = f"There is a project '{name}' already."
+            raise ConflictError(message, param="name") from exc
         return Response(_project(_find_project(project_id)).model_dump())
 
 
@@ -204,13 +209,15 @@ class ProjectArchiveView(OrganizationView):
     @documented(answer=ProjectObject)
     def post(self, request: Request, project_id: str) -> Response:
         """Archive a project: its keys are refused. An operator can activate it again."""
-        project = _find_project(project_id)
-        if project.pk == caller_of(request).project_id:
-            raise InvalidRequestError(
-                "The project of the key that asks cannot be archived.", param="project_id"
-            )
-        Project.objects.filter(pk=project.pk).update(is_active=False)
-        _note(request, f"archived project {project.pk}")
+        with transaction.atomic():
+            project = _find_project(project_id, is_changed=True)
+            if project.pk == caller_of(request).project_id:
+                raise InvalidRequestError(
+                    "The project of the key that asks cannot be archived.", param="project_id"
+                )
+            if project.is_active:
+                Project.objects.filter(pk=project.pk).update(is_active=False)
+                _note(request, project, "Archived.")
         return Response(_project(_find_project(project_id)).model_dump())
 
 
@@ -221,8 +228,9 @@ class ServiceAccountsView(OrganizationView):
     def post(self, request: Request, project_id: str) -> Response:
         """Create a key with the scopes that keys have by default; its secret is shown once."""
         project = _find_project(project_id)
-        key, secret = create_key(project, parse(NameRequest, request.data).name)
-        _note(request, f"created key {key.pk}")
+        with transaction.atomic():
+            key, secret = create_key(project, parse(NameRequest, request.data).name)
+            _note(request, key, "Created.", ADDITION)
         made = NewKey(id=_id(key), name=key.name, value=secret, created_at=_time(key.created_at))
         account = _account(key).model_dump()
         return Response(NewServiceAccount(**account, api_key=made).model_dump())
@@ -280,15 +288,17 @@ def _listed(request: Request, project_id: str, wire: Callable[[ApiKey], WireObje
 
 
 def _revoke(request: Request, project_id: str, key_id: str) -> None:
-    key = _find_key(project_id, key_id)
-    revoke_key(key)
-    _note(request, f"revoked key {key.pk}")
+    with transaction.atomic():
+        key = _find_key(project_id, key_id, is_changed=True)
+        revoke_key(key)
+        _note(request, key, "Revoked.")
 
 
-def _find_project(project_id: str) -> Project:
-    """Return a project. Raise NotFoundError."""
+def _find_project(project_id: str, *, is_changed: bool = False) -> Project:
+    """Return a project, and lock it if it ``is_changed``. Raise NotFoundError."""
     pk = primary_key_of(project_id, "project_id") or 0  # That of nothing.
-    found = Project.objects.filter(pk=pk, is_playground=False).first()
+    rows = Project.objects.filter(pk=pk, is_playground=False)
+    found = (rows.select_for_update(no_key=True) if is_changed else rows).first()
     if found is None:
         raise NotFoundError(f"No such project: {project_id[:100]}", param="project_id")
     return found
@@ -299,10 +309,11 @@ def _keys(project_id: str) -> QuerySet[ApiKey]:
     return rows.select_related("project")
 
 
-def _find_key(project_id: str, key_id: str) -> ApiKey:
-    """Return a key of a project. Raise NotFoundError."""
+def _find_key(project_id: str, key_id: str, *, is_changed: bool = False) -> ApiKey:
+    """Return a key of a project, and lock it if it ``is_changed``. Raise NotFoundError."""
     pk = primary_key_of(key_id, "api_key_id") or 0
-    found = _keys(project_id).filter(pk=pk).first()
+    rows = _keys(project_id).filter(pk=pk)
+    found = (rows.select_for_update(of=("self",), no_key=True) if is_changed else rows).first()
     if found is None:
         raise NotFoundError(f"No such key: {key_id[:100]}", param="key_id")
     return found
@@ -318,9 +329,12 @@ def _after(page: Page, name: str) -> int | None:
     return last
 
 
-def _note(request: Request, what: str) -> None:
-    """Log what a script has done: the audit log of the console has users, and a key is none."""
-    logger.info("organization: key %d %s", caller_of(request).api_key_id, what)
+def _note(request: Request, target: Project | ApiKey, what: str, flag: int = CHANGE) -> None:
+    """Write an entry of the audit log, which names the key and the request."""
+    key = ApiKey.objects.get(pk=caller_of(request).api_key_id)
+    request_id: str = request._request.request_id  # type: ignore[attr-defined]  # By ApiHandler.
+    by = f"By the key {key.name} ({_id(key)}), request {request_id}."
+    log_entry_of_key(target, f"{what} {by}", flag)
 
 
 def _id(key: ApiKey) -> str:

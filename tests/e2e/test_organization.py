@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import openai
@@ -76,6 +77,62 @@ def test_projects_are_listed_renamed_and_archived(organization: Any) -> None:
     assert first.id not in listed
     everything = {project.id for project in organization.projects.list(include_archived=True)}
     assert first.id in everything
+
+
+def test_each_change_is_in_the_audit_log_of_the_console(
+    organization: Any, stack: ServedStack
+) -> None:
+    projects = organization.projects
+    before = stack.sql("SELECT coalesce(max(id), 0) FROM django_admin_log")[0][0]
+    project = projects.create(name="audited <b>", extra_headers={"x-request-id": "req_of_mine"})
+    projects.update(project.id, name="audited twice")
+    projects.update(project.id, name="audited twice")  # It changes nothing.
+    key = projects.service_accounts.create(project.id, name="job").api_key
+    other = projects.service_accounts.create(project.id, name="other").api_key
+
+    def revoke(_: int) -> bool:
+        try:
+            return bool(projects.api_keys.delete(key.id, project_id=project.id).deleted)
+        except openai.NotFoundError:
+            return False
+
+    with ThreadPoolExecutor(3) as pool:
+        assert sorted(pool.map(revoke, range(3))) == [False, False, True]
+    projects.service_accounts.delete(other.id, project_id=project.id)
+    for _ in range(2):
+        projects.archive(project.id)
+    with pytest.raises(openai.ConflictError):
+        projects.create(name="audited twice")
+    with pytest.raises(openai.ConflictError):
+        projects.update(projects.create(name="audited free").id, name="audited twice")
+    entries = stack.sql(
+        "SELECT username, change_message FROM django_admin_log entry JOIN auth_user "
+        "ON auth_user.id = user_id WHERE entry.id > %s ORDER BY entry.id",
+        before,
+    )
+    assert {name for name, _ in entries} == {"organization API"}
+    texts = [text.partition(" By the key ") for _, text in entries]
+    assert [what for what, _, _ in texts] == [
+        "Created.",
+        "Name: audited <b> → audited twice.",
+        "Created.",
+        "Created.",
+        "Revoked.",
+        "Revoked.",
+        "Archived.",
+        "Created.",
+    ]
+    assert all("(key_" in who and ", request req_" in who for _, _, who in texts)
+    assert "request req_of_mine" in texts[0][2]
+    with closing(stack.signed_in()) as who:
+        page = who.get("/admin/admin/logentry/").text
+        assert "Name: audited &lt;b&gt; → audited twice. By the key k-" in page
+        assert f"/admin/accounts/project/{project.id.removeprefix('proj_')}/change/" in page
+        assert "organization API" not in who.get("/admin/auth/user/").text
+    assert stack.sql(
+        "SELECT is_active, is_staff, is_superuser, left(password, 1) FROM auth_user "
+        "WHERE username = 'organization API'"
+    ) == [(False, False, False, "!")]
 
 
 def test_costs_by_project_and_line_item(organization: Any, stack: ServedStack) -> None:

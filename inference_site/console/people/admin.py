@@ -31,7 +31,7 @@ from inference_site.console.people.role_permissions import (
     PermissionsWidget,
     in_words,
 )
-from inference_site.core.admin_pages.base_admin import SiteAdmin
+from inference_site.core.admin_pages.base_admin import API_USER, SiteAdmin
 from inference_site.core.admin_pages.labels import status_label, time_label
 
 
@@ -121,9 +121,9 @@ class StaffAdmin(UserAdmin[User], AccessAdmin):  # type: ignore[misc]  # The the
     actions = ("make_links",)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[User]:
-        """Read the roles of all users in one query."""
+        """Read the roles of all users in one query. The user of the organization API is none."""
         users: QuerySet[User] = super().get_queryset(request)
-        return users.prefetch_related("groups")
+        return users.exclude(username=API_USER).prefetch_related("groups")
 
     @admin.display(description="roles")
     def roles(self, user: User) -> str:

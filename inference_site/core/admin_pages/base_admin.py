@@ -23,6 +23,8 @@ from typing import Any, ClassVar
 from django import forms
 from django.contrib import admin
 from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.auth import get_user_model
+from django.contrib.auth.hashers import make_password
 from django.contrib.contenttypes.models import ContentType
 from django.core.paginator import Paginator
 from django.db.models import Model, QuerySet
@@ -42,6 +44,8 @@ _MAX_LENGTH = 200
 _SMALLEST_WINDOW, _FIRST_WINDOW, _LARGEST_WINDOW = 100, 250, 100_000
 _TIME_LIMIT_S = 0.08
 _BEFORE, _AFTER = "before", "after"
+API_USER = "organization API"
+"""No form takes this name: it has a space."""
 _LOOKUPS = ("", "__exact", "__isnull", "__isempty", "__id__exact")
 """Suffixes that Django's list filters add to the name of their field."""
 
@@ -62,6 +66,19 @@ def log_entry(user_id: int, target: Model | str, message: str, flag: int = CHANG
         action_flag=flag,
         change_message=message,
     )
+
+
+def log_entry_of_key(target: Model, message: str, flag: int = CHANGE) -> None:
+    """Write an entry by an API key, which the message names.
+
+    The audit log has users: it is the entry of one with the name ``API_USER``, as whom nobody can
+    log in.
+    """
+    users = get_user_model()._default_manager
+    user, _ = users.get_or_create(
+        username=API_USER, defaults={"is_active": False, "password": make_password(None)}
+    )
+    log_entry(user.pk, target, message, flag)
 
 
 def form_changes(form: Any) -> list[str]:
