@@ -29,11 +29,16 @@ from inference_site.gateway.organization_views import (
     ServiceAccountView,
 )
 from inference_site.gateway.usage_views import (
+    CodeInterpreterUsageView,
     CompletionsUsageView,
     EmbeddingsUsageView,
+    ImagesUsageView,
     ModerationsUsageView,
     OrganizationCostsView,
     ProjectUsageView,
+    SpeechesUsageView,
+    TranscriptionsUsageView,
+    VectorStoresUsageView,
 )
 from inference_site.ops.status.health import HealthView, ReadyView, VersionView
 from inference_site.ops.status.metrics import metrics
@@ -86,6 +91,14 @@ urlpatterns = [
     path("v1/organization/usage/completions", CompletionsUsageView.as_view()),
     path("v1/organization/usage/embeddings", EmbeddingsUsageView.as_view()),
     path("v1/organization/usage/moderations", ModerationsUsageView.as_view()),
+    path("v1/organization/usage/audio_speeches", SpeechesUsageView.as_view()),
+    path("v1/organization/usage/audio_transcriptions", TranscriptionsUsageView.as_view()),
+    path("v1/organization/usage/images", ImagesUsageView.as_view()),
+    path("v1/organization/usage/vector_stores", VectorStoresUsageView.as_view()),
+    path(
+        "v1/organization/usage/code_interpreter_sessions",
+        CodeInterpreterUsageView.as_view(),
+    ),
     path("v1/organization/costs", OrganizationCostsView.as_view()),
     path("v1/organization/projects", ProjectsView.as_view()),
     path("v1/organization/projects/<str:project_id>", ProjectView.as_view()),

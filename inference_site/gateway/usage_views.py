@@ -1,13 +1,13 @@
 """The usage API: ``GET /v1/usage`` and ``GET /v1/organization/usage/…``.
 
-Source of the wire models: API reference, "Usage", "Completions", "Embeddings" and "Moderations".
+Source of the wire models: API reference, "Usage".
 """
 
 from __future__ import annotations
 
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
@@ -25,7 +25,14 @@ from inference_site.gateway.api.authentication import caller_of
 from inference_site.gateway.api.payload import WireObject, parse_query
 from inference_site.gateway.api.schema import documented
 from inference_site.gateway.api.views import ApiView
-from inference_site.runs.usage.models import EMBEDDINGS, MODERATIONS, Period
+from inference_site.runs.usage.models import (
+    EMBEDDINGS,
+    MODERATIONS,
+    NAMED_APART,
+    SPEECHES,
+    TRANSCRIPTIONS,
+    Period,
+)
 from inference_site.runs.usage.queries import (
     PERIOD_LENGTH,
     Span,
@@ -68,18 +75,20 @@ class CompletionsUsage(WireObject):
     num_cancelled_requests: int
 
 
-class InputUsage(WireObject):
-    """The usage of one group in one bucket, of requests whose answers have no tokens.
+class GroupUsage(WireObject):
+    """The usage of one group in one bucket. An id is null unless the request groups by it."""
 
-    An id is null unless the request groups by it.
-    """
-
-    input_tokens: int
     num_model_requests: int
     project_id: str | None = None
     user_id: str | None = None
     api_key_id: str | None = None
     model: str | None = None
+
+
+class InputUsage(GroupUsage):
+    """The usage of requests whose answers have no tokens."""
+
+    input_tokens: int
 
 
 class EmbeddingsUsage(InputUsage):
@@ -94,6 +103,53 @@ class ModerationsUsage(InputUsage):
     object: Literal["organization.usage.moderations.result"] = (
         "organization.usage.moderations.result"
     )
+
+
+class SpeechesUsage(GroupUsage):
+    """The usage of speech. `characters` are four for each input token."""
+
+    object: Literal["organization.usage.audio_speeches.result"] = (
+        "organization.usage.audio_speeches.result"
+    )
+    characters: int
+
+
+class TranscriptionsUsage(GroupUsage):
+    """The usage of transcripts and translations. `seconds` are one for ten input tokens."""
+
+    object: Literal["organization.usage.audio_transcriptions.result"] = (
+        "organization.usage.audio_transcriptions.result"
+    )
+    seconds: int
+
+
+class ImagesUsage(GroupUsage):
+    """The usage of images: the site makes none."""
+
+    object: Literal["organization.usage.images.result"] = "organization.usage.images.result"
+    images: int
+    source: str | None = None
+    size: str | None = None
+
+
+class VectorStoresUsage(WireObject):
+    """The usage of vector stores: their size is not counted over time."""
+
+    object: Literal["organization.usage.vector_stores.result"] = (
+        "organization.usage.vector_stores.result"
+    )
+    usage_bytes: int
+    project_id: str | None = None
+
+
+class CodeInterpreterUsage(WireObject):
+    """The usage of code interpreters: the site has none."""
+
+    object: Literal["organization.usage.code_interpreter_sessions.result"] = (
+        "organization.usage.code_interpreter_sessions.result"
+    )
+    num_sessions: int
+    project_id: str | None = None
 
 
 ResultT = TypeVar("ResultT", bound=WireObject)
@@ -155,13 +211,25 @@ class OrganizationUsageQuery(UsageQuery):
     )
 
 
+class ImagesQuery(OrganizationUsageQuery):
+    """Query parameters of the usage of images."""
+
+    sources: list[str] | SkipJsonSchema[None] = None
+    sizes: list[str] | SkipJsonSchema[None] = None
+    group_by: list[GroupBy | Literal["source", "size"]] | SkipJsonSchema[None] = None  # type: ignore[assignment]  # It has more values.
+
+
 _PERIODS = {"1m": Period.MINUTE, "1h": Period.HOUR, "1d": Period.DAY}
 _PAGE_LIMITS = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
 """The default and the greatest number of buckets per page, by bucket width."""
 _MAX_RESULTS = 1500
 """Results in the buckets of a page. Without it, a day of minutes by key and model was one page of
 43,000 results and 17 MB, which blocked the web process for half a second at a time."""
-_LIST_PARAMETERS = {"project_ids", "user_ids", "api_key_ids", "models", "group_by"}
+_LIST_PARAMETERS = {
+    *("project_ids", "user_ids", "api_key_ids", "models", "group_by", "sources", "sizes"),
+}
+_CHARACTERS_PER_TOKEN, _TOKENS_PER_SECOND = 4, 10
+"""As the engines count texts to be said and sounds, for servers that report no tokens."""
 _GROUP_COLUMNS = ("project_id", "api_key_id", "model")
 """The values of ``group_by`` that have an effect; the others are always null."""
 ID_PREFIXES = {"project_id": "proj_", "api_key_id": "key_"}
@@ -244,8 +312,15 @@ class _OrganizationUsageView(ApiView):
         elif query.project_ids is not None:
             projects = _primary_keys(query.project_ids, "project_id")
         if kinds is None:
-            return _page(query, projects, without=(*EMBEDDINGS, *MODERATIONS))
+            return _page(query, projects, without=NAMED_APART)
         return _page(query, projects, kinds)
+
+    def empty_page(
+        self, request: Request, model: type[OrganizationUsageQuery] = OrganizationUsageQuery
+    ) -> Response:
+        """Answer with buckets of what is never counted."""
+        query = parse_query(model, _query_values(request._request.GET))
+        return Response(_page(query, []).model_dump())
 
 
 class CompletionsUsageView(_OrganizationUsageView):
@@ -253,7 +328,7 @@ class CompletionsUsageView(_OrganizationUsageView):
 
     @documented(query=OrganizationUsageQuery, answer=UsagePage[CompletionsUsage])
     def get(self, request: Request) -> Response:
-        """Get the usage of all projects, but for embeddings and moderations."""
+        """Get the usage of all projects, but for embeddings, moderations and sounds."""
         return Response(self.page(request).model_dump())
 
 
@@ -263,7 +338,7 @@ class EmbeddingsUsageView(_OrganizationUsageView):
     @documented(query=OrganizationUsageQuery, answer=UsagePage[EmbeddingsUsage])
     def get(self, request: Request) -> Response:
         """Get the usage of embeddings, of all projects."""
-        return _input_usage(EmbeddingsUsage, self.page(request, EMBEDDINGS))
+        return _results(EmbeddingsUsage, self.page(request, EMBEDDINGS))
 
 
 class ModerationsUsageView(_OrganizationUsageView):
@@ -272,7 +347,68 @@ class ModerationsUsageView(_OrganizationUsageView):
     @documented(query=OrganizationUsageQuery, answer=UsagePage[ModerationsUsage])
     def get(self, request: Request) -> Response:
         """Get the usage of moderations, of all projects."""
-        return _input_usage(ModerationsUsage, self.page(request, MODERATIONS))
+        return _results(ModerationsUsage, self.page(request, MODERATIONS))
+
+
+class SpeechesUsageView(_OrganizationUsageView):
+    """``GET /v1/organization/usage/audio_speeches``: the speech of all projects."""
+
+    @documented(query=OrganizationUsageQuery, answer=UsagePage[SpeechesUsage])
+    def get(self, request: Request) -> Response:
+        """Get the usage of speech, of all projects.
+
+        `characters` are four for each input token.
+        """
+        page = self.page(request, SPEECHES)
+        return _results(
+            SpeechesUsage,
+            page,
+            lambda row: {"characters": row["input_tokens"] * _CHARACTERS_PER_TOKEN},
+        )
+
+
+class TranscriptionsUsageView(_OrganizationUsageView):
+    """``GET /v1/organization/usage/audio_transcriptions``: the transcripts of all projects."""
+
+    @documented(query=OrganizationUsageQuery, answer=UsagePage[TranscriptionsUsage])
+    def get(self, request: Request) -> Response:
+        """Get the usage of transcripts and translations, of all projects.
+
+        `seconds` are one for ten input tokens.
+        """
+        page = self.page(request, TRANSCRIPTIONS)
+        return _results(
+            TranscriptionsUsage,
+            page,
+            lambda row: {"seconds": row["input_tokens"] // _TOKENS_PER_SECOND},
+        )
+
+
+class ImagesUsageView(_OrganizationUsageView):
+    """``GET /v1/organization/usage/images``: there are none."""
+
+    @documented(query=ImagesQuery, answer=UsagePage[ImagesUsage])
+    def get(self, request: Request) -> Response:
+        """Get empty buckets: the site makes no images."""
+        return self.empty_page(request, ImagesQuery)
+
+
+class VectorStoresUsageView(_OrganizationUsageView):
+    """``GET /v1/organization/usage/vector_stores``: they are not counted over time."""
+
+    @documented(query=OrganizationUsageQuery, answer=UsagePage[VectorStoresUsage])
+    def get(self, request: Request) -> Response:
+        """Get empty buckets: the size of vector stores is not counted over time."""
+        return self.empty_page(request)
+
+
+class CodeInterpreterUsageView(_OrganizationUsageView):
+    """``GET /v1/organization/usage/code_interpreter_sessions``: there are none."""
+
+    @documented(query=OrganizationUsageQuery, answer=UsagePage[CodeInterpreterUsage])
+    def get(self, request: Request) -> Response:
+        """Get empty buckets: the site runs no code."""
+        return self.empty_page(request)
 
 
 class OrganizationCostsView(ApiView):
@@ -310,13 +446,18 @@ class OrganizationCostsView(ApiView):
         return Response(found.model_dump())
 
 
-def _input_usage(result: type[InputUsage], page: UsagePage[CompletionsUsage]) -> Response:
-    """Return a page with results of a class that has fewer fields."""
-    fields = InputUsage.model_fields.keys()
+def _results(
+    result: type[GroupUsage],
+    page: UsagePage[CompletionsUsage],
+    counts: Callable[[dict[str, Any]], dict[str, int]] = lambda row: {},
+) -> Response:
+    """Return a page with results of another class: its fields, and what ``counts`` returns."""
+    fields = result.model_fields.keys() & CompletionsUsage.model_fields.keys() - {"object"}
     data = page.model_dump()
     for bucket in data["data"]:
         bucket["results"] = [
-            result(**{name: row[name] for name in fields}).model_dump() for row in bucket["results"]
+            result(**{name: row[name] for name in fields}, **counts(row)).model_dump()
+            for row in bucket["results"]
         ]
     return Response(data)
 

@@ -424,3 +424,73 @@ def test_a_hundred_megabytes_are_refused_before_they_are_sent(stack: ServedStack
             answer = connection.recv(100)
     assert answer.startswith(b"HTTP/1.1 413")
     assert sent < 30
+
+
+def test_the_organization_api_counts_sounds_apart(stack: ServedStack, odd: UpstreamServer) -> None:
+    admin = make_key(stack, "admin").secret
+    usage = stack.client(admin).with_options(admin_api_key=admin).admin.organization.usage
+    key = make_key(stack)
+    client, project = stack.client(key.secret), f"proj_{key.project_id}"
+    odd.answers = [lambda talk: talk.say(200, {"text": "x", "usage": {"seconds": 61}})]
+    client.audio.transcriptions.create(model="sounds", file=("a.wav", sound()))
+    with key.http(stack) as http:
+        files = {"file": ("a.wav", sound())}
+        made = http.post("/v1/audio/translations", data={"model": "sounds"}, files=files)
+        assert made.status_code == 200
+    odd.answers = [said(SPEECH)]
+    client.audio.speech.create(model="sounds", voice="alloy", input="y" * 400).read()
+    asked: Any = {
+        "start_time": int(time.time()) - 3600,
+        "project_ids": [project],
+        "group_by": ["project_id", "api_key_id", "model"],
+    }
+
+    def results(of: Any, **other: Any) -> list[Any]:
+        return [one for bucket in of(**asked, **other).data for one in bucket.results]
+
+    wait_until(lambda: bool(results(usage.audio_speeches)), 20, "speech is accounted")
+    (one,) = results(usage.audio_speeches)
+    assert one.to_dict() == {
+        "object": "organization.usage.audio_speeches.result",
+        "characters": 400,
+        "num_model_requests": 1,
+        "project_id": project,
+        "user_id": None,
+        "api_key_id": f"key_{key.id}",
+        "model": "sounds",
+    }
+    (one,) = results(usage.audio_transcriptions)
+    assert (one.object, one.seconds, one.num_model_requests) == (
+        "organization.usage.audio_transcriptions.result",
+        122,
+        2,
+    )
+    assert results(usage.audio_transcriptions, models=["other"]) == []
+    assert results(usage.audio_transcriptions, user_ids=["user_1"]) == []
+    assert results(usage.audio_speeches, api_key_ids=["key_0"]) == []
+    assert results(usage.completions) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        (
+            "images",
+            {"group_by": ["size", "source"], "sizes": ["256x256"], "sources": ["image.edit"]},
+        ),
+        ("vector_stores", {"group_by": ["project_id"]}),
+        ("code_interpreter_sessions", {"group_by": ["project_id"], "limit": 2}),
+    ],
+)
+def test_what_the_site_never_counts_has_empty_buckets(
+    stack: ServedStack, name: str, asked: Any
+) -> None:
+    admin = make_key(stack, "admin").secret
+    usage = stack.client(admin).with_options(admin_api_key=admin).admin.organization.usage
+    now = int(time.time())
+    page = getattr(usage, name)(start_time=now - 3 * 86_400, end_time=now, **asked)
+    assert len(page.data) == asked.get("limit", 4)
+    assert page.has_more == ("limit" in asked)
+    assert all(bucket.results == [] for bucket in page.data)
+    with pytest.raises(openai.BadRequestError):
+        getattr(usage, name)(start_time=now, group_by=["colour"])

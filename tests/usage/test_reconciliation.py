@@ -138,7 +138,8 @@ def test_days_must_be_positive() -> None:
 
 def test_kinds_with_reports_of_their_own_add_up_too(api_key: Key) -> None:
     now = timezone.now()
-    for kind in ("embedding", "ollama.embedding", "moderation", "chat.completion"):
+    apart = ("embedding", "ollama.embedding", "moderation", "speech.events", "translation")
+    for kind in (*apart, "chat.completion"):
         create_generation(
             api_key[0],
             kind=kind,
@@ -152,9 +153,7 @@ def test_kinds_with_reports_of_their_own_add_up_too(api_key: Key) -> None:
     assert "add up to the usage log" in usage("--check")
     of_days = KindRollup.objects.filter(period="day")
     found = of_days.values_list("kind", "requests", "input_tokens", "cost")
-    assert set(found) == {
-        (kind, 1, 10, Decimal("0.5")) for kind in ("embedding", "ollama.embedding", "moderation")
-    }
+    assert set(found) == {(kind, 1, 10, Decimal("0.5")) for kind in apart}
     of_days.update(requests=7)
     with pytest.raises(CommandError, match="differ from the usage log"):
         usage("--check")

@@ -28,10 +28,10 @@ from redis.exceptions import RedisError
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import Budget
 from inference_site.accounts.rate_limits import AccountedGeneration, correct
+from inference_site.runs.usage.models import KEY as LATENCY_KEY
 from inference_site.runs.usage.models import (
-    EMBEDDINGS,
-    MODERATIONS,
     MOVE_LATE,
+    NAMED_APART,
     KindRollup,
     LatencyHistogram,
     Period,
@@ -40,7 +40,6 @@ from inference_site.runs.usage.models import (
     add_sql,
     counts_sql,
 )
-from inference_site.runs.usage.models import KEY as LATENCY_KEY
 from inference_site.runs.usage.pruning import KEPT_DAYS
 
 logger = logging.getLogger(__name__)
@@ -85,7 +84,7 @@ PERIODS = "unnest(ARRAY['minute', 'hour', 'day']) AS period"
 START = "date_trunc(period, finished_at, 'UTC')"
 
 _KIND_KEY = f"{ROLLUP_KEY}, kind"
-_KINDS = ", ".join(f"'{kind}'" for kind in (*EMBEDDINGS, *MODERATIONS))
+_KINDS = ", ".join(f"'{kind}'" for kind in NAMED_APART)
 _OF_KINDS = f"kind IN ({_KINDS})"
 
 

@@ -171,6 +171,9 @@ class UsageRollup(UsageSums):
 
 EMBEDDINGS = ("embedding", "ollama.embedding", "vector_store.embedding", "vector_store.search")
 MODERATIONS = ("moderation",)
+SPEECHES = ("speech", "speech.events")
+TRANSCRIPTIONS = ("transcription", "translation")
+NAMED_APART = (*EMBEDDINGS, *MODERATIONS, *SPEECHES, *TRANSCRIPTIONS)
 """The kinds of generations that reports name apart; all others are completions."""
 
 
