@@ -3,7 +3,10 @@
 Webhooks are signed as Standard Webhooks says (https://www.standardwebhooks.com/). The receiver
 must have a public address (``checked_connections``). Redirects are not followed.
 
-A thread works for one endpoint at a time, so one whose server is slow or away delays no other.
+A thread works for one endpoint at a time, so one whose server is slow or away delays no other. The
+endpoints that have failed, or were slow, have threads of their own: however many they are, they
+leave those of the others free. No thread has a connection to the database while it sends, and few
+have one at a time: the other jobs of beat need them.
 """
 
 from __future__ import annotations
@@ -13,16 +16,18 @@ import datetime as dt
 import hashlib
 import hmac
 import logging
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
 from django.conf import settings
 from django.core.mail import EmailMessage
 from django.db import transaction
-from django.db.models import F, Q, QuerySet
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -32,7 +37,11 @@ from inference_site.outbox.models import Endpoint, Message, sends_mail
 
 logger = logging.getLogger(__name__)
 
-_THREADS = 8
+_THREADS, _SLOW_THREADS = 32, 8
+"""The second ones are for endpoints that have failed, or whose last turn had a slow answer."""
+_SLOW_S = 1.0
+_database_turns = threading.BoundedSemaphore(4)
+"""How many of the threads use the database at a time."""
 _TIME_LIMIT_S = 5.0
 """How long a thread sends to one endpoint before another has its turn."""
 _MOST_AT_ONCE = 64
@@ -59,22 +68,26 @@ class Deliverer:
     """The threads that deliver messages, and the endpoints that they work for."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="outbox")
+        self._quick = ThreadPoolExecutor(_THREADS, thread_name_prefix="outbox")
+        self._slow = ThreadPoolExecutor(_SLOW_THREADS, thread_name_prefix="slow outbox")
         self._busy: set[int] = set()
+        self._were_slow: set[int] = set()
 
     def start(self) -> None:
         """Have the due messages delivered; return at once. Beat calls this every second."""
         if not _is_any_open():
             return
-        for endpoint_id in due_endpoints():
-            if endpoint_id not in self._busy:
-                self._busy.add(endpoint_id)
-                self._pool.submit(self._work, endpoint_id)
+        for endpoint_id, failures in due_endpoints(self._busy):
+            is_slow = bool(failures) or endpoint_id in self._were_slow
+            self._busy.add(endpoint_id)
+            (self._slow if is_slow else self._quick).submit(self._work, endpoint_id)
 
     def _work(self, endpoint_id: int) -> None:
         try:
-            with release_connection_after():
-                deliver_to(endpoint_id)
+            if deliver_to(endpoint_id) > _SLOW_S:
+                self._were_slow.add(endpoint_id)
+            else:
+                self._were_slow.discard(endpoint_id)
         except Exception:
             logger.exception("messages to endpoint %d are delivered later", endpoint_id)
         finally:
@@ -86,32 +99,52 @@ def _is_any_open() -> QuerySet[Any, Any]:
     return Message.objects.filter(next_at__lte=Now()).values_list("pk").order_by()[:1]
 
 
-def due_endpoints() -> list[int]:
-    """Return the endpoints for which a message is due and that do not rest."""
+def due_endpoints(busy: Collection[int] = ()) -> list[tuple[int, int]]:
+    """Return (id, failures) of endpoints for which a message is due and that do not rest.
+
+    Those with the fewest failures are first, and the ``busy`` ones are left out.
+    """
     is_awake = Q(rests_until=None) | Q(rests_until__lte=Now())
-    due = Message.objects.filter(next_at__lte=Now()).values("endpoint")
-    found = Endpoint.objects.filter(is_awake, pk__in=due, is_enabled=True)
-    return list(found.order_by("rests_until").values_list("pk", flat=True)[:_MOST_AT_ONCE])
+    due = Message.objects.filter(endpoint=OuterRef("pk"), next_at__lte=Now())
+    found = Endpoint.objects.filter(is_awake, Exists(due), is_enabled=True)
+    rows = found.exclude(pk__in=list(busy)).order_by("failures", "rests_until")
+    return list(rows.values_list("pk", "failures")[:_MOST_AT_ONCE])
 
 
-def deliver_to(endpoint_id: int) -> None:
-    """Send what is due to an endpoint, until an attempt fails or ``_TIME_LIMIT_S`` is over."""
-    _give_up_old(endpoint_id)
-    deadline = time.monotonic() + _TIME_LIMIT_S
-    while time.monotonic() < deadline and (message := _claim(endpoint_id)) is not None:
+@contextmanager
+def _database() -> Iterator[None]:
+    with _database_turns, release_connection_after():
+        yield
+
+
+def deliver_to(endpoint_id: int) -> float:
+    """Send what is due to an endpoint, until an attempt fails or ``_TIME_LIMIT_S`` is over.
+
+    Return the seconds of the slowest attempt.
+    """
+    with _database():
+        _give_up_old(endpoint_id)
+    began, slowest_s = time.monotonic(), 0.0
+    while time.monotonic() - began < _TIME_LIMIT_S:
+        with _database():
+            message = _claim(endpoint_id)
+        if message is None:
+            break
         send = send_mail if message.endpoint.way == Endpoint.Way.EMAIL else post_webhook
         if not message.endpoint.with_arguments:  # It may have changed since the event.
             message.drop_arguments()
+        sent_at, failure = time.monotonic(), None
         try:
             message.answer_status = send(message)
         except Exception as exc:  # noqa: BLE001  # Whatever it is, the message is sent again.
-            _note_failure(message, exc)
-            return
-        message.delivered_at, message.next_at, message.error = timezone.now(), None, ""
-        message.drop_arguments()
-        message.save(update_fields=["delivered_at", "next_at", "error", "answer_status", "body"])
-        if message.endpoint.failures:
-            Endpoint.objects.filter(pk=endpoint_id).update(failures=0, rests_until=None)
+            failure = exc
+        slowest_s = max(slowest_s, time.monotonic() - sent_at)
+        with _database():
+            if failure is not None:
+                _note_failure(message, failure)
+                break
+            _note_success(message)
+    return slowest_s
 
 
 def _give_up_old(endpoint_id: int) -> None:
@@ -124,12 +157,14 @@ def _give_up_old(endpoint_id: int) -> None:
 def _claim(endpoint_id: int) -> Message | None:
     """Return the next message for an endpoint, after scheduling its next attempt.
 
-    If the process dies before it is sent, the next attempt sends it. A receiver that gets a message
-    twice recognises its id.
+    One that was never tried comes before those that are tried again: a message that its receiver
+    refuses again and again does not keep those about other objects back. If the process dies before
+    it is sent, the next attempt sends it. A receiver that gets a message twice recognises its id.
     """
     with transaction.atomic():
         due = Message.objects.due().filter(endpoint=endpoint_id).select_related("endpoint")
-        message = due.order_by("pk").select_for_update(skip_locked=True, of=("self",)).first()
+        due = due.order_by("pk").select_for_update(skip_locked=True, of=("self",))
+        message = due.filter(attempts=0).first() or due.first()
         if message is None:
             return None
         message.attempts += 1
@@ -138,17 +173,34 @@ def _claim(endpoint_id: int) -> Message | None:
     return message
 
 
+def _note_success(message: Message) -> None:
+    message.delivered_at, message.next_at, message.error = timezone.now(), None, ""
+    message.drop_arguments()
+    message.save(update_fields=["delivered_at", "next_at", "error", "answer_status", "body"])
+    if message.endpoint.failures:
+        Endpoint.objects.filter(pk=message.endpoint_id).update(failures=0, rests_until=None)
+
+
 def _note_failure(message: Message, exc: Exception) -> None:
-    """Let the endpoint rest; the message is tried again after that."""
-    endpoint = message.endpoint
-    rest_s = min(_MIN_REST_S * 2 ** min(endpoint.failures, 20), _MAX_REST_S)
-    at = timezone.now() + dt.timedelta(seconds=rest_s)
-    Endpoint.objects.filter(pk=endpoint.pk).update(failures=F("failures") + 1, rests_until=at)
+    """Let the endpoint rest; the message is tried again after that.
+
+    Its own attempts count too: other messages may end the failures of the endpoint meanwhile.
+    """
+    endpoint, now = message.endpoint, timezone.now()
+    rests_until = now + _rest(endpoint.failures)
+    failed = Endpoint.objects.filter(pk=endpoint.pk)
+    failed.update(failures=F("failures") + 1, rests_until=rests_until)
+    at = max(rests_until, now + _rest(message.attempts - 1))
     message.error = f"{type(exc).__name__}: {exc}".replace("\0", "")[:300]
     message.answer_status = getattr(exc, "status", None)
     message.next_at = at if at < message.give_up_at else None
     message.save(update_fields=["next_at", "error", "answer_status"])
     logger.warning("a message to %s was not delivered: %s", endpoint, message.error)
+
+
+def _rest(failures: int) -> dt.timedelta:
+    """Return how long to rest after a failure that comes after this number of others."""
+    return dt.timedelta(seconds=min(_MIN_REST_S * 2 ** min(failures, 20), _MAX_REST_S))
 
 
 def send_mail(message: Message) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,15 +11,23 @@ from typing import Any
 import httpcore
 import orjson
 import pytest
+from django.db import connection
 from django.utils import timezone
 
 from inference_site.accounts.models import Project
 from inference_site.core import checked_connections
-from inference_site.outbox.delivery import deliver_to, due_endpoints, webhook_signature
+from inference_site.outbox import delivery
+from inference_site.outbox.delivery import (
+    Deliverer,
+    deliver_to,
+    due_endpoints,
+    webhook_signature,
+)
 from inference_site.outbox.models import Endpoint, Message, publish, send
 from tests.certificates import write_certificate
 from tests.notice_receivers import Hook, Mailbox, mail_server, receiver, signature
 from tests.ports import free_port
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db
 
@@ -41,7 +51,7 @@ def message(to: Endpoint, about: str = "alarm 1") -> Message:
 
 def deliver() -> None:
     """Deliver what is due, one endpoint after the other."""
-    for endpoint_id in due_endpoints():
+    for endpoint_id, _ in due_endpoints():
         deliver_to(endpoint_id)
 
 
@@ -166,6 +176,69 @@ def test_an_endpoint_that_does_not_answer_keeps_no_other_back(hook: Hook) -> Non
     assert tried.count() == 1, "the others wait until it answers"
     away.refresh_from_db()
     assert away.failures == 1
+
+
+def test_a_message_that_is_refused_keeps_those_about_other_objects_not_back(hook: Hook) -> None:
+    to = endpoint(hook.url)
+    refused, behind, other = (message(to, about) for about in ("a", "a", "b"))
+    waits = []
+    for answers in ([500], [204, 500], [204, 500]):
+        hook.answers = answers
+        wake()
+        deliver()
+        refused.refresh_from_db()
+        assert refused.next_at is not None
+        waits.append((refused.next_at - timezone.now()).total_seconds())
+        if len(waits) > 1:
+            message(to, "c")
+    ids = [headers["webhook-id"] for headers, _ in hook.posted]
+    assert ids[:3] == [refused.public_id, other.public_id, refused.public_id]
+    assert behind.public_id not in ids
+    assert waits[2] > 1.5 * waits[1] > 2.25 * waits[0], "though others arrive meanwhile"
+    to.refresh_from_db()
+    assert to.failures == 1
+    wake()
+    deliver()
+    ids = [headers["webhook-id"] for headers, _ in hook.posted]
+    assert ids[-2:] == [refused.public_id, behind.public_id], "after the one that was new"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_many_that_never_answer_keep_no_other_back_and_hold_no_connection(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "_WEBHOOK_TIMEOUT_S", 2.0)
+    with socket.create_server(("127.0.0.1", 0), backlog=1_000) as listener:
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        for number in range(60):
+            hangs = endpoint(f"{address}/{number}", failures=number // 40)
+            for about in range(3):
+                message(hangs, f"{about}")
+        deliverer = Deliverer()
+        deliverer.start()  # It takes all threads.
+        connection.close()
+        wait_until(lambda: connections_in_use() == 0, timeout_s=1.5)
+        works = endpoint(hook.url)
+
+        def is_through_in(seconds: float) -> bool:
+            hook.posted.clear()
+            message(works, "resp_1")
+            until = time.monotonic() + seconds
+            while not hook.posted and time.monotonic() < until:
+                deliverer.start()
+                time.sleep(0.1)
+            return bool(hook.posted)
+
+        assert is_through_in(10)  # The others are known then.
+        for _ in range(3):
+            assert is_through_in(1), "while threads wait for others"
+        wait_until(lambda: not deliverer._busy, timeout_s=20)
+
+
+def connections_in_use() -> int:
+    """How many connections of the pool somebody has."""
+    stats = connection.pool.get_stats()  # type: ignore[attr-defined]  # Missing in the stubs.
+    return int(stats["pool_size"]) - int(stats["pool_available"])
 
 
 def test_one_that_fails_keeps_no_other_back(hook: Hook, settings: Any, mailbox: Mailbox) -> None:
