@@ -28,7 +28,6 @@ from redis.exceptions import RedisError
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import Budget
 from inference_site.accounts.rate_limits import AccountedGeneration, correct
-from inference_site.runs.usage.models import KEY as LATENCY_KEY
 from inference_site.runs.usage.models import (
     END_USER,
     LONGEST_VALUE,
@@ -45,6 +44,7 @@ from inference_site.runs.usage.models import (
     add_sql,
     counts_sql,
 )
+from inference_site.runs.usage.models import KEY as LATENCY_KEY
 from inference_site.runs.usage.pruning import KEPT_DAYS
 
 logger = logging.getLogger(__name__)
@@ -364,7 +364,7 @@ def _compare(
     log: str,
     key: str,
     counters: tuple[str, ...],
-    where: str = "true",
+    condition: str = "true",
 ) -> Iterator[Difference]:
     """Yield the differences between the query ``log`` and the rows of a table with a condition."""
     names = key.split(", ")
@@ -377,7 +377,7 @@ def _compare(
     cursor.execute(
         f"""SELECT {key}, {columns}
         FROM (SELECT * FROM {rollup._meta.db_table}
-              WHERE period = %(period)s AND {_COMPLETE} AND {where}) kept
+              WHERE period = %(period)s AND {_COMPLETE} AND {condition}) kept
         FULL JOIN ({log}) log USING ({key})
         WHERE {differs} LIMIT 100""",  # noqa: S608
         {"period": period, "since": _complete_since(rollup, period)},

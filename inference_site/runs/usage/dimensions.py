@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from django.db import connection, transaction
 from django.utils import timezone
@@ -94,15 +95,15 @@ def bound(last: dt.datetime | None = None) -> None:
     for period, late in _LATE.items():
         since = dt.datetime(2000, 1, 1, tzinfo=dt.UTC) if last is None else last - 2 * late
         with connection.cursor() as cursor:
-            given = {"period": period.value, "since": since, "most": MOST_VALUES}
+            given: dict[str, Any] = {"period": period.value, "since": since, "most": MOST_VALUES}
             cursor.execute(_FULL, given)
             full = cursor.fetchall()
         names = _BUCKET.split(", ")
         for bucket in full:
             with transaction.atomic(), connection.cursor() as cursor:
                 hold_lock(cursor)
-                row = dict(zip(names, bucket, strict=True))
-                cursor.execute(_ADD_UP_OTHERS, {**row, "most": MOST_VALUES})
+                given = dict(zip(names, bucket, strict=True)) | {"most": MOST_VALUES}
+                cursor.execute(_ADD_UP_OTHERS, given)
 
 
 def prune(until: float) -> int:
