@@ -147,6 +147,7 @@ def create(
         ],
         service_class=tier.service_class,
         end_user=body.safety_identifier or body.user or "",
+        metadata=body.metadata,
         frames=accepted_frames(response) if document.assembly.emits else (),
         texts=long_texts(to_json(response[field]) for field in _ECHOED),
         is_replayable=is_stored,

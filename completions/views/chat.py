@@ -132,6 +132,7 @@ def chat_submission(caller: Caller, body: ChatCompletionRequest) -> Submission:
         ],
         service_class=tier.service_class,
         end_user=body.safety_identifier or body.user or "",
+        metadata=body.metadata,
         cache_key=body.prompt_cache_key or "",
     )
 

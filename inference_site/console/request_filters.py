@@ -174,14 +174,16 @@ class LogFilters:
 
 
 def _has_metadata(pair: str) -> Q:
-    """Return the condition that the stored object of a generation has a pair of metadata.
+    """Return the condition that a generation is tagged with a pair of metadata, or its stored
+    object has it.
 
     For each row this is a look-up by id in both tables, so it is only for bounded searches.
     """
     name, _, value = pair.partition("=")
     of_row = {"public_id": OuterRef("public_id"), "metadata__contains": {name: value}}
     responses = StoredResponse.objects.filter(deleted_at=None, **of_row)
-    return Q(Exists(responses)) | Q(Exists(StoredCompletion.objects.filter(**of_row)))
+    tagged = Q(tags__contains=[pair])
+    return tagged | Q(Exists(responses)) | Q(Exists(StoredCompletion.objects.filter(**of_row)))
 
 
 def filters_of(query: QueryDict) -> LogFilters:

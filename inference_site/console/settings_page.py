@@ -15,7 +15,11 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
-from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldBooleanSwitchWidget
+from unfold.widgets import (
+    UnfoldAdminIntegerFieldWidget,
+    UnfoldAdminTextInputWidget,
+    UnfoldBooleanSwitchWidget,
+)
 
 from inference_site.core import environment
 from inference_site.core.admin_pages.base_admin import log_action
@@ -28,7 +32,7 @@ _LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
 _FIELDS = (
     *("disconnect_grace_s", "responses_days", "conversations_days", "completions_days"),
     *("files_days", "batches_days", "usage_log_days", "refusals_days"),
-    *("debug_content_hours", "show_content"),
+    *("debug_content_hours", "usage_tags", "show_content"),
 )
 
 
@@ -40,6 +44,7 @@ class SettingsForm(forms.ModelForm[SiteSettings]):
         fields = _FIELDS
         widgets = {
             **dict.fromkeys(_FIELDS, UnfoldAdminIntegerFieldWidget),
+            "usage_tags": UnfoldAdminTextInputWidget,
             "show_content": UnfoldBooleanSwitchWidget,
         }
 
@@ -126,8 +131,14 @@ def _save(request: HttpRequest, form: SettingsForm, before: dict[str, Any]) -> N
     for name in _FIELDS:
         old, new = before[name], getattr(saved, name)
         if old != new:
-            old, new = ("empty" if value is None else value for value in (old, new))
-            changes.append(f"{name}: {old} → {new}")
+            changes.append(f"{name}: {_text(old)} → {_text(new)}")
     if changes:
         log_action(request, saved, "; ".join(changes))
     messages.success(request, "Saved. All processes use it within seconds.")
+
+
+def _text(value: Any) -> Any:
+    """Return the value of a setting as the audit log has it."""
+    if value is None or value == []:
+        return "empty"
+    return ", ".join(value) if isinstance(value, list) else value

@@ -330,6 +330,8 @@ class Generation(models.Model):
     # It continues without its client, and after the death of its worker.
     background = models.BooleanField(default=False)
     end_user = models.CharField(max_length=512, blank=True, default="")
+    # ``key=value`` of those metadata of the request by which the site counts usage.
+    tags = ArrayField(models.TextField(), default=list, db_default=[], blank=True)
     ignored_params = ArrayField(models.CharField(max_length=64), default=list, blank=True)
 
     status = models.CharField(max_length=16, choices=Status.choices, default=Status.QUEUED)

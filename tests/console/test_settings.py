@@ -59,6 +59,17 @@ def test_a_wrong_retention_is_refused(admin: Client, days: str) -> None:
     assert not SiteSettings.objects.exists()
 
 
+def test_metadata_keys_of_usage_are_a_short_list(admin: Client) -> None:
+    text = admin.post(PAGE, {"usage_tags": "team, cost center"}, follow=True).content.decode()
+    assert "Saved." in text
+    assert 'value="team,cost center"' in text
+    assert models.site_settings().usage_tags == ["team", "cost center"]
+    assert LogEntry.objects.get().change_message.startswith("usage_tags: empty → team, cost center")
+    for wrong in ("a=b", "user_id", "k" * 65, "a,b,c,d,e,f,g,h,i", "team,team"):
+        assert 'class="reason"' in admin.post(PAGE, {"usage_tags": wrong}).content.decode()
+    assert SiteSettings.objects.get().usage_tags == ["team", "cost center"]
+
+
 def test_the_environment_is_shown_without_secrets(
     admin: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -220,3 +220,47 @@ def test_cancelled_and_failed_requests_are_accounted_as_such(stack: ServedStack)
         result = results(http)[-1]
     assert (result["num_failed_requests"], result["num_cancelled_requests"]) == (1, 1)
     assert result["output_tokens"] > 0, "what was cancelled was used all the same"
+
+
+def test_usage_is_counted_by_end_user_and_by_the_chosen_keys_of_metadata(
+    stack: ServedStack,
+) -> None:
+    stack.sql(
+        "INSERT INTO site_settings_sitesettings (id, updated_at, usage_tags) "
+        "VALUES (1, now(), '{team}') "
+        "ON CONFLICT (id) DO UPDATE SET usage_tags = excluded.usage_tags RETURNING id"
+    )
+    time.sleep(2.5)  # Processes read the settings again after two seconds.
+    key = make_key(stack)
+    client = stack.client(key.secret)
+    metadata = {"team": "red", "other": "x"}
+    used = [
+        chat(client, user="ann", metadata=metadata).usage.total_tokens,
+        chat(client, safety_identifier="bob", user="ann").usage.total_tokens,
+    ]
+    answer = client.responses.create(
+        model="demo", input="Hi", max_output_tokens=5, metadata=metadata, store=False
+    )
+    assert answer.usage is not None
+    used.append(answer.usage.total_tokens)
+    with key.http(stack) as http:
+        message = {
+            "model": "demo",
+            "max_tokens": 5,
+            "messages": [{"role": "user", "content": "Hi"}],
+        }
+        sent = http.post("/v1/messages", json={**message, "metadata": {"user_id": "cyd"}}).json()
+        parts = ("input_tokens", "cache_read_input_tokens", "output_tokens")
+        used.append(sum(sent["usage"][name] or 0 for name in parts))
+    wait_for_requests(stack, key, 4)
+    rows = stack.sql(
+        "SELECT dimension, value, input_tokens + output_tokens FROM usage_dimensionrollup "
+        "WHERE period = 'day' AND project_id = %s",
+        key.project_id,
+    )
+    assert {(dimension, value): tokens for dimension, value, tokens in rows} == {
+        ("user", "ann"): used[0],
+        ("user", "bob"): used[1],
+        ("user", "cyd"): used[3],
+        ("tag:team", "red"): used[0] + used[2],
+    }

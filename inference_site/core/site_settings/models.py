@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import django.db
 from django.conf import settings
+from django.contrib.postgres.fields import ArrayField
+from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import connection, models
 
@@ -22,6 +24,8 @@ LONGEST_DAYS = 36_500
 LONGEST_DEBUG_HOURS = 24
 BATCH_DAYS = 30
 """How long batches and their files are kept without a setting."""
+MAX_USAGE_TAGS = 8
+"""Metadata keys by which usage is counted; each adds rows to the accounting of a request."""
 _TTL_S = 2.0
 
 
@@ -43,6 +47,20 @@ def retention_field(label: str, help_text: str, least: int = 1) -> Any:
     return models.PositiveIntegerField(
         label, null=True, blank=True, validators=bounds, help_text=help_text
     )
+
+
+def check_tag(key: str) -> None:
+    """Raise ValidationError for a metadata key by which usage cannot be counted."""
+    if "=" in key or not key.isprintable():
+        raise ValidationError("A key has no equals sign and no control characters.")
+    if key == "user_id":
+        raise ValidationError("user_id names the end user, whose usage is counted anyway.")
+
+
+def check_tags(keys: list[str]) -> None:
+    """Raise ValidationError if a key is in the list twice."""
+    if len(set(keys)) < len(keys):
+        raise ValidationError("A key is in the list twice.")
 
 
 class SiteSettings(models.Model):
@@ -83,6 +101,19 @@ class SiteSettings(models.Model):
         help_text=(
             "For debugging: keeps how prompts and answers begin that clients did not ask to store. "
             "Empty: nothing is kept, and what was kept is deleted within minutes. At most 24."
+        ),
+    )
+    usage_tags = ArrayField(
+        models.CharField(max_length=64, validators=[check_tag]),
+        verbose_name="metadata keys of usage",
+        size=MAX_USAGE_TAGS,
+        validators=[check_tags],
+        default=list,
+        db_default=[],
+        blank=True,
+        help_text=(
+            "Keys of requests' metadata, separated by commas, by which usage is counted from now "
+            f"on, such as team. At most {MAX_USAGE_TAGS}; usage by end user is always counted."
         ),
     )
     show_content = models.BooleanField(

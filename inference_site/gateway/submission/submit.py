@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from inference_site.runs.queue import IsWanted, WithRow, enqueue
 from inference_site.runs.queue_position import QueuePosition
 from inference_site.runs.streams.request_documents import Document, Opening
 from inference_site.runs.usage.accounting import settle_for_request
+from inference_site.runs.usage.dimensions import tags_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Submission:
     ignored_params: list[str] = field(default_factory=list)
     service_class: ServiceClass = ServiceClass.FOREGROUND
     end_user: str = ""
+    metadata: Mapping[str, str] | None = None
     frames: Sequence[bytes] = ()
     texts: Sequence[bytes] = ()
     is_resumable: bool = False
@@ -154,6 +156,7 @@ def _enqueue(
         streamed=submission.stream,
         background=submission.background,
         end_user=submission.end_user,
+        tags=tags_of(submission.metadata),
         trace_id=trace_id(current_traceparent.get()),
         ignored_params=submission.ignored_params,
         reserved_tokens=admission.estimate.tokens,

@@ -32,6 +32,7 @@ from inference_site.mcp.connections import end_grants
 from inference_site.outbox.delivery import Deliverer
 from inference_site.runs.maintenance import maintain, repair_inconsistent, try_and_log
 from inference_site.runs.usage.accounting import account_ended
+from inference_site.runs.usage.dimensions import Bound
 from inference_site.runs.usage.pruning import prune_old
 
 _STOP_S = 10.0
@@ -68,6 +69,7 @@ def run_periodically(stopped: threading.Event) -> None:
         ("batch files", prepare, 0.5),
         ("runs of cases", collect_results, 2.0),
         ("accounting", _with_long_timeout(account_ended), 1.0),
+        ("values of usage", _with_long_timeout(Bound()), 60.0),
         ("alarms", evaluate, 5.0),
         ("outbox", Deliverer().start, 1.0),
         ("ended access", end_grants, 5.0),

@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from inference_site.runs.usage import accounting
 from inference_site.runs.usage.accounting import settle
+from inference_site.runs.usage.dimensions import bound
 from inference_site.runs.usage.models import Period
 from inference_site.runs.usage.queries import Span, usage_by, usage_rows
 
@@ -43,6 +44,7 @@ class Command(BaseCommand):
             pass
         if rebuild:
             accounting.rebuild()
+            bound()
             self.stderr.write("Roll-ups and budget counters were rebuilt.")
         if check:
             found = accounting.differences()

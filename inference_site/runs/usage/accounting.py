@@ -28,10 +28,14 @@ from redis.exceptions import RedisError
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import Budget
 from inference_site.accounts.rate_limits import AccountedGeneration, correct
-from inference_site.runs.usage.models import KEY as LATENCY_KEY
 from inference_site.runs.usage.models import (
+    END_USER,
+    LONGEST_VALUE,
     MOVE_LATE,
     NAMED_APART,
+    OTHERS,
+    TAG,
+    DimensionRollup,
     KindRollup,
     LatencyHistogram,
     Period,
@@ -40,6 +44,7 @@ from inference_site.runs.usage.models import (
     add_sql,
     counts_sql,
 )
+from inference_site.runs.usage.models import KEY as LATENCY_KEY
 from inference_site.runs.usage.pruning import KEPT_DAYS
 
 logger = logging.getLogger(__name__)
@@ -86,6 +91,14 @@ START = "date_trunc(period, finished_at, 'UTC')"
 _KIND_KEY = f"{ROLLUP_KEY}, kind"
 _KINDS = ", ".join(f"'{kind}'" for kind in NAMED_APART)
 _OF_KINDS = f"kind IN ({_KINDS})"
+_DIMENSION_KEY = f"{ROLLUP_KEY}, dimension, value"
+_DIMENSIONS = f"""LATERAL (
+    SELECT '{END_USER}', left(end_user, {LONGEST_VALUE}) WHERE end_user <> ''
+    UNION ALL
+    SELECT '{TAG}' || split_part(tag, '=', 1),
+        left(substr(tag, strpos(tag, '=') + 1), {LONGEST_VALUE})
+    FROM unnest(tags) AS tag
+) AS counted (dimension, value)"""  # noqa: S608
 
 
 def _sums(key: str, periods: str, where: str) -> str:
@@ -98,10 +111,10 @@ def _sums(key: str, periods: str, where: str) -> str:
     """  # noqa: S608  # All statements here are built from constants.
 
 
-def _add(table: str, key: str, where: str) -> str:
+def _add(table: str, key: str, where: str, periods: str = PERIODS) -> str:
     """Return the statement that adds the generations with ``ids`` to a table of roll-ups."""
     return f"""
-    INSERT INTO {table} AS kept ({key}, {", ".join(SUMS)}) {_sums(key, PERIODS, where)}
+    INSERT INTO {table} AS kept ({key}, {", ".join(SUMS)}) {_sums(key, periods, where)}
     ON CONFLICT ({key}) DO UPDATE
     SET {", ".join(f"{name} = kept.{name} + excluded.{name}" for name in SUMS)}
     """  # noqa: S608
@@ -109,6 +122,9 @@ def _add(table: str, key: str, where: str) -> str:
 
 _ROLL_UP = _add("usage_usagerollup", ROLLUP_KEY, "id = ANY(%(ids)s)")
 _ROLL_UP_KINDS = _add("usage_kindrollup", _KIND_KEY, f"id = ANY(%(ids)s) AND {_OF_KINDS}")
+_ROLL_UP_DIMENSIONS = _add(
+    "usage_dimensionrollup", _DIMENSION_KEY, "id = ANY(%(ids)s)", f"{PERIODS}, {_DIMENSIONS}"
+)
 _ROLL_UP_LATENCY = add_sql(counts_sql(START, PERIODS, "id = ANY(%(ids)s)"))
 
 USED = "CASE unit WHEN 'cost' THEN cost ELSE input_tokens + output_tokens END"
@@ -167,6 +183,15 @@ start >= %(since)s AND NOT EXISTS (
 needs the logs of all."""
 _USAGE = _sums(ROLLUP_KEY, _PERIOD, _ACCOUNTED)
 _USAGE_OF_KINDS = _sums(_KIND_KEY, _PERIOD, f"{_OF_KINDS} AND {_ACCOUNTED}")
+_USAGE_OF_DIMENSIONS = _sums(_DIMENSION_KEY, f"{_PERIOD}, {_DIMENSIONS}", _ACCOUNTED)
+_HAS_ALL_VALUES = f"""(period, start, dimension, project_id) NOT IN (
+    SELECT period, start, dimension, project_id FROM usage_dimensionrollup WHERE value = '{OTHERS}'
+)"""  # noqa: S608
+"""Whether a project has a row for each value in a period; otherwise the log has values that were
+added up."""
+_COMPARED_DIMENSIONS = f"""
+SELECT * FROM ({_USAGE_OF_DIMENSIONS}) AS sums WHERE {_HAS_ALL_VALUES}
+"""  # noqa: S608
 _LATENCY = f"""
 SELECT * FROM ({counts_sql(START, _PERIOD, _ACCOUNTED)}) AS counts WHERE {_COMPLETE}
 """  # noqa: S608
@@ -227,6 +252,7 @@ def account(max_rows: int = _MAX_ROWS, wait_ms: int = 0) -> list[AccountedGenera
             return []
         cursor.execute(_ROLL_UP, ids)
         cursor.execute(_ROLL_UP_KINDS, ids)
+        cursor.execute(_ROLL_UP_DIMENSIONS, ids)
         cursor.execute(_ROLL_UP_LATENCY, ids)
         cursor.execute(_MARK_ACCOUNTED, ids)
         accounted = [AccountedGeneration(*row) for row in cursor.fetchall()]
@@ -285,6 +311,15 @@ def differences() -> list[Difference]:
         for period in Period.values:
             found += _compare(cursor, UsageRollup, period, _USAGE, ROLLUP_KEY, tuple(SUMS))
             found += _compare(cursor, KindRollup, period, _USAGE_OF_KINDS, _KIND_KEY, tuple(SUMS))
+            found += _compare(
+                cursor,
+                DimensionRollup,
+                period,
+                _COMPARED_DIMENSIONS,
+                _DIMENSION_KEY,
+                tuple(SUMS),
+                _HAS_ALL_VALUES,
+            )
             found += _compare(cursor, LatencyHistogram, period, _LATENCY, LATENCY_KEY, ("count",))
         return found + _compare_spends(cursor)
 
@@ -300,6 +335,7 @@ def rebuild() -> None:
             for rollup, log, key in (
                 (UsageRollup, _USAGE, ROLLUP_KEY),
                 (KindRollup, _USAGE_OF_KINDS, _KIND_KEY),
+                (DimensionRollup, _USAGE_OF_DIMENSIONS, _DIMENSION_KEY),
             ):
                 _rewrite(cursor, rollup, period, log, f"{key}, {', '.join(SUMS)}")
             _rewrite(cursor, LatencyHistogram, period, _LATENCY, f"{LATENCY_KEY}, count")
@@ -322,9 +358,15 @@ def _complete_since(rollup: type[Rollup], period: str) -> dt.datetime:
 
 
 def _compare(
-    cursor: Any, rollup: Any, period: str, log: str, key: str, counters: tuple[str, ...]
+    cursor: Any,
+    rollup: Any,
+    period: str,
+    log: str,
+    key: str,
+    counters: tuple[str, ...],
+    condition: str = "true",
 ) -> Iterator[Difference]:
-    """Yield the differences between a roll-up table and the query ``log``."""
+    """Yield the differences between the query ``log`` and the rows of a table with a condition."""
     names = key.split(", ")
     columns = ", ".join(f"coalesce(kept.{n}, 0), coalesce(log.{n}, 0)" for n in counters)
     # Sums of floats depend on the order of addition, so milliseconds may differ by one.
@@ -335,7 +377,7 @@ def _compare(
     cursor.execute(
         f"""SELECT {key}, {columns}
         FROM (SELECT * FROM {rollup._meta.db_table}
-              WHERE period = %(period)s AND {_COMPLETE}) kept
+              WHERE period = %(period)s AND {_COMPLETE} AND {condition}) kept
         FULL JOIN ({log}) log USING ({key})
         WHERE {differs} LIMIT 100""",  # noqa: S608
         {"period": period, "since": _complete_since(rollup, period)},

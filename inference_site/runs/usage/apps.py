@@ -12,6 +12,8 @@ class UsageConfig(AppConfig):
     name = "inference_site.runs.usage"
     label = "usage"
     default_auto_field = "django.db.models.BigAutoField"
+    retention = "inference_site.runs.usage.dimensions"
+    forgetting = "inference_site.runs.usage.dimensions"
 
     def ready(self) -> None:
         """Count the usage of the current period whenever a budget is created or changed."""

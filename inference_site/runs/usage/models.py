@@ -201,6 +201,50 @@ class KindRollup(UsageSums):
         return f"{self.period} of {self.start}, {self.kind}"
 
 
+END_USER, TAG = "user", "tag:"
+"""The dimension of end users, and the beginning of those of tags, before the metadata key."""
+LONGEST_VALUE = 200
+"""Longer values count as their first characters."""
+OTHERS = ""
+"""The value of a row that has the usage of all values without a row of their own."""
+
+
+class DimensionRollup(UsageSums):
+    """The usage of one end user, or of one value of a tag, in one period.
+
+    Requests without an end user or without the tag are not in it; ``UsageRollup`` has all. Only the
+    values with the highest costs of a project and period have rows (see ``dimensions.bound``).
+    """
+
+    dimension = models.CharField(max_length=68)
+    value = models.CharField(max_length=LONGEST_VALUE)
+
+    class Meta:
+        default_permissions = ()
+        constraints = [
+            models.UniqueConstraint(
+                fields=[
+                    *("period", "start", "dimension", "project"),
+                    *("value", "api_key", "model"),
+                ],
+                name="dimension_rollup_once",
+            ),
+        ]
+        indexes = [
+            models.Index(
+                fields=["project", "period", "start", "dimension"],
+                name="dimension_rollup_by_project",
+            ),
+            models.Index(
+                fields=["value", "dimension", "period", "start"],
+                name="dimension_rollup_by_value",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.period} of {self.start}, {self.dimension} {self.value}"
+
+
 class Measure(models.TextChoices):
     """The quantity of a histogram."""
 

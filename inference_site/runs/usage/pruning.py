@@ -22,15 +22,23 @@ from inference_site.core.storage.old_rows import delete_older, old_ids
 from inference_site.runs.kinds import retentions
 from inference_site.runs.models import Generation
 from inference_site.runs.request_log.models import Refusal
-from inference_site.runs.usage.models import KindRollup, LatencyHistogram, Period, UsageRollup
+from inference_site.runs.usage.models import (
+    DimensionRollup,
+    KindRollup,
+    LatencyHistogram,
+    Period,
+    UsageRollup,
+)
 
 BATCH = 2_000
 KEPT_DAYS: dict[type[models.Model], dict[str, int]] = {
     UsageRollup: {Period.MINUTE: 2, Period.HOUR: 400},
     KindRollup: {Period.MINUTE: 2, Period.HOUR: 400},
+    DimensionRollup: {Period.MINUTE: 2, Period.HOUR: 35},
     LatencyHistogram: {Period.MINUTE: 2, Period.HOUR: 35},
 }
-"""Retention of roll-ups in days, by period; roll-ups by day are kept for ever."""
+"""Retention of roll-ups in days, by period; roll-ups by day are kept for ever, but those of
+dimensions as long as the generations (see ``dimensions.prune``)."""
 _LOGIN_FAILURE_DAYS = 90
 _SLICE_S = 0.5
 """How long each kind is deleted before the next has its turn."""
