@@ -241,7 +241,7 @@ def test_usage_by_end_user_leads_to_their_requests(
     page.get_by_role("textbox", name="End user").fill(name)
     page.get_by_role("textbox", name="End user").press("Enter")
     page.wait_for_url("**user=ann*")
-    expect(page.locator("dt").filter(has_text="Requests")).to_be_visible()
+    expect(page.get_by_role("region", name="Usage by Model")).to_be_visible()
     with page.expect_download() as download:
         page.get_by_role("button", name="JSONL").click()
     [line] = download.value.path().read_text().splitlines()
