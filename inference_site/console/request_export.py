@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import datetime as dt
-import io
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import orjson
-from asgiref.sync import sync_to_async
 from django.contrib import messages
 from django.contrib.auth.decorators import permission_required
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponseRedirect, StreamingHttpResponse
+from django.http import HttpRequest, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.urls import reverse
-from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey, Project
+from inference_site.console.downloads import FORMS, download
 from inference_site.console.request_filters import ENDPOINTS, LogFilters, filters_of
 from inference_site.console.request_log_page import (
     VIEW,
@@ -28,20 +24,17 @@ from inference_site.console.request_log_page import (
     may_filter,
 )
 from inference_site.core.admin_pages.base_admin import log_action
-from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.runs.models import Generation
-from inference_site.runs.usage.queries import without_formula
 
 MAX_EXPORTED = 100_000
 """Requests of one download, the newest; a day of a busy site."""
 _BATCH = 500
 _COLUMNS = (
     *("id", "request_id", "time", "endpoint", "model", "project", "key", "key_prefix", "end_user"),
-    *("status", "error_code", "finish_reason", "requests", "streamed", "background"),
+    *("tags", "status", "error_code", "finish_reason", "requests", "streamed", "background"),
     *("queue_ms", "first_token_ms", "duration_ms", "input_tokens", "cached_tokens"),
     *("output_tokens", "reasoning_tokens", "cost"),
 )
-_TYPES = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"}
 
 
 @permission_required(VIEW, raise_exception=True)
@@ -53,42 +46,26 @@ def export(request: HttpRequest) -> HttpResponseBase:
     filters, form = filters_of(request.GET), request.GET.get("format", "csv")
     if not may_filter(request, filters):
         raise PermissionDenied
-    if filters.words or form not in _TYPES:
+    if filters.words or form not in FORMS:
         messages.warning(request, "A search for words cannot be downloaded: use other filters.")
         return HttpResponseRedirect(f"{reverse('admin:requests')}?{request.GET.urlencode()}")
     log_action(request, "Requests", f"Exported as {form}.")
-    lines = _lines(replace(filters, sort="", page=1), form)
-    answer = StreamingHttpResponse(lines, content_type=_TYPES[form])
-    name = f"requests-{timezone.now():%Y%m%d-%H%M}.{form}"
-    answer["Content-Disposition"] = f'attachment; filename="{name}"'
-    return answer
+    return download("requests", form, _COLUMNS, _batches(replace(filters, sort="", page=1)))
 
 
-async def _lines(filters: LogFilters, form: str) -> AsyncIterator[bytes]:
-    read = sync_to_async(_read_batch, thread_sensitive=False)
-    if form == "csv":
-        yield _csv([dict(zip(_COLUMNS, _COLUMNS, strict=True))])
+def _batches(filters: LogFilters) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows, newest first, until ``MAX_EXPORTED`` or the end of the log."""
     written = 0
     while written < MAX_EXPORTED:
-        rows, before = await read(filters)
-        written += len(rows)
-        yield _csv(rows) if form == "csv" else b"".join(map(_json, rows))
-        if before is None:
-            return
-        filters = replace(filters, before=before)
-
-
-def _read_batch(filters: LogFilters) -> tuple[list[dict[str, Any]], tuple[int, int] | None]:
-    """Return the next rows, and the cursor of those after them; None at the end of the log."""
-    with release_connection_after():
         page = log_page(filters, size=_BATCH)
         keys = ApiKey.objects.in_bulk({one.api_key_id for one in page.shown if one.api_key_id})
         projects = Project.objects.in_bulk({one.project_id for one in page.shown if one.project_id})
-    rows = [_row(one, projects, keys) for one in page.shown]
-    if page.older is None:
-        return rows, None
-    generations, _, refusals = page.older.partition("-")
-    return rows, (int(generations), int(refusals))
+        yield [_row(one, projects, keys) for one in page.shown]
+        if page.older is None:
+            return
+        written += len(page.shown)
+        generations, _, refusals = page.older.partition("-")
+        filters = replace(filters, before=(int(generations), int(refusals)))
 
 
 def _row(
@@ -116,21 +93,9 @@ def _row(
         row[name] = getattr(one, name)
     return row | {
         "id": one.public_id,
+        "tags": "\n".join(one.tags),
         "endpoint": ENDPOINTS.get(one.kind, one.kind),
         "requests": 1,
         "first_token_ms": one.ttft_ms,
         "cost": str(one.cost),
     }
-
-
-def _json(row: dict[str, Any]) -> bytes:
-    return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
-
-
-def _csv(rows: Sequence[dict[str, Any]]) -> bytes:
-    text = io.StringIO()
-    writer = csv.writer(text)
-    for row in rows:
-        cells = (row[name] for name in _COLUMNS)
-        writer.writerow([without_formula(c) if isinstance(c, str) else c for c in cells])
-    return text.getvalue().encode()

@@ -95,6 +95,7 @@ def _facts_of(request: HttpRequest, row: Generation | Refusal) -> dict[str, Any]
         ("Code", row.error_code),
         ("Finish reason", row.finish_reason),
         ("End user", row.end_user),
+        ("Tags", ", ".join(row.tags)),
         ("Class", row.get_service_class_display()),
         ("Worker", row.worker),
         ("Attempts", str(row.attempt) if row.attempt > 1 else ""),

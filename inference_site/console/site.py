@@ -46,7 +46,7 @@ from inference_site.console.request_export import export
 from inference_site.console.request_log_page import requests_context, save_filter
 from inference_site.console.request_panel import request_page
 from inference_site.console.settings_page import settings_page
-from inference_site.console.usage_page import home_context, usage_csv
+from inference_site.console.usage_page import home_context, usage_download
 
 _SINGLE_SIGN_ON = "inference_site.console.people.single_sign_on"
 
@@ -98,7 +98,8 @@ class ConsoleSite(UnfoldAdminSite):
         model = page("Model", model_context, "model")
         return [
             *_login_urls(),
-            path("usage.csv", own(usage_csv), name="usage-csv"),
+            path("usage.csv", own(usage_download), {"form": "csv"}, name="usage-csv"),
+            path("usage.jsonl", own(usage_download), {"form": "jsonl"}, name="usage-jsonl"),
             path("queue/", own(page("Queue", queue_context, "queue")), name="queue"),
             path("queue/stop/", own(require_POST(stop_chosen)), name="queue-stop"),
             path("queue/<int:pk>/", own(require_POST(run_action)), name="queue-action"),

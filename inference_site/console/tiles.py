@@ -20,7 +20,15 @@ from inference_site.catalogue.model_labels import NO_PRICE, is_priced
 from inference_site.console.refusal_counts import earlier, refused_in
 from inference_site.core.admin_pages.labels import milliseconds, money, time_since
 from inference_site.runs.models import Generation, Status
-from inference_site.runs.usage.models import Measure, Period, percentile
+from inference_site.runs.usage.models import (
+    END_USER,
+    LONGEST_VALUE,
+    OTHERS,
+    TAG,
+    Measure,
+    Period,
+    percentile,
+)
 from inference_site.runs.usage.queries import (
     PERIOD_LENGTH,
     Histograms,
@@ -65,6 +73,26 @@ _LISTS: dict[str, dict[str, str]] = {
 """Filters of the list of requests that a tile leads to, by its name."""
 
 
+def requests_filter(span: Span) -> dict[str, Any] | None:
+    """Return the filters of the list of requests for those of a span; None if it has no such."""
+    chosen: dict[str, Any] = {}
+    given = {"project": span.projects, "key": span.api_keys, "model": span.models}
+    for name, values in given.items():
+        if values is not None and len(values) != 1:
+            return None
+        if values is not None:
+            chosen[name] = values[0]
+    if span.dimension is None or span.value is None:
+        return chosen
+    name, prefix = "user", ""
+    if span.dimension != END_USER:
+        name, prefix = "metadata", f"{span.dimension.removeprefix(TAG)}="
+    text = prefix + span.value
+    # Longer values are cut in the roll-ups, and the list's filter cuts and strips what it gets.
+    is_whole = span.value != OTHERS and len(span.value) < LONGEST_VALUE and len(text) <= 200
+    return chosen | {name: text} if is_whole and text == text.strip() else None
+
+
 def linked(tiles: Iterable[Tile], user: Any, span: Span, since: str = "") -> list[Tile]:
     """Return tiles that lead to the lists of what they count, for a user who may see these.
 
@@ -72,12 +100,9 @@ def linked(tiles: Iterable[Tile], user: Any, span: Span, since: str = "") -> lis
     """
     if not user.has_perm("generations.view_generation"):
         return list(tiles)
-    columns = {"project": span.projects, "key": span.api_keys, "model": span.models}
-    if any(values is not None and len(values) != 1 for values in columns.values()):
+    chosen = requests_filter(span)
+    if chosen is None:
         return list(tiles)
-    chosen: dict[str, Any] = {
-        name: values[0] for name, values in columns.items() if values is not None
-    }
     if since:
         chosen["since"] = since
     pages = {"Waiting now": reverse("admin:queue"), "Workers": reverse("admin:fleet")}
@@ -153,13 +178,15 @@ def latest_errors(generations: QuerySet[Generation]) -> list[Generation]:
 
 def usage_tiles(
     total: Usage,
-    latencies: Histograms,
+    latencies: Histograms | None,
     models: Iterable[str] = (),
     *,
     before: Usage,
-    refused: Tile,
+    refused: Tile | None,
 ) -> list[Tile]:
     """Return tiles of a usage and its latencies, with the change against that ``before``.
+
+    There are no tiles of what is None.
 
     The cost shows a dash if none of ``models`` (of all models, if empty) has a price.
     """
@@ -183,7 +210,7 @@ def usage_tiles(
             is_bad=total.failed > 0,
             change=change(total.failed, before.failed),
         ),
-        refused,
+        *([] if refused is None else [refused]),
         Tile(
             "Input tokens",
             short(total.input_tokens),
@@ -196,10 +223,16 @@ def usage_tiles(
             reasoning,
             change=change(total.output_tokens, before.output_tokens),
         ),
+        *([] if latencies is None else _latency_tiles(latencies)),
+        cost,
+    ]
+
+
+def _latency_tiles(latencies: Histograms) -> list[Tile]:
+    return [
         _percentiles("First token", latencies[Measure.TTFT], milliseconds),
         _percentiles("Tokens/s", latencies[Measure.SPEED], short, LOWEST),
         _percentiles("Queue wait", latencies[Measure.QUEUE], milliseconds),
-        cost,
     ]
 
 

@@ -5,7 +5,6 @@ The server draws charts as SVG, each with a title, a description and a table.
 
 from __future__ import annotations
 
-import csv
 import datetime as dt
 import math
 from collections import Counter
@@ -14,15 +13,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from django.contrib.auth.decorators import permission_required
-from django.http import HttpRequest, HttpResponse, QueryDict
-from django.urls import reverse
+from django.http import HttpRequest, QueryDict
+from django.http.response import HttpResponseBase
 from django.utils import timezone
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
 from inference_site.accounts.models import ApiKey, Project
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.catalogue.model_labels import cost_label
+from inference_site.console.downloads import download
 from inference_site.console.refusal_counts import earlier
 from inference_site.console.tiles import (
     LOWEST,
@@ -34,9 +33,26 @@ from inference_site.console.tiles import (
     tiles_now,
     usage_tiles,
 )
-from inference_site.core.admin_pages.base_admin import SPANS, id_of
-from inference_site.core.admin_pages.labels import milliseconds, money
-from inference_site.runs.usage.models import Measure, Period, UsageRollup, percentile
+from inference_site.console.usage_table import (
+    COLUMNS,
+    UsageTable,
+    dimension_label,
+    downloaded,
+    downloaded_columns,
+    groups,
+)
+from inference_site.core.admin_pages.base_admin import SPANS, id_of, log_action
+from inference_site.core.admin_pages.labels import milliseconds
+from inference_site.core.site_settings.models import LONGEST_TAG, site_settings
+from inference_site.runs.usage.models import (
+    END_USER,
+    LONGEST_VALUE,
+    TAG,
+    Measure,
+    Period,
+    UsageRollup,
+    percentile,
+)
 from inference_site.runs.usage.queries import (
     PERIOD_LENGTH,
     Histograms,
@@ -46,7 +62,6 @@ from inference_site.runs.usage.queries import (
     histograms,
     total_by,
     usage_by,
-    usage_rows,
     without_table_scans,
 )
 
@@ -58,9 +73,7 @@ _MAX_LABELS = 6
 Format = Callable[[float], str]
 PERMISSION = "usage.view_usagerollup"
 CUSTOM = "custom"
-GROUPS = {"model": "Model", "project_id": "Project", "api_key_id": "API key"}
 _MAX_KEYS = 200
-_MAX_GROUPS = 50
 _FIELD_FORMAT = "%Y-%m-%dT%H:%M"
 """Format of an input of the type ``datetime-local``."""
 _A_DAY = dt.timedelta(days=1)
@@ -277,11 +290,23 @@ RANGES = (
 @dataclass(frozen=True, slots=True)
 class UsageFilters:
     """The filters of the page; ``range`` is the id of a range or ``CUSTOM``, ``group`` a key of
-    ``GROUPS``."""
+    ``usage_table.groups``. ``note`` says what cannot be shown together."""
 
     range: str
     group: str
     span: Span
+    note: str = ""
+
+    @property
+    def user(self) -> str:
+        """The chosen end user."""
+        return (self.span.value or "") if self.span.dimension == END_USER else ""
+
+    @property
+    def tag(self) -> str:
+        """The chosen tag, as ``name=value``."""
+        dimension = self.span.dimension or END_USER
+        return "" if dimension == END_USER else f"{dimension[len(TAG) :]}={self.span.value}"
 
     @property
     def is_custom(self) -> bool:
@@ -314,8 +339,17 @@ class UsageFilters:
         return f"{self.span.end:{_FIELD_FORMAT}}"
 
 
-def filters_of(query: QueryDict, now: dt.datetime) -> UsageFilters:
-    """Return the filters in a query string; missing and invalid values become the defaults."""
+def may_see_values(user: Any) -> bool:
+    """Return whether a user may see end users and tags, as in the list of requests."""
+    return bool(user.has_perm("generations.view_generation"))
+
+
+def filters_of(query: QueryDict, now: dt.datetime, *, has_dimensions: bool = True) -> UsageFilters:
+    """Return the filters in a query string; missing and invalid values become the defaults.
+
+    Usage is kept by end user or by one tag, not by two of them: the first of end user, tag and
+    group that is given counts.
+    """
     range_id = query.get("range")
     if range_id == CUSTOM:
         period, start, end = _custom_range(query, now)
@@ -324,12 +358,21 @@ def filters_of(query: QueryDict, now: dt.datetime) -> UsageFilters:
         range_id, period = chosen.id, chosen.period
         end = floor(now, period) + PERIOD_LENGTH[period]
         start = end - chosen.length
-    group = str(query.get("by", ""))
     project, key = (id_of(query.get(name, "")) for name in ("project", "key"))
     model = query.get("model", "").replace("\0", "")
+    group, dimension, value, note = query.get("by", ""), None, None, ""
+    if has_dimensions:
+        dimension, value = _dimension_of(query)
+        if dimension == END_USER and query.get("tag", ""):
+            note = "Usage of an end user is not kept by tag: the filter by tag does not apply."
+        if _is_dimension(group) and dimension not in (None, group):
+            note = f"Usage of one {dimension_label(str(dimension)).lower()} is not kept by another."
+            group = ""
+    is_group = group in COLUMNS or (has_dimensions and _is_dimension(group))
     return UsageFilters(
         range=range_id,
-        group=group if group in GROUPS else "model",
+        group=group if is_group else "model",
+        note=note,
         span=Span(
             period,
             start,
@@ -337,8 +380,25 @@ def filters_of(query: QueryDict, now: dt.datetime) -> UsageFilters:
             projects=None if project is None else [project],
             api_keys=None if key is None else [key],
             models=[model] if model else None,
+            dimension=dimension,
+            value=value,
         ),
     )
+
+
+def _dimension_of(query: QueryDict) -> tuple[str | None, str | None]:
+    """Return the dimension and value of the filter by end user or by tag, if there is one."""
+    user, tag = (query.get(name, "").replace("\0", "").strip() for name in ("user", "tag"))
+    if user:
+        return END_USER, user[:LONGEST_VALUE]
+    key, _, value = tag.partition("=")
+    is_tag = 0 < len(key) <= LONGEST_TAG and value
+    return (TAG + key, value[:LONGEST_VALUE]) if is_tag else (None, None)
+
+
+def _is_dimension(group: str) -> bool:
+    is_tag = group.startswith(TAG) and len(group) <= len(TAG) + LONGEST_TAG and "\0" not in group
+    return group == END_USER or is_tag
 
 
 def _custom_range(query: QueryDict, now: dt.datetime) -> tuple[Period, dt.datetime, dt.datetime]:
@@ -375,33 +435,42 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
     """Return the template context of the home page."""
     if not request.user.has_perm(PERMISSION):
         return {"may_see_usage": False}
-    filters = filters_of(request.GET, timezone.now())
+    may_see = may_see_values(request.user)
+    filters = filters_of(request.GET, timezone.now(), has_dimensions=may_see)
     if not UsageRollup.objects.exists():
         return {"may_see_usage": True, "filters": filters, **_first_steps(request)}
     with without_table_scans():
-        usage, latencies = usage_by(filters.span), histograms(filters.span)
-        table = _table(filters.span, filters.group)
+        usage = usage_by(filters.span)
+        # Latencies are not kept by dimension, and refused requests have no end user.
+        is_whole = filters.span.dimension is None
+        latencies = histograms(filters.span) if is_whole else None
+        refused = refused_tile(filters.span) if is_whole else None
+        since = filters.range if filters.range in SPANS else ""
+        table = UsageTable(filters.span, filters.group, since if may_see else None)
         before = sum_of(total_by(earlier(filters.span), "model").values())
-        refused = refused_tile(filters.span)
     buckets = [usage.get((start, ()), Usage()) for start in filters.span.starts()]
     keys = ApiKey.objects.none()
     if filters.project is not None:
         keys = ApiKey.objects.filter(project=filters.project)[:_MAX_KEYS]
     models = filters.span.models or ()
     tiles = usage_tiles(sum_of(buckets), latencies, models, before=before, refused=refused)
-    since = filters.range if filters.range in SPANS else ""
     return {
         "may_see_usage": True,
+        "may_see_values": may_see,
+        "has_tags": bool(filters.tag or site_settings().usage_tags),
         "filters": filters,
         "ranges": RANGES,
-        "groups": GROUPS.items(),
+        "groups": [
+            (id_, label)
+            for id_, label in groups(filters.group if filters.group not in COLUMNS else "").items()
+            if may_see or id_ in COLUMNS
+        ],
         "projects": Project.objects.values_list("pk", "name"),
         "keys": keys,
         "models": list(catalogue().models),
         "tiles": linked([*tiles, *tiles_now()], request.user, filters.span, since),
         "charts": _charts(filters.span, buckets, latencies),
         "table": table,
-        "group_label": GROUPS[filters.group],
     }
 
 
@@ -419,19 +488,17 @@ def _first_steps(request: HttpRequest) -> dict[str, Any]:
 
 
 @permission_required(PERMISSION, raise_exception=True)
-def usage_csv(request: HttpRequest) -> HttpResponse:
-    """Answer with the usage of the home page as CSV, by bucket, project, key and model."""
-    filters = filters_of(request.GET, timezone.now())
-    with without_table_scans():
-        usage = usage_by(filters.span, "project_id", "api_key_id", "model")
-    name = f"usage-{filters.range}-{timezone.now():%Y%m%d-%H%M}.csv"
-    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    answer = HttpResponse(content_type="text/csv; charset=utf-8", headers=headers)
-    csv.writer(answer).writerows(usage_rows(usage))
-    return answer
+def usage_download(request: HttpRequest, form: str) -> HttpResponseBase:
+    """Download the usage of the home page by bucket, project, key and model, and by the end user or
+    tag of its filter or table."""
+    filters = filters_of(request.GET, timezone.now(), has_dimensions=may_see_values(request.user))
+    log_action(request, "Usage", f"Exported as {form}.")
+    columns = downloaded_columns(filters.group, filters.span)
+    rows = downloaded(filters.group, filters.span)
+    return download(f"usage-{filters.range}", form, columns, rows)
 
 
-def _charts(span: Span, buckets: Sequence[Usage], latencies: Histograms) -> list[Chart]:
+def _charts(span: Span, buckets: Sequence[Usage], latencies: Histograms | None) -> list[Chart]:
     starts, period = list(span.starts()), span.period
     times = [start.strftime(_TIME_FORMAT[period]) for start in starts]
     is_one_day = period == Period.HOUR and span.end - span.start <= _A_DAY
@@ -447,12 +514,17 @@ def _charts(span: Span, buckets: Sequence[Usage], latencies: Histograms) -> list
         Series("cached input", [usage.cached_tokens for usage in buckets]),
         Series("output", [usage.output_tokens for usage in buckets]),
     ]
+    counts = [
+        chart("requests", "Requests", times, requests, "bars", short, ticks),
+        chart("tokens", "Tokens", times, tokens, "bars", short, ticks),
+    ]
+    if latencies is None:
+        return counts
     ttft = _percentiles(latencies[Measure.TTFT], starts, SLOWEST)
     speed = _percentiles(latencies[Measure.SPEED], starts, LOWEST)
     ms, speed_title = milliseconds, "Tokens per second of one answer"
     return [
-        chart("requests", "Requests", times, requests, "bars", short, ticks),
-        chart("tokens", "Tokens", times, tokens, "bars", short, ticks),
+        *counts,
         chart("ttft", "Time to first token", times, ttft, "lines", ms, ticks),
         chart("speed", speed_title, times, speed, "lines", short, ticks),
     ]
@@ -467,38 +539,3 @@ def _percentiles(
         Series(name, [percentile(counts.get(start, {}), fraction) for start in starts])
         for name, fraction in fractions.items()
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class TableRow:
-    """The usage of one model, project or key, with the address of its page."""
-
-    name: str
-    page: str
-    usage: Usage
-    cost: str
-
-
-def _table(span: Span, group: str) -> list[TableRow]:
-    """Return the groups with the most tokens, largest first."""
-    totals = {key: usage for (key,), usage in total_by(span, group).items()}
-    rows = []
-    if group == "model":
-        for model, usage in totals.items():
-            is_known = model in catalogue().models
-            page = reverse("admin:model", args=[model]) if is_known else ""
-            rows.append(TableRow(str(model), page, usage, cost_label(model, usage.cost)))
-    else:
-        names: dict[Any, str]
-        if group == "project_id":
-            route = "admin:accounts_project_change"
-            names = dict(Project.objects.filter(pk__in=totals).values_list("pk", "name"))
-        else:
-            route = "admin:accounts_apikey_change"
-            keys = ApiKey.objects.filter(pk__in=totals).select_related("project")
-            names = {key.pk: f"{key.project.name}: {key.name}" for key in keys}
-        for pk, usage in totals.items():
-            page = reverse(route, args=[pk])
-            rows.append(TableRow(names.get(pk, str(pk)), page, usage, money(usage.cost)))
-    rows.sort(key=lambda row: row.usage.input_tokens + row.usage.output_tokens, reverse=True)
-    return rows[:_MAX_GROUPS]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import openai
 import pytest
@@ -213,6 +215,37 @@ def test_the_charts_show_the_requests_and_can_be_read_as_tables(page: Page) -> N
     expect(bars.first).to_be_visible()
     table = page.get_by_role("region", name="Usage by Model")
     expect(table.get_by_role("rowheader", name="scripted")).to_be_visible()
+
+
+def test_usage_by_end_user_leads_to_their_requests(
+    page: Page, client: openai.OpenAI, stack: ServedStack
+) -> None:
+    messages: Any = [{"role": "user", "content": "Hi"}]
+    name = f"ann {secrets.token_hex(4)}"
+    client.chat.completions.create(model="demo", messages=messages, max_tokens=3, user=name)
+    counted = "SELECT count(*) FROM usage_dimensionrollup WHERE period = 'hour' AND value = %s"
+    wait_until(lambda: stack.sql(counted, name)[0][0] == 1, 120, "the request is accounted")
+    page.goto("/admin/?range=1h")
+    page.get_by_label("Table by").select_option("End user")
+    page.wait_for_url("**by=user*")
+    table = page.get_by_role("region", name="Usage by End user")
+    row = table.get_by_role("row").filter(has_text=name)
+    expect(table.get_by_role("rowheader", name="Sum")).to_be_visible()
+    settled(page)
+    assert_usable(page)
+    press(page, row.get_by_role("link", name="1", exact=True))
+    expect(page.get_by_label("End user")).to_have_value(name)
+    listed = page.get_by_role("region", name="Requests").locator("tbody tr")
+    expect(listed).to_have_count(1)
+    page.goto("/admin/?range=1h")
+    page.get_by_role("textbox", name="End user").fill(name)
+    page.get_by_role("textbox", name="End user").press("Enter")
+    page.wait_for_url("**user=ann*")
+    expect(page.get_by_role("region", name="Usage by Model")).to_be_visible()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="JSONL").click()
+    [line] = download.value.path().read_text().splitlines()
+    assert json.loads(line)["value"] == name
 
 
 def test_a_custom_range_is_shown_after_its_button(page: Page) -> None:

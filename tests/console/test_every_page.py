@@ -92,11 +92,27 @@ def test_no_page_takes_a_form_from_elsewhere() -> None:
     assert browser.get("/admin/").status_code == 200
 
 
-PARAMETERS = ["q", "o", "p", "before", "after", "model", "since", "project", "key", "by", "range"]
+PARAMETERS = [
+    "q",
+    "o",
+    "p",
+    "before",
+    "after",
+    "model",
+    "since",
+    "project",
+    "key",
+    "by",
+    "range",
+    "user",
+    "tag",
+]
 PAGES = [
     address
     for name, address in ADDRESSES
-    if name.endswith(("_changelist", "_export", ":queue", ":fleet", ":index", "usage-csv"))
+    if name.endswith(
+        ("_changelist", "_export", ":queue", ":fleet", ":index", "usage-csv", "usage-jsonl")
+    )
 ]
 
 

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import csv
+import html
+import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth import get_user_model
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
+from django.utils.http import urlencode
 
 from inference_site.accounts.models import ApiKey
+from inference_site.core.site_settings import models as site_settings
+from inference_site.core.site_settings.models import SiteSettings
 from inference_site.runs.models import Status
+from inference_site.runs.usage import dimensions
 from inference_site.runs.usage.accounting import account
+from tests.console.test_requests_page import downloaded
 from tests.generations.rows import create_generation
 
 Key = tuple[ApiKey, str]
@@ -161,22 +170,25 @@ def test_the_table_is_by_model_project_or_key(
 ) -> None:
     used(other_key, model="small")
     row = re.search(
-        rf'<th scope="row">(?:<a [^>]*>)?{name}(?:</a>)?</th><td class="num">(\d+)</td>',
+        rf'<th scope="row">(?:<a [^>]*>)?{name}(?:</a>)?</th>'
+        r'<td class="num"><a [^>]*>(\d+)</a></td>',
         page(admin, by=by),
     )
     assert row is not None
     assert row.group(1) == "1"
 
 
+@pytest.mark.django_db(transaction=True)
 def test_the_selection_is_downloaded_as_csv(admin: Client, api_key: Key, other_key: ApiKey) -> None:
     used(api_key[0])
     used(other_key, model="small")
     query: dict[str, str | int] = {"range": "1h", "project": other_key.project_id}
     answer = admin.get("/admin/usage.csv", query)
     assert answer["Content-Disposition"].startswith('attachment; filename="usage-1h-')
-    [row] = csv.DictReader(answer.content.decode().splitlines())
+    [row] = csv.DictReader(downloaded(admin, f"/admin/usage.csv?{urlencode(query)}").splitlines())
     assert (row["project"], row["key"], row["model"]) == ("other", "other key", "small")
     assert (row["requests"], row["input_tokens"]) == ("1", "100")
+    assert LogEntry.objects.latest("pk").change_message == "Exported as csv."
 
 
 def test_the_download_needs_the_usage_permission(admin: Client) -> None:
@@ -204,3 +216,119 @@ def test_usage_needs_its_permission(staff: Callable[..., Client], api_key: Key) 
     used(api_key[0])
     assert "do not have permission to see usage" in page(staff())
     assert "Requests" in page(staff("usage.view_usagerollup"))
+
+
+def table(text: str) -> dict[str, tuple[int, str]]:
+    """The requests of each row of the table, and the address of its list, by its name."""
+    rows = re.findall(
+        r'<tr><th scope="row">(?:<\w+[^>]*>)?([^<]*)(?:</\w+>)?</th>'
+        r'<td class="num">(?:<a href="([^"]*)">)?(\d+)(?:</a>)?</td>',
+        text,
+    )
+    return {name: (int(requests), html.unescape(address)) for name, address, requests in rows}
+
+
+def test_the_table_by_end_user_adds_up_and_leads_to_the_requests(
+    admin: Client, api_key: Key, other_key: ApiKey
+) -> None:
+    for user in ("ann", "ann", "bob", "=x&y", " odd", ""):
+        used(api_key[0], end_user=user)
+    used(other_key, end_user="ann")
+    rows = table(page(admin, by="user", project=api_key[0].project_id))
+    link = f"/admin/requests/?project={api_key[0].project_id}&user="
+    assert rows.pop("ann") == (2, f"{link}ann&since=24h")
+    assert rows.pop("bob") == (1, f"{link}bob&since=24h")
+    assert rows.pop("=x&amp;y") == (1, f"{link}%3Dx%26y&since=24h")
+    assert rows.pop(" odd") == (1, ""), "the list's filter is stripped"
+    assert rows == {"No end user": (1, ""), "Sum": (6, "")}
+
+
+def test_the_page_is_filtered_by_end_user_and_by_tag(admin: Client, api_key: Key) -> None:
+    used(api_key[0], end_user="ann", tags=["team=red"], model="small")
+    used(api_key[0], end_user="ann", tags=["team=a=b"])
+    used(api_key[0], end_user="bob", tags=["team=red"])
+    text = page(admin, user="ann")
+    assert tile(text, "Requests")[0] == "2"
+    assert "<dt>Refused" not in text
+    assert ">First token<" not in text
+    assert table(text)["small"] == (1, "/admin/requests/?user=ann&model=small&since=24h")
+    assert tile(page(admin, user="ann", model="small"), "Requests")[0] == "1"
+    assert tile(page(admin, tag="team=red"), "Requests")[0] == "2"
+    assert tile(page(admin, tag="team=a=b"), "Requests")[0] == "1"
+    assert tile(page(admin, user="nobody"), "Requests")[0] == "0"
+    by_tag = page(admin, by="tag:team", tag="team=red")
+    assert table(by_tag)["red"] == (2, "/admin/requests/?metadata=team%3Dred&since=24h")
+    for both in ({"user": "ann", "tag": "team=red"}, {"user": "ann", "by": "tag:team"}):
+        text = page(admin, **both)
+        assert tile(text, "Requests")[0] == "2"
+        assert 'role="status">Usage of' in text
+
+
+def test_many_end_users_are_fifty_rows_and_others(admin: Client, api_key: Key) -> None:
+    end = timezone.now()
+    for number in range(55):
+        create_generation(
+            api_key[0],
+            status=Status.COMPLETED,
+            finished_at=end,
+            input_tokens=number,
+            end_user=f"u{number}",
+        )
+    account()
+    rows = table(page(admin, by="user"))
+    assert len(rows) == 52
+    assert "u54" in rows
+    assert "u4" not in rows
+    assert (rows["Others"], rows["Sum"]) == ((5, ""), (55, ""))
+
+
+def test_the_tags_of_the_settings_are_offered(admin: Client, api_key: Key) -> None:
+    used(api_key[0])
+    site_settings.forget()
+    assert 'name="tag"' not in page(admin)
+    SiteSettings.objects.update_or_create(pk=1, defaults={"usage_tags": ["team", "<b>"]})
+    site_settings.forget()
+    text = page(admin)
+    assert 'name="tag"' in text
+    assert '<option value="tag:&lt;b&gt;">Tag &lt;b&gt;</option>' in text
+    site_settings._last = SiteSettings()
+    site_settings.forget()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_end_users_are_for_those_who_may_see_requests(
+    staff: Callable[..., Client], api_key: Key
+) -> None:
+    used(api_key[0], end_user="ann")
+    used(api_key[0])
+    looker = staff("usage.view_usagerollup")
+    text = page(looker, user="ann", by="user")
+    assert 'name="user"' not in text
+    assert "ann" not in table(text)
+    assert tile(text, "Requests")[0] == "2"
+    assert "ann" not in downloaded(looker, "/admin/usage.csv?by=user&user=ann")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_the_download_by_end_user_adds_up(
+    admin: Client, api_key: Key, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dimensions, "MOST_VALUES", 2)
+    for user, cost in (("=ann", 3), ("=ann", 3), ("bob", 2), ("cyd", 1), ("", 0)):
+        used(api_key[0], end_user=user, cost=Decimal(cost))
+    dimensions.bound()
+    text = downloaded(admin, f"/admin/usage.{form}?by=user")
+    lines: list[dict[str, Any]]
+    if form == "csv":
+        lines = list(csv.DictReader(text.splitlines()))
+    else:
+        lines = [json.loads(line) for line in text.splitlines()]
+    name = "'=ann" if form == "csv" else "=ann"
+    found: Counter[tuple[str, str]] = Counter()
+    for line in lines:
+        found[line["part"], line["value"]] += int(line["requests"])
+    assert found == {("value", name): 2, ("value", "bob"): 1, ("others", ""): 1, ("none", ""): 1}
+    only = downloaded(admin, f"/admin/usage.{form}?user=bob")
+    assert "bob" in only
+    assert "ann" not in only

@@ -146,8 +146,8 @@ def test_tabs_keep_the_filters_and_drop_the_place_in_the_list(admin: Client) -> 
     ]
 
 
-def _downloaded(browser: Client, query: str) -> str:
-    answer = browser.get(f"{LOG}export/?{query}")
+def downloaded(browser: Client, address: str) -> str:
+    answer = browser.get(address)
     assert isinstance(answer, StreamingHttpResponse), answer.status_code
 
     async def read() -> bytes:
@@ -164,13 +164,13 @@ def test_a_download_has_every_request_once_and_is_audited(
     for n in range(8):
         ended(api_key, 100 - n, n, end_user="=1+1" if n == 7 else "ada", cost="0.25")
     refused(50, path="/v1/x", count=4)
-    rows = list(csv.DictReader(io.StringIO(_downloaded(admin, "format=csv"))))
+    rows = list(csv.DictReader(io.StringIO(downloaded(admin, f"{LOG}export/?format=csv"))))
     assert len(rows) == 9
     assert rows[0]["end_user"] == "", "the refusal is the newest"
     assert rows[0]["requests"] == "4"
     assert rows[1]["end_user"] == "'=1+1", "no formula"
     assert rows[1]["duration_ms"] == "7000.0"
-    lines = _downloaded(admin, "format=jsonl&user=ada").splitlines()
+    lines = downloaded(admin, f"{LOG}export/?format=jsonl&user=ada").splitlines()
     assert len(lines) == 7
     assert json.loads(lines[0])["cost"] == "0.250000000"
     entry = LogEntry.objects.latest("pk")

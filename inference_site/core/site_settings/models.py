@@ -26,6 +26,8 @@ BATCH_DAYS = 30
 """How long batches and their files are kept without a setting."""
 MAX_USAGE_TAGS = 8
 """Metadata keys by which usage is counted; each adds rows to the accounting of a request."""
+LONGEST_TAG = 64
+"""Characters of such a key, as OpenAI bounds keys of metadata."""
 _TTL_S = 2.0
 
 
@@ -104,7 +106,7 @@ class SiteSettings(models.Model):
         ),
     )
     usage_tags = ArrayField(
-        models.CharField(max_length=64, validators=[check_tag]),
+        models.CharField(max_length=LONGEST_TAG, validators=[check_tag]),
         verbose_name="metadata keys of usage",
         size=MAX_USAGE_TAGS,
         validators=[check_tags],

@@ -13,7 +13,13 @@ from inference_site.runs.usage import accounting
 from inference_site.runs.usage.accounting import settle
 from inference_site.runs.usage.dimensions import bound
 from inference_site.runs.usage.models import Period
-from inference_site.runs.usage.queries import Span, usage_by, usage_rows
+from inference_site.runs.usage.queries import (
+    USAGE_COLUMNS,
+    Span,
+    usage_by,
+    usage_records,
+    without_formula,
+)
 
 _MAX_DAYS = 3660
 
@@ -58,5 +64,8 @@ class Command(BaseCommand):
         if not check and not rebuild:
             now = timezone.now()
             span = Span(Period.DAY, now - dt.timedelta(days=days - 1), now)
-            rows = usage_rows(usage_by(span, "project_id", "api_key_id", "model"))
-            csv.writer(self.stdout).writerows(rows)
+            writer = csv.writer(self.stdout)
+            writer.writerow(USAGE_COLUMNS)
+            for row in usage_records(usage_by(span, "project_id", "api_key_id", "model")):
+                cells = (row[name] for name in USAGE_COLUMNS)
+                writer.writerow([without_formula(c) if isinstance(c, str) else c for c in cells])

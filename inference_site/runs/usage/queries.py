@@ -11,10 +11,12 @@ from decimal import Decimal
 from typing import Any
 
 from django.db import connection, transaction
-from django.db.models import QuerySet, Sum
+from django.db.models import F, QuerySet, Sum
 
 from inference_site.accounts.models import ApiKey, Project
 from inference_site.runs.usage.models import (
+    OTHERS,
+    DimensionRollup,
     KindRollup,
     LatencyHistogram,
     Period,
@@ -53,13 +55,17 @@ class Usage:
         return Usage(*(whole - less for whole, less in pairs))
 
 
+USAGE_COLUMNS = ("start", "project", "key", "model", *(field.name for field in fields(Usage)))
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """The range and filters of a query: buckets of one period that begin before ``end``.
 
     The first bucket is the one that contains ``start``. ``projects`` and ``api_keys`` (primary
     keys), ``models`` (ids) and ``kinds`` are filters; None means all. ``kinds`` may have only those
-    that have roll-ups of their own (see ``KindRollup``).
+    that have roll-ups of their own (see ``KindRollup``). With a ``dimension`` only requests that
+    have a value in it count: an end user or a tag; with a ``value``, only those with that one.
     """
 
     period: Period
@@ -69,6 +75,8 @@ class Span:
     api_keys: Sequence[int] | None = None
     models: Sequence[str] | None = None
     kinds: Sequence[str] | None = None
+    dimension: str | None = None
+    value: str | None = None
 
     def starts(self) -> Iterator[dt.datetime]:
         """Yield the start of each bucket, in order."""
@@ -140,10 +148,18 @@ def total_by(span: Span, *group_by: str) -> dict[GroupKey, Usage]:
 
 
 def _sums(span: Span, *columns: str, max_results: int | None = None) -> dict[GroupKey, Usage]:
-    rollup = UsageRollup if span.kinds is None else KindRollup
-    rows = _rows(rollup, span).values(*columns).order_by(*columns)
+    rollup: type[Rollup] = UsageRollup if span.kinds is None else KindRollup
+    if span.dimension is not None:
+        rollup = DimensionRollup
+    return _summed(_rows(rollup, span), columns, columns, max_results)
+
+
+def _summed(
+    rows: QuerySet[Any], columns: Sequence[str], order: Sequence[Any], max_results: int | None
+) -> dict[GroupKey, Usage]:
     names = [field.name for field in fields(Usage)]
-    summed = rows.annotate(**{f"sum_{name}": Sum(name) for name in names})
+    sums = {f"sum_{name}": Sum(name) for name in names}
+    summed = rows.values(*columns).annotate(**sums).order_by(*order)
     return {
         tuple(row[column] for column in columns): Usage(
             **{name: row[f"sum_{name}"] for name in names}
@@ -152,12 +168,26 @@ def _sums(span: Span, *columns: str, max_results: int | None = None) -> dict[Gro
     }
 
 
+def largest_values(span: Span, max_results: int) -> dict[str, Usage]:
+    """Return the usage of the values of the span's dimension with the most tokens, those first.
+
+    What was added up as ``OTHERS`` is not among them.
+    """
+    rows = _rows(DimensionRollup, span).exclude(value=OTHERS)
+    by_tokens = (F("sum_input_tokens") + F("sum_output_tokens")).desc()
+    order: list[Any] = [by_tokens, "-sum_requests", "value"]
+    return {value: u for (value,), u in _summed(rows, ["value"], order, max_results).items()}
+
+
 Histograms = dict[str, dict[dt.datetime, Counter[int]]]
 """Counts by measure, time bucket and histogram bucket."""
 
 
 def histograms(span: Span) -> Histograms:
-    """Return the histograms of all measures with one query, for ``percentile``."""
+    """Return the histograms of all measures with one query, for ``percentile``.
+
+    They are not kept by dimension.
+    """
     if span.api_keys is None:  # Then read the stored sums over all keys, or over all projects.
         every = [LatencyHistogram.EVERY]
         projects = every if span.projects is None else span.projects
@@ -181,18 +211,27 @@ def _rows(rollup: type[Rollup], span: Span) -> QuerySet[Any]:
         rows = rows.filter(model__in=span.models)
     if span.kinds is not None:
         rows = rows.filter(kind__in=span.kinds)
+    if span.dimension is not None:
+        rows = rows.filter(dimension=span.dimension)
+    if span.value is not None:
+        rows = rows.filter(value=span.value)
     return rows
 
 
-def usage_rows(usage: Mapping[tuple[dt.datetime, GroupKey], Usage]) -> Iterator[list[Any]]:
-    """Yield CSV rows, the header first; groups are ``project_id``, ``api_key_id``, ``model``."""
+def usage_records(
+    usage: Mapping[tuple[dt.datetime, GroupKey], Usage],
+) -> Iterator[dict[str, Any]]:
+    """Yield a dictionary with ``USAGE_COLUMNS`` for each group.
+
+    Groups begin with ``project_id``, ``api_key_id``, ``model``.
+    """
     projects = dict(Project.objects.values_list("pk", "name"))
     keys = dict(ApiKey.objects.values_list("pk", "name"))
-    yield ["start", "project", "key", "model", *(field.name for field in fields(Usage))]
-    for (start, (project, key, model)), sums in usage.items():
+    for (start, (project, key, model, *_)), sums in usage.items():
         names = (projects.get(project, project), keys.get(key, key), model)
-        numbers = (f"{n:.3f}" if isinstance(n, float) else str(n) for n in astuple(sums))
-        yield [start.isoformat(), *map(without_formula, names), *numbers]
+        numbers = ((round(n, 3) if isinstance(n, float) else n) for n in astuple(sums)[:-1])
+        cells = (start.isoformat(), *names, *numbers, str(sums.cost))
+        yield dict(zip(USAGE_COLUMNS, cells, strict=True))
 
 
 def without_formula(name: Any) -> str:
