@@ -154,17 +154,17 @@ def measure(endpoint: Endpoint, options: argparse.Namespace) -> Purge:
     """Fill, then time the requests without and beside the purge."""
     with psycopg.connect(endpoint.database_url, autocommit=True) as database:
         total = fill(database, options.rows)
-        with Clients(endpoint, options.clients, 0.05):
+        with Clients(endpoint, options.clients, options.pause_s):
             time.sleep(5)  # Warms up.
-        with Clients(endpoint, options.clients, 0.05) as alone:
+        with Clients(endpoint, options.clients, options.pause_s) as alone:
             time.sleep(options.alone_s)
         database.execute(_RETAIN.encode())
         while sum(left(database)) == total:
             time.sleep(0.1)
         began = time.monotonic()
-        with Clients(endpoint, options.clients, 0.05) as beside:
+        with Clients(endpoint, options.clients, options.pause_s) as beside:
             while sum(left(database)):
-                time.sleep(2)
+                time.sleep(max(0.2, 2 * options.rows / 1_000_000))  # It counts all rows.
             took_s = time.monotonic() - began
     return Purge(
         old_rows=total,
@@ -183,6 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser("benchmarks.purge", description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--pause-s", type=float, default=0.05, help="between a client's requests")
     parser.add_argument("--alone-s", type=float, default=60)
     add_write_option(parser)
     options = parser.parse_args()

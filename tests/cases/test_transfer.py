@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from inference_site.cases.models import (
     SavedAnswer,
     Verdict,
 )
+from inference_site.core.storage.postgresql import release_connection_after
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -101,6 +103,28 @@ def test_a_second_import_adds_nothing(folder: Path) -> None:
     for kind, count in (("case_set", 1), ("case", 3), ("case_run", 2)):
         assert f"0 × {kind}, {count} known already" in report
     assert [model.objects.count() for model in (CaseSet, Case, CaseRun, CaseResult)] == [1, 3, 2, 6]
+
+
+def test_of_imports_at_once_each_object_is_stored_once(folder: Path) -> None:
+    def once(_: int) -> str:
+        """Import; return the error, if any."""
+        with release_connection_after():
+            try:
+                moved(folder, "new")
+            except CommandError as exc:
+                return str(exc)
+            return ""
+
+    Project.objects.create(name="new")
+    with ThreadPoolExecutor(4) as pool:
+        errors = list(pool.map(once, range(4)))
+    assert "" in errors
+    assert all("contradict what is stored" in error for error in errors if error)
+    moved(folder, "new")
+    counts = [model.objects.count() for model in (Batch, CaseSet, Case, CaseRun, CaseResult)]
+    assert counts == [1, 1, 3, 2, 6]
+    keys = ApiKey.objects.filter(project__name="new")
+    assert [(key.name, key.secrets.count()) for key in keys] == [("import", 0)]
 
 
 def test_a_set_of_that_name_gets_what_it_lacks(folder: Path) -> None:

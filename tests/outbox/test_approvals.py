@@ -125,7 +125,7 @@ def test_an_endpoint_that_may_have_no_arguments_any_more_gets_none(
         of = endpoint(hook.url, way="webhook", with_arguments=True)
         asked(question(arguments='{"path": "hush"}'))
         Endpoint.objects.update(with_arguments=False)
-        for one in due_endpoints():
+        for one, _ in due_endpoints():
             deliver_to(one)
         assert b"arguments" not in hook.posted[0][1]
     assert "arguments" not in told(of)["approval_requests"][0]

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import openai
 import psutil
 import pytest
+from django.core.management import CommandError, call_command
+from django.utils import timezone
 from docx import Document
 
+from inference_site.accounts.models import Project
+from inference_site.core.transfer import VERSION, ExportEnd, ExportStart, Refused
+from inference_site.files.models import StoredFile
+from inference_site.vector_stores import transfer
+from inference_site.vector_stores.models import VectorStore, VectorStoreFile
 from tests.e2e.keys import make_key
 from tests.vector_stores.conftest import FJORDS, TEA, ReadingSite
 from tests.waiting import wait_until
@@ -153,3 +162,70 @@ def worker_of(site: ReadingSite) -> psutil.Process:
     assert site.stack.process is not None
     children = psutil.Process(site.stack.process.pid).children(recursive=True)
     return next(one for one in children if "worker" in one.cmdline()[1:4])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"store": "vs_of_other"}, "has no vector store vs_of_other"),
+        ({"id": "file-of-other"}, "has no file file-of-other"),
+        ({"chunk_size": 1}, "max_chunk_size_tokens"),
+        ({"chunk_overlap": 700}, "at most half"),
+        ({"attributes": {"a": {"b": 1}}}, "'attributes.a"),
+        ({"status": "indexed"}, "'status'"),
+    ],
+)
+@pytest.mark.django_db(transaction=True)
+def test_a_changed_export_reaches_no_other_project_and_stops_no_worker(
+    project: Project, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    other = Project.objects.create(name="other")
+    for owner, name in ((project, "mine"), (other, "of_other")):
+        StoredFile.objects.create(
+            public_id=f"file-{name.replace('_', '-')}",
+            project=owner,
+            filename="a.txt",
+            purpose="assistants",
+            size_bytes=3,
+        )
+        VectorStore.objects.create(
+            public_id=f"vs_{name}", project=owner, embedding_model="m", language="simple"
+        )
+    start = ExportStart(version=VERSION, project="x", exported_at=timezone.now())
+    entry = {
+        "kind": "vector_store_file",
+        "id": "file-mine",
+        "store": "vs_mine",
+        "attributes": {},
+        "chunk_size": 800,
+        "chunk_overlap": 400,
+        "status": "completed",
+        "error_code": "",
+        "error_message": "",
+        "created_at": "2026-11-27T00:00:00Z",
+    }
+    end = ExportEnd(counts={"vector_store_file": 1})
+    lines = [start.model_dump_json(), json.dumps(entry | changes), end.model_dump_json()]
+    (tmp_path / "objects.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    with pytest.raises(CommandError, match=message):
+        call_command("import_project", project.name, tmp_path)
+    assert not VectorStoreFile.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_store_of_an_unknown_language_is_not_imported(project: Project) -> None:
+    line = transfer.VectorStoreLine(
+        id="vs_1",
+        name="",
+        description="",
+        embedding_model="m",
+        language="klingon",
+        metadata={},
+        expires_after_days=None,
+        created_at=timezone.now(),
+        last_active_at=timezone.now(),
+        expires_at=None,
+    )
+    with pytest.raises(Refused, match="no text search configuration klingon"):
+        transfer.import_lines(project.pk, line.kind, [line], Path())
+    assert not VectorStore.objects.exists()
