@@ -16,14 +16,13 @@ from urllib.parse import urlsplit
 
 import httpx
 import psycopg
-from django.conf import settings
 from django.contrib.auth.hashers import make_password
 
 from benchmarks.figures import add_write_option, keep
 from benchmarks.generation_rows import insert_ended
+from benchmarks.own_postgres import use
 from benchmarks.processes import end_on_sigterm
 from benchmarks.stored_responses import Timing, filled, timed
-from inference_site.runs.usage.models import add_sql, sums_sql
 
 BOUND_MS = 300
 _BATCH = 250_000
@@ -86,7 +85,12 @@ FROM usage_usagerollup, (VALUES ('ttft'), ('speed'), ('queue')) measures (measur
 def fill(
     database: psycopg.Connection, generations: int, responses: int, refusals: int, keys: int
 ) -> None:
-    """Insert keys, generations, refusals and roll-ups beside the existing responses."""
+    """Insert keys, generations, refusals and roll-ups beside the existing responses.
+
+    Django must be set up, for the product's own statements.
+    """
+    from inference_site.runs.usage.models import add_sql, sums_sql
+
     database.autocommit = True
     database.execute(_KEYS.format(keys=keys).encode())
     database.execute(
@@ -113,8 +117,6 @@ class Operator:
     """A browser of the superuser, without the files of the pages."""
 
     def __init__(self, origin: str, database: psycopg.Connection) -> None:
-        if not settings.configured:
-            settings.configure()
         password = make_password(_PASSWORD)
         database.execute("UPDATE auth_user SET password = %s", [password])
         self._http = httpx.Client(base_url=origin, timeout=60)
@@ -239,6 +241,7 @@ def main() -> None:
     options = parser.parse_args()
     end_on_sigterm()
     size = {name: vars(options)[name] for name in ("generations", "responses", "refusals")}
+    use("")
     with filled(options.responses) as (endpoint, database):
         fill(database, **size, keys=options.keys)
         parts = urlsplit(endpoint.url)
