@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import Any
 
 from django import forms
@@ -12,6 +14,7 @@ from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.auth.decorators import permission_required
 from django.core.exceptions import PermissionDenied
+from django.forms import BoundField
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
@@ -29,11 +32,16 @@ VIEW, CHANGE = "site_settings.view_sitesettings", "site_settings.change_sitesett
 _SECRET = re.compile(r"SECRET|TOKEN(?!S)|PASSWORD|KEY(?!S)|_URLS?$")
 _ROW = re.compile(r"\| `(?P<name>[A-Z_]+)`[^|]*\|(?:[^|]*\|)+? (?P<meaning>[^|]+) \|$")
 _LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
-_FIELDS = (
-    *("disconnect_grace_s", "responses_days", "conversations_days", "completions_days"),
-    *("files_days", "batches_days", "usage_log_days", "refusals_days"),
-    *("debug_content_hours", "usage_tags", "show_content"),
-)
+_GROUPS = {
+    "Clients": ("disconnect_grace_s",),
+    "Retention": (
+        *("responses_days", "conversations_days", "completions_days", "files_days"),
+        *("batches_days", "usage_log_days", "refusals_days"),
+    ),
+    "Usage": ("usage_tags",),
+    "Content": ("show_content", "debug_content_hours"),
+}
+_FIELDS = tuple(chain.from_iterable(_GROUPS.values()))
 
 
 class SettingsForm(forms.ModelForm[SiteSettings]):
@@ -47,6 +55,16 @@ class SettingsForm(forms.ModelForm[SiteSettings]):
             "usage_tags": UnfoldAdminTextInputWidget,
             "show_content": UnfoldBooleanSwitchWidget,
         }
+
+    def groups(self) -> Iterator[tuple[str, list[tuple[BoundField, bool]]]]:
+        """Yield each group with its fields, and whether what is stored for one is no default."""
+        default = SiteSettings()
+        stored = SiteSettings.objects.first() or default
+        for title, names in _GROUPS.items():
+            yield (
+                title,
+                [(self[name], getattr(stored, name) != getattr(default, name)) for name in names],
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -50,6 +51,11 @@ def test_settings_are_changed_and_the_audit_log_has_old_and_new_values(admin: Cl
     assert entry.change_message == "disconnect_grace_s: empty → 5; responses_days: empty → 30"
     admin.post(PAGE, form)
     assert LogEntry.objects.count() == 1, "nothing has changed"
+    text = admin.get(PAGE).content.decode()
+    labels = re.findall(r'<label for="id_(\w+)">(.*?)</label>', text)
+    changed = [name for name, label in labels if ">changed</span>" in label]
+    assert changed == ["disconnect_grace_s", "responses_days"]
+    assert re.findall("<h3>(.*?)</h3>", text)[:4] == ["Clients", "Retention", "Usage", "Content"]
 
 
 @pytest.mark.parametrize("days", ["0", "-1", "99999", "x", "9" * 30])
