@@ -125,24 +125,26 @@ def _text(text: str | None) -> str:
 
 
 def _waterfall(row: Generation) -> Sequence[Span]:
-    """Return the parts of a generation's time since its admission, then its calls of tools.
+    """Return the parts of a generation's time, then its calls of tools.
 
-    After a restart the queue includes the earlier attempts. Prefill includes the time until the
-    engine began.
+    Admission is what was done with its HTTP request before it was accepted. After a restart the
+    queue includes the earlier attempts. Prefill includes the time until the engine began.
     """
     end = row.finished_at or timezone.now()
-    total_ms = max((end - row.created_at).total_seconds() * 1000, 0.001)
+    before_ms = row.admission_ms or 0.0
+    total_ms = max((end - row.created_at).total_seconds() * 1000 + before_ms, 0.001)
 
     def part(
         name: str, kind: str, start: dt.datetime | None, stop: dt.datetime | None
     ) -> Span | None:
         if start is None:
             return None
-        first_ms = (start - row.created_at).total_seconds() * 1000
+        first_ms = (start - row.created_at).total_seconds() * 1000 + before_ms
         length_ms = ((stop or end) - start).total_seconds() * 1000
         return _span(name, kind, first_ms, length_ms, total_ms)
 
     spans = [
+        _span("Admission", "admission", 0, before_ms, total_ms) if before_ms else None,
         part("Queue", "queue", row.created_at, row.claimed_at),
         part("Prefill", "prefill", row.claimed_at, row.first_token_at),
         part("Decode", "decode", row.first_token_at, row.finished_at),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from http import HTTPStatus
 from typing import Any
 
@@ -59,6 +60,10 @@ _DURATION = Histogram(
 _IN_FLIGHT = Gauge("inference_http_requests_in_flight", "Requests that are being answered.")
 
 
+arrived_at: ContextVar[float | None] = ContextVar("arrived_at", default=None)
+"""When the current request arrived, on the monotonic clock; None outside of HTTP requests."""
+
+
 class Access:
     """One request. The code that answers it fills in ``facts`` and uses ``span``.
 
@@ -66,11 +71,20 @@ class Access:
     part of its message; log lines have none.
     """
 
-    __slots__ = ("_began", "_is_complete", "_scope", "_send", "_status", "error", "facts", "span")
+    __slots__ = (
+        "_is_complete",
+        "_scope",
+        "_send",
+        "_status",
+        "arrived_at",
+        "error",
+        "facts",
+        "span",
+    )
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope, self._send = scope, send
-        self._began = time.monotonic()
+        self.arrived_at = time.monotonic()
         self._status = 0
         self._is_complete = False
         self.facts: LogFields = {}
@@ -97,7 +111,7 @@ class Access:
 
     def end(self) -> None:
         """Count, time and log the request."""
-        duration_s = time.monotonic() - self._began
+        duration_s = time.monotonic() - self.arrived_at
         method, path = self._scope["method"], self._scope["path"]
         status = self._status if self._is_complete else _CUT_OFF
         is_quiet = path.startswith(_QUIET)

@@ -48,7 +48,7 @@ from inference_site.core.errors.exceptions import api_error, log_error
 from inference_site.core.observability.logs import log_fields
 from inference_site.core.observability.tracing import current_traceparent
 from inference_site.gateway.access import SCOPE_KEY as access_key
-from inference_site.gateway.access import Access, note_error
+from inference_site.gateway.access import Access, arrived_at, note_error
 from inference_site.gateway.bodies import SpooledBody
 from inference_site.gateway.head import SCOPE_KEY as head_key
 from inference_site.gateway.head import Head
@@ -272,11 +272,13 @@ def _with_facts(scope: dict[str, Any], request: HttpRequest, request_id: str) ->
     facts.pop("error_code", None)  # Of an earlier call of the view, before it waited.
     facts["request_id"] = request_id
     token = current_traceparent.set("" if access is None else access.span.traceparent)
+    arrival = arrived_at.set(None if access is None else access.arrived_at)
     try:
         with log_fields(facts):
             yield
     finally:
         current_traceparent.reset(token)
+        arrived_at.reset(arrival)
     if request.resolver_match is not None:
         facts["route"] = request.resolver_match.route
     caller = getattr(request, "user", None)

@@ -347,6 +347,8 @@ class Generation(models.Model):
     # How many of its attempts were ended from outside and do not count.
     spared = models.PositiveSmallIntegerField(default=0, db_default=0)
     created_at = models.DateTimeField(default=timezone.now)
+    # From the arrival of its HTTP request to ``created_at``; null if it had none.
+    admission_ms = models.FloatField(null=True, blank=True)
     claimed_at = models.DateTimeField(null=True, blank=True)
     first_token_at = models.DateTimeField(null=True, blank=True)
     finished_at = models.DateTimeField(null=True, blank=True)

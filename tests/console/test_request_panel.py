@@ -77,16 +77,17 @@ def test_the_state_of_the_key_is_that_of_the_time(api_key: Key, admin: Client) -
 def test_the_parts_of_the_time_add_up_and_calls_of_tools_are_in_it(
     api_key: Key, admin: Client
 ) -> None:
-    times = {"claimed_at": ago(90), "first_token_at": ago(80), "finished_at": ago(50)}
-    row = accepted(api_key, 100, status=Status.COMPLETED, **times)
+    times = {"claimed_at": ago(60), "first_token_at": ago(50), "finished_at": ago(0)}
+    row = accepted(api_key, 75, status=Status.COMPLETED, admission_ms=25_000, **times)
     call = {"generation_id": row.public_id, "number": 0, "type": "mcp", "name": "<b>read"}
-    ToolCall.objects.create(**call, sent_at=ago(70), finished_at=ago(65))
+    ToolCall.objects.create(**call, sent_at=ago(20), finished_at=ago(15))
     page = shown(admin, row)
     for name, start, length, took in (
-        ("Queue", "0.00%", "20.00%", "10.0 s"),
-        ("Prefill", "20.00%", "20.00%", "10.0 s"),
-        ("Decode", "40.00%", "60.00%", "30.0 s"),
-        ("Tool &lt;b&gt;read", "60.00%", "10.00%", "5.00 s"),
+        ("Admission", "0.00%", "25.00%", "25.0 s"),
+        ("Queue", "25.00%", "15.00%", "15.0 s"),
+        ("Prefill", "40.00%", "10.00%", "10.0 s"),
+        ("Decode", "50.00%", "50.00%", "50.0 s"),
+        ("Tool &lt;b&gt;read", "80.00%", "5.00%", "5.00 s"),
     ):
         rest = page[page.index(f'<th scope="row">{name}</th>') :]
         rest = rest[: rest.index("</tr>")]

@@ -285,6 +285,7 @@ def test_row_tells_what_happened(stack: ServedStack, client: openai.OpenAI) -> N
     assert row["status"] == "completed"
     assert row["finish_reason"] == "stop"
     assert row["created_at"] <= row["claimed_at"] <= row["first_token_at"] <= row["finished_at"]
+    assert 0 < row["admission_ms"] < 30_000
     assert completion.usage is not None
     assert row["input_tokens"] == completion.usage.prompt_tokens
     assert row["output_tokens"] == completion.usage.completion_tokens

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.conf import settings
 from django.http import HttpResponse
+from django.utils import timezone
 from rest_framework.request import Request
 
 from inference_site.accounts.budgets import BudgetExhausted
@@ -18,6 +21,7 @@ from inference_site.core.observability.tracing import current_traceparent, trace
 from inference_site.core.site_settings.models import disconnect_grace_s as site_grace_s
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.files.models import StoredFile
+from inference_site.gateway.access import arrived_at
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
 from inference_site.gateway.hub import hub
@@ -162,6 +166,7 @@ def _enqueue(
         reserved_tokens=admission.estimate.tokens,
         reserved_cost=admission.estimate.cost,
         created_at=admission.at,
+        admission_ms=_ms_until(admission.at),
     )
     with_row = admission if admission.has_more_to_write else None
     owner = row.project_id, row.model, submission.cache_key
@@ -180,6 +185,14 @@ def _enqueue(
     )
     note_key(*owner, row.public_id)
     return position
+
+
+def _ms_until(at: dt.datetime) -> float | None:
+    """Return the milliseconds from the arrival of the current request, if any, to a time."""
+    if (arrived := arrived_at.get()) is None:
+        return None
+    since = (timezone.now() - at).total_seconds()
+    return max(0.0, time.monotonic() - arrived - since) * 1000
 
 
 def respond(
