@@ -198,7 +198,7 @@ def states_of(keys: Iterable[ApiKey]) -> dict[int, KeyState]:
             for budget in budgets
             if budget.project_id == key.project_id and budget.api_key_id in (None, key.pk)
         )
-        states[key.pk] = _refused(key, own, now) or KeyState("works", "Works.")
+        states[key.pk] = _refused(key, own, now) or KeyState("works", f"{_works(key)}.")
     return states
 
 
@@ -241,9 +241,15 @@ def state_of(key: ApiKey, bars: Sequence[ProgressBar], *, with_refusals: bool) -
     if state is None:
         used = key.last_used_at
         last = "not used yet" if used is None else f"last used {time_since(used)} ago"
-        state = KeyState("works", f"Works; {last}.")
+        state = KeyState("works", f"{_works(key)}; {last}.")
     refusals = _refusals(key, now) if with_refusals else ""
     return KeyState(state.label, f"{state.sentence} {refusals}.") if refusals else state
+
+
+def _works(key: ApiKey) -> str:
+    """Return whether a key works for clients, or without a secret for what was imported."""
+    is_of_imports = not key.prefix and key.user_id is None
+    return "Works for what was imported, without a secret" if is_of_imports else "Works"
 
 
 def _refused(key: ApiKey, bars: Iterable[ProgressBar], now: dt.datetime) -> KeyState | None:

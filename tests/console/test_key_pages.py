@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import transaction
 from django.test import Client
 from django.utils import timezone
 
 from inference_site.accounts.budgets import period_start
-from inference_site.accounts.keys import create_key, find_caller, rotate_key
+from inference_site.accounts.keys import create_key, find_caller, key_of_imports, rotate_key
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
 from inference_site.accounts.rate_limits import hit
 from inference_site.console.key_states import KeyState, bars_of, state_of, states_of
@@ -57,6 +58,18 @@ def test_a_key_works_until_something_refuses_its_requests(api_key: Key) -> None:
     Budget.objects.filter(every="month").delete()
     expected = "Refused: budget of the project of 1,000 tokens a day spent until 00:00 UTC."
     assert state(key).sentence == in_list(key).sentence == expected
+
+
+def test_the_key_of_imports_says_what_it_is_for_until_it_has_a_secret(project: Project) -> None:
+    with transaction.atomic():
+        key = key_of_imports(project.pk)
+        assert key_of_imports(project.pk) == key
+    assert state(key).sentence == "Works for what was imported, without a secret; not used yet."
+    assert in_list(key).sentence == "Works for what was imported, without a secret."
+    rotate_key(key, dt.timedelta(0))
+    assert in_list(key).sentence == "Works."
+    with transaction.atomic():
+        assert key_of_imports(project.pk) != key, "that one has a secret now"
 
 
 def test_a_key_says_that_it_is_revoked_expired_or_of_an_inactive_project(
