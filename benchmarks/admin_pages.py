@@ -77,7 +77,7 @@ ON CONFLICT DO NOTHING
 """
 _LATENCIES = """
 (SELECT period, start, project_id, api_key_id, model, measure, bucket, 10 AS count
-FROM usage_usagerollup, (VALUES ('ttft'), ('speed'), ('queue')) measures (measure),
+FROM usage_usagerollup, (VALUES ('ttft'), ('prefill'), ('speed'), ('queue')) measures (measure),
 (VALUES (8), (11), (14), (16)) buckets (bucket)) AS made
 """
 

@@ -229,8 +229,13 @@ def usage_tiles(
 
 
 def _latency_tiles(latencies: Histograms) -> list[Tile]:
+    first = _percentiles("First token", latencies[Measure.TTFT], milliseconds)
+    prefill = sum(latencies[Measure.PREFILL].values(), Counter[int]())
+    if (median := percentile(prefill, 0.5)) is not None:
+        note = f"{first.note}; p50 without queue wait {milliseconds(median)}"
+        first = replace(first, note=note)
     return [
-        _percentiles("First token", latencies[Measure.TTFT], milliseconds),
+        first,
         _percentiles("Tokens/s", latencies[Measure.SPEED], short, LOWEST),
         _percentiles("Queue wait", latencies[Measure.QUEUE], milliseconds),
     ]

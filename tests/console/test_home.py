@@ -80,7 +80,11 @@ def test_tiles_show_sums_and_percentiles(admin: Client, api_key: Key, other_key:
     assert tile(text, "Errors") == ("1", "25.0 %")
     assert tile(text, "Input tokens") == ("400", "40 % cached")
     assert tile(text, "Output tokens")[0] == "200"
-    assert 400 < float(tile(text, "First token")[0].removesuffix(" ms")) < 700
+    first, note = tile(text, "First token")
+    assert 400 < float(first.removesuffix(" ms")) < 700
+    found = re.fullmatch(r"p95 \S+ ms; p50 without queue wait (\S+) ms", note)
+    assert found
+    assert 330 < float(found[1]) < 480
 
 
 @pytest.mark.parametrize(

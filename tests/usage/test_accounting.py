@@ -89,6 +89,7 @@ def test_latencies_are_counted_in_their_buckets(api_key: Key) -> None:
     assert dict(rows) == {
         "queue": bucket_of(1000),
         "ttft": bucket_of(2000),
+        "prefill": bucket_of(1000),
         "speed": bucket_of(10),
     }
     assert set(LatencyHistogram.objects.values_list("count", flat=True)) == {1}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +30,9 @@ from tests.generations.rows import create_generation
 pytestmark = pytest.mark.django_db
 
 START = dt.datetime(2026, 5, 31, 12, tzinfo=dt.UTC)
-MIGRATION = import_module("inference_site.runs.usage.migrations.0002_latency_histograms")
+MIGRATIONS = "inference_site.runs.usage.migrations"
+MIGRATION = import_module(f"{MIGRATIONS}.0002_latency_histograms")
+OF_PREFILL = import_module(f"{MIGRATIONS}.0007_first_token_without_queue")
 Row = tuple[int, int, str, str, int, int]
 """Hour, key (its project has half as many), model, measure, bucket, count."""
 
@@ -135,3 +138,21 @@ def test_a_generation_is_counted_for_its_key_its_project_and_all(api_key: Any) -
     found = counted.values_list("project_id", "api_key_id", "bucket", "count")
     owners = ((key.project_id, key.pk), (key.project_id, 0), (0, 0))
     assert set(found) == {(*owner, bucket_of(0), 1) for owner in owners}
+
+
+def test_the_migration_counts_first_tokens_without_the_queue_as_accounting_does(
+    api_key: Any,
+) -> None:
+    now = timezone.now()
+    for ms in (3, 40, 40, 500):
+        first = now - dt.timedelta(seconds=1)
+        times = {"created_at": now - dt.timedelta(seconds=60), "first_token_at": first}
+        times |= {"claimed_at": first - dt.timedelta(milliseconds=ms), "finished_at": now}
+        create_generation(api_key[0], status=Status.COMPLETED, **times)
+    account()
+    counted = LatencyHistogram.objects.filter(measure=Measure.PREFILL)
+    kept = set(counted.values_list("period", "project_id", "api_key_id", "bucket", "count"))
+    assert len(kept) == 3 * 3 * 3
+    counted.delete()
+    run(OF_PREFILL._LOCK + OF_PREFILL._FILL)
+    assert set(counted.values_list("period", "project_id", "api_key_id", "bucket", "count")) == kept

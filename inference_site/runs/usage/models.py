@@ -31,10 +31,12 @@ def _milliseconds(start: str, end: str) -> str:
     return f"extract(epoch FROM {end} - {start})::float * 1000"
 
 
-# For each generation: queue wait, time to first token, and tokens per second after that token.
+# For each generation: queue wait, time to first token with it and without it, and tokens per second
+# after that token.
 _MEASURES = f"""LATERAL (VALUES
     ('queue', {_milliseconds("created_at", "claimed_at")}),
     ('ttft', {_milliseconds("created_at", "first_token_at")}),
+    ('prefill', {_milliseconds("claimed_at", "first_token_at")}),
     ('speed', CASE WHEN output_tokens > 1 AND finished_at > first_token_at THEN
         (output_tokens - 1) * 1000 / ({_milliseconds("first_token_at", "finished_at")}) END)
 ) AS measured (measure, value)"""
@@ -250,6 +252,7 @@ class Measure(models.TextChoices):
 
     QUEUE = "queue", "queue wait (ms)"
     TTFT = "ttft", "time to first token (ms)"
+    PREFILL = "prefill", "time to first token without the queue wait (ms)"
     SPEED = "speed", "tokens per second"
 
 
