@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.admin_pages``. PostgreSQL makes the rows itself: the responses of
 ``benchmarks.stored_responses``, a generation for each of them and others around, refused requests,
-of ten projects with ten keys each and three models, over thirty days, and the roll-ups of those
-thirty days. Then an operator logs in and asks for each page, one at a time.
+of ten projects with ten keys each, three models and 100,000 end users, over thirty days, and the
+roll-ups of those thirty days. Then an operator logs in and asks for each page, one at a time.
 """
 
 import argparse
@@ -39,7 +39,8 @@ SELECT CASE WHEN n <= {responses} THEN 'resp_' ELSE 'chatcmpl-' END || md5(n::te
     CASE WHEN n <= {responses} THEN 'response' ELSE 'chat.completion' END,
     key.project_id, key.id, (ARRAY['scripted', 'large', 'rare'])
         [CASE WHEN n % 5000 = 0 THEN 3 WHEN n % 3 = 0 THEN 2 ELSE 1 END],
-    'req_' || md5('r' || n), 0, true, false, '', '{{}}',
+    'req_' || md5('r' || n), 0, true, false,
+    CASE WHEN n % 2 = 0 THEN 'user ' || n % 100003 ELSE '' END, '{{}}',
     CASE WHEN n % 997 = 0 THEN 'failed' WHEN n % 101 = 0 THEN 'cancelled' ELSE 'completed' END,
     'host:1:abcdef', 1, t, t + interval '8 ms', t + interval '90 ms', t + interval '2 s',
     120, 40, 80, 5, 60, 1900, 0.0001, 0, 0, true, '', 'stop', ''
@@ -171,6 +172,8 @@ def pages(
         "longest first": "sort=-duration",
         "longest first, failed": "sort=-duration&status=failed",
         "slower than 60 s": "slower=60",
+        "of an end user": "user=user+77",
+        "of an end user, longest first": "user=user+77&sort=-duration",
         "running": "status=unfinished",
         "by a word of 2 %": "q=subject7",
         "by a word that all have": "q=the",
