@@ -183,7 +183,7 @@ def test_each_end_user_has_a_budget(stack: ServedStack) -> None:
 
     def tokens(**fields: Any) -> int:
         usage = client.chat.completions.create(**ask(**fields)).usage
-        return usage.total_tokens
+        return int(usage.total_tokens)
 
     used = tokens(user="ann")
     assert used > 5
