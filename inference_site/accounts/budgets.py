@@ -7,10 +7,11 @@ concurrent requests together exceed a budget by less than the usage in flight.
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from django.db.models import Case, F, Q, When
+from django.db.models import Case, Count, F, Max, Q, When
 
 from inference_site.accounts.models import Budget, BudgetSpend
 
@@ -49,23 +50,36 @@ def period_end(every: str, now: dt.datetime) -> dt.datetime:
     return dt.datetime.combine(after, dt.time(), dt.UTC)
 
 
-def reserve(project_id: int, api_key_id: int, estimate: Estimate, now: dt.datetime) -> None:
+def reserve(
+    project_id: int,
+    api_key_id: int,
+    estimate: Estimate,
+    now: dt.datetime,
+    values: Mapping[str, str] | None = None,
+) -> None:
     """Reserve the estimate in every budget of the key and the project, or in none.
 
-    Call this in the transaction that accepts the generation. Raise BudgetExhausted if the estimate
-    exceeds the rest of a budget. A budget without reservations accepts any estimate until it
-    is spent; otherwise a request larger than the remainder could never run.
+    ``values`` has the request's end user and tags by their dimension: budgets for each of them
+    count what that one has spent. Call this in the transaction that accepts the generation. Raise
+    BudgetExhausted if the estimate exceeds the rest of a budget. A budget without reservations
+    accepts any estimate until it is spent; otherwise a request larger than the remainder could
+    never run.
     """
+    valued = {"": "", **(values or {})}
     is_affected = Q(api_key=None) | Q(api_key=api_key_id)
-    budgets = list(Budget.objects.filter(is_affected, project=project_id).order_by("pk"))
+    budgets = list(
+        Budget.objects.filter(is_affected, project=project_id, each__in=valued).order_by("pk")
+    )
     if not budgets:
         return
-    starts = {budget.pk: period_start(budget.every, now) for budget in budgets}
-    spends = _lock_spends(starts)
+    rows = [
+        BudgetSpend(budget=one, start=period_start(one.every, now), value=valued[one.each])
+        for one in budgets
+    ]
+    spends = _lock_spends(rows)
     if len(spends) < len(budgets):
-        rows = [BudgetSpend(budget_id=pk, start=start) for pk, start in starts.items()]
         BudgetSpend.objects.bulk_create(rows, ignore_conflicts=True)
-        spends = _lock_spends(starts)
+        spends = _lock_spends(rows)
     for budget in budgets:
         spend = spends[budget.pk]
         fits = spend.spent + spend.reserved + estimate.of(budget.unit) <= budget.amount
@@ -79,10 +93,37 @@ def reserve(project_id: int, api_key_id: int, estimate: Estimate, now: dt.dateti
     )
 
 
-def _lock_spends(starts: dict[int, dt.date]) -> dict[int, BudgetSpend]:
-    """Lock and return the existing counters of these periods, by budget id."""
+def _lock_spends(rows: Sequence[BudgetSpend]) -> dict[int, BudgetSpend]:
+    """Lock and return the existing counters among these, by budget id."""
     wanted = Q()
-    for pk, start in starts.items():
-        wanted |= Q(budget=pk, start=start)
+    for row in rows:
+        wanted |= Q(budget=row.budget_id, start=row.start, value=row.value)
     spends = BudgetSpend.objects.filter(wanted).order_by("id").select_for_update()
     return {spend.budget_id: spend for spend in spends}
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What is spent of a budget in its current period.
+
+    For a budget of each end user or value of a tag: by the one who spent most, and how many have
+    used it up.
+    """
+
+    highest: Decimal = Decimal(0)
+    used_up: int = 0
+
+
+def spent_of(budgets: Iterable[Budget], now: dt.datetime) -> dict[int, Spent]:
+    """Return what is spent of these budgets, by id; those of which nothing is are missing."""
+    ids = [budget.pk for budget in budgets]
+    if not ids:
+        return {}
+    current = Q(
+        *(Q(budget__every=e, start=period_start(e, now)) for e in Budget.Every.values),
+        _connector=Q.OR,
+    )
+    rows = BudgetSpend.objects.filter(current, budget__in=ids).values_list("budget").order_by()
+    is_used_up = Q(spent__gte=F("budget__amount"))
+    summed = rows.annotate(highest=Max("spent"), used_up=Count("pk", filter=is_used_up))
+    return {budget: Spent(highest, count) for budget, highest, count in summed}

@@ -13,7 +13,12 @@ from django.db import models
 from django.utils import timezone
 
 from inference_site.core.admin_pages.labels import money
-from inference_site.core.site_settings.models import RetentionKind, retention_days, retention_field
+from inference_site.core.site_settings.models import (
+    LONGEST_TAG,
+    RetentionKind,
+    retention_days,
+    retention_field,
+)
 
 
 class Scope(models.TextChoices):
@@ -202,8 +207,17 @@ class KeySecret(models.Model):
         return f"Secret of key {self.api_key_id}"
 
 
+END_USER, TAG = "user", "tag:"
+"""The dimension of end users, and the beginning of those of tags, before the metadata key."""
+LONGEST_DIMENSION = len(TAG) + LONGEST_TAG
+
+
 class Budget(models.Model):
-    """A bound on the usage of a project, or of one of its keys, in a day or month of UTC."""
+    """A bound on the usage of a project, or of one of its keys, in a day or month of UTC.
+
+    With a dimension in ``each``, each end user or each value of the tag has this amount, and
+    requests without one are not bounded.
+    """
 
     class Unit(models.TextChoices):
         TOKENS = "tokens", "tokens"  # Input and output together.
@@ -223,6 +237,9 @@ class Budget(models.Model):
         verbose_name="API key",
         help_text="Leave empty to count all keys of the project together.",
     )
+    each = models.CharField(
+        "for each", max_length=LONGEST_DIMENSION, blank=True, default="", db_default=""
+    )
     unit = models.CharField(max_length=8, choices=Unit.choices)
     every = models.CharField(max_length=8, choices=Every.choices)
     amount = models.DecimalField(
@@ -233,7 +250,7 @@ class Budget(models.Model):
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["project", "api_key", "unit", "every"],
+                fields=["project", "api_key", "each", "unit", "every"],
                 nulls_distinct=False,
                 name="budget_once",
             ),
@@ -241,7 +258,13 @@ class Budget(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.shown(self.amount)} a {self.every}"
+        whose = f" for each {self.shown_each}" if self.each else ""
+        return f"{self.shown(self.amount)} a {self.every}{whose}"
+
+    @property
+    def shown_each(self) -> str:
+        """Return what each has this amount; "" if all requests share it."""
+        return "end user" if self.each == END_USER else self.each.removeprefix(TAG)
 
     def shown(self, amount: Decimal) -> str:
         """Return an amount of this budget with its unit."""
@@ -251,17 +274,21 @@ class Budget(models.Model):
 class BudgetSpend(models.Model):
     """The amounts spent and reserved of a budget in one of its periods.
 
+    ``value`` is the end user or the value of the tag whose amounts they are; "" for a budget that
+    all requests share. Rows with a value are deleted some days after their period.
+
     The amounts are derived from the usage log; ``manage.py usage --check`` compares them.
     """
 
     budget = models.ForeignKey(Budget, on_delete=models.CASCADE, related_name="spends")
     start = models.DateField()
+    value = models.CharField(max_length=512, blank=True, default="", db_default="")
     spent = models.DecimalField(max_digits=24, decimal_places=9, default=0)
     reserved = models.DecimalField(max_digits=24, decimal_places=9, default=0)
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["budget", "start"], name="budget_spend_once"),
+            models.UniqueConstraint(fields=["budget", "start", "value"], name="budget_spend_once"),
         ]
 
     def __str__(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
-from django.db.models import Prefetch, Q, QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
@@ -19,11 +19,11 @@ from django.utils.text import capfirst
 from django.views.decorators.http import require_POST
 from unfold.admin import TabularInline
 from unfold.views import ChangeList
-from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
+from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget, UnfoldAdminSelectWidget
 
-from inference_site.accounts.budgets import period_start
+from inference_site.accounts.budgets import Spent, spent_of
 from inference_site.accounts.keys import end_old_secrets, issue_key, revoke_key, rotate_key
-from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
+from inference_site.accounts.models import ApiKey, Budget, Project
 from inference_site.console.key_forms import LIMITS, ApiKeyForm
 from inference_site.console.key_states import (
     OTHERS_KEY,
@@ -32,6 +32,7 @@ from inference_site.console.key_states import (
     spends_of,
     states_of,
 )
+from inference_site.console.usage_table import dimensions
 from inference_site.core.admin_pages.base_admin import SiteAdmin
 from inference_site.core.admin_pages.labels import status_label
 from inference_site.core.site_settings.models import RetentionKind, retention_days
@@ -58,8 +59,24 @@ class BudgetForm(forms.ModelForm[Budget]):
 
     class Meta:
         model = Budget
-        fields = ("project", "api_key", "unit", "every", "amount")
+        fields = ("project", "api_key", "each", "unit", "every", "amount")
         field_classes = {"amount": AmountField}
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if (field := self.fields.get("each")) is not None:
+            # Its choices are the settings', and what the budget has.
+            kept = self.instance.each
+            names = dimensions(kept).items()
+            labels = [(each, f"each {label[:1].lower()}{label[1:]}") for each, label in names]
+            choices = [("", "all together"), *labels]
+            attrs = {"aria-label": capfirst(str(field.label))}
+            self.fields["each"] = forms.ChoiceField(
+                choices=choices,
+                required=False,
+                label=field.label,
+                widget=UnfoldAdminSelectWidget(attrs=attrs),
+            )
 
 
 class BudgetInline(TabularInline):
@@ -268,37 +285,52 @@ class ApiKeyAdmin(UndeletedAdmin):
         return None
 
 
+class BudgetChangeList(ChangeList):
+    """A list of budgets with what is spent of each."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        """Read the page, and with one query what is spent of its budgets."""
+        super().get_results(request)
+        self.result_list = budgets = list(self.result_list)
+        spends = spent_of(budgets, timezone.now())
+        for budget in budgets:
+            budget.spent = spends.get(budget.pk, Spent())
+
+
 @admin.register(Budget)
 class BudgetAdmin(SiteAdmin):
     """Admin of budgets, with the amount spent in the current period."""
 
-    list_display = ("project", "shown_key", "unit", "every", "shown_amount", "spent")
+    list_display = (
+        *("project", "shown_key", "shown_each", "unit", "every", "shown_amount", "spent"),
+    )
     list_filter = ("project", "unit", "every")
     list_select_related = ("project", "api_key")
-    readonly_fields = ("project", "shown_key")
-    fields = ("project", "shown_key", "unit", "every", "amount")
+    readonly_fields = ("project", "shown_key", "shown_each")
+    fields = ("project", "shown_key", "shown_each", "unit", "every", "amount")
     form = BudgetForm
     how_to_add = "A budget is added on the page of its project."
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False  # Budgets are added on the page of their project, which offers its keys.
 
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Budget]:
-        """Prefetch the amounts spent since the start of the month."""
-        first = period_start(Budget.Every.MONTH, timezone.now())
-        month = BudgetSpend.objects.filter(start__gte=first)
-        budgets: QuerySet[Budget] = super().get_queryset(request)
-        return budgets.prefetch_related(Prefetch("spends", month, to_attr="spends_now"))
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
+        return BudgetChangeList
 
     @admin.display(description="API key")
     def shown_key(self, budget: Budget) -> str:
         return "all keys" if budget.api_key is None else str(budget.api_key)
 
+    @admin.display(description="for each")
+    def shown_each(self, budget: Budget) -> str:
+        return budget.shown_each or "all together"
+
     @admin.display(description="spent this period")
     def spent(self, budget: Any) -> str:
-        start = period_start(budget.every, timezone.now())
-        spent = sum((s.spent for s in budget.spends_now if s.start == start), Decimal(0))
-        return str(budget.shown(spent))
+        shown = str(budget.shown(budget.spent.highest))
+        if not budget.each:
+            return shown
+        return f"{shown} by the highest; {budget.spent.used_up:,} used up"
 
     @admin.display(description="amount", ordering="amount")
     def shown_amount(self, budget: Budget) -> str:

@@ -10,7 +10,6 @@ import datetime as dt
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Literal
 
 import redis.exceptions
@@ -20,8 +19,8 @@ from django.db.models import Q
 from django.utils import timezone
 
 from inference_site.accounts import rate_limits
-from inference_site.accounts.budgets import period_end, period_start
-from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, KeySecret, Project, Scope
+from inference_site.accounts.budgets import Spent, period_end, spent_of
+from inference_site.accounts.models import ApiKey, Budget, KeySecret, Project, Scope
 from inference_site.console.tiles import short
 from inference_site.core.admin_pages.labels import money, time_since
 from inference_site.gateway.head import resolve_cached
@@ -111,23 +110,22 @@ def bars_of(tenant: ApiKey | Project) -> list[ProgressBar]:
 
 def _budget_bars(budgets: Sequence[Budget], now: dt.datetime) -> dict[int, ProgressBar]:
     """Return a bar for each budget, by its id."""
-    starts = {period_start(every, now) for every in Budget.Every.values}
-    rows = BudgetSpend.objects.filter(budget__in=[one.pk for one in budgets], start__in=starts)
-    spends = {(row.budget_id, row.start): row.spent for row in rows} if budgets else {}
+    spends = spent_of(budgets, now)
     bars = {}
     for budget in budgets:
-        spent = spends.get((budget.pk, period_start(budget.every, now)), Decimal(0))
+        spend = spends.get(budget.pk, Spent())
+        spent = spend.highest
         percent = int(100 * spent / budget.amount) if budget.amount else 100
         whose = "whole project" if budget.api_key is None else f"key {budget.api_key.name}"
         of, until = budget.shown(budget.amount), _moment(period_end(budget.every, now), now)
         owner = " of the project" if budget.api_key is None else ""
+        name, resets = f"Budget of a {budget.every}, {whose}", f"resets at {until}"
+        refusal = f"budget{owner} of {of} a {budget.every} spent until {until}"
+        if budget.each:  # One who has used it up does not stop the key.
+            name, refusal = f"{name}, for each {budget.shown_each} (the highest)", ""
+            resets = f"{spend.used_up:,} used up; {resets}"
         bars[budget.pk] = ProgressBar(
-            f"Budget of a {budget.every}, {whose}",
-            budget.shown(spent),
-            of,
-            min(100, percent),
-            f"resets at {until}",
-            f"budget{owner} of {of} a {budget.every} spent until {until}",
+            name, budget.shown(spent), of, min(100, percent), resets, refusal
         )
     return bars
 

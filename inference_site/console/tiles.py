@@ -14,6 +14,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.http import urlencode
 
+from inference_site.accounts.models import END_USER, TAG
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.fleet.leases import live_workers
 from inference_site.catalogue.model_labels import NO_PRICE, is_priced
@@ -21,10 +22,8 @@ from inference_site.console.refusal_counts import earlier, refused_in
 from inference_site.core.admin_pages.labels import milliseconds, money, time_since
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.usage.models import (
-    END_USER,
     LONGEST_VALUE,
     OTHERS,
-    TAG,
     Measure,
     Period,
     percentile,

@@ -19,7 +19,7 @@ from django.utils import timezone
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
-from inference_site.accounts.models import ApiKey, Project
+from inference_site.accounts.models import END_USER, TAG, ApiKey, Project
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.console.downloads import download
 from inference_site.console.refusal_counts import earlier
@@ -37,17 +37,15 @@ from inference_site.console.usage_table import (
     COLUMNS,
     UsageTable,
     dimension_label,
+    dimensions,
     downloaded,
     downloaded_columns,
-    groups,
 )
 from inference_site.core.admin_pages.base_admin import SPANS, id_of, log_action
 from inference_site.core.admin_pages.labels import milliseconds
 from inference_site.core.site_settings.models import LONGEST_TAG, site_settings
 from inference_site.runs.usage.models import (
-    END_USER,
     LONGEST_VALUE,
-    TAG,
     Measure,
     Period,
     UsageRollup,
@@ -290,7 +288,7 @@ RANGES = (
 @dataclass(frozen=True, slots=True)
 class UsageFilters:
     """The filters of the page; ``range`` is the id of a range or ``CUSTOM``, ``group`` a key of
-    ``usage_table.groups``. ``note`` says what cannot be shown together."""
+    ``COLUMNS`` or a dimension. ``note`` says what cannot be shown together."""
 
     range: str
     group: str
@@ -452,7 +450,7 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
     keys = ApiKey.objects.none()
     if filters.project is not None:
         keys = ApiKey.objects.filter(project=filters.project)[:_MAX_KEYS]
-    models = filters.span.models or ()
+    models, group = filters.span.models or (), filters.group
     tiles = usage_tiles(sum_of(buckets), latencies, models, before=before, refused=refused)
     return {
         "may_see_usage": True,
@@ -462,7 +460,7 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
         "ranges": RANGES,
         "groups": [
             (id_, label)
-            for id_, label in groups(filters.group if filters.group not in COLUMNS else "").items()
+            for id_, label in (COLUMNS | dimensions(group if group not in COLUMNS else "")).items()
             if may_see or id_ in COLUMNS
         ],
         "projects": Project.objects.values_list("pk", "name"),

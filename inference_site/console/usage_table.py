@@ -9,14 +9,14 @@ from typing import Any
 from django.urls import reverse
 from django.utils.http import urlencode
 
-from inference_site.accounts.models import ApiKey, Project
+from inference_site.accounts.models import END_USER, TAG, ApiKey, Project
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.model_labels import cost_label
 from inference_site.console.downloads import Rows
 from inference_site.console.tiles import requests_filter, sum_of
 from inference_site.core.admin_pages.labels import money
 from inference_site.core.site_settings.models import site_settings
-from inference_site.runs.usage.models import END_USER, OTHERS, TAG
+from inference_site.runs.usage.models import OTHERS
 from inference_site.runs.usage.queries import (
     PERIOD_LENGTH,
     USAGE_COLUMNS,
@@ -44,12 +44,12 @@ def dimension_label(dimension: str) -> str:
     return "End user" if dimension == END_USER else f"Tag {dimension.removeprefix(TAG)}"
 
 
-def groups(chosen: str = "") -> dict[str, str]:
-    """Return the label of each group by which a table can be, with the ``chosen`` one."""
-    dimensions = [END_USER, *(TAG + key for key in site_settings().usage_tags)]
-    if chosen and chosen not in dimensions:
-        dimensions.append(chosen)
-    return COLUMNS | {dimension: dimension_label(dimension) for dimension in dimensions}
+def dimensions(chosen: str = "") -> dict[str, str]:
+    """Return the label of each dimension that is counted, and of the ``chosen`` one."""
+    counted = [END_USER, *(TAG + key for key in site_settings().usage_tags)]
+    if chosen and chosen not in counted:
+        counted.append(chosen)
+    return {dimension: dimension_label(dimension) for dimension in counted}
 
 
 @dataclass(frozen=True, slots=True)

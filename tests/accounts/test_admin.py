@@ -321,8 +321,12 @@ def test_a_project_gets_limits_and_a_budget(admin: Client, project: Project) -> 
         "name": project.name,
         "is_active": "on",
         "requests_per_minute": "60",
-        "budgets-TOTAL_FORMS": "1",
+        "budgets-TOTAL_FORMS": "2",
         "budgets-INITIAL_FORMS": "0",
+        "budgets-1-each": "user",
+        "budgets-1-unit": "tokens",
+        "budgets-1-every": "day",
+        "budgets-1-amount": "100",
         "budgets-0-unit": "tokens",
         "budgets-0-every": "day",
         "budgets-0-amount": "1000",
@@ -331,13 +335,41 @@ def test_a_project_gets_limits_and_a_budget(admin: Client, project: Project) -> 
     assert admin.post(f"{PROJECTS}{project.pk}/change/", form).status_code == 302
     project.refresh_from_db()
     assert project.requests_per_minute == 60
-    budget = Budget.objects.get(project=project)
+    budget, for_each = Budget.objects.filter(project=project).order_by("pk")
+    assert (budget.each, for_each.each) == ("", "user")
     now = timezone.now().date()
     budget.spends.filter(start=now).update(spent=250)
     BudgetSpend.objects.create(budget=budget, start=now - timedelta(days=1), spent=900)
+    for value, spent in (("ann", 130), ("bob", 4)):
+        BudgetSpend.objects.create(budget=for_each, start=now, value=value, spent=spent)
     shown = page(admin.get("/admin/accounts/budget/"))
+    assert ">130 tokens by the highest; 1 used up<" in shown
+    assert "ann" not in page(admin.get(f"{PROJECTS}{project.pk}/change/")).split("Budgets and")[1]
     assert ">250 tokens<" in shown
     assert ">900 tokens<" not in shown
+
+
+def test_a_budget_is_for_each_of_what_is_counted(admin: Client, project: Project) -> None:
+    form = {
+        "name": project.name,
+        "is_active": "on",
+        "budgets-TOTAL_FORMS": "1",
+        "budgets-INITIAL_FORMS": "0",
+        "budgets-0-each": "tag:unknown",
+        "budgets-0-unit": "tokens",
+        "budgets-0-every": "day",
+        "budgets-0-amount": "1",
+    }
+    assert "Select a valid choice" in page(admin.post(f"{PROJECTS}{project.pk}/change/", form))
+    assert not Budget.objects.exists()
+    kept = Budget.objects.create(
+        project=project, each="tag:old", unit="tokens", every="day", amount=1
+    )
+    shown = page(admin.get(f"{PROJECTS}{project.pk}/change/"))
+    assert '<option value="tag:old" selected>each tag old</option>' in shown
+    assert '<option value="user">each end user</option>' in shown
+    assert 'aria-label="For each"' in shown
+    assert kept.shown_each in page(admin.get(f"/admin/accounts/budget/{kept.pk}/change/"))
 
 
 @pytest.mark.parametrize("days", ["", "0", "30", "36500"])

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import threading
+from collections import Counter
 from decimal import Decimal
 from typing import Any
 
 import pytest
+from django.db import connection, transaction
 
 from inference_site.accounts.budgets import (
     BudgetExhausted,
     Estimate,
+    Spent,
     period_end,
     period_start,
     reserve,
+    spent_of,
 )
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
 
@@ -102,3 +108,81 @@ def test_periods_begin_and_end_with_days_and_months_of_utc() -> None:
     assert period_end("day", east) == period_end("month", east) == new_year
     february = dt.datetime(2027, 2, 10, tzinfo=dt.UTC)
     assert period_end("month", february) == dt.datetime(2027, 3, 1, tzinfo=dt.UTC)
+
+
+def test_a_budget_for_each_end_user_bounds_each_on_their_own(api_key: Key) -> None:
+    key = api_key[0]
+    budget = Budget.objects.create(
+        project=key.project, each="user", unit="tokens", every="day", amount=100
+    )
+    reserve(key.project_id, key.pk, estimate(90), NOW, {"user": "ann"})
+    reserve(key.project_id, key.pk, estimate(90), NOW, {"user": "bob", "tag:team": "red"})
+    with pytest.raises(BudgetExhausted, match="100 tokens a day for each end user"):
+        reserve(key.project_id, key.pk, estimate(20), NOW, {"user": "ann"})
+    reserve(key.project_id, key.pk, estimate(900), NOW)
+    reserve(key.project_id, key.pk, estimate(900), NOW, {"tag:team": "red"})
+    reserved = dict(budget.spends.filter(start=NOW.date()).values_list("value", "reserved"))
+    assert reserved == {"ann": 90, "bob": 90}
+
+
+def test_an_end_user_over_their_budget_reserves_nothing_of_the_project(api_key: Key) -> None:
+    key = api_key[0]
+    whole = make(key, 1000)
+    Budget.objects.create(project=key.project, each="user", unit="tokens", every="day", amount=0)
+    with pytest.raises(BudgetExhausted):
+        reserve(key.project_id, key.pk, estimate(1), NOW, {"user": "ann"})
+    assert not BudgetSpend.objects.filter(budget=whole, reserved__gt=0).exists()
+
+
+def test_a_budget_for_each_value_of_a_tag_and_of_one_key(api_key: Key, project: Project) -> None:
+    key = api_key[0]
+    other = ApiKey.objects.create(project=project, name="other")
+    for owner, amount in ((None, 1000), (key, 50)):
+        fields: dict[str, Any] = {"project": project, "api_key": owner, "amount": amount}
+        Budget.objects.create(each="tag:team", unit="tokens", every="day", **fields)
+    reserve(key.project_id, key.pk, estimate(50), NOW, {"tag:team": "red"})
+    with pytest.raises(BudgetExhausted, match="for each team"):
+        reserve(key.project_id, key.pk, estimate(1), NOW, {"tag:team": "red"})
+    reserve(key.project_id, key.pk, estimate(50), NOW, {"tag:team": "blue"})
+    reserve(key.project_id, other.pk, estimate(900), NOW, {"tag:team": "red"})
+
+
+def test_the_highest_of_many_is_shown_and_how_many_have_used_it_up(api_key: Key) -> None:
+    key = api_key[0]
+    each = Budget.objects.create(
+        project=key.project, each="user", unit="tokens", every="day", amount=100
+    )
+    plain = make(key, 1000, every="month")
+    for value, spent in (("ann", 120), ("bob", 100), ("cyd", 5)):
+        BudgetSpend.objects.create(budget=each, start=NOW.date(), value=value, spent=spent)
+    BudgetSpend.objects.create(budget=plain, start=dt.date(2026, 12, 1), spent=7)
+    yesterday = NOW.date() - dt.timedelta(days=1)
+    BudgetSpend.objects.create(budget=each, start=yesterday, value="dan", spent=900)
+    found = spent_of([each, plain], NOW)
+    assert found == {each.pk: Spent(Decimal(120), 2), plain.pk: Spent(Decimal(7), 0)}
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("same", [True, False])
+def test_requests_that_come_at_once_exceed_no_budget_of_an_end_user(same: bool) -> None:
+    key = ApiKey.objects.create(project=Project.objects.create(name="p"), name="k")
+    for unit in ("tokens", "cost"):
+        Budget.objects.create(project=key.project, each="user", unit=unit, every="day", amount=100)
+    accepted: list[str] = []
+
+    def work(number: int) -> None:
+        user = "ann" if same else f"user {number}"
+        for _ in range(5):
+            with contextlib.suppress(BudgetExhausted), transaction.atomic():
+                reserve(key.project_id, key.pk, estimate(30, "30"), NOW, {"user": user})
+                accepted.append(user)
+        connection.close()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(Counter(accepted).values()) == {3}
+    assert len(set(accepted)) == (1 if same else 8)
+    assert set(BudgetSpend.objects.values_list("reserved", flat=True)) == {90}

@@ -535,7 +535,7 @@ def _nearly_spent(stack: ServedStack) -> Iterator[None]:
     stack.sql(
         "INSERT INTO accounts_budgetspend (budget_id, start, spent, reserved) "
         "SELECT id, (now() AT TIME ZONE 'UTC')::date, 8.6e6, 0 FROM accounts_budget "
-        "WHERE amount = 1e7 ON CONFLICT (budget_id, start) DO UPDATE SET spent = 8.6e6"
+        "WHERE amount = 1e7 ON CONFLICT (budget_id, start, value) DO UPDATE SET spent = 8.6e6"
     )
     yield
     stack.sql(

@@ -55,6 +55,10 @@ def test_a_key_works_until_something_refuses_its_requests(api_key: Key) -> None:
     spend(key, "month", 0, 0, api_key=key)
     assert in_list(key).sentence.startswith("Refused: budget of 0 tokens a month spent until ")
     BudgetSpend.objects.filter(budget__every="day").update(spent=1000)
+    each = Budget.objects.create(
+        project=key.project, each="user", unit="tokens", every="day", amount=1
+    )
+    BudgetSpend.objects.create(budget=each, start=timezone.now().date(), value="ann", spent=5)
     Budget.objects.filter(every="month").delete()
     expected = "Refused: budget of the project of 1,000 tokens a day spent until 00:00 UTC."
     assert state(key).sentence == in_list(key).sentence == expected

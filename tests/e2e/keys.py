@@ -59,7 +59,10 @@ def _insert(stack: ServedStack, table: str, **row: Any) -> int:
     return int(id_)
 
 
-def make_budget(stack: ServedStack, key: MadeKey, amount: float, unit: str = "tokens") -> None:
-    """Give the key's project a budget for the day."""
+def make_budget(
+    stack: ServedStack, key: MadeKey, amount: float, unit: str = "tokens", each: str = ""
+) -> None:
+    """Give the key's project a budget for the day, or ``each`` of a dimension."""
     budget = {"project_id": key.project_id, "unit": unit, "every": "day", "amount": amount}
+    budget["each"] = each
     _insert(stack, "accounts_budget", **budget)

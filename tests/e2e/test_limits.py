@@ -176,6 +176,55 @@ def test_one_after_the_other_each_request_finds_what_the_last_one_left(stack: Se
             used += answer.json()["usage"]["total_tokens"]
 
 
+def test_each_end_user_has_a_budget(stack: ServedStack) -> None:
+    key = make_key(stack)
+    make_budget(stack, key, 5, each="user")
+    client = stack.client(key.secret)
+
+    def tokens(**fields: Any) -> int:
+        usage = client.chat.completions.create(**ask(**fields)).usage
+        return int(usage.total_tokens)
+
+    used = tokens(user="ann")
+    assert used > 5
+    for fields in ({"user": "ann"}, {"user": "x", "safety_identifier": "ann"}):
+        with pytest.raises(openai.RateLimitError) as caught:
+            tokens(**fields)
+        assert (caught.value.code, caught.value.type) == ("insufficient_quota",) * 2
+        assert "the budget of 5 tokens a day for each end user is used up" in str(caught.value)
+        assert int(caught.value.response.headers["retry-after"]) > 0
+    with pytest.raises(openai.RateLimitError):
+        client.responses.create(model="demo", input="Hi", user="ann")
+    assert tokens(user="bob") > 0
+    assert tokens() > 0, "who names no end user is not bounded"
+    other = make_key(stack)
+    assert stack.client(other.secret).chat.completions.create(**ask(user="ann")).usage is not None
+    wait_until(
+        lambda: (
+            stack.sql(
+                "SELECT spent, reserved FROM accounts_budgetspend WHERE value = 'ann' AND budget_id"
+                " IN (SELECT id FROM accounts_budget WHERE project_id = %s)",
+                key.project_id,
+            )
+            == [(used, 0)]
+        ),
+        120,
+        "the settlement",
+    )
+
+
+def test_a_budget_of_an_end_user_is_not_exceeded_by_more_than_what_is_in_flight(
+    stack: ServedStack,
+) -> None:
+    key = make_key(stack)
+    make_budget(stack, key, 10, each="user")
+    answers = statuses(stack, key, 12, max_tokens=20, ignore_eos=True, user="ann")
+    assert [answer.status_code for answer in answers].count(200) == 1
+    assert {a.json()["error"]["code"] for a in answers if a.status_code != 200} == {
+        "insufficient_quota"
+    }
+
+
 def test_a_background_response_is_refused_over_the_budget_too(stack: ServedStack) -> None:
     key = make_key(stack)
     make_budget(stack, key, 0)

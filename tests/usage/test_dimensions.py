@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
+from django.db import connection, transaction
 from django.utils import timezone
 
+from inference_site.accounts.budgets import BudgetExhausted, Estimate, reserve
 from inference_site.accounts.keys import create_key
-from inference_site.accounts.models import ApiKey, Project
+from inference_site.accounts.models import END_USER, ApiKey, Budget, BudgetSpend, Project
 from inference_site.core.site_settings import models as site_settings
 from inference_site.core.site_settings.models import SiteSettings
 from inference_site.runs.models import Generation, Status
@@ -23,7 +24,6 @@ from inference_site.runs.usage import dimensions
 from inference_site.runs.usage.accounting import account
 from inference_site.runs.usage.dimensions import Bound, bound, tags_of
 from inference_site.runs.usage.models import (
-    END_USER,
     LONGEST_VALUE,
     OTHERS,
     DimensionRollup,
@@ -205,3 +205,76 @@ def test_end_users_are_kept_as_long_as_the_generations(api_key: Key) -> None:
     assert "add up" in check()
     check("--rebuild")
     assert DimensionRollup.objects.filter(period="day").count() == 1
+
+
+def budget(key: ApiKey, each: str, **fields: Any) -> Budget:
+    usual = {"unit": "tokens", "every": "day", "amount": 100}
+    return Budget.objects.create(project=key.project, each=each, **(usual | fields))
+
+
+def spent(of: Budget) -> dict[str, int]:
+    rows = BudgetSpend.objects.filter(budget=of, spent__gt=0)
+    return {value: int(amount) for value, amount in rows.values_list("value", "spent")}
+
+
+def test_budgets_for_each_count_what_each_has_used(api_key: Key) -> None:
+    users, teams = budget(api_key[0], "user"), budget(api_key[0], "tag:team", every="month")
+    whole = budget(api_key[0], "")
+    ended(api_key[0], end_user="ann", tags=["team=a=b", "stage=x"], reserved_tokens=50)
+    ended(api_key[0], end_user="bob")
+    ended(api_key[0])
+    account()
+    assert (spent(users), spent(teams)) == ({"ann": 10, "bob": 10}, {"a=b": 10})
+    assert spent(whole) == {"": 30}
+    assert "add up" in check()
+    BudgetSpend.objects.filter(value="ann").update(spent=99)
+    with pytest.raises(CommandError, match="differ"):
+        check()
+    assert "add up" in check("--rebuild")
+    assert spent(users)["ann"] == 10
+
+
+def test_a_new_budget_for_each_starts_with_the_usage_of_its_period(api_key: Key) -> None:
+    ended(api_key[0], end_user="ann")
+    ended(api_key[0], dt.timedelta(days=1), end_user="ann")
+    create_generation(api_key[0], end_user="cyd", reserved_tokens=7)
+    account()
+    users = budget(api_key[0], "user")
+    assert spent(users) == {"ann": 10}
+    users.each = "tag:team"
+    users.save()
+    assert spent(users) == {}
+    assert "add up" in check()
+
+
+def test_what_end_users_have_spent_is_deleted_after_its_period_and_when_they_are_forgotten(
+    api_key: Key,
+) -> None:
+    users, whole = budget(api_key[0], "user"), budget(api_key[0], "")
+    ended(api_key[0], end_user="ann")
+    ended(api_key[0], end_user="bob")
+    account()
+    old = timezone.now().date() - dt.timedelta(days=4)
+    for of, value in ((users, "ann"), (whole, "")):
+        BudgetSpend.objects.create(budget=of, start=old, value=value, spent=5)
+    prune_old(threading.Event())
+    kept = BudgetSpend.objects.get(start=old)
+    assert kept.budget == whole
+    kept.delete()
+    assert spent(users) == {"ann": 10, "bob": 10}
+    call_command("forget", "--user", "ann", stdout=StringIO())
+    assert spent(users) == {"bob": 10}
+    assert "add up" in check()
+
+
+def test_a_forgotten_end_user_begins_with_the_whole_budget(api_key: Key) -> None:
+    key, now = api_key[0], timezone.now()
+    budget(key, "user", amount=10)
+    ended(key, end_user="ann")
+    account()
+    ann = {"user": "ann"}
+    with pytest.raises(BudgetExhausted), transaction.atomic():
+        reserve(key.project_id, key.pk, Estimate(1, Decimal(0)), now, ann)
+    call_command("forget", "--user", "ann", stdout=StringIO())
+    with transaction.atomic():
+        reserve(key.project_id, key.pk, Estimate(1, Decimal(0)), now, ann)

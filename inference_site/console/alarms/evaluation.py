@@ -350,12 +350,13 @@ def _spends_above(
     project: int | None,
     api_key: int | None,
 ) -> QuerySet[Any, Any]:
-    """Return ids and percentages of the spends in current periods, highest first.
+    """Return ids and percentages of the spends in current periods, highest first, without those of
+    single end users and values of tags.
 
     ``project`` and ``api_key`` are those of the budgets; None is all.
     """
     current = Q(*(Q(budget__every=every, start=start) for every, start in starts), _connector=Q.OR)
-    spends = BudgetSpend.objects.filter(current, budget__amount__gt=0)
+    spends = BudgetSpend.objects.filter(current, budget__amount__gt=0, value="")
     if project is not None:
         spends = spends.filter(budget__project=project)
     if api_key is not None:

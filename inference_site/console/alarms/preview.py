@@ -95,6 +95,7 @@ def _spent_budgets(rule: Rule) -> int:
     spends = BudgetSpend.objects.filter(
         Q(start__gt=first) | Q(budget__every="month", start__gte=first.replace(day=1)),
         budget__amount__gt=0,
+        value="",
     )
     if rule.project_id is not None:
         spends = spends.filter(budget__project=rule.project_id)

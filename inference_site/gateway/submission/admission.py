@@ -8,7 +8,7 @@ accepts the generation, so that requests that come at once do not exceed them to
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -44,7 +44,8 @@ WHERE project_id = %(project_id)s AND finished_at IS NULL
 class Admission:
     """An admitted request: what was counted for it and when, and the headers that report it.
 
-    ``with_row`` is what the request itself writes with its row. An admission is a ``WithRow`` too.
+    ``with_row`` is what the request itself writes with its row, ``values`` are its end user and
+    tags by dimension. An admission is a ``WithRow`` too.
     """
 
     caller: Caller
@@ -52,6 +53,7 @@ class Admission:
     at: dt.datetime
     headers: dict[str, str] = field(default_factory=dict)
     with_row: WithRow | None = None
+    values: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def has_more_to_write(self) -> bool:
@@ -68,12 +70,16 @@ class Admission:
             self.with_row.write()
         _check_runs(self.caller)
         if self.caller.has_budget:
-            reserve(self.caller.project_id, self.caller.api_key_id, self.estimate, self.at)
+            owners = self.caller.project_id, self.caller.api_key_id
+            reserve(*owners, self.estimate, self.at, self.values)
 
 
 @contextmanager
 def admit(
-    caller: Caller, request: GenerationRequest, with_row: WithRow | None = None
+    caller: Caller,
+    request: GenerationRequest,
+    with_row: WithRow | None = None,
+    values: Mapping[str, str] | None = None,
 ) -> Iterator[Admission]:
     """Count a request; give the count back if the block raises: it was not accepted.
 
@@ -82,7 +88,7 @@ def admit(
     estimate = estimate_usage(caller, request)
     headers = count_request(caller, estimate.tokens)
     try:
-        yield Admission(caller, estimate, timezone.now(), headers, with_row)
+        yield Admission(caller, estimate, timezone.now(), headers, with_row, values or {})
     except BudgetExhausted as exc:
         rate_limits.give_back(caller, estimate.tokens)
         message = f"You exceeded your current quota: {exc} is used up."

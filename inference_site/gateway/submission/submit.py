@@ -38,7 +38,7 @@ from inference_site.runs.queue import IsWanted, WithRow, enqueue
 from inference_site.runs.queue_position import QueuePosition
 from inference_site.runs.streams.request_documents import Document, Opening
 from inference_site.runs.usage.accounting import settle_for_request
-from inference_site.runs.usage.dimensions import tags_of
+from inference_site.runs.usage.dimensions import tags_of, values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +101,17 @@ def submit(
         request = fit_to_context(document.request, submission.subject)
         if request is not document.request:
             submission = replace(submission, document=replace(document, request=request))
-        with admit(submission.caller, request, submission.with_row) as admission:
+        tags = tags_of(submission.metadata)
+        values = values_of(submission.end_user, tags)
+        with admit(submission.caller, request, submission.with_row, values) as admission:
             if follower is not None and submission.grace_s:
                 set_reader_deadline(submission.generation_id, submission.grace_s)
             channel = None if follower is None else hub.channel
             try:
-                place = _enqueue(submission, request_id, admission, channel, is_wanted)
+                place = _enqueue(submission, request_id, admission, tags, channel, is_wanted)
             except BudgetExhausted:
                 settle_for_request()  # Generations that have ended may have left some budget.
-                place = _enqueue(submission, request_id, admission, channel, is_wanted)
+                place = _enqueue(submission, request_id, admission, tags, channel, is_wanted)
     except BaseException:
         if follower is not None:
             hub.leave(follower)
@@ -146,6 +148,7 @@ def _enqueue(
     submission: Submission,
     request_id: str,
     admission: Admission,
+    tags: list[str],
     channel: str | None,
     is_wanted: IsWanted,
 ) -> QueuePosition:
@@ -160,7 +163,7 @@ def _enqueue(
         streamed=submission.stream,
         background=submission.background,
         end_user=submission.end_user,
-        tags=tags_of(submission.metadata),
+        tags=tags,
         trace_id=trace_id(current_traceparent.get()),
         ignored_params=submission.ignored_params,
         reserved_tokens=admission.estimate.tokens,

@@ -26,15 +26,14 @@ from psycopg.errors import LockNotAvailable
 from redis.exceptions import RedisError
 
 from inference_site.accounts.budgets import period_start
-from inference_site.accounts.models import Budget
+from inference_site.accounts.models import END_USER, TAG, Budget
 from inference_site.accounts.rate_limits import AccountedGeneration, correct
+from inference_site.runs.usage.models import KEY as LATENCY_KEY
 from inference_site.runs.usage.models import (
-    END_USER,
     LONGEST_VALUE,
     MOVE_LATE,
     NAMED_APART,
     OTHERS,
-    TAG,
     DimensionRollup,
     KindRollup,
     LatencyHistogram,
@@ -44,7 +43,6 @@ from inference_site.runs.usage.models import (
     add_sql,
     counts_sql,
 )
-from inference_site.runs.usage.models import KEY as LATENCY_KEY
 from inference_site.runs.usage.pruning import KEPT_DAYS
 
 logger = logging.getLogger(__name__)
@@ -138,31 +136,40 @@ AFFECTS = """
 """The budgets that the usage of a generation counts against."""
 
 SPEND_START = "date_trunc(budget.every, generation.created_at, 'UTC')::date"
+BUDGET_VALUE = f"""LATERAL (SELECT CASE budget.each
+    WHEN '' THEN '' WHEN '{END_USER}' THEN nullif(generation.end_user, '')
+    ELSE (SELECT substr(tag, strpos(tag, '=') + 1) FROM unnest(generation.tags) AS tag
+          WHERE '{TAG}' || split_part(tag, '=', 1) = budget.each)
+END AS value) AS counted"""  # noqa: S608
+"""For whom the usage counts in a budget: "" for all; null if the budget does not bound it."""
 
 _USED_BY_BUDGET = f"""
-SELECT budget.id, {SPEND_START}, sum({USED}),
+SELECT budget.id, {SPEND_START}, counted.value, sum({USED}),
     coalesce(sum({RESERVED}) FILTER (WHERE {HAS_RESERVATION}), 0)
-FROM generations_generation generation JOIN accounts_budget budget ON {AFFECTS}
-WHERE generation.id = ANY(%(ids)s)
-GROUP BY 1, 2
+FROM generations_generation generation JOIN accounts_budget budget ON {AFFECTS}, {BUDGET_VALUE}
+WHERE generation.id = ANY(%(ids)s) AND counted.value IS NOT NULL
+GROUP BY 1, 2, 3
 """  # noqa: S608
 _USED_ROWS = """unnest(
-    %(budgets)s::bigint[], %(starts)s::date[], %(amounts)s::numeric[], %(held)s::numeric[]
-) AS used (budget_id, start, amount, held)"""
+    %(budgets)s::bigint[], %(starts)s::date[], %(values)s::text[], %(amounts)s::numeric[],
+    %(held)s::numeric[]
+) AS used (budget_id, start, value, amount, held)"""
+# Inserted in the order in which ``budgets.reserve`` does, to avoid deadlocks.
 _INSERT_SPENDS = f"""
-INSERT INTO accounts_budgetspend (budget_id, start, spent, reserved)
-SELECT budget_id, start, 0, 0 FROM {_USED_ROWS} ON CONFLICT DO NOTHING
+INSERT INTO accounts_budgetspend (budget_id, start, value, spent, reserved)
+SELECT budget_id, start, value, 0, 0 FROM {_USED_ROWS} ORDER BY 1, 2, 3 ON CONFLICT DO NOTHING
 """  # noqa: S608
 # Locked in the order of their ids, as ``budgets.reserve`` does, to avoid deadlocks.
 _LOCK_SPENDS = f"""
-SELECT id FROM accounts_budgetspend WHERE (budget_id, start) IN (
-    SELECT budget_id, start FROM {_USED_ROWS}
+SELECT id FROM accounts_budgetspend WHERE (budget_id, start, value) IN (
+    SELECT budget_id, start, value FROM {_USED_ROWS}
 ) ORDER BY id FOR UPDATE
 """  # noqa: S608
 _UPDATE_SPENDS = f"""
 UPDATE accounts_budgetspend spend
 SET spent = spend.spent + used.amount, reserved = greatest(spend.reserved - used.held, 0)
-FROM {_USED_ROWS} WHERE spend.budget_id = used.budget_id AND spend.start = used.start
+FROM {_USED_ROWS}
+WHERE spend.budget_id = used.budget_id AND spend.start = used.start AND spend.value = used.value
 """  # noqa: S608
 _BEGINNING = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 _PERIOD = "(SELECT %(period)s::text AS period) AS periods"
@@ -195,13 +202,17 @@ SELECT * FROM ({_USAGE_OF_DIMENSIONS}) AS sums WHERE {_HAS_ALL_VALUES}
 _LATENCY = f"""
 SELECT * FROM ({counts_sql(START, _PERIOD, _ACCOUNTED)}) AS counts WHERE {_COMPLETE}
 """  # noqa: S608
+_IS_COUNTED = (
+    "(budget.each = '' OR {start} = date_trunc(budget.every, now(), 'UTC')::date)"  # As kept.
+)
 _SPENDS = f"""
-SELECT budget.id AS budget_id, {SPEND_START} AS start,
+SELECT budget.id AS budget_id, {SPEND_START} AS start, counted.value,
     coalesce(sum({USED}) FILTER (WHERE is_accounted), 0) AS spent,
     coalesce(sum({RESERVED}) FILTER (WHERE NOT is_accounted AND {HAS_RESERVATION}), 0) AS reserved
-FROM generations_generation generation JOIN accounts_budget budget ON {AFFECTS}
+FROM generations_generation generation JOIN accounts_budget budget ON {AFFECTS}, {BUDGET_VALUE}
 WHERE generation.created_at >= %(since)s AND budget.id = ANY(%(budgets)s)
-GROUP BY 1, 2
+    AND counted.value IS NOT NULL AND {_IS_COUNTED.format(start=SPEND_START)}
+GROUP BY 1, 2, 3
 """  # noqa: S608
 
 
@@ -259,7 +270,7 @@ def account(max_rows: int = _MAX_ROWS, wait_ms: int = 0) -> list[AccountedGenera
         # Budgets are last, because requests with these budgets wait from here to the commit. When
         # they came before the marking of 5,000 rows, a request waited up to 0.6 s.
         cursor.execute(_USED_BY_BUDGET, ids)
-        names = ("budgets", "starts", "amounts", "held")
+        names = ("budgets", "starts", "values", "amounts", "held")
         used = dict(zip(names, map(list, zip(*cursor.fetchall(), strict=True)), strict=False))
         if used:
             for statement in (_INSERT_SPENDS, _LOCK_SPENDS, _UPDATE_SPENDS):
@@ -398,34 +409,33 @@ def _rewrite(cursor: Any, rollup: Any, period: str, log: str, columns: str) -> N
     cursor.execute(f"INSERT INTO {table} ({columns}) {log}", given)
 
 
-def _spends_of_log(cursor: Any, budgets: list[int]) -> dict[tuple[int, dt.date], tuple[Any, Any]]:
-    """Return (spent, reserved) by (budget id, period start) since the start of this month."""
-    month = timezone.now().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    cursor.execute(_SPENDS, {"since": month, "budgets": budgets})
-    return {(row[0], row[1]): (row[2], row[3]) for row in cursor.fetchall()}
-
-
 def _compare_spends(cursor: Any) -> list[Difference]:
-    true = _spends_of_log(cursor, list(Budget.objects.values_list("pk", flat=True)))
+    today = timezone.now()
+    month = today.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    budgets = list(Budget.objects.values_list("pk", flat=True))
+    cursor.execute(_SPENDS, {"since": month, "budgets": budgets})
+    true = {row[:3]: row[3:] for row in cursor.fetchall()}
     cursor.execute(
-        f"SELECT budget_id, start, spent, reserved, {_FROM_DELETED} FROM accounts_budgetspend"  # noqa: S608
-        " WHERE start >= %s",
-        [period_start(Budget.Every.MONTH, timezone.now())],
+        f"""SELECT budget_id, start, value, spent, reserved, {_FROM_DELETED}
+        FROM accounts_budgetspend spend JOIN accounts_budget budget ON budget.id = budget_id
+        WHERE start >= %s AND {_IS_COUNTED.format(start="start")}""",  # noqa: S608
+        [period_start(Budget.Every.MONTH, today)],
     )
     stored = {}
-    for budget, start, spent, reserved, is_from_deleted in cursor.fetchall():
-        logged, held = true.get((budget, start), (0, 0))
-        stored[budget, start] = spent, reserved
+    for *key, spent, reserved, is_from_deleted in cursor.fetchall():
+        row = tuple(key)
+        logged, held = true.get(row, (0, 0))
+        stored[row] = spent, reserved
         if is_from_deleted:
-            true[budget, start] = max(spent, logged), held
+            true[row] = max(spent, logged), held
     nothing = (0, 0)
     return [
-        Difference(counter, {"budget": budget, "start": start}, mine, theirs)
-        for budget, start in sorted(true.keys() | stored.keys())
+        Difference(counter, {"budget": budget, "start": start, "value": value}, mine, theirs)
+        for budget, start, value in sorted(true.keys() | stored.keys())
         for counter, mine, theirs in zip(
             ("spent", "reserved"),
-            stored.get((budget, start), nothing),
-            true.get((budget, start), nothing),
+            stored.get((budget, start, value), nothing),
+            true.get((budget, start, value), nothing),
             strict=True,
         )
         if mine != theirs
@@ -434,13 +444,17 @@ def _compare_spends(cursor: Any) -> list[Difference]:
 
 def _recount_spends(cursor: Any, budgets: list[int]) -> None:
     """Replace the counters of these budgets since the start of this month."""
-    month = period_start(Budget.Every.MONTH, timezone.now())
-    params = {"budgets": budgets, "month": month}
+    now = timezone.now()
+    month = period_start(Budget.Every.MONTH, now)
+    since = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    params = {"budgets": budgets, "month": month, "since": since}
     # The rows of the current periods must exist so that they can be locked against reservations.
     cursor.execute(
-        """INSERT INTO accounts_budgetspend (budget_id, start, spent, reserved)
-        SELECT id, date_trunc(every, now(), 'UTC')::date, 0, 0
-        FROM accounts_budget WHERE id = ANY(%(budgets)s) ORDER BY id ON CONFLICT DO NOTHING""",
+        f"""INSERT INTO accounts_budgetspend (budget_id, start, value, spent, reserved)
+        SELECT id, date_trunc(every, now(), 'UTC')::date, '', 0, 0
+        FROM accounts_budget WHERE id = ANY(%(budgets)s) AND each = ''
+        UNION SELECT budget_id, start, value, 0, 0 FROM ({_SPENDS}) AS logged
+        ORDER BY 1, 2, 3 ON CONFLICT DO NOTHING""",  # noqa: S608
         params,
     )
     cursor.execute(
@@ -454,10 +468,10 @@ def _recount_spends(cursor: Any, budgets: list[int]) -> None:
         WHERE budget_id = ANY(%(budgets)s) AND start >= %(month)s""",  # noqa: S608
         params,
     )
-    cursor.executemany(
-        """INSERT INTO accounts_budgetspend AS kept (budget_id, start, spent, reserved)
-        VALUES (%s, %s, %s, %s)
-        ON CONFLICT (budget_id, start) DO UPDATE
-        SET spent = greatest(kept.spent, excluded.spent), reserved = excluded.reserved""",
-        [(*key, *values) for key, values in _spends_of_log(cursor, budgets).items()],
+    cursor.execute(
+        f"""INSERT INTO accounts_budgetspend AS kept (budget_id, start, value, spent, reserved)
+        {_SPENDS}
+        ON CONFLICT (budget_id, start, value) DO UPDATE
+        SET spent = greatest(kept.spent, excluded.spent), reserved = excluded.reserved""",  # noqa: S608
+        params,
     )

@@ -13,15 +13,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db import connection, transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
-from inference_site.accounts.models import retention_cutoffs
+from inference_site.accounts.budgets import period_start
+from inference_site.accounts.models import (
+    END_USER,
+    TAG,
+    Budget,
+    BudgetSpend,
+    retention_cutoffs,
+)
 from inference_site.core.site_settings.models import site_settings
 from inference_site.core.storage.fields import replace_nul
 from inference_site.runs.models import TERMINAL, Generation
 from inference_site.runs.usage.accounting import SUMS, account, hold_lock
 from inference_site.runs.usage.models import (
-    END_USER,
     LONGEST_VALUE,
     OTHERS,
     DimensionRollup,
@@ -31,6 +38,7 @@ from inference_site.runs.usage.models import (
 MOST_VALUES = 1_000
 """Values of one dimension with rows of their own, in one period of one project."""
 _ACCOUNT_WAIT_MS = 10_000
+_DAY = dt.timedelta(days=1)
 _LATE = {
     Period.MINUTE: dt.timedelta(minutes=10),
     Period.HOUR: dt.timedelta(hours=2),
@@ -74,6 +82,13 @@ def tags_of(metadata: Mapping[str, str] | None) -> list[str]:
     return [f"{key}={replace_nul(metadata[key])}" for key in keys if metadata.get(key)]
 
 
+def values_of(end_user: str, tags: Sequence[str]) -> dict[str, str]:
+    """Return the end user and the values of the tags of a request, by dimension."""
+    pairs = (tag.partition("=") for tag in tags)
+    values = {TAG + key: value for key, _, value in pairs}
+    return values | ({END_USER: end_user} if end_user else {})
+
+
 class Bound:
     """Keeps the number of values bounded; each call looks at what has changed since the last."""
 
@@ -107,7 +122,8 @@ def bound(last: dt.datetime | None = None) -> None:
 
 
 def prune(until: float) -> int:
-    """Delete the rows whose generations are past the retention of their project; return how many.
+    """Delete the rows whose generations are past the retention of their project, and what end users
+    and values of tags have spent of budgets in earlier periods; return how many.
 
     Stop after the batch during which the monotonic clock passes ``until``.
     """
@@ -116,11 +132,21 @@ def prune(until: float) -> int:
         for period in Period.values:
             # Without a day: what ended in the day before the limit may have begun after it.
             old = DimensionRollup.objects.filter(
-                project=project, period=period, start__lt=limit - dt.timedelta(days=1)
-            ).order_by("start")
-            while time.monotonic() < until and (ids := list(old.values_list("pk")[:2_000])):
-                pks = [pk for (pk,) in ids]
-                deleted += DimensionRollup.objects.filter(pk__in=pks).delete()[0]
+                project=project, period=period, start__lt=limit - _DAY
+            )
+            deleted += _delete(old.order_by("start"), until)
+    for every in Budget.Every.values:
+        # What ended lately counts for the period in which it was accepted.
+        start = period_start(every, timezone.now() - 2 * _DAY)
+        old_spends = BudgetSpend.objects.filter(budget__every=every, start__lt=start)
+        deleted += _delete(old_spends.exclude(value=""), until)
+    return deleted
+
+
+def _delete(rows: QuerySet[Any], until: float) -> int:
+    deleted = 0
+    while time.monotonic() < until and (ids := list(rows.values_list("pk", flat=True)[:2_000])):
+        deleted += rows.model._default_manager.filter(pk__in=ids).delete()[0]
     return deleted
 
 
@@ -135,6 +161,8 @@ def forget(
     while theirs.exists():
         account(wait_ms=_ACCOUNT_WAIT_MS)
     rows = DimensionRollup.objects.filter(dimension=END_USER, value=end_user[:LONGEST_VALUE])
+    spends = BudgetSpend.objects.filter(budget__each=END_USER, value=end_user)
     if project_id is not None:
         rows = rows.filter(project=project_id)
-    return {"counts of usage": rows.delete()[0]}
+        spends = spends.filter(budget__project=project_id)
+    return {"counts of usage": rows.delete()[0] + spends.delete()[0]}

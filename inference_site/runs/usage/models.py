@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from django.db import models
 
-from inference_site.accounts.models import ApiKey, Project
+from inference_site.accounts.models import LONGEST_DIMENSION, ApiKey, Project
 
 MIN_VALUE = 0.01
 """Smaller values count as this one (milliseconds, or tokens per second)."""
@@ -203,8 +203,6 @@ class KindRollup(UsageSums):
         return f"{self.period} of {self.start}, {self.kind}"
 
 
-END_USER, TAG = "user", "tag:"
-"""The dimension of end users, and the beginning of those of tags, before the metadata key."""
 LONGEST_VALUE = 200
 """Longer values count as their first characters."""
 OTHERS = ""
@@ -218,7 +216,7 @@ class DimensionRollup(UsageSums):
     values with the highest costs of a project and period have rows (see ``dimensions.bound``).
     """
 
-    dimension = models.CharField(max_length=68)
+    dimension = models.CharField(max_length=LONGEST_DIMENSION)
     value = models.CharField(max_length=LONGEST_VALUE)
 
     class Meta:
