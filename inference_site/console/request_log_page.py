@@ -43,6 +43,7 @@ from inference_site.console.request_filters import (
     tabs_of,
 )
 from inference_site.console.sorted_requests import SortedPage, sorted_page
+from inference_site.console.tiles import VIEW_STORED
 from inference_site.core.admin_pages.base_admin import SPAN_NAMES, KeysetPage, keyset_page
 from inference_site.core.admin_pages.labels import PREVIEW_LENGTH, may_see_content, preview
 from inference_site.runs.kept_content.models import KeptContent
@@ -63,7 +64,6 @@ VIEW = "generations.view_generation"
 PAGE_SIZE = 50
 MAX_ROWS_READ = 500
 """Rows read of each table: the page shows the newest of them, the facets count all."""
-_VIEW_STORED = ("responses_api.view_storedresponse", "completions.view_storedcompletion")
 _MAX_KEYS, _MAX_SAVED, _MAX_FACET_VALUES, _MAX_CONVERSATIONS = 200, 30, 12, 20
 _TOO_BROAD = "Too much would have to be searched: choose a project, or give more words."
 LoggedRequest = Generation | Refusal
@@ -368,7 +368,7 @@ def _column(name: str, title: str, filters: LogFilters, query: QueryDict) -> Col
 
 def may_filter(request: HttpRequest, filters: LogFilters) -> bool:
     """Return whether the user may see the stored objects that the filters ask for."""
-    return not filters.metadata or request.user.has_perms(_VIEW_STORED)
+    return not filters.metadata or request.user.has_perms(VIEW_STORED)
 
 
 def _page_of(

@@ -39,6 +39,8 @@ from inference_site.runs.usage.queries import (
     without_table_scans,
 )
 
+VIEW_STORED = ("responses_api.view_storedresponse", "completions.view_storedcompletion")
+"""Permissions that the list of requests needs for its filter by metadata."""
 LATEST = 5_000
 """The newest generations, among which pages search for failures."""
 _MAX_ERRORS = 10
@@ -92,15 +94,19 @@ def requests_filter(span: Span) -> dict[str, Any] | None:
     return chosen | {name: text} if is_whole and text == text.strip() else None
 
 
+def may_list(user: Any, filters: Mapping[str, Any]) -> bool:
+    """Return whether a user may see the list of requests with these filters."""
+    may_filter = "metadata" not in filters or user.has_perms(VIEW_STORED)
+    return may_filter and bool(user.has_perm("generations.view_generation"))
+
+
 def linked(tiles: Iterable[Tile], user: Any, span: Span, since: str = "") -> list[Tile]:
     """Return tiles that lead to the lists of what they count, for a user who may see these.
 
     ``since`` is the value of the list's filter for the length of the span; "" without one.
     """
-    if not user.has_perm("generations.view_generation"):
-        return list(tiles)
     chosen = requests_filter(span)
-    if chosen is None:
+    if chosen is None or not may_list(user, chosen):
         return list(tiles)
     if since:
         chosen["since"] = since

@@ -444,7 +444,7 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
         latencies = histograms(filters.span) if is_whole else None
         refused = refused_tile(filters.span) if is_whole else None
         since = filters.range if filters.range in SPANS else ""
-        table = UsageTable(filters.span, filters.group, since if may_see else None)
+        table = UsageTable(filters.span, filters.group, since, request.user)
         before = sum_of(total_by(earlier(filters.span), "model").values())
     buckets = [usage.get((start, ()), Usage()) for start in filters.span.starts()]
     keys = ApiKey.objects.none()

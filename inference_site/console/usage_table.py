@@ -13,7 +13,7 @@ from inference_site.accounts.models import END_USER, TAG, ApiKey, Project
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.model_labels import cost_label
 from inference_site.console.downloads import Rows
-from inference_site.console.tiles import requests_filter, sum_of
+from inference_site.console.tiles import may_list, requests_filter, sum_of
 from inference_site.core.admin_pages.labels import money
 from inference_site.core.site_settings.models import site_settings
 from inference_site.runs.usage.models import OTHERS
@@ -67,12 +67,11 @@ class TableRow:
 class UsageTable:
     """The groups with the most tokens, largest first; then the rest, and the sum of all.
 
-    ``since`` is the value of the requests' filter for the length of the span; None if the user may
-    not see requests.
+    ``since`` is the value of the requests' filter for the length of the span; "" without one.
     """
 
-    def __init__(self, span: Span, group: str, since: str | None) -> None:
-        self._span, self._group, self._since = span, group, since
+    def __init__(self, span: Span, group: str, since: str, user: Any) -> None:
+        self._span, self._group, self._since, self._user = span, group, since, user
         self.label = COLUMNS.get(group) or dimension_label(group)
         self.rows = self._of_column() if group in COLUMNS else self._of_dimension()
         self.total = sum_of(row.usage for row in self.rows)
@@ -120,9 +119,9 @@ class UsageTable:
     def _requests(self, chosen: Mapping[str, Any]) -> str:
         """Return the address of the requests of this span that match further filters."""
         found = requests_filter(self._span)
-        if self._since is None or found is None:
+        query = {**(found or {}), **chosen, **({"since": self._since} if self._since else {})}
+        if found is None or not may_list(self._user, query):
             return ""
-        query = {**found, **chosen, **({"since": self._since} if self._since else {})}
         return f"{reverse('admin:requests')}?{urlencode(query)}"
 
 

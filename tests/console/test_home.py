@@ -299,6 +299,16 @@ def test_the_tags_of_the_settings_are_offered(admin: Client, api_key: Key) -> No
     site_settings.forget()
 
 
+def test_a_tag_leads_to_its_requests_for_those_who_may_see_metadata(
+    staff: Callable[..., Client], api_key: Key
+) -> None:
+    used(api_key[0], tags=["team=red"])
+    looker = staff("usage.view_usagerollup", "generations.view_generation")
+    assert table(page(looker, by="tag:team"))["red"] == (1, "")
+    assert "metadata=" not in page(looker, tag="team=red")
+    assert table(page(looker))["m"][1] == "/admin/requests/?model=m&since=24h"
+
+
 @pytest.mark.django_db(transaction=True)
 def test_end_users_are_for_those_who_may_see_requests(
     staff: Callable[..., Client], api_key: Key
