@@ -1,6 +1,19 @@
 // Adds to Swagger UI what keyboards and screen readers need and it lacks: the language of the page,
 // headings in an unbroken order, names of landmarks and controls, and examples that can be scrolled.
+// The page is as light or dark as the console is in this browser.
 document.documentElement.lang = "en";
+const darkSystem = matchMedia("(prefers-color-scheme: dark)");
+
+function applyScheme() {
+  // Where the console's menu keeps what was chosen there: "light", "dark" or "auto", as JSON.
+  const chosen = localStorage.getItem("adminTheme");
+  const isDark = chosen === '"dark"' || (chosen !== '"light"' && darkSystem.matches);
+  document.documentElement.classList.toggle("dark-mode", isDark);
+}
+
+applyScheme();
+darkSystem.addEventListener("change", applyScheme);
+addEventListener("storage", applyScheme);
 const LEVELS = { H2: "1", H3: "2", H4: "3", H5: "4" };
 const REGIONS = { ".information-container": "About this API", ".scheme-container": "Key" };
 
