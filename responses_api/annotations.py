@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import Case, OuterRef, QuerySet, Subquery, When
+from django.db.models import Case, Count, Max, OuterRef, QuerySet, Subquery, When
 from django.db.models.fields.json import KT
 from django.db.models.functions import Coalesce, Left
 
@@ -37,6 +37,16 @@ def with_last_message(rows: QuerySet[Conversation]) -> QuerySet[Conversation]:
     """Add ``said``: the start of the last message of a conversation."""
     texts = _message_starts(Item.objects.filter(conversation=OuterRef("pk")))
     return rows.annotate(said=Subquery(texts.order_by("-conversation_position")[:1]))
+
+
+def with_latest_response(rows: QuerySet[Conversation]) -> QuerySet[Conversation]:
+    """Add ``response_count`` and ``latest_at``: how many responses, and when the last was made."""
+    own = StoredResponse.objects.filter(conversation=OuterRef("pk")).order_by()
+    counted = own.values("conversation").annotate(count=Count("pk"), latest=Max("created_at"))
+    return rows.annotate(
+        response_count=Subquery(counted.values("count")),
+        latest_at=Subquery(counted.values("latest")),
+    )
 
 
 def _message_starts(items: QuerySet[Item], length: int = PREVIEW_LENGTH) -> QuerySet[Item, Any]:

@@ -16,10 +16,9 @@ from django.urls import reverse
 
 from inference_site.accounts.models import ApiKey, Project
 from inference_site.console.downloads import FORMS, download
-from inference_site.console.request_filters import ENDPOINTS, LogFilters, filters_of
+from inference_site.console.request_columns import LoggedRequest
+from inference_site.console.request_filters import ENDPOINTS, VIEW, LogFilters, filters_of
 from inference_site.console.request_log_page import (
-    VIEW,
-    LoggedRequest,
     log_page,
     may_filter,
 )

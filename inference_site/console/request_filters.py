@@ -31,6 +31,7 @@ ACCEPTED = "accepted"
 """Beside ``REFUSED``, the name of the table in the address of a request's page."""
 SORTS = ("time", "duration", "ttft", "queue", "tokens", "cost")
 """Columns by which a list can be sorted; with a minus, the largest values come first."""
+VIEW = "generations.view_generation"
 FILTER_NAMES = (
     *("q", "project", "key", "model", "status", "error", "since"),
     *("kind", "user", "metadata", "slower", "sort"),
@@ -246,6 +247,15 @@ def tabs_of(filters: LogFilters, query: QueryDict) -> list[Tab]:
             changed[name] = value
         tabs.append(Tab(title, changed.urlencode(), is_chosen(filters)))
     return tabs
+
+
+def saved_query(query: QueryDict) -> str:
+    """Return the part of a query string that a saved filter keeps."""
+    kept = QueryDict(mutable=True)
+    for name in FILTER_NAMES:
+        if value := query.get(name, "").replace("\0", "")[:200]:
+            kept[name] = value
+    return kept.urlencode()
 
 
 def seconds_text(seconds: float) -> str:

@@ -31,14 +31,24 @@ from completions.storage import with_previews as with_completion_previews
 from completions.storage import with_words as completions_with_words
 from inference_site.accounts.models import ApiKey, Project
 from inference_site.catalogue.catalogue import catalogue
+from inference_site.console.request_columns import (
+    CHOICES,
+    Cell,
+    LoggedRequest,
+    cells_of,
+    chosen_columns,
+    headings,
+    sorting_heading,
+)
 from inference_site.console.request_filters import (
     ACCEPTED,
     ENDPOINTS,
-    FILTER_NAMES,
     REFUSED,
     UNFINISHED,
+    VIEW,
     LogFilters,
     filters_of,
+    saved_query,
     seconds_text,
     tabs_of,
 )
@@ -60,13 +70,11 @@ from responses_api.search import (
     search_timeout,
 )
 
-VIEW = "generations.view_generation"
 PAGE_SIZE = 50
 MAX_ROWS_READ = 500
 """Rows read of each table: the page shows the newest of them, the facets count all."""
 _MAX_KEYS, _MAX_SAVED, _MAX_FACET_VALUES, _MAX_CONVERSATIONS = 200, 30, 12, 20
 _TOO_BROAD = "Too much would have to be searched: choose a project, or give more words."
-LoggedRequest = Generation | Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,19 +294,17 @@ def _facets(
 
 @dataclass(frozen=True, slots=True)
 class LogRow:
-    """One request as the page shows it; times in milliseconds, None while they are unknown."""
+    """One request as the page shows it; ``cells`` are those of the chosen columns."""
 
     request: LoggedRequest
     project: Project | None
     key: ApiKey | None
     is_refused: bool
     endpoint: str
-    duration_ms: float | None
     page: str
+    cells: Sequence[Cell]
     content: Content | None = None
     hit: SafeString | str = ""
-    ttft_ms: float | None = None
-    queue_ms: float | None = None
 
 
 def _row(
@@ -307,13 +313,14 @@ def _row(
     keys: Mapping[int, ApiKey],
     contents: Mapping[str, Content],
     hits: Mapping[str, SafeString],
+    columns: Sequence[str],
 ) -> LogRow:
     project, key = projects.get(one.project_id or 0), keys.get(one.api_key_id or 0)
     if not isinstance(one, Generation):
         # The method is shown only if it is not POST, as of nearly all requests.
         endpoint = one.path if one.method == "POST" else f"{one.method} {one.path}".strip()
         page = reverse("admin:request", args=(REFUSED, one.pk))
-        return LogRow(one, project, key, True, endpoint, one.duration_ms, page)
+        return LogRow(one, project, key, True, endpoint, page, cells_of(one, columns))
     content = contents.get(one.public_id)
     return LogRow(
         one,
@@ -321,49 +328,11 @@ def _row(
         key,
         is_refused=False,
         endpoint=ENDPOINTS.get(one.kind, one.kind),
-        duration_ms=one.duration_ms,
         page=reverse("admin:request", args=(ACCEPTED, one.pk)),
+        cells=cells_of(one, columns),
         content=content,
         hit=hits.get(one.public_id, ""),
-        ttft_ms=one.ttft_ms,
-        queue_ms=one.queue_ms,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A heading of the table; ``query`` sorts by it, or back if it is the order already."""
-
-    title: str
-    query: str
-    order: str
-
-
-_COLUMNS = {
-    "duration": "Duration",
-    "ttft": "First token",
-    "queue": "Queue",
-    "tokens": "Tokens in / out",
-    "cost": "Cost",
-}
-
-
-def _column(name: str, title: str, filters: LogFilters, query: QueryDict) -> Column:
-    """Return a heading: the first choice sorts the largest values first, the second the smallest.
-
-    Lists are by time, newest first, unless another order is chosen.
-    """
-    order = {f"-{name}": "descending", name: "ascending"}.get(filters.sort, "none")
-    changed = query.copy()
-    for dropped in ("before", "page", "sort"):
-        changed.pop(dropped, None)
-    if name == "time":
-        order = order if filters.sort else "descending"
-        if order == "descending":
-            changed["sort"] = "time"
-    else:
-        changed["sort"] = name if order == "descending" else f"-{name}"
-    return Column(title, changed.urlencode(), order)
 
 
 def may_filter(request: HttpRequest, filters: LogFilters) -> bool:
@@ -408,15 +377,18 @@ def requests_context(request: HttpRequest) -> dict[str, Any]:
     keys = ApiKey.objects.in_bulk({one.api_key_id for one in page.counted if one.api_key_id})
     projects = Project.objects.in_bulk({one.project_id for one in page.shown if one.project_id})
     ids = [one.public_id for one in page.shown if isinstance(one, Generation)]
-    contents = contents_of(ids) if may_see else {}
+    columns = chosen_columns(request)
+    contents = contents_of(ids) if may_see and "words" in columns else {}
     return {
         "filters": filters,
         "slower": seconds_text(filters.slower),
         "tabs": tabs_of(filters, request.GET),
-        "time_column": _column("time", "Time", filters, request.GET),
-        "columns": [_column(*one, filters, request.GET) for one in _COLUMNS.items()],
+        "time_column": sorting_heading("time", "Time", filters, request.GET),
+        "columns": columns,
+        "choices": CHOICES.items(),
+        "headings": headings(columns, filters, request.GET),
         "may_see": may_see,
-        "rows": [_row(one, projects, keys, contents, hits) for one in page.shown],
+        "rows": [_row(one, projects, keys, contents, hits, columns) for one in page.shown],
         "facets": _facets(filters, page.counted, keys, request.GET),
         "counted": len(page.counted),
         "pages": _page_links(filters, page, ordered, request.GET),
@@ -430,7 +402,7 @@ def requests_context(request: HttpRequest) -> dict[str, Any]:
         "statuses": [*Status.values, UNFINISHED, REFUSED],
         "kinds": ENDPOINTS.items(),
         "spans": SPAN_NAMES.items(),
-        "query": _saved_query(request.GET),
+        "query": saved_query(request.GET),
         "saved": SavedFilter.objects.filter(user=int(request.user.pk or 0)),
     }
 
@@ -461,19 +433,10 @@ def _page_links(
     return links
 
 
-def _saved_query(query: QueryDict) -> str:
-    """Return the part of a query string that a saved filter keeps."""
-    kept = QueryDict(mutable=True)
-    for name in FILTER_NAMES:
-        if value := query.get(name, "").replace("\0", "")[:200]:
-            kept[name] = value
-    return kept.urlencode()
-
-
 @permission_required(VIEW, raise_exception=True)
 def save_filter(request: HttpRequest) -> HttpResponse:
     """Save or delete a filter of this user, and redirect to the page."""
-    query = _saved_query(QueryDict(request.POST.get("query", "")[:1000]))[:1000]
+    query = saved_query(QueryDict(request.POST.get("query", "")[:1000]))[:1000]
     user_id = int(request.user.pk or 0)
     own = SavedFilter.objects.filter(user=user_id)
     if request.POST.get("delete", "").isdecimal():

@@ -23,8 +23,14 @@ from inference_site.accounts.models import ApiKey, Project
 from inference_site.catalogue.model_labels import cost_label
 from inference_site.console.key_states import state_at
 from inference_site.console.request_advice import advice_for
-from inference_site.console.request_filters import ACCEPTED, ENDPOINTS, REFUSED, filters_of
-from inference_site.console.request_log_page import VIEW, contents_of, may_filter
+from inference_site.console.request_filters import (
+    ACCEPTED,
+    ENDPOINTS,
+    REFUSED,
+    VIEW,
+    filters_of,
+)
+from inference_site.console.request_log_page import contents_of, may_filter
 from inference_site.core.admin_pages.base_admin import keyset_page
 from inference_site.core.admin_pages.labels import may_see_content, milliseconds
 from inference_site.runs.models import Generation

@@ -42,6 +42,7 @@ from inference_site.console.people.password_links import (
 )
 from inference_site.console.playground.views import playground_context
 from inference_site.console.queue_page import queue_context, run_action, stop_chosen
+from inference_site.console.request_columns import choose_columns
 from inference_site.console.request_export import export
 from inference_site.console.request_log_page import requests_context, save_filter
 from inference_site.console.request_panel import request_page
@@ -119,6 +120,7 @@ class ConsoleSite(UnfoldAdminSite):
             path("requests/", own(requests), name="requests"),
             path("requests/<str:table>/<int:pk>/", own(request_page), name="request"),
             path("requests/export/", own(export), name="requests-export"),
+            path("requests/columns/", own(require_POST(choose_columns)), name="requests-columns"),
             path("requests/filters/", own(require_POST(save_filter)), name="requests-filters"),
             path("fleet/action/", own(require_POST(request_action)), name="fleet-action"),
             path("fleet/question/", own(require_GET(ask_before)), name="fleet-question"),

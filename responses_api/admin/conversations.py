@@ -7,11 +7,12 @@ from typing import Any
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.utils.safestring import SafeString
 
 from inference_site.core.admin_pages.base_admin import PreviewAdmin, SinceFilter
-from inference_site.core.admin_pages.labels import may_see_content, preview
+from inference_site.core.admin_pages.labels import may_see_content, preview, time_label
 from responses_api.admin.thread import MAX_ITEMS, BubbleMaker
-from responses_api.annotations import with_last_message
+from responses_api.annotations import with_last_message, with_latest_response
 from responses_api.models import Conversation, Item
 
 
@@ -19,7 +20,9 @@ from responses_api.models import Conversation, Item
 class ConversationAdmin(PreviewAdmin):
     """Conversations, with deleted ones whose items responses use."""
 
-    list_display = ("short_id", "time", "project", "shown_metadata", "items")
+    list_display = (
+        *("short_id", "time", "project", "shown_metadata", "items", "responses", "latest"),
+    )
     previews = ("last_message",)
     list_filter = (SinceFilter, "project")
     list_select_related = ("project",)
@@ -27,8 +30,8 @@ class ConversationAdmin(PreviewAdmin):
     fields = ("public_id", "project", "metadata", "created_at", "deleted_at")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Add the last message, for users who may see content."""
-        rows = super().get_queryset(request)
+        """Add the latest response, and the last message for users who may see content."""
+        rows = with_latest_response(super().get_queryset(request))
         return with_last_message(rows) if may_see_content(request) else rows
 
     @admin.display(description="ID")
@@ -38,6 +41,14 @@ class ConversationAdmin(PreviewAdmin):
     @admin.display(description="items")
     def items(self, conversation: Conversation) -> str:
         return f"{conversation.next_position:,}"
+
+    @admin.display(description="responses")
+    def responses(self, conversation: Any) -> str:
+        return f"{conversation.response_count or 0:,}"
+
+    @admin.display(description="latest response")
+    def latest(self, conversation: Any) -> SafeString | str:
+        return time_label(conversation.latest_at) if conversation.latest_at else "—"
 
     @admin.display(description="last message")
     def last_message(self, conversation: Any) -> str:

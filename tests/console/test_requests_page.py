@@ -33,6 +33,7 @@ from tests.generations.rows import create_generation
 
 Key = tuple[ApiKey, str]
 LOG = "/admin/requests/"
+CONVERSATIONS = "/admin/responses_api/conversation/"
 STORED = ("responses_api.view_storedresponse", "completions.view_storedcompletion")
 
 
@@ -136,14 +137,68 @@ def test_odd_queries_are_answered(admin: Client, api_key: Key, query: str) -> No
 def test_tabs_keep_the_filters_and_drop_the_place_in_the_list(admin: Client) -> None:
     page = admin.get(f"{LOG}?project=1&before=5-5&status=failed&error=x").content.decode()
     tabs = page[page.index('class="tabs"') : page.index("</nav>", page.index('class="tabs"'))]
-    links = re.findall(r'href="\?([^"]*)"( aria-current="page")?>(\w+)', tabs)
+    links = re.findall(r'href="([^"]*)"( aria-current="page")?>(\w+)', tabs)
     assert [(link.replace("&amp;", "&"), title, bool(now)) for link, now, title in links] == [
-        ("project=1", "All", False),
-        ("project=1&status=failed", "Failed", True),
-        ("project=1&sort=-duration", "Slow", False),
-        ("project=1&status=unfinished", "Running", False),
-        ("project=1&status=refused", "Refused", False),
+        (f"{LOG}?project=1", "All", False),
+        (f"{LOG}?project=1&status=failed", "Failed", True),
+        (f"{LOG}?project=1&sort=-duration", "Slow", False),
+        (f"{LOG}?project=1&status=unfinished", "Running", False),
+        (f"{LOG}?project=1&status=refused", "Refused", False),
+        (CONVERSATIONS, "Conversations", False),
     ]
+
+
+def test_conversations_are_a_tab_with_their_latest_response(
+    admin: Client, staff: Callable[..., Client], api_key: Key
+) -> None:
+    project = api_key[0].project
+    talk = Conversation.objects.create(public_id="conv_1", project=project)
+    for number in range(3):
+        row = {"public_id": f"resp_{number}", "project": project, "conversation": talk}
+        StoredResponse.objects.create(**row, model="demo", created_at=ago(60 * number))
+    page = admin.get(CONVERSATIONS).content.decode()
+    tabs = page[page.index('class="tabs"') : page.index("</nav>", page.index('class="tabs"'))]
+    assert re.findall(r'aria-current="page">(\w+)', tabs) == ["Conversations"]
+    assert f'href="{LOG}"' in tabs
+    assert re.search(r"field-responses[^>]*>\s*3\s*<", page)
+    assert "field-latest" in page
+    only_these = staff("responses_api.view_conversation").get(CONVERSATIONS).content.decode()
+    assert f'href="{LOG}"' not in only_these
+
+
+def headings_of(page: str) -> list[str]:
+    table = page[page.index('class="plain cards log"') :]
+    return re.findall(
+        r"<th scope=\"col\"[^>]*>(?:<a [^>]*>)?([^<]+)<", table[: table.index("</thead>")]
+    )
+
+
+def test_a_person_chooses_the_columns_and_keeps_them(admin: Client, api_key: Key) -> None:
+    fields = {"end_user": "<b>ada", "tags": ["team=red", "a=b"], "admission_ms": 3.2}
+    ended(api_key, 100, 10, **fields)
+    refused(50, duration_ms=4)
+    always = ["Time", "Status", "Endpoint, model"]
+    before = headings_of(admin.get(LOG).content.decode())
+    usual = ["Project, key", "Prompt, answer", "Duration", "First token", "Queue"]
+    assert before == [*always, *usual, "Tokens in / out", "Cost"]
+    chosen = {
+        "column": ["user", "tags", "duration", "admission", "odd"],
+        "query": "status=completed",
+    }
+    answer = admin.post(f"{LOG}columns/", chosen)
+    assert answer.headers["Location"] == f"{LOG}?status=completed"
+    page = admin.get(LOG).content.decode()
+    assert headings_of(page) == [*always, "End user", "Tags", "Admission", "Duration"]
+    assert "<div>&lt;b&gt;ada</div>" in page
+    assert "<div>team=red, a=b</div>" in page
+    assert ">3 ms<" in page
+    assert ">4 ms<" in page
+    assert downloaded(admin, f"{LOG}export/?format=csv").count("first_token_ms") == 1
+    admin.post(f"{LOG}columns/", {"query": ""})
+    assert headings_of(admin.get(LOG).content.decode()) == before
+    for odd in ("", "x" * 5_000, "cost.cost.__class__", "\u0000"):
+        admin.cookies["request_columns"] = odd
+        assert admin.get(LOG).status_code == 200
 
 
 def downloaded(browser: Client, address: str) -> str:

@@ -6,6 +6,7 @@ import datetime as dt
 from typing import Any
 
 from django import template
+from django.http import QueryDict
 from django.urls import reverse
 
 from inference_site.accounts.models import ApiKey, Project
@@ -25,6 +26,15 @@ register = template.Library()
 register.filter("model_link", model_link)
 
 _MAX_KEYS = 50
+
+
+@register.simple_tag
+def request_tabs() -> list[Any]:
+    """Return the tabs of the page of requests, without filters."""
+    # Here, because that module imports forms, which import all tags.
+    from inference_site.console.request_filters import LogFilters, tabs_of
+
+    return tabs_of(LogFilters(), QueryDict())
 
 
 @register.inclusion_tag("console/tenant_overview.html", takes_context=True)

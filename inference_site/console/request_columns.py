@@ -1,0 +1,163 @@
+"""The columns of the list of requests: those there are, a person's choice, and their cells.
+
+The choice is a cookie of the browser. Downloads have all columns, whatever is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from django.conf import settings
+from django.contrib.auth.decorators import permission_required
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
+from django.urls import reverse
+
+from inference_site.console.request_filters import VIEW, LogFilters, saved_query
+from inference_site.core.admin_pages.labels import milliseconds, money
+from inference_site.runs.models import Generation
+from inference_site.runs.request_log.models import Refusal
+
+_COOKIE = "request_columns"
+_COOKIE_S = 365 * 86_400
+_NONE = "—"
+LoggedRequest = Generation | Refusal
+
+
+class Choice(NamedTuple):
+    """A column to choose; ``cell`` returns the text of an accepted request, None for no text.
+
+    A column that ``sorts`` has numbers, and a heading that sorts the list by it. The template
+    writes the columns without ``cell``.
+    """
+
+    title: str
+    cell: Callable[[Generation], str | None] | None = None
+    sorts: bool = False
+    is_default: bool = False
+
+
+CHOICES = {
+    "owner": Choice("Project, key", is_default=True),
+    "words": Choice("Prompt, answer", is_default=True),
+    "user": Choice("End user", lambda row: row.end_user),
+    "tags": Choice("Tags", lambda row: ", ".join(row.tags)),
+    "class": Choice("Class", lambda row: row.get_service_class_display()),
+    "worker": Choice("Worker", lambda row: row.worker),
+    "finish": Choice("Finish reason", lambda row: row.finish_reason),
+    "admission": Choice("Admission", lambda row: _time(row.admission_ms)),
+    "duration": Choice("Duration", lambda row: _time(row.duration_ms), True, True),
+    "ttft": Choice("First token", lambda row: _time(row.ttft_ms), True, True),
+    "queue": Choice("Queue", lambda row: _time(row.queue_ms), True, True),
+    "rate": Choice("Tokens/s", lambda row: f"{row.tokens_per_s:.0f}" if row.tokens_per_s else None),
+    "tokens": Choice(
+        "Tokens in / out", lambda row: f"{row.input_tokens:,} / {row.output_tokens:,}", True, True
+    ),
+    "cost": Choice("Cost", lambda row: money(row.cost) if row.cost else None, True, True),
+}
+"""In the order of the table, after time, status, endpoint and model."""
+_NUMBERS = {"admission", "rate", *(name for name, choice in CHOICES.items() if choice.sorts)}
+
+
+def _time(ms: float | None) -> str | None:
+    return None if ms is None else milliseconds(ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A heading of the table; ``query`` sorts by it, or back if it is the order already, or ""."""
+
+    title: str
+    query: str = ""
+    order: str = "none"
+    is_number: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell of one request."""
+
+    title: str
+    text: str
+    is_number: bool
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the request has no such value."""
+        return self.text == _NONE
+
+
+def chosen_columns(request: HttpRequest) -> list[str]:
+    """Return the names of the columns that the person has chosen, in the order of the table."""
+    if not (kept := request.COOKIES.get(_COOKIE)):
+        return [name for name, choice in CHOICES.items() if choice.is_default]
+    names = set(kept[:500].split("."))
+    return [name for name in CHOICES if name in names]
+
+
+def headings(names: Sequence[str], filters: LogFilters, query: QueryDict) -> list[Heading]:
+    """Return the headings of those of these columns that have cells."""
+    return [
+        sorting_heading(name, CHOICES[name].title, filters, query)
+        if CHOICES[name].sorts
+        else Heading(CHOICES[name].title, is_number=name in _NUMBERS)
+        for name in names
+        if CHOICES[name].cell is not None
+    ]
+
+
+def sorting_heading(name: str, title: str, filters: LogFilters, query: QueryDict) -> Heading:
+    """Return a heading: the first choice sorts the largest values first, the second the smallest.
+
+    Lists are by time, newest first, unless another order is chosen.
+    """
+    order = {f"-{name}": "descending", name: "ascending"}.get(filters.sort, "none")
+    changed = query.copy()
+    for dropped in ("before", "page", "sort"):
+        changed.pop(dropped, None)
+    if name == "time":
+        order = order if filters.sort else "descending"
+        if order == "descending":
+            changed["sort"] = "time"
+    else:
+        changed["sort"] = name if order == "descending" else f"-{name}"
+    return Heading(title, changed.urlencode(), order)
+
+
+def cells_of(one: LoggedRequest, names: Sequence[str]) -> list[Cell]:
+    """Return the cells of a request in these columns; a refused one has a duration only."""
+    cells = []
+    for name in names:
+        title, cell = CHOICES[name].title, CHOICES[name].cell
+        if cell is None:
+            continue
+        text: Any = None
+        if isinstance(one, Generation):
+            text = cell(one)
+        elif name == "duration":
+            text = _time(one.duration_ms)
+        cells.append(Cell(title, text or _NONE, name in _NUMBERS))
+    return cells
+
+
+@permission_required(VIEW, raise_exception=True)
+def choose_columns(request: HttpRequest) -> HttpResponse:
+    """Keep the columns that a person has chosen, and return to the list; none of them: defaults."""
+    query = saved_query(QueryDict(request.POST.get("query", "")[:1000]))[:1000]
+    page = reverse("admin:requests")
+    answer = HttpResponseRedirect(f"{page}?{query}")
+    names = [name for name in CHOICES if name in request.POST.getlist("column")]
+    if not names:
+        answer.delete_cookie(_COOKIE, page)
+        return answer
+    answer.set_cookie(
+        _COOKIE,
+        ".".join(names),
+        max_age=_COOKIE_S,
+        path=page,
+        secure=settings.SESSION_COOKIE_SECURE,
+        httponly=True,
+        samesite="Lax",
+    )
+    return answer
