@@ -234,7 +234,8 @@ def test_usage_by_end_user_leads_to_their_requests(
     settled(page)
     assert_usable(page)
     press(page, row.get_by_role("link", name="1", exact=True))
-    expect(page.get_by_label("End user")).to_have_value(name)
+    filters = page.get_by_label("Filters", exact=True)
+    expect(filters.get_by_label("End user")).to_have_value(name)
     listed = page.get_by_role("region", name="Requests").locator("tbody tr")
     expect(listed).to_have_count(1)
     page.goto("/admin/?range=1h")
@@ -449,6 +450,34 @@ def test_requests_are_sorted_chosen_and_downloaded_from_the_keyboard(
     assert [line["end_user"] for line in lines] == ["ada"]
 
 
+def test_columns_of_requests_are_chosen_and_conversations_are_a_tab(
+    page: Page, client: openai.OpenAI
+) -> None:
+    conversation = client.conversations.create()
+    respond(client, {"text": "Cats sleep."}, conversation=conversation.id, user="bea")
+    page.goto("/admin/requests/?user=bea")
+    settled(page)
+    page.get_by_text("Columns", exact=True).press("Enter")
+    columns = page.locator("details").filter(has_text="Show these columns")
+    columns.get_by_role("checkbox", name="End user").check()
+    columns.get_by_role("checkbox", name="Cost").uncheck()
+    assert_usable(page)
+    resize(page, "desktop")
+    columns.get_by_role("button").press("Enter")
+    page.wait_for_url("**/admin/requests/?user=bea")
+    log = page.get_by_role("region", name="Requests")
+    expect(log.get_by_role("columnheader", name="End user")).to_be_visible()
+    expect(log.get_by_role("cell", name="bea")).to_be_visible()
+    expect(log.get_by_role("columnheader", name="Cost")).to_be_hidden()
+    views = page.get_by_role("navigation", name="Views of the list")
+    views.get_by_role("link", name="Conversations").click()
+    expect(views.get_by_role("link", name="Conversations")).to_have_attribute(
+        "aria-current", "page"
+    )
+    expect(page.get_by_role("row").filter(has_text=conversation.id[:13])).to_be_visible()
+    assert_usable(page)
+
+
 def test_content_that_is_not_stored_is_kept_once_the_settings_say_so(
     page: Page, client: openai.OpenAI, stack: ServedStack
 ) -> None:
@@ -502,7 +531,7 @@ def test_the_page_of_the_api_works_under_the_policy(page: Page) -> None:
     page.goto("/docs")
     for width in WIDTHS:
         resize(page, width)
-        expect(page.get_by_text("/v1/chat/completions", exact=True).first).to_be_visible()
+        expect(page.get_by_text("/api/chat", exact=True).first).to_be_visible()
 
 
 BUSY_HOUR = """
