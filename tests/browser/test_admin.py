@@ -450,34 +450,6 @@ def test_requests_are_sorted_chosen_and_downloaded_from_the_keyboard(
     assert [line["end_user"] for line in lines] == ["ada"]
 
 
-def test_columns_of_requests_are_chosen_and_conversations_are_a_tab(
-    page: Page, client: openai.OpenAI
-) -> None:
-    conversation = client.conversations.create()
-    respond(client, {"text": "Cats sleep."}, conversation=conversation.id, user="bea")
-    page.goto("/admin/requests/?user=bea")
-    settled(page)
-    page.get_by_text("Columns", exact=True).press("Enter")
-    columns = page.locator("details").filter(has_text="Show these columns")
-    columns.get_by_role("checkbox", name="End user").check()
-    columns.get_by_role("checkbox", name="Cost").uncheck()
-    assert_usable(page)
-    resize(page, "desktop")
-    columns.get_by_role("button").press("Enter")
-    page.wait_for_url("**/admin/requests/?user=bea")
-    log = page.get_by_role("region", name="Requests")
-    expect(log.get_by_role("columnheader", name="End user")).to_be_visible()
-    expect(log.get_by_role("cell", name="bea")).to_be_visible()
-    expect(log.get_by_role("columnheader", name="Cost")).to_be_hidden()
-    views = page.get_by_role("navigation", name="Views of the list")
-    views.get_by_role("link", name="Conversations").click()
-    expect(views.get_by_role("link", name="Conversations")).to_have_attribute(
-        "aria-current", "page"
-    )
-    expect(page.get_by_role("row").filter(has_text=conversation.id[:13])).to_be_visible()
-    assert_usable(page)
-
-
 def test_content_that_is_not_stored_is_kept_once_the_settings_say_so(
     page: Page, client: openai.OpenAI, stack: ServedStack
 ) -> None:
