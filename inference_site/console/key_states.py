@@ -296,16 +296,18 @@ def _revoked_by(key: ApiKey) -> str:
 def _refusals(key: ApiKey, now: dt.datetime) -> str:
     """Return how many requests were refused in the last day and why; "" for none."""
     rows = Refusal.objects.filter(api_key=key.pk).order_by("-id")
-    newest = rows.values_list("created_at", "error_code", "path", "count")[:_MAX_REFUSALS]
+    newest = rows.values_list("created_at", "error_code", "path", "count")[: _MAX_REFUSALS + 1]
     reasons: Counter[str] = Counter()
-    read = 0
-    for created_at, code, path, count in newest:
-        read += 1
-        if created_at >= now - _A_DAY:
+    more = ""
+    for read, (created_at, code, path, count) in enumerate(newest):
+        if created_at < now - _A_DAY:
+            continue
+        if read == _MAX_REFUSALS:
+            more = "more than "
+        else:
             reasons[_reason(key, code, path)] += count
     if not reasons:
         return ""
-    more = "more than " if read == _MAX_REFUSALS else ""
     common = reasons.most_common(_MAX_REASONS)
     texts = [reason if len(reasons) == 1 else f"{reason} ({n:,})" for reason, n in common]
     return f"{more}{reasons.total():,} refused in the last day: {', '.join(texts)}"

@@ -450,6 +450,44 @@ def test_requests_are_sorted_chosen_and_downloaded_from_the_keyboard(
     assert [line["end_user"] for line in lines] == ["ada"]
 
 
+def test_the_columns_of_the_list_are_chosen_from_the_keyboard(
+    page: Page, client: openai.OpenAI
+) -> None:
+    respond(client, {"text": "Dogs bark."}, user="grace")
+    page.goto("/admin/requests/?user=grace")
+    settled(page)
+    opener = page.locator("details.columns summary")
+    opener.focus()
+    page.keyboard.press("Enter")
+    for name in ("Cost", "End user"):
+        page.get_by_role("checkbox", name=name).focus()
+        page.keyboard.press("Space")
+    assert_usable(page)
+    resize(page, "desktop")
+    page.get_by_role("button", name="Show these columns").focus()
+    page.keyboard.press("Enter")
+    log = page.get_by_role("region", name="Requests")
+    expect(log.get_by_role("columnheader", name="End user")).to_be_visible()
+    expect(log.get_by_role("columnheader", name="Cost")).to_have_count(0)
+    expect(log.get_by_role("cell", name="grace")).to_be_visible()
+    assert page.url.endswith("/admin/requests/?user=grace")
+    page.reload()
+    expect(log.get_by_role("columnheader", name="End user")).to_be_visible()
+    assert_usable(page)
+
+
+def test_conversations_are_a_tab_of_the_requests(page: Page, client: openai.OpenAI) -> None:
+    conversation = client.conversations.create()
+    respond(client, {"text": "Owls hoot."}, conversation=conversation.id)
+    page.goto("/admin/requests/")
+    tabs = page.get_by_role("navigation", name="Views of the list")
+    tabs.get_by_role("link", name="Conversations").focus()
+    page.keyboard.press("Enter")
+    expect(tabs.get_by_role("link", name="Conversations")).to_have_attribute("aria-current", "page")
+    expect(page.get_by_role("link", name=conversation.id[:13])).to_be_visible()
+    assert_usable(page)
+
+
 def test_content_that_is_not_stored_is_kept_once_the_settings_say_so(
     page: Page, client: openai.OpenAI, stack: ServedStack
 ) -> None:

@@ -17,6 +17,7 @@ from inference_site.accounts.budgets import period_start
 from inference_site.accounts.keys import create_key, find_caller, key_of_imports, rotate_key
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
 from inference_site.accounts.rate_limits import hit
+from inference_site.console import key_states
 from inference_site.console.key_states import KeyState, bars_of, state_of, states_of
 from inference_site.runs.models import Status
 from inference_site.runs.request_log.models import Refusal
@@ -127,6 +128,20 @@ def test_a_key_says_why_its_requests_were_refused_in_the_last_day(api_key: Key) 
     refuse(key, "<b>odd", "/no/such/path")
     refuse(key, "insufficient_scope", "/no/such/path")
     assert "&lt;b&gt;" not in state(key).sentence
+
+
+def test_more_refusals_are_said_only_if_there_are_more_in_the_last_day(
+    api_key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_states, "_MAX_REFUSALS", 2)
+    key, old = api_key[0], timezone.now() - dt.timedelta(days=2)
+    for _ in range(3):
+        refuse(key, "insufficient_quota", "/v1/responses", created_at=old)
+    for _ in range(2):
+        refuse(key, "insufficient_quota", "/v1/responses")
+    assert " used yet. 2 refused in the last day" in state(key).sentence
+    refuse(key, "insufficient_quota", "/v1/responses")
+    assert "more than 2 refused in the last day" in state(key).sentence
 
 
 def test_what_was_refused_is_escaped_and_not_shown_to_who_may_not_see_requests(
