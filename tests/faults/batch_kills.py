@@ -43,10 +43,10 @@ class KilledBatch:
         counts = self._client.batches.retrieve(self.id).request_counts
         return 0 if counts is None else counts.completed
 
-    def kill(self, names: Iterable[str]) -> Iterator[str]:
+    def kill(self, names: Iterable[str], lines_apart: int = 5) -> Iterator[str]:
         """Kill these processes, each after some more lines; yield the name of each."""
         for name in names:
-            enough = min(self.completed + 5, self._lines)
+            enough = min(self.completed + lines_apart, self._lines)
             wait_until(lambda n=enough: self.completed >= n, 300, "more lines")
             if self.completed == self._lines:
                 return
@@ -110,10 +110,10 @@ def main(kills: int, lines: int) -> None:
         batch = KilledBatch(stack, lines)
         names = (chance.choice(PROCESSES) for _ in range(kills))
         killed: Counter[str] = Counter()
-        for name in batch.kill(names):
+        for name in batch.kill(names, max(5, lines // (2 * kills))):
             killed[name] += 1
             print(f"{killed.total()} kills, {batch.completed} of {lines} lines", flush=True)
-        batch.check(600)
+        batch.check(600 + lines / 20)
         print(f"{killed.total()} kills {dict(killed)}: each of {lines} lines is answered once")
 
 
