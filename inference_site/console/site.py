@@ -32,6 +32,7 @@ from inference_site.console.my_connections import (
     my_connections,
 )
 from inference_site.console.my_keys import act_on_my_key, my_keys
+from inference_site.console.parts_page import parts_context
 from inference_site.console.people.login import is_first_login, remember_browser, set_locked_status
 from inference_site.console.people.login_log import log_own_action
 from inference_site.console.people.password_links import (
@@ -106,6 +107,7 @@ class ConsoleSite(UnfoldAdminSite):
             path("queue/<int:pk>/", own(require_POST(run_action)), name="queue-action"),
             path("fleet/", own(fleet), name="fleet"),
             path("playground/", own(playground), name="playground"),
+            path("parts/", own(page("Parts of the console", parts_context, "parts")), name="parts"),
             path("settings/", own(settings_page), name="settings"),
             path("my-keys/", own(my_keys), name="my-keys"),
             path(

@@ -156,7 +156,10 @@ class Chart:
             "\n",
             '<tr><th scope="row">{}</th>{}</tr>',
             (
-                (label, format_html_join("", "<td>{}</td>", ((value,) for value in values)))
+                (
+                    label,
+                    format_html_join("", '<td class="num">{}</td>', ((value,) for value in values)),
+                )
                 for label, values in self.rows
             ),
         )

@@ -75,6 +75,7 @@ PAGES = [
     "/admin/fleet/",
     "/admin/fleet/models/demo/",
     "/admin/settings/",
+    "/admin/parts/",
     "/admin/playground/",
     "/admin/requests/",
     "/admin/accounts/apikey/",

@@ -81,3 +81,13 @@ def test_a_colleague_is_invited_and_comes_in_with_a_role(
     page.goto("/admin/admin/logentry/")
     expect(page.get_by_role("row").filter(has_text="By password").first).to_be_visible()
     assert_dark_contrast(page)
+
+
+def test_words_of_a_role_are_not_broken_on_a_phone(page: Page) -> None:
+    page.goto("/admin/auth/group/")
+    settled(page)
+    resize(page, "phone")
+    words = page.locator(".field-may b")
+    assert words.count() >= 3
+    heights = words.evaluate_all("all => all.map((one) => one.getBoundingClientRect().height)")
+    assert max(heights) < 24, "each verb stands in one line"

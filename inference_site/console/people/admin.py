@@ -15,7 +15,7 @@ from django.contrib.auth.admin import GroupAdmin, UserAdmin
 from django.contrib.auth.models import Group, Permission, User
 from django.db.models import Count, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.utils.html import format_html_join
+from django.utils.html import format_html, format_html_join
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
@@ -214,7 +214,9 @@ class RoleAdmin(GroupAdmin, AccessAdmin):  # type: ignore[misc]  # As above.
     @admin.display(description="what it may do")
     def may(self, role: Group) -> str:
         lines = in_words(role.permissions.all())
-        return format_html_join("", '<p class="long-text"><b>{}</b> {}</p>', lines)
+        # One element: on phones a cell puts what is in it beside its label, each in a column.
+        words = format_html_join("", '<p class="long-text"><b>{}</b> {}</p>', lines)
+        return format_html("<div>{}</div>", words)
 
     @admin.display(description="users", ordering="users")
     def members(self, role: Any) -> int:
