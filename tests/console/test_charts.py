@@ -46,7 +46,8 @@ def test_the_bars_of_a_series_are_one_path() -> None:
 
 def test_the_table_has_every_value_and_escapes_labels() -> None:
     drawn = chart("c", "C", ["<b>"], [Series("a", [1.0]), Series("b", [2.0])], "bars", text)
-    row = '<tr><th scope="row">&lt;b&gt;</th><td>1</td><td>2</td></tr>'
+    cells = '<td class="num">1</td><td class="num">2</td>'
+    row = f'<tr><th scope="row">&lt;b&gt;</th>{cells}</tr>'
     assert drawn.table_rows == row
 
 

@@ -227,7 +227,7 @@ def table(text: str) -> dict[str, tuple[int, str]]:
     rows = re.findall(
         r'<tr><th scope="row">(?:<\w+[^>]*>)?([^<]*)(?:</\w+>)?</th>'
         r'<td class="num">(?:<a href="([^"]*)">)?(\d+)(?:</a>)?</td>',
-        text,
+        text[text.index("<h2>By ") :],
     )
     return {name: (int(requests), html.unescape(address)) for name, address, requests in rows}
 
