@@ -20,3 +20,4 @@ function show() {
 }
 
 chooser.addEventListener("change", show);
+show(); // It may have been chosen before this script was there.
