@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AwareDatetime, Field
 
 from completions.models import StoredCompletion
-from inference_site.core.transfer import ObjectLine, known_ids
+from inference_site.core.transfer import ObjectLine, each, known_ids
 from inference_site.gateway.feedback_views import FeedbackEntry
 
 _BATCH = 100
@@ -36,13 +36,9 @@ _COLUMNS = tuple(CompletionLine.model_fields.keys() - {"kind", "id", "feedback"}
 def export_lines(project_id: int, folder: Path) -> Iterator[CompletionLine]:
     """Yield the stored completions; see ``inference_site.core.transfer.Transfer``."""
     del folder
-    after = 0
-    rows = StoredCompletion.objects.filter(project=project_id).order_by("pk")
-    while found := list(rows.filter(pk__gt=after)[:_BATCH]):
-        for stored in found:
-            columns = {name: getattr(stored, name) for name in _COLUMNS}
-            yield CompletionLine(id=stored.public_id, feedback=stored.feedback, **columns)
-        after = found[-1].pk
+    for stored in each(StoredCompletion.objects.filter(project=project_id), _BATCH):
+        columns = {name: getattr(stored, name) for name in _COLUMNS}
+        yield CompletionLine(id=stored.public_id, feedback=stored.feedback, **columns)
 
 
 def import_lines(project_id: int, kind: str, lines: Sequence[ObjectLine], folder: Path) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
@@ -14,14 +13,13 @@ from inference_site.accounts.keys import key_of_imports
 from inference_site.batches.models import ENDED, Batch, BatchStatus
 from inference_site.batches.requests import endpoints
 from inference_site.batches.views import BatchError
-from inference_site.core.transfer import Count, Id, ObjectLine, Refused, known_ids
+from inference_site.core.transfer import Count, Id, Money, ObjectLine, Refused, each, known_ids
 from inference_site.gateway.request_fields.wire import Metadata
 
 _BATCH = 100
 _LATEST = 253_402_300_799  # The last second of the year 9999.
 
 FileId = Id | Literal[""]
-Money = Annotated[Decimal, Field(ge=0, max_digits=18, decimal_places=9)]
 
 
 class UsagePart(BaseModel):
@@ -71,19 +69,15 @@ _COLUMNS = tuple(BatchExport.model_fields.keys() - {"kind", "id", "times", "erro
 def export_lines(project_id: int, folder: Path) -> Iterator[BatchExport]:
     """Yield the batches that have ended; see ``inference_site.core.transfer.Transfer``."""
     del folder
-    after = 0
-    rows = Batch.objects.filter(project=project_id, status__in=ENDED).order_by("pk")
-    while found := list(rows.filter(pk__gt=after)[:_BATCH]):
-        for batch in found:
-            columns = {name: getattr(batch, name) for name in _COLUMNS}
-            yield BatchExport(
-                id=batch.public_id,
-                times=batch.times,
-                errors=[BatchError(**error) for error in batch.errors],
-                usage=batch.usage,
-                **columns,
-            )
-        after = found[-1].pk
+    for batch in each(Batch.objects.filter(project=project_id, status__in=ENDED), _BATCH):
+        columns = {name: getattr(batch, name) for name in _COLUMNS}
+        yield BatchExport(
+            id=batch.public_id,
+            times=batch.times,
+            errors=[BatchError(**error) for error in batch.errors],
+            usage=batch.usage,
+            **columns,
+        )
 
 
 @transaction.atomic

@@ -7,7 +7,6 @@ the time at which it began and its model; a number that is taken there gives way
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from decimal import Decimal
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -28,7 +27,7 @@ from inference_site.cases.models import (
     RunState,
     Verdict,
 )
-from inference_site.core.transfer import Count, Id, ObjectLine, Refused
+from inference_site.core.transfer import Count, Id, Money, ObjectLine, Refused
 
 _BATCH = 100
 
@@ -66,7 +65,7 @@ class ResultPart(BaseModel):
     input_tokens: Count | None
     output_tokens: Count | None
     duration_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
-    cost: Annotated[Decimal, Field(ge=0, max_digits=18, decimal_places=9)]
+    cost: Money
     verdict: Verdict
     reason: str
 

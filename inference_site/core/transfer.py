@@ -9,19 +9,21 @@ Ids are kept; primary keys, credentials and sealed content are not in it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from decimal import Decimal
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from django.apps import apps
-from django.db.models import Model
+from django.db.models import Model, QuerySet
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 VERSION = 1
 LINES_FILE, FILES_FOLDER = "objects.jsonl", "files"
 
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Money = Annotated[Decimal, Field(ge=0, max_digits=18, decimal_places=9)]
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
@@ -86,6 +88,20 @@ def transfers() -> Collection[Transfer]:
     """Return these modules of all apps."""
     named: list[Any] = [getattr(config, "transfer", None) for config in apps.get_app_configs()]
     return [import_module(name) for name in named if name]
+
+
+Row = TypeVar("Row", bound=Model)
+
+
+def each(rows: QuerySet[Row], batch: int) -> Iterator[Row]:
+    """Yield the rows in the order of their primary keys, read by a query for each batch.
+
+    So no cursor is open for as long as an export takes.
+    """
+    after = 0
+    while found := list(rows.filter(pk__gt=after).order_by("pk")[:batch]):
+        yield from found
+        after = found[-1].pk
 
 
 def known_ids(model: type[Model], project_id: int, ids: Collection[str]) -> set[str]:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, cast
 from pydantic import AwareDatetime, Field
 
 from inference_site.core.errors.api_errors import FileStorageError
-from inference_site.core.transfer import FILES_FOLDER, ObjectLine, Refused, known_ids
+from inference_site.core.transfer import FILES_FOLDER, ObjectLine, Refused, each, known_ids
 from inference_site.files import storage
 from inference_site.files.models import FilePurpose, FileState, StoredFile
 
@@ -38,28 +38,23 @@ def export_lines(project_id: int, folder: Path) -> Iterator[FileLine]:
 
     See ``inference_site.core.transfer.Transfer``. Raise FileStorageError if one cannot be read.
     """
-    after = 0
-    while rows := list(
-        StoredFile.objects.readable(project_id).filter(pk__gt=after).order_by("pk")[:_BATCH]
-    ):
-        for file in rows:
-            try:
-                sha256 = _write(file, folder / FILES_FOLDER / file.public_id)
-            except FileStorageError:
-                if StoredFile.objects.readable(project_id).filter(pk=file.pk).exists():
-                    raise
-                continue  # It was deleted, or has expired, meanwhile.
-            yield FileLine(
-                id=file.public_id,
-                filename=file.filename,
-                purpose=FilePurpose(file.purpose),
-                content_type=file.content_type,
-                bytes=file.size_bytes,
-                sha256=sha256,
-                created_at=file.created_at,
-                expires_at=file.expires_at,
-            )
-        after = rows[-1].pk
+    for file in each(StoredFile.objects.readable(project_id), _BATCH):
+        try:
+            sha256 = _write(file, folder / FILES_FOLDER / file.public_id)
+        except FileStorageError:
+            if StoredFile.objects.readable(project_id).filter(pk=file.pk).exists():
+                raise
+            continue  # It was deleted, or has expired, meanwhile.
+        yield FileLine(
+            id=file.public_id,
+            filename=file.filename,
+            purpose=FilePurpose(file.purpose),
+            content_type=file.content_type,
+            bytes=file.size_bytes,
+            sha256=sha256,
+            created_at=file.created_at,
+            expires_at=file.expires_at,
+        )
 
 
 def _write(file: StoredFile, path: Path) -> str:

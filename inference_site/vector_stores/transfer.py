@@ -14,7 +14,7 @@ from django.db import connection, transaction
 from pydantic import AwareDatetime, Field, model_validator
 
 from inference_site.accounts.keys import key_of_imports
-from inference_site.core.transfer import FILES_FOLDER, Id, ObjectLine, Refused, known_ids
+from inference_site.core.transfer import FILES_FOLDER, Id, ObjectLine, Refused, each, known_ids
 from inference_site.files.models import StoredFile
 from inference_site.gateway.request_fields.wire import Metadata
 from inference_site.vector_stores.models import IndexingStatus, VectorStore, VectorStoreFile
@@ -72,26 +72,20 @@ def export_lines(project_id: int, folder: Path) -> Iterator[ObjectLine]:
     See ``inference_site.core.transfer.Transfer``. A file without content in the folder was deleted
     or added while the export ran: it is left out.
     """
-    after = 0
-    stores = VectorStore.objects.of(project_id).order_by("pk")
-    while found := list(stores.filter(pk__gt=after)[:_BATCH]):
-        for store in found:
-            columns = {name: getattr(store, name) for name in _STORE}
-            yield VectorStoreLine(id=store.public_id, **columns)
-        after = found[-1].pk
-    last, after = after, 0
-    rows = VectorStoreFile.objects.filter(store__in=stores.filter(pk__lte=last))
-    rows = rows.select_related("file", "store").order_by("pk")
-    while entries := list(rows.filter(pk__gt=after)[:_BATCH]):
-        for entry in entries:
-            if (folder / FILES_FOLDER / entry.file.public_id).exists():
-                yield VectorStoreFileLine(
-                    id=entry.file.public_id,
-                    store=entry.store.public_id,
-                    status=IndexingStatus(entry.status),
-                    **{name: getattr(entry, name) for name in _FILE},
-                )
-        after = entries[-1].pk
+    stores, last = VectorStore.objects.of(project_id), 0
+    for store in each(stores, _BATCH):
+        columns = {name: getattr(store, name) for name in _STORE}
+        yield VectorStoreLine(id=store.public_id, **columns)
+        last = store.pk
+    entries = VectorStoreFile.objects.filter(store__in=stores.filter(pk__lte=last))
+    for entry in each(entries.select_related("file", "store"), _BATCH):
+        if (folder / FILES_FOLDER / entry.file.public_id).exists():
+            yield VectorStoreFileLine(
+                id=entry.file.public_id,
+                store=entry.store.public_id,
+                status=IndexingStatus(entry.status),
+                **{name: getattr(entry, name) for name in _FILE},
+            )
 
 
 @transaction.atomic
