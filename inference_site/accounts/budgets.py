@@ -50,6 +50,20 @@ def period_end(every: str, now: dt.datetime) -> dt.datetime:
     return dt.datetime.combine(after, dt.time(), dt.UTC)
 
 
+Starts = tuple[tuple[str, dt.date], ...]
+"""The start of one period of each length."""
+
+
+def current_starts(now: dt.datetime) -> Starts:
+    """Return the lengths of periods, each with the start of the one that contains a moment."""
+    return tuple((every, period_start(every, now)) for every in Budget.Every.values)
+
+
+def begun_at(starts: Starts) -> Q:
+    """Return the condition on spends that they are of these periods."""
+    return Q(*(Q(budget__every=every, start=start) for every, start in starts), _connector=Q.OR)
+
+
 def reserve(
     project_id: int,
     api_key_id: int,
@@ -119,11 +133,8 @@ def spent_of(budgets: Iterable[Budget], now: dt.datetime) -> dict[int, Spent]:
     ids = [budget.pk for budget in budgets]
     if not ids:
         return {}
-    current = Q(
-        *(Q(budget__every=e, start=period_start(e, now)) for e in Budget.Every.values),
-        _connector=Q.OR,
-    )
-    rows = BudgetSpend.objects.filter(current, budget__in=ids).values_list("budget").order_by()
+    spends = BudgetSpend.objects.filter(begun_at(current_starts(now)), budget__in=ids)
+    rows = spends.values_list("budget").order_by()
     is_used_up = Q(spent__gte=F("budget__amount"))
     summed = rows.annotate(highest=Max("spent"), used_up=Count("pk", filter=is_used_up))
     return {budget: Spent(highest, count) for budget, highest, count in summed}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -13,7 +13,7 @@ from django.http import StreamingHttpResponse
 from django.utils import timezone
 
 from inference_site.core.storage.postgresql import release_connection_after
-from inference_site.runs.usage.queries import without_formula
+from inference_site.runs.usage.queries import csv_row
 
 FORMS = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"}
 """The content type by the form of a download."""
@@ -39,7 +39,7 @@ async def _lines(
         yield _csv([columns])
     while (rows := await read(batches)) is not None:
         if form == "csv":
-            yield _csv([[row[name] for name in columns] for row in rows])
+            yield _csv(csv_row(row, columns) for row in rows)
         else:
             yield b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows)
 
@@ -49,9 +49,7 @@ def _next(batches: Iterator[Rows]) -> Rows | None:
         return next(batches, None)
 
 
-def _csv(rows: Sequence[Sequence[Any]]) -> bytes:
+def _csv(rows: Iterable[Sequence[Any]]) -> bytes:
     text = io.StringIO()
-    writer = csv.writer(text)
-    for row in rows:
-        writer.writerow([without_formula(c) if isinstance(c, str) else c for c in row])
+    csv.writer(text).writerows(rows)
     return text.getvalue().encode()

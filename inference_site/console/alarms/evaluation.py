@@ -16,13 +16,13 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.db import Error, connection, transaction
-from django.db.models import Count, F, FloatField, Min, Q, QuerySet
+from django.db.models import Count, F, FloatField, Min, QuerySet
 from django.db.models.functions import Cast
 from django.utils import timezone
 from redis.exceptions import RedisError
 
-from inference_site.accounts.budgets import period_start
-from inference_site.accounts.models import Budget, BudgetSpend
+from inference_site.accounts.budgets import Starts, begun_at, current_starts
+from inference_site.accounts.models import BudgetSpend
 from inference_site.catalogue.fleet.leases import ModelState, live_workers
 from inference_site.console.alarms.models import Alarm, Rule, RuleKind
 from inference_site.core.admin_pages.labels import duration, milliseconds
@@ -329,8 +329,7 @@ def _ttft_p95(span: Span) -> float | None:
 
 
 def _budget_spent(rule: Rule) -> Iterator[Finding]:
-    now = timezone.now()
-    starts = tuple((every, period_start(every, now)) for every in Budget.Every.values)
+    starts = current_starts(timezone.now())
     if percents := dict(_spends_above(rule.bound, starts, rule.project_id, rule.api_key_id)):
         rows = BudgetSpend.objects.filter(pk__in=percents)
         for spend in rows.select_related("budget__project", "budget__api_key"):
@@ -346,7 +345,7 @@ def _budget_spent(rule: Rule) -> Iterator[Finding]:
 @cached_sql
 def _spends_above(
     min_percent: float,
-    starts: tuple[tuple[str, dt.date], ...],
+    starts: Starts,
     project: int | None,
     api_key: int | None,
 ) -> QuerySet[Any, Any]:
@@ -355,8 +354,7 @@ def _spends_above(
 
     ``project`` and ``api_key`` are those of the budgets; None is all.
     """
-    current = Q(*(Q(budget__every=every, start=start) for every, start in starts), _connector=Q.OR)
-    spends = BudgetSpend.objects.filter(current, budget__amount__gt=0, value="")
+    spends = BudgetSpend.objects.filter(begun_at(starts), budget__amount__gt=0, value="")
     if project is not None:
         spends = spends.filter(budget__project=project)
     if api_key is not None:

@@ -16,9 +16,9 @@ from inference_site.runs.usage.models import Period
 from inference_site.runs.usage.queries import (
     USAGE_COLUMNS,
     Span,
+    csv_row,
     usage_by,
     usage_records,
-    without_formula,
 )
 
 _MAX_DAYS = 3660
@@ -67,5 +67,4 @@ class Command(BaseCommand):
             writer = csv.writer(self.stdout)
             writer.writerow(USAGE_COLUMNS)
             for row in usage_records(usage_by(span, "project_id", "api_key_id", "model")):
-                cells = (row[name] for name in USAGE_COLUMNS)
-                writer.writerow([without_formula(c) if isinstance(c, str) else c for c in cells])
+                writer.writerow(csv_row(row, USAGE_COLUMNS))

@@ -409,17 +409,22 @@ def _rewrite(cursor: Any, rollup: Any, period: str, log: str, columns: str) -> N
     cursor.execute(f"INSERT INTO {table} ({columns}) {log}", given)
 
 
+def _of_this_month(budgets: list[int]) -> dict[str, Any]:
+    """Return the parameters of ``_SPENDS``; ``month`` is the start of the month as a day."""
+    month = period_start(Budget.Every.MONTH, timezone.now())
+    since = dt.datetime.combine(month, dt.time(), dt.UTC)
+    return {"budgets": budgets, "month": month, "since": since}
+
+
 def _compare_spends(cursor: Any) -> list[Difference]:
-    today = timezone.now()
-    month = today.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    budgets = list(Budget.objects.values_list("pk", flat=True))
-    cursor.execute(_SPENDS, {"since": month, "budgets": budgets})
+    params = _of_this_month(list(Budget.objects.values_list("pk", flat=True)))
+    cursor.execute(_SPENDS, params)
     true = {row[:3]: row[3:] for row in cursor.fetchall()}
     cursor.execute(
         f"""SELECT budget_id, start, value, spent, reserved, {_FROM_DELETED}
         FROM accounts_budgetspend spend JOIN accounts_budget budget ON budget.id = budget_id
-        WHERE start >= %s AND {_IS_COUNTED.format(start="start")}""",  # noqa: S608
-        [period_start(Budget.Every.MONTH, today)],
+        WHERE start >= %(month)s AND {_IS_COUNTED.format(start="start")}""",  # noqa: S608
+        params,
     )
     stored = {}
     for *key, spent, reserved, is_from_deleted in cursor.fetchall():
@@ -444,10 +449,7 @@ def _compare_spends(cursor: Any) -> list[Difference]:
 
 def _recount_spends(cursor: Any, budgets: list[int]) -> None:
     """Replace the counters of these budgets since the start of this month."""
-    now = timezone.now()
-    month = period_start(Budget.Every.MONTH, now)
-    since = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    params = {"budgets": budgets, "month": month, "since": since}
+    params = _of_this_month(budgets)
     # The rows of the current periods must exist so that they can be locked against reservations.
     cursor.execute(
         f"""INSERT INTO accounts_budgetspend (budget_id, start, value, spent, reserved)

@@ -179,6 +179,8 @@ def largest_values(span: Span, max_results: int) -> dict[str, Usage]:
     return {value: u for (value,), u in _summed(rows, ["value"], order, max_results).items()}
 
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""How formulas of spreadsheets begin."""
 Histograms = dict[str, dict[dt.datetime, Counter[int]]]
 """Counts by measure, time bucket and histogram bucket."""
 
@@ -234,7 +236,10 @@ def usage_records(
         yield dict(zip(USAGE_COLUMNS, cells, strict=True))
 
 
-def without_formula(name: Any) -> str:
-    """Return the name, quoted if a spreadsheet would read it as a formula."""
-    text = str(name)
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+def csv_row(row: Mapping[str, Any], columns: Sequence[str]) -> list[Any]:
+    """Return the cells of a row; texts that a spreadsheet would read as formulas are quoted."""
+    cells = (row[name] for name in columns)
+    return [
+        f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
+        for cell in cells
+    ]
