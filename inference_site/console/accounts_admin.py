@@ -29,6 +29,7 @@ from inference_site.console.key_states import (
     OTHERS_KEY,
     REVOKED,
     ROTATION_OVERLAP,
+    may_rotate,
     spends_of,
     states_of,
 )
@@ -197,15 +198,12 @@ class ApiKeyAdmin(UndeletedAdmin):
         ]
 
     def act(self, request: HttpRequest, pk: int, action: str) -> HttpResponse:
-        """Rotate or revoke one key, or end its old secrets; the page has asked before.
-
-        Only the user of a key may see a secret of it: it uses what that user has authorised.
-        """
+        """Rotate or revoke one key, or end its old secrets; the page has asked before."""
         if not self.has_change_permission(request):
             raise PermissionDenied
         key = get_object_or_404(ApiKey, pk=pk)
         page = reverse("admin:accounts_apikey_change", args=[pk])
-        if action == "rotate" and key.owner_id not in (None, request.user.pk):
+        if action == "rotate" and not may_rotate(key, request.user):
             messages.error(request, OTHERS_KEY.format(name=key.name))
         elif action == "rotate" and key.revoked_at is None and key.user_id is None:
             secret = rotate_key(key, ROTATION_OVERLAP)
@@ -259,13 +257,13 @@ class ApiKeyAdmin(UndeletedAdmin):
         """Issue new secrets and show them."""
         if queryset.exclude(user=None).exists():
             messages.error(request, "Playground keys have no secret and were not rotated.")
-        is_own = Q(owner=None) | Q(owner=request.user.pk)
-        for record in queryset.exclude(is_own):
-            messages.error(request, OTHERS_KEY.format(name=record.name))
         secrets = []
-        for record in queryset.filter(is_own, revoked_at=None, user=None):
-            secrets.append((f"Key {record.name}", rotate_key(record, ROTATION_OVERLAP)))
-            self.log_change(request, record, "Rotated.")
+        for record in queryset:
+            if not may_rotate(record, request.user):
+                messages.error(request, OTHERS_KEY.format(name=record.name))
+            elif record.revoked_at is None and record.user_id is None:
+                secrets.append((f"Key {record.name}", rotate_key(record, ROTATION_OVERLAP)))
+                self.log_change(request, record, "Rotated.")
         return self.secrets_page(request, secrets) if secrets else None
 
     @admin.action(description="Revoke the selected keys", permissions=["change"])

@@ -10,7 +10,7 @@ import datetime as dt
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import redis.exceptions
 from django.contrib.admin.models import LogEntry
@@ -38,7 +38,7 @@ from inference_site.runs.usage.queries import (
 REVOKED = "Revoked."
 """The entry of the audit log for a revoked key."""
 OTHERS_KEY = "{name} was not rotated: only its user may see its secret, on the page My keys."
-"""Why a key of a user is not rotated by somebody else: it uses what its user has authorised."""
+"""What is said instead of a secret that the user may not see (see ``may_rotate``)."""
 ROTATION_OVERLAP = dt.timedelta(days=1)
 """How long the old secret of a rotated key works."""
 SPEND_TIME = dt.timedelta(days=30)
@@ -121,7 +121,7 @@ def _budget_bars(budgets: Sequence[Budget], now: dt.datetime) -> dict[int, Progr
         owner = " of the project" if budget.api_key is None else ""
         name, resets = f"Budget of a {budget.every}, {whose}", f"resets at {until}"
         refusal = f"budget{owner} of {of} a {budget.every} spent until {until}"
-        if budget.each:  # One who has used it up does not stop the key.
+        if budget.each:  # The key still works for other end users, or other values of the tag.
             name, refusal = f"{name}, for each {budget.shown_each} (the highest)", ""
             resets = f"{spend.used_up:,} used up; {resets}"
         bars[budget.pk] = ProgressBar(
@@ -198,6 +198,14 @@ def states_of(keys: Iterable[ApiKey]) -> dict[int, KeyState]:
         )
         states[key.pk] = _refused(key, own, now) or KeyState("works", f"{_works(key)}.")
     return states
+
+
+def may_rotate(key: ApiKey, user: Any) -> bool:
+    """Return whether a user may see a secret of this key: its own user, or anybody if it has none.
+
+    A key of a user uses what that user has authorised at MCP servers.
+    """
+    return key.owner_id in (None, user.pk)
 
 
 def valid_secrets(key: ApiKey) -> list[KeySecret]:
@@ -283,7 +291,7 @@ def state_at(key: ApiKey, moment: dt.datetime) -> str:
 
 
 def _revoked_by(key: ApiKey) -> str:
-    """Return the user who has revoked the key; "" if that is not in the audit log."""
+    """Return the name of the user who revoked the key; "" if the audit log has no such entry."""
     entries = LogEntry.objects.filter(
         content_type=ContentType.objects.get_for_model(ApiKey),
         object_id=str(key.pk),

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.conf import settings
 from django.contrib.auth.decorators import permission_required
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.urls import reverse
 
-from inference_site.console.request_filters import VIEW, LogFilters, saved_query
+from inference_site.console.request_filters import SORTS, VIEW, LogFilters, posted_query
 from inference_site.core.admin_pages.labels import milliseconds, money
 from inference_site.runs.models import Generation
 from inference_site.runs.request_log.models import Refusal
@@ -28,13 +28,12 @@ LoggedRequest = Generation | Refusal
 class Choice(NamedTuple):
     """A column to choose; ``cell`` returns the text of an accepted request, None for no text.
 
-    A column that ``sorts`` has numbers, and a heading that sorts the list by it. The template
-    writes the columns without ``cell``.
+    The template writes the columns without ``cell``.
     """
 
     title: str
     cell: Callable[[Generation], str | None] | None = None
-    sorts: bool = False
+    is_number: bool = False
     is_default: bool = False
 
 
@@ -46,22 +45,20 @@ CHOICES = {
     "class": Choice("Class", lambda row: row.get_service_class_display()),
     "worker": Choice("Worker", lambda row: row.worker),
     "finish": Choice("Finish reason", lambda row: row.finish_reason),
-    "admission": Choice("Admission", lambda row: _time(row.admission_ms)),
-    "duration": Choice("Duration", lambda row: _time(row.duration_ms), True, True),
-    "ttft": Choice("First token", lambda row: _time(row.ttft_ms), True, True),
-    "queue": Choice("Queue", lambda row: _time(row.queue_ms), True, True),
-    "rate": Choice("Tokens/s", lambda row: f"{row.tokens_per_s:.0f}" if row.tokens_per_s else None),
+    "admission": Choice("Admission", lambda row: milliseconds(row.admission_ms), True),
+    "duration": Choice("Duration", lambda row: milliseconds(row.duration_ms), True, True),
+    "ttft": Choice("First token", lambda row: milliseconds(row.ttft_ms), True, True),
+    "queue": Choice("Queue", lambda row: milliseconds(row.queue_ms), True, True),
+    "rate": Choice(
+        "Tokens/s", lambda row: f"{row.tokens_per_s:.0f}" if row.tokens_per_s else None, True
+    ),
     "tokens": Choice(
         "Tokens in / out", lambda row: f"{row.input_tokens:,} / {row.output_tokens:,}", True, True
     ),
     "cost": Choice("Cost", lambda row: money(row.cost) if row.cost else None, True, True),
 }
-"""In the order of the table, after time, status, endpoint and model."""
-_NUMBERS = {"admission", "rate", *(name for name, choice in CHOICES.items() if choice.sorts)}
-
-
-def _time(ms: float | None) -> str | None:
-    return None if ms is None else milliseconds(ms)
+"""In the order of the table, after time, status, endpoint and model. The headings of those in
+``SORTS`` sort the list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +97,8 @@ def headings(names: Sequence[str], filters: LogFilters, query: QueryDict) -> lis
     """Return the headings of those of these columns that have cells."""
     return [
         sorting_heading(name, CHOICES[name].title, filters, query)
-        if CHOICES[name].sorts
-        else Heading(CHOICES[name].title, is_number=name in _NUMBERS)
+        if name in SORTS
+        else Heading(CHOICES[name].title, is_number=CHOICES[name].is_number)
         for name in names
         if CHOICES[name].cell is not None
     ]
@@ -129,24 +126,23 @@ def cells_of(one: LoggedRequest, names: Sequence[str]) -> list[Cell]:
     """Return the cells of a request in these columns; a refused one has a duration only."""
     cells = []
     for name in names:
-        title, cell = CHOICES[name].title, CHOICES[name].cell
-        if cell is None:
+        choice = CHOICES[name]
+        if choice.cell is None:
             continue
-        text: Any = None
+        text = None
         if isinstance(one, Generation):
-            text = cell(one)
+            text = choice.cell(one)
         elif name == "duration":
-            text = _time(one.duration_ms)
-        cells.append(Cell(title, text or _NONE, name in _NUMBERS))
+            text = milliseconds(one.duration_ms)
+        cells.append(Cell(choice.title, text or _NONE, choice.is_number))
     return cells
 
 
 @permission_required(VIEW, raise_exception=True)
 def choose_columns(request: HttpRequest) -> HttpResponse:
     """Keep the columns that a person has chosen, and return to the list; none of them: defaults."""
-    query = saved_query(QueryDict(request.POST.get("query", "")[:1000]))[:1000]
     page = reverse("admin:requests")
-    answer = HttpResponseRedirect(f"{page}?{query}")
+    answer = HttpResponseRedirect(f"{page}?{posted_query(request)}")
     names = [name for name in CHOICES if name in request.POST.getlist("column")]
     if not names:
         answer.delete_cookie(_COOKIE, page)

@@ -18,10 +18,7 @@ from inference_site.accounts.models import ApiKey, Project
 from inference_site.console.downloads import FORMS, download
 from inference_site.console.request_columns import LoggedRequest
 from inference_site.console.request_filters import ENDPOINTS, VIEW, LogFilters, filters_of
-from inference_site.console.request_log_page import (
-    log_page,
-    may_filter,
-)
+from inference_site.console.request_log_page import log_page, may_filter
 from inference_site.core.admin_pages.base_admin import log_action
 from inference_site.runs.models import Generation
 

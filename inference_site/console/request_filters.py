@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db.models import Exists, F, Model, OuterRef, Q, QuerySet
-from django.http import QueryDict
+from django.http import HttpRequest, QueryDict
 from django.utils import timezone
 
 from completions.models import StoredCompletion
@@ -256,6 +256,11 @@ def saved_query(query: QueryDict) -> str:
         if value := query.get(name, "").replace("\0", "")[:200]:
             kept[name] = value
     return kept.urlencode()
+
+
+def posted_query(request: HttpRequest) -> str:
+    """Return the query of the list that a form of its page has sent along."""
+    return saved_query(QueryDict(request.POST.get("query", "")[:1000]))[:1000]
 
 
 def seconds_text(seconds: float) -> str:

@@ -48,6 +48,7 @@ from inference_site.console.request_filters import (
     VIEW,
     LogFilters,
     filters_of,
+    posted_query,
     saved_query,
     seconds_text,
     tabs_of,
@@ -436,7 +437,7 @@ def _page_links(
 @permission_required(VIEW, raise_exception=True)
 def save_filter(request: HttpRequest) -> HttpResponse:
     """Save or delete a filter of this user, and redirect to the page."""
-    query = saved_query(QueryDict(request.POST.get("query", "")[:1000]))[:1000]
+    query = posted_query(request)
     user_id = int(request.user.pk or 0)
     own = SavedFilter.objects.filter(user=user_id)
     if request.POST.get("delete", "").isdecimal():

@@ -59,11 +59,10 @@ class SettingsForm(forms.ModelForm[SiteSettings]):
     def groups(self) -> Iterator[tuple[str, list[tuple[BoundField, bool]]]]:
         """Yield each group with its fields, and whether what is stored for one is no default."""
         default = SiteSettings()
-        stored = SiteSettings.objects.first() or default
         for title, names in _GROUPS.items():
             yield (
                 title,
-                [(self[name], getattr(stored, name) != getattr(default, name)) for name in names],
+                [(self[name], self.initial[name] != getattr(default, name)) for name in names],
             )
 
 

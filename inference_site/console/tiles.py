@@ -235,10 +235,9 @@ def usage_tiles(
 
 def _latency_tiles(latencies: Histograms) -> list[Tile]:
     first = _percentiles("First token", latencies[Measure.TTFT], milliseconds)
-    prefill = sum(latencies[Measure.PREFILL].values(), Counter[int]())
-    if (median := percentile(prefill, 0.5)) is not None:
-        note = f"{first.note}; p50 without queue wait {milliseconds(median)}"
-        first = replace(first, note=note)
+    prefill = _percentiles("", latencies[Measure.PREFILL], milliseconds)
+    if prefill.note:
+        first = replace(first, note=f"{first.note}; p50 without queue wait {prefill.value}")
     return [
         first,
         _percentiles("Tokens/s", latencies[Measure.SPEED], short, LOWEST),

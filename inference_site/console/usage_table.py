@@ -32,8 +32,11 @@ from inference_site.runs.usage.queries import (
 COLUMNS = {"model": "Model", "project_id": "Project", "api_key_id": "API key"}
 """Groups that every roll-up has; the others are dimensions."""
 MAX_ROWS = 50
-_OF_OWN_PAGE = {"project_id": "admin:accounts_project_change"}
-_OF_OWN_PAGE["api_key_id"] = "admin:accounts_apikey_change"
+_ROUTES = {
+    "project_id": "admin:accounts_project_change",
+    "api_key_id": "admin:accounts_apikey_change",
+}
+"""The page of a project or key."""
 _FILTERS = {"model": "model", "project_id": "project", "api_key_id": "key"}
 """The filter of the list of requests for each group."""
 _KEY = ("project_id", "api_key_id", "model")
@@ -90,7 +93,7 @@ class UsageTable:
         rows = []
         for key in shown:
             usage, page = totals[key], ""
-            if route := _OF_OWN_PAGE.get(self._group):
+            if route := _ROUTES.get(self._group):
                 page = reverse(route, args=[key])
             elif key in catalogue().models:
                 page = reverse("admin:model", args=[key])
@@ -112,8 +115,8 @@ class UsageTable:
         if span.value is None:
             # Read last: what is accounted meanwhile has no value, rather than less than none.
             everything = sum_of(total_by(self._span).values())
-            none = "No end user" if self._group == END_USER else f"No {self.label[4:]}"
-            rows += _rest(none, everything.without(of_all_values))
+            none = "end user" if self._group == END_USER else self._group.removeprefix(TAG)
+            rows += _rest(f"No {none}", everything.without(of_all_values))
         return rows
 
     def _requests(self, chosen: Mapping[str, Any]) -> str:

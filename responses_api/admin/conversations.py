@@ -47,8 +47,8 @@ class ConversationAdmin(PreviewAdmin):
         return f"{conversation.response_count or 0:,}"
 
     @admin.display(description="latest response")
-    def latest(self, conversation: Any) -> SafeString | str:
-        return time_label(conversation.latest_at) if conversation.latest_at else "—"
+    def latest(self, conversation: Any) -> SafeString:
+        return time_label(conversation.latest_at)
 
     @admin.display(description="last message")
     def last_message(self, conversation: Any) -> str:

@@ -13,6 +13,7 @@ from inference_site.accounts.models import ApiKey, Project
 from inference_site.catalogue.model_labels import model_link
 from inference_site.console.key_states import (
     bars_of,
+    may_rotate,
     spends_of,
     state_of,
     states_of,
@@ -71,7 +72,7 @@ def tenant_overview(context: dict[str, Any], tenant: ApiKey | Project) -> dict[s
             "key": tenant,
             "state": state,
             "may_change": may_change,
-            "may_rotate": may_change and tenant.owner_id in (None, user.pk),
+            "may_rotate": may_change and may_rotate(tenant, user),
             "secrets": valid_secrets(tenant),
         }
     if user.has_perm("accounts.view_apikey"):
