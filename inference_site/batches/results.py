@@ -26,7 +26,7 @@ from inference_site.batches.models import (
     delete_lines,
 )
 from inference_site.batches.validation import split_lines
-from inference_site.core.errors.api_errors import UnavailableError
+from inference_site.core.errors.api_errors import InvalidRequestError, UnavailableError
 from inference_site.files import storage
 from inference_site.files.models import BATCH_LIFETIME, FilePurpose, StoredFile
 from inference_site.runs.models import Generation
@@ -125,20 +125,27 @@ def message_result_of(batch: Batch, line: BatchLine) -> bytes:
 def store_failed_requests(batch: Batch) -> str:
     """Store a file of the lines of the input file that are in the file of errors; return its id.
 
-    Raise NotFoundError if one of the two was deleted, InvalidRequestError beyond the quota, and
-    FileStorageError.
+    Raise NotFoundError if one of the two was deleted, InvalidRequestError beyond the quota or for
+    imported files that are none of a batch, and FileStorageError.
     """
     files = StoredFile.objects
     errors = files.get_readable(batch.project_id, batch.error_file_id)
     given = files.get_readable(batch.project_id, batch.input_file_id)
-    failed = {orjson.loads(line)["custom_id"] for line in texts_of(errors)}
+    failed = {_custom_id_of(line) for line in texts_of(errors)}
     with tempfile.TemporaryFile() as chosen:
         for line in texts_of(given):
-            if line.strip() and orjson.loads(line)["custom_id"] in failed:
+            if line.strip() and _custom_id_of(line) in failed:
                 chosen.write(line + b"\n")
         file = _new_file(batch, new_id("file-"), "failed", FilePurpose.BATCH, chosen)
         storage.store(file, chosen)
     return file.public_id
+
+
+def _custom_id_of(line: bytes) -> str:
+    try:
+        return str(orjson.loads(line)["custom_id"])
+    except (ValueError, TypeError, KeyError) as exc:
+        raise InvalidRequestError("A file of the batch has lines without a 'custom_id'.") from exc
 
 
 def texts_of(file: StoredFile) -> Iterator[bytes]:

@@ -17,7 +17,9 @@ from django.core.files.storage import storages
 from django.utils import timezone
 
 from inference_site.accounts.models import Project
-from inference_site.core.errors.api_errors import UnavailableError
+from inference_site.batches.models import Batch
+from inference_site.batches.results import store_failed_requests
+from inference_site.core.errors.api_errors import InvalidRequestError, UnavailableError
 from inference_site.files import storage
 from inference_site.files.models import FileState, StoredFile, Upload, UploadStatus
 from inference_site.settings import BUCKET_OPTIONS
@@ -112,6 +114,22 @@ def stored(project: Project, name: str, **fields: Any) -> StoredFile:
     file = made(project, name, **fields)
     storage.store(file, io.BytesIO(b"abc"))
     return file
+
+
+@pytest.mark.parametrize("content", [b"abc", b"[1]", b"{}", b"null"])
+def test_imported_files_may_be_none_of_a_batch(project: Project, content: bytes) -> None:
+    for name in ("given", "errors"):
+        storage.store(made(project, name), io.BytesIO(content))
+    StoredFile.objects.update(size_bytes=len(content))
+    batch = Batch(
+        public_id="batch_1",
+        project=project,
+        input_file_id="file-given",
+        error_file_id="file-errors",
+    )
+    with pytest.raises(InvalidRequestError, match="custom_id"):
+        store_failed_requests(batch)
+    assert StoredFile.objects.count() == 2
 
 
 def prune() -> int:
