@@ -1,26 +1,31 @@
 """The columns of the list of requests: those there are, a person's choice, and their cells.
 
-The choice is a cookie of the browser. Downloads have all columns, whatever is chosen.
+Each metadata key that usage is counted by has a column. The choice is a cookie of the browser.
+Downloads have all columns, whatever is chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from django.conf import settings
 from django.contrib.auth.decorators import permission_required
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.urls import reverse
+from django.utils.http import urlencode
 
 from inference_site.console.request_filters import SORTS, VIEW, LogFilters, posted_query
 from inference_site.core.admin_pages.labels import milliseconds, money
+from inference_site.core.site_settings.models import site_settings
 from inference_site.runs.models import Generation
 from inference_site.runs.request_log.models import Refusal
 
 _COOKIE = "request_columns"
 _COOKIE_S = 365 * 86_400
+_LONGEST_COOKIE = 2_000
 _NONE = "—"
 LoggedRequest = Generation | Refusal
 
@@ -37,7 +42,9 @@ class Choice(NamedTuple):
     is_default: bool = False
 
 
-CHOICES = {
+Columns = Mapping[str, Choice]
+
+_CHOICES = {
     "owner": Choice("Project, key", is_default=True),
     "words": Choice("Prompt, answer", is_default=True),
     "user": Choice("End user", lambda row: row.end_user),
@@ -59,6 +66,7 @@ CHOICES = {
 }
 """In the order of the table, after time, status, endpoint and model. The headings of those in
 ``SORTS`` sort the list."""
+_TAG = "tag:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,22 +93,37 @@ class Cell:
         return self.text == _NONE
 
 
-def chosen_columns(request: HttpRequest) -> list[str]:
-    """Return the names of the columns that the person has chosen, in the order of the table."""
-    if not (kept := request.COOKIES.get(_COOKIE)):
-        return [name for name, choice in CHOICES.items() if choice.is_default]
-    names = set(kept[:500].split("."))
-    return [name for name in CHOICES if name in names]
+def choices() -> dict[str, Choice]:
+    """Return the columns that there are by name: one for each metadata key of usage after Tags."""
+    keys = site_settings().usage_tags
+    tags = {f"{_TAG}{key}": Choice(key, partial(_value_of_tag, f"{key}=")) for key in keys}
+    before = tuple(_CHOICES).index("tags") + 1
+    fixed = list(_CHOICES.items())
+    return dict([*fixed[:before], *tags.items(), *fixed[before:]])
 
 
-def headings(names: Sequence[str], filters: LogFilters, query: QueryDict) -> list[Heading]:
+def _value_of_tag(prefix: str, row: Generation) -> str | None:
+    return next((tag.removeprefix(prefix) for tag in row.tags if tag.startswith(prefix)), None)
+
+
+def chosen_columns(request: HttpRequest) -> dict[str, Choice]:
+    """Return the columns that the person has chosen by name, in the order of the table."""
+    kept = set(QueryDict(request.COOKIES.get(_COOKIE, "")[:_LONGEST_COOKIE]).getlist("column"))
+    return {
+        name: choice
+        for name, choice in choices().items()
+        if (name in kept if kept else choice.is_default)
+    }
+
+
+def headings(columns: Columns, filters: LogFilters, query: QueryDict) -> list[Heading]:
     """Return the headings of those of these columns that have cells."""
     return [
-        sorting_heading(name, CHOICES[name].title, filters, query)
+        sorting_heading(name, choice.title, filters, query)
         if name in SORTS
-        else Heading(CHOICES[name].title, is_number=CHOICES[name].is_number)
-        for name in names
-        if CHOICES[name].cell is not None
+        else Heading(choice.title, is_number=choice.is_number)
+        for name, choice in columns.items()
+        if choice.cell is not None
     ]
 
 
@@ -122,11 +145,10 @@ def sorting_heading(name: str, title: str, filters: LogFilters, query: QueryDict
     return Heading(title, changed.urlencode(), order)
 
 
-def cells_of(one: LoggedRequest, names: Sequence[str]) -> list[Cell]:
+def cells_of(one: LoggedRequest, columns: Columns) -> list[Cell]:
     """Return the cells of a request in these columns; a refused one has a duration only."""
     cells = []
-    for name in names:
-        choice = CHOICES[name]
+    for name, choice in columns.items():
         if choice.cell is None:
             continue
         text = None
@@ -143,13 +165,14 @@ def choose_columns(request: HttpRequest) -> HttpResponse:
     """Keep the columns that a person has chosen, and return to the list; none of them: defaults."""
     page = reverse("admin:requests")
     answer = HttpResponseRedirect(f"{page}?{posted_query(request)}")
-    names = [name for name in CHOICES if name in request.POST.getlist("column")]
+    chosen = request.POST.getlist("column")
+    names = [name for name in choices() if name in chosen]
     if not names:
         answer.delete_cookie(_COOKIE, page)
         return answer
     answer.set_cookie(
         _COOKIE,
-        ".".join(names),
+        urlencode([("column", name) for name in names]),
         max_age=_COOKIE_S,
         path=page,
         secure=settings.SESSION_COOKIE_SECURE,

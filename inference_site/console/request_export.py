@@ -17,8 +17,14 @@ from django.urls import reverse
 from inference_site.accounts.models import ApiKey, Project
 from inference_site.console.downloads import FORMS, download
 from inference_site.console.request_columns import LoggedRequest
-from inference_site.console.request_filters import ENDPOINTS, VIEW, LogFilters, filters_of
-from inference_site.console.request_log_page import log_page, may_filter
+from inference_site.console.request_filters import (
+    ENDPOINTS,
+    VIEW,
+    LogFilters,
+    filters_of,
+    may_filter,
+)
+from inference_site.console.request_log_page import log_page
 from inference_site.core.admin_pages.base_admin import log_action
 from inference_site.runs.models import Generation
 
@@ -40,7 +46,7 @@ def export(request: HttpRequest) -> HttpResponseBase:
     A search for words and an order are not part of a download.
     """
     filters, form = filters_of(request.GET), request.GET.get("format", "csv")
-    if not may_filter(request, filters):
+    if not may_filter(request.user, filters.metadata):
         raise PermissionDenied
     if filters.words or form not in FORMS:
         messages.warning(request, "A search for words cannot be downloaded: use other filters.")

@@ -32,10 +32,11 @@ from completions.storage import with_words as completions_with_words
 from inference_site.accounts.models import ApiKey, Project
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.console.request_columns import (
-    CHOICES,
     Cell,
+    Columns,
     LoggedRequest,
     cells_of,
+    choices,
     chosen_columns,
     headings,
     sorting_heading,
@@ -48,13 +49,13 @@ from inference_site.console.request_filters import (
     VIEW,
     LogFilters,
     filters_of,
+    may_filter,
     posted_query,
     saved_query,
     seconds_text,
     tabs_of,
 )
 from inference_site.console.sorted_requests import SortedPage, sorted_page
-from inference_site.console.tiles import VIEW_STORED
 from inference_site.core.admin_pages.base_admin import SPAN_NAMES, KeysetPage, keyset_page
 from inference_site.core.admin_pages.labels import PREVIEW_LENGTH, may_see_content, preview
 from inference_site.runs.kept_content.models import KeptContent
@@ -314,7 +315,7 @@ def _row(
     keys: Mapping[int, ApiKey],
     contents: Mapping[str, Content],
     hits: Mapping[str, SafeString],
-    columns: Sequence[str],
+    columns: Columns,
 ) -> LogRow:
     project, key = projects.get(one.project_id or 0), keys.get(one.api_key_id or 0)
     if not isinstance(one, Generation):
@@ -336,11 +337,6 @@ def _row(
     )
 
 
-def may_filter(request: HttpRequest, filters: LogFilters) -> bool:
-    """Return whether the user may see the stored objects that the filters ask for."""
-    return not filters.metadata or request.user.has_perms(VIEW_STORED)
-
-
 def _page_of(
     request: HttpRequest, filters: LogFilters
 ) -> tuple[LogPage, dict[str, SafeString], SortedPage | None]:
@@ -348,7 +344,7 @@ def _page_of(
 
     What the user may not see, or takes too long, is an empty page with a message.
     """
-    if not may_filter(request, filters):
+    if not may_filter(request.user, filters.metadata):
         messages.warning(request, "You do not have permission to see metadata.")
     elif not filters.words:
         if not filters.sort:
@@ -386,7 +382,7 @@ def requests_context(request: HttpRequest) -> dict[str, Any]:
         "tabs": tabs_of(filters, request.GET),
         "time_column": sorting_heading("time", "Time", filters, request.GET),
         "columns": columns,
-        "choices": CHOICES.items(),
+        "choices": choices().items(),
         "headings": headings(columns, filters, request.GET),
         "may_see": may_see,
         "rows": [_row(one, projects, keys, contents, hits, columns) for one in page.shown],

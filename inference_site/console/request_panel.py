@@ -29,8 +29,9 @@ from inference_site.console.request_filters import (
     REFUSED,
     VIEW,
     filters_of,
+    may_filter,
 )
-from inference_site.console.request_log_page import contents_of, may_filter
+from inference_site.console.request_log_page import contents_of
 from inference_site.core.admin_pages.base_admin import keyset_page
 from inference_site.core.admin_pages.labels import may_see_content, milliseconds
 from inference_site.runs.models import Generation
@@ -172,7 +173,7 @@ def _neighbours(request: HttpRequest, table: str, pk: int) -> dict[str, Any]:
     query = request.GET.copy()
     query.pop("fragment", None)
     links = {"list_query": query.urlencode(), "newer": "", "older": ""}
-    if filters.words or not may_filter(request, filters):
+    if filters.words or not may_filter(request.user, filters.metadata):
         return links
     rows = filters.refusals() if table == REFUSED else filters.generations()
     if rows is None:

@@ -30,7 +30,9 @@ from inference_site.core.site_settings.models import SiteSettings, forget
 
 VIEW, CHANGE = "site_settings.view_sitesettings", "site_settings.change_sitesettings"
 _SECRET = re.compile(r"SECRET|TOKEN(?!S)|PASSWORD|KEY(?!S)|_URLS?$")
-_ROW = re.compile(r"\| `(?P<name>[A-Z_]+)`[^|]*\|(?:[^|]*\|)+? (?P<meaning>[^|]+) \|$")
+_ROW = re.compile(
+    r"\| `(?P<name>[A-Z_]+)`[^|]*\| (?P<default>[^|]*) \|(?:[^|]*\|)*? (?P<meaning>[^|]+) \|$"
+)
 _LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
 _GROUPS = {
     "Clients": ("disconnect_grace_s",),
@@ -76,24 +78,28 @@ class Variable:
     name: str
     value: str
     source: str
+    default: str
     meaning: str
 
 
 @cache
-def documented() -> dict[str, dict[str, str]]:
-    """Return the meaning of each variable of docs/settings.md, by the headings of its sections.
+def documented() -> dict[str, dict[str, tuple[str, str]]]:
+    """Return default and meaning of each variable of docs/settings.md, by its sections' headings.
 
     There are none where the document is not installed beside the packages.
     """
     document = settings.BASE_DIR / "docs" / "settings.md"
-    sections: dict[str, dict[str, str]] = {}
+    sections: dict[str, dict[str, tuple[str, str]]] = {}
     title = ""
     for line in document.read_text().splitlines() if document.exists() else ():
         if line.startswith("## "):
             title = line[3:]
         elif row := _ROW.match(line):
-            plain = _LINK.sub(r"\1", row["meaning"]).replace("`", "")
-            sections.setdefault(title, {})[row["name"]] = plain[:1].upper() + plain[1:]
+            default, meaning = (
+                _LINK.sub(r"\1", row[cell]).replace("`", "") for cell in ("default", "meaning")
+            )
+            meanings = sections.setdefault(title, {})
+            meanings[row["name"]] = (default, meaning[:1].upper() + meaning[1:])
     return sections
 
 
@@ -101,15 +107,15 @@ def variables_by_section() -> list[tuple[str, list[Variable]]]:
     """Return what this process has read from the environment, as docs/settings.md groups it."""
     asked, sections = environment.asked(), documented()
     others = asked.keys() - set().union(*sections.values())
-    sections = {**sections, "Others": dict.fromkeys(sorted(others), "")}
+    sections = {**sections, "Others": dict.fromkeys(sorted(others), ("", ""))}
     found = []
     for title, meanings in sections.items():
         rows = []
-        for name, meaning in meanings.items():
+        for name, (default, meaning) in meanings.items():
             value, source = asked.get(name, ("", ""))
             if source:
                 shown = ("set" if value else "not set") if _SECRET.search(name) else value
-                rows.append(Variable(name, shown, source, meaning))
+                rows.append(Variable(name, shown, source, default, meaning))
         if rows:
             found.append((title, rows))
     return found

@@ -89,6 +89,7 @@ class ConsoleSite(UnfoldAdminSite):
     index_title = "Usage"
     index_template = "console/home.html"
     login_template = "people/login.html"
+    password_change_template = "people/change_password.html"  # noqa: S105
     empty_value_display = "—"  # As on the console's own pages.
 
     def extra_urls(self) -> list[URLPattern]:

@@ -19,6 +19,7 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.fleet.leases import live_workers
 from inference_site.catalogue.model_labels import NO_PRICE, is_priced
 from inference_site.console.refusal_counts import earlier, refused_in
+from inference_site.console.request_filters import VIEW, may_filter
 from inference_site.core.admin_pages.labels import milliseconds, money, time_since
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.usage.models import (
@@ -39,8 +40,6 @@ from inference_site.runs.usage.queries import (
     without_table_scans,
 )
 
-VIEW_STORED = ("responses_api.view_storedresponse", "completions.view_storedcompletion")
-"""Permissions that the list of requests needs for its filter by metadata."""
 LATEST = 5_000
 """The newest generations, among which pages search for failures."""
 _MAX_ERRORS = 10
@@ -96,8 +95,7 @@ def requests_filter(span: Span) -> dict[str, Any] | None:
 
 def may_list(user: Any, filters: Mapping[str, Any]) -> bool:
     """Return whether a user may see the list of requests with these filters."""
-    may_filter = "metadata" not in filters or user.has_perms(VIEW_STORED)
-    return may_filter and bool(user.has_perm("generations.view_generation"))
+    return bool(user.has_perm(VIEW)) and may_filter(user, filters.get("metadata"))
 
 
 def linked(tiles: Iterable[Tile], user: Any, span: Span, since: str = "") -> list[Tile]:

@@ -25,6 +25,8 @@ from inference_site.console.navigation import navigation
 from inference_site.console.request_filters import LogFilters, filters_of
 from inference_site.console.request_log_page import log_page
 from inference_site.console.sorted_requests import sorted_page
+from inference_site.core.site_settings import models as site_settings
+from inference_site.core.site_settings.models import SiteSettings
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.request_log.models import Refusal
 from responses_api.models import Conversation, Item, StoredResponse
@@ -196,9 +198,27 @@ def test_a_person_chooses_the_columns_and_keeps_them(admin: Client, api_key: Key
     assert downloaded(admin, f"{LOG}export/?format=csv").count("first_token_ms") == 1
     admin.post(f"{LOG}columns/", {"query": ""})
     assert headings_of(admin.get(LOG).content.decode()) == before
-    for odd in ("", "x" * 5_000, "cost.cost.__class__", "\u0000"):
+    for odd in ("", "x" * 5_000, "column=__class__&column=cost", "\u0000"):
         admin.cookies["request_columns"] = odd
         assert admin.get(LOG).status_code == 200
+
+
+@pytest.mark.django_db
+def test_each_metadata_key_of_usage_is_a_column(admin: Client, api_key: Key) -> None:
+    keys = ["team", "cost center", "a=b&c.d"]
+    SiteSettings.objects.update_or_create(pk=1, defaults={"usage_tags": keys})
+    site_settings.forget()
+    ended(api_key, 100, 10, tags=["team=<b>red", "cost center=a=b", "teams=blue"])
+    assert not set(keys) & set(headings_of(admin.get(LOG).content.decode()))
+    admin.post(f"{LOG}columns/", {"column": [f"tag:{key}" for key in keys]})
+    page = admin.get(LOG).content.decode()
+    assert headings_of(page)[3:] == ["team", "cost center", "a=b&amp;c.d"]
+    assert [page.count(text) for text in ("<div>&lt;b&gt;red</div>", "<div>a=b</div>")] == [1, 1]
+    SiteSettings.objects.update(usage_tags=["team"])
+    site_settings.forget()
+    assert headings_of(admin.get(LOG).content.decode())[3:] == ["team"], "the others are gone"
+    site_settings._last = SiteSettings()
+    site_settings.forget()
 
 
 def downloaded(browser: Client, address: str) -> str:

@@ -86,7 +86,8 @@ def test_the_environment_is_shown_without_secrets(
     environment.number("QUEUE_LIMIT", 1)
     text = admin.get(PAGE).content.decode()
     assert "hush" not in text
-    assert ">77<" in text
+    assert ">77 <" in text
+    assert "default: 2000" in text
     assert "environment" in text
     assert "EVENT_LOG_TTL_S" in text
 

@@ -1,5 +1,5 @@
 // The list of requests: links with data-panel open in the panel beside it, and keys move along its rows.
-// j and k choose the next row and the one before, 1 to 5 a tab, "/" the search field, Esc closes the panel.
+// j and k choose the next row and the one before, 1 to 6 a tab, "/" the search field, Esc closes the panel.
 const list = document.getElementById("live");
 const panel = document.getElementById("panel");
 const tabs = document.querySelectorAll(".tabs a");
