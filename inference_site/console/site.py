@@ -18,6 +18,7 @@ from django.views.decorators.http import require_GET, require_POST
 from unfold.sites import UnfoldAdminSite
 
 from inference_site.console import palette
+from inference_site.console.downloads import export
 from inference_site.console.fleet_page import (
     ask_before,
     fleet_context,
@@ -44,7 +45,6 @@ from inference_site.console.people.password_links import (
 from inference_site.console.playground.views import playground_context
 from inference_site.console.queue_page import queue_context, run_action, stop_chosen
 from inference_site.console.request_columns import choose_columns
-from inference_site.console.request_export import export
 from inference_site.console.request_log_page import requests_context, save_filter
 from inference_site.console.request_panel import request_page
 from inference_site.console.settings_page import settings_page

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import redis.exceptions
-from django.db.models import Count, Min, QuerySet
+from django.db.models import Count, Min, QuerySet, Sum
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.http import urlencode
@@ -18,10 +18,11 @@ from inference_site.accounts.models import END_USER, TAG
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.fleet.leases import live_workers
 from inference_site.catalogue.model_labels import NO_PRICE, is_priced
-from inference_site.console.refusal_counts import earlier, refused_in
 from inference_site.console.request_filters import VIEW, may_filter
 from inference_site.core.admin_pages.labels import milliseconds, money, time_since
+from inference_site.core.storage.old_rows import first_id_since
 from inference_site.runs.models import Generation, Status
+from inference_site.runs.request_log.models import Refusal
 from inference_site.runs.usage.models import (
     LONGEST_VALUE,
     OTHERS,
@@ -271,3 +272,35 @@ def tiles_now() -> list[Tile]:
     busy, slots = sum(model.busy for model in models), sum(model.slots for model in models)
     note = f"{busy} of {slots} slots busy"
     return [queue, Tile("Workers", str(len(workers)), note, is_bad=not workers)]
+
+
+MAX_READ = 50_000
+_DISORDER = dt.timedelta(minutes=2)
+
+
+def earlier(span: Span) -> Span:
+    """Return the time of the same length before a span, with its filters."""
+    return replace(span, start=span.start - (span.end - span.start), end=span.start)
+
+
+def refused_in(span: Span) -> tuple[int, bool]:
+    """Return how many requests were refused in a span, and whether there are more than that.
+
+    There are no roll-ups of refusals: at most ``MAX_READ`` rows are counted, newest first. Rows
+    above a rate stand for many requests, so this is enough for most floods.
+    """
+    rows = Refusal.objects.filter(
+        pk__gte=first_id_since(Refusal, "created_at", span.start),
+        created_at__gte=span.start,
+        created_at__lt=span.end,
+    )
+    after = span.end + _DISORDER
+    if after < timezone.now():  # Else rows are still added, and the id is kept in memory.
+        rows = rows.filter(pk__lt=first_id_since(Refusal, "created_at", after))
+    filters = {"project": span.projects, "api_key": span.api_keys, "model": span.models}
+    for column, values in filters.items():
+        if values is not None:
+            rows = rows.filter(**{f"{column}__in": list(values)})
+    newest = rows.order_by("-pk")[: MAX_READ + 1]
+    found = newest.aggregate(requests=Sum("count"), read=Count("pk"))
+    return found["requests"] or 0, found["read"] > MAX_READ

@@ -22,10 +22,10 @@ from django.utils.safestring import SafeString
 from inference_site.accounts.models import END_USER, TAG, ApiKey, Project
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.console.downloads import download
-from inference_site.console.refusal_counts import earlier
 from inference_site.console.tiles import (
     LOWEST,
     SLOWEST,
+    earlier,
     linked,
     refused_tile,
     short,

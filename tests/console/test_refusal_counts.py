@@ -10,7 +10,7 @@ import pytest
 from django.test import Client
 
 from inference_site.accounts.models import ApiKey
-from inference_site.console import refusal_counts
+from inference_site.console import tiles as tiles_module
 from inference_site.console.tiles import change
 from inference_site.core.storage.old_rows import _first_id_at
 from inference_site.runs.models import Status
@@ -82,7 +82,7 @@ def test_who_may_not_see_requests_has_numbers_without_links(
 def test_more_than_is_counted_is_said(
     busy: ApiKey, admin: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refusal_counts, "MAX_READ", 2)
+    monkeypatch.setattr(tiles_module, "MAX_READ", 2)
     found = tiles(admin.get("/admin/?range=24h").content.decode())
     assert found["Refused"][0].startswith("more than ")
     Refusal.objects.all().delete()

@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from completions.models import StoredCompletion
 from inference_site.accounts.models import ApiKey
-from inference_site.console import request_export, sorted_requests
+from inference_site.console import downloads, sorted_requests
 from inference_site.console.navigation import navigation
 from inference_site.console.request_filters import LogFilters, filters_of
 from inference_site.console.request_log_page import log_page
@@ -235,7 +235,7 @@ def downloaded(browser: Client, address: str) -> str:
 def test_a_download_has_every_request_once_and_is_audited(
     api_key: Key, admin: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_export, "_BATCH", 3)
+    monkeypatch.setattr(downloads, "_BATCH", 3)
     for n in range(8):
         ended(api_key, 100 - n, n, end_user="=1+1" if n == 7 else "ada", cost="0.25")
     refused(50, path="/v1/x", count=4)
