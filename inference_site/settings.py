@@ -352,7 +352,7 @@ WEBSOCKETS_PER_PROJECT = environment.number("WEBSOCKETS_PER_PROJECT", 200, minim
 READER_TIMEOUT_S = environment.number("READER_TIMEOUT_S", 60, minimum=1)
 QUEUE_LIMIT = environment.number("QUEUE_LIMIT", 2_000, minimum=1)
 # The part of a model's slots that background work leaves free while clients use the model.
-CLIENT_SLOTS_PERCENT = environment.number("CLIENT_SLOTS_PERCENT", 25)
+CLIENT_SLOTS_PERCENT = environment.number("CLIENT_SLOTS_PERCENT", 12)
 # Whether limits are passed over while the Redis that counts is away; else requests get a 503.
 RATE_LIMITS_FAIL_OPEN = environment.boolean("RATE_LIMITS_FAIL_OPEN", False)
 # What budgets hold back for an answer that may be of any length.
