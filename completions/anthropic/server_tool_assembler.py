@@ -36,8 +36,8 @@ from inference_site.core.domain.site_tools import (
     ToolResult,
     WebResult,
 )
+from inference_site.core.storage.cipher import seal
 from inference_site.gateway.request_fields.mcp import listed_functions
-from inference_site.gateway.request_fields.sealing import seal
 from inference_site.gateway.request_fields.web_search import WEB_SEARCH
 from inference_site.mcp.access import LIST_TOOLS
 from inference_site.runs.queue import new_id

@@ -18,8 +18,8 @@ from django.utils.module_loading import import_string
 from inference_site.accounts.keys import Caller
 from inference_site.batches.models import OPENAI, Batch, BatchLine
 from inference_site.core.errors.api_errors import ApiError, InvalidRequestError
+from inference_site.core.storage.cipher import seal, unseal
 from inference_site.gateway.api.payload import WireRequest, parse
-from inference_site.gateway.request_fields.sealing import seal, unseal
 from inference_site.gateway.submission.submit import Submission
 from inference_site.runs.models import ServiceClass
 
