@@ -24,7 +24,6 @@ from completions.anthropic.server_tools import (
 )
 from completions.anthropic.wire import MessagesUsage, ServerToolUsage, StopReason
 from completions.assemblers.site_turns import SiteTurns, TurnCall
-from inference_site.core.domain.citations import find_citations
 from inference_site.core.domain.deltas import Delta, Finish, TextDelta, ToolCallDelta
 from inference_site.core.domain.errors import InvalidRequest
 from inference_site.core.domain.function_names import MAX_FUNCTIONS
@@ -35,6 +34,7 @@ from inference_site.core.domain.site_tools import (
     Source,
     ToolResult,
     WebResult,
+    find_citations,
 )
 from inference_site.core.storage.cipher import seal
 from inference_site.gateway.request_fields.mcp import listed_functions
