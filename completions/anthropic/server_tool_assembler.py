@@ -26,8 +26,7 @@ from completions.anthropic.wire import MessagesUsage, ServerToolUsage, StopReaso
 from completions.assemblers.site_turns import SiteTurns, TurnCall
 from inference_site.core.domain.deltas import Delta, Finish, TextDelta, ToolCallDelta
 from inference_site.core.domain.errors import InvalidRequest
-from inference_site.core.domain.function_names import MAX_FUNCTIONS
-from inference_site.core.domain.request import GenerationRequest, Tool
+from inference_site.core.domain.request import MAX_FUNCTIONS, GenerationRequest, Tool
 from inference_site.core.domain.site_tools import (
     SEARCH_REFUSED,
     SiteCall,

@@ -13,8 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from completions.anthropic import wire
-from inference_site.core.domain.function_names import distinct_name, function_name
-from inference_site.core.domain.request import Tool
+from inference_site.core.domain.request import Tool, distinct_name, function_name
 from inference_site.core.domain.site_tools import WebResult
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.core.storage.cipher import seal, unreadable, unseal
