@@ -24,9 +24,8 @@ from django.utils import timezone
 
 from inference_site.accounts.keys import Caller, caller_of_key
 from inference_site.batches.models import Batch, BatchLine, BatchStatus, LineState
-from inference_site.batches.requests import body_of, endpoints
+from inference_site.batches.requests import body_of, endpoints, validate
 from inference_site.batches.results import HELD_S, finalize
-from inference_site.batches.validation import validate
 from inference_site.catalogue.fleet.leases import live_view
 from inference_site.core.errors.api_errors import RateLimitError, UnavailableError
 from inference_site.core.errors.exceptions import api_error
