@@ -170,7 +170,9 @@ def validate(batch: Batch) -> Iterator[None]:
     checked = _CheckedLines(batch, caller)
     some: list[BatchLine] = []
     try:
-        for number, text in enumerate(_lines_of(batch), 1):
+        file = StoredFile.objects.get_readable(batch.project_id, batch.input_file_id)
+        texts = split_lines(storage.read(file), settings.MAX_BODY_BYTES)
+        for number, text in enumerate(texts, 1):
             if (line := checked.add(number, text)) is not None:
                 some.append(line)
             if len(some) >= _STORED_AT_ONCE:
@@ -258,12 +260,6 @@ class _CheckedLines:
         self.most_cost += most_usage(request).cost
         project_id = self._batch.project_id
         return new_line(self._batch, project_id, number, line.custom_id, line.body)
-
-
-def _lines_of(batch: Batch) -> Iterator[bytes | None]:
-    """Yield the lines of the input file; None for one that is longer than a request may be."""
-    file = StoredFile.objects.get_readable(batch.project_id, batch.input_file_id)
-    return split_lines(storage.read(file), settings.MAX_BODY_BYTES)
 
 
 def split_lines(chunks: Iterable[bytes], most: int) -> Iterator[bytes | None]:

@@ -125,8 +125,11 @@ def deliver_to(endpoint_id: int) -> float:
 
     Return the seconds of the slowest attempt.
     """
+    old = Message.objects.filter(endpoint=endpoint_id, give_up_at__lte=Now(), next_at__lte=Now())
     with _database():
-        _give_up_old(endpoint_id)
+        untried = old.filter(error="")
+        untried.update(error="Not delivered within 72 hours: the endpoint did not answer.")
+        old.update(next_at=None)
     began, slowest_s = time.monotonic(), 0.0
     while time.monotonic() - began < _TIME_LIMIT_S:
         with _database():
@@ -148,13 +151,6 @@ def deliver_to(endpoint_id: int) -> float:
                 break
             _note_success(message)
     return slowest_s
-
-
-def _give_up_old(endpoint_id: int) -> None:
-    old = Message.objects.filter(endpoint=endpoint_id, give_up_at__lte=Now(), next_at__lte=Now())
-    untried = old.filter(error="")
-    untried.update(error="Not delivered within 72 hours: the endpoint did not answer.")
-    old.update(next_at=None)
 
 
 def _claim(endpoint_id: int) -> Message | None:
