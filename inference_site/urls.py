@@ -40,8 +40,7 @@ from inference_site.gateway.usage_views import (
     TranscriptionsUsageView,
     VectorStoresUsageView,
 )
-from inference_site.ops.status.health import HealthView, ReadyView, VersionView
-from inference_site.ops.status.metrics import metrics
+from inference_site.ops.status import HealthView, ReadyView, VersionView, metrics
 from inference_site.vector_stores.views import (
     FileBatchCancelView,
     FileBatchesView,

@@ -35,8 +35,8 @@ from inference_site.core.domain.request import GenerationRequest
 from inference_site.core.domain.site_tools import SiteCall, Source, ToolResult
 from inference_site.core.errors.api_errors import ApiError
 from inference_site.core.errors.exceptions import api_error
+from inference_site.core.storage.cipher import seal
 from inference_site.gateway.request_fields.moderation import MODERATION, AnswerModeration
-from inference_site.gateway.request_fields.sealing import seal
 from inference_site.runs.kinds import (
     Assembler,
     PromptCountAssembler,

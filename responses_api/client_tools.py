@@ -16,8 +16,12 @@ from pydantic import TypeAdapter
 from pydantic_core import from_json
 
 from inference_site.core.domain import request
-from inference_site.core.domain.function_names import MAX_FUNCTIONS, distinct_name, function_name
-from inference_site.core.domain.request import custom_tool
+from inference_site.core.domain.request import (
+    MAX_FUNCTIONS,
+    custom_tool,
+    distinct_name,
+    function_name,
+)
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.request_fields.mapping import to_grammar
 from inference_site.gateway.request_fields.wire import GrammarInput

@@ -18,6 +18,7 @@ from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.request_fields.capabilities import ignored_fields
 from inference_site.gateway.request_fields.mapping import require_stream_for_options
 from inference_site.gateway.request_fields.moderation import moderation_options
+from inference_site.gateway.submission.admission import service_tier
 from inference_site.gateway.submission.context_bound import ContextBound, fit_to_context
 from inference_site.gateway.submission.model_access import (
     ResolvedModel,
@@ -25,7 +26,6 @@ from inference_site.gateway.submission.model_access import (
     served_model,
     with_capabilities,
 )
-from inference_site.gateway.submission.service_tiers import service_tier
 from inference_site.gateway.submission.submit import Submission
 from inference_site.runs.queue import new_id
 from inference_site.runs.streams.batches import long_texts

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
-from inference_site.core.domain import request
-from inference_site.core.domain import request as domain
+from inference_site.core.domain import request as domain, request
 from inference_site.core.domain.request import (
     Compaction,
     Constraint,
@@ -21,6 +20,7 @@ from inference_site.core.domain.request import (
     ToolCall,
 )
 from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.core.storage.cipher import unseal
 from inference_site.gateway.request_fields.capabilities import require_fields, require_media
 from inference_site.gateway.request_fields.constraint import (
     json_object_constraint,
@@ -38,7 +38,6 @@ from inference_site.gateway.request_fields.mapping import (
     to_stop,
     to_template_vars,
 )
-from inference_site.gateway.request_fields.sealing import unseal
 from inference_site.gateway.request_fields.wire import InputFile, JsonObjectFormat
 from inference_site.gateway.submission.context_bound import ContextBound
 from inference_site.gateway.submission.model_access import ResolvedModel

@@ -1,4 +1,4 @@
-"""Compactions as sealed content (see ``gateway.request_fields.sealing``).
+"""Compactions as sealed content (see ``core.storage.cipher``).
 
 A compaction that a response begins with holds the whole context (``SealedContext``): what comes
 before it is not sent to the model any more. Its sealed content begins with ``_WHOLE``, so that it
@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from inference_site.core.domain.compaction import CompactedContext
-from inference_site.gateway.request_fields.sealing import seal, unreadable, unseal
+from inference_site.core.storage.cipher import seal, unreadable, unseal
 
 _WHOLE = "context."
 

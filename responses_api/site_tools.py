@@ -14,8 +14,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from inference_site.core.domain.citations import Citation, find_citations
-from inference_site.core.domain.site_tools import Source, ToolResult
+from inference_site.core.domain.site_tools import Citation, Source, ToolResult, find_citations
 from responses_api.wire.objects import (
     FileCitation,
     Message,

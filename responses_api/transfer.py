@@ -16,9 +16,9 @@ from django.db import connection, transaction
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.core.storage.cipher import seal, unseal
 from inference_site.core.transfer import Id, ObjectLine, Refused, known_ids
 from inference_site.gateway.feedback_views import FeedbackEntry
-from inference_site.gateway.request_fields.sealing import seal, unseal
 from responses_api.models import (
     ENDED,
     LONGEST_PROMPT,

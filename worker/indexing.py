@@ -22,14 +22,9 @@ from inference_site.catalogue.fleet.leases import live_workers
 from inference_site.core.domain.errors import EngineError
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.files import storage
+from inference_site.runs.inner_runs import NoBudget, NotPossible
 from inference_site.vector_stores import chunks
-from inference_site.vector_stores.embedding import (
-    EmbeddingRefused,
-    NoBudget,
-    NotPossible,
-    TextTooLong,
-    embed,
-)
+from inference_site.vector_stores.kinds import EmbeddingRefused, TextTooLong, embed
 from inference_site.vector_stores.models import (
     MAX_ATTEMPTS,
     IndexingStatus,

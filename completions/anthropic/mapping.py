@@ -12,8 +12,7 @@ from django.utils.crypto import salted_hmac
 
 from completions.anthropic import wire
 from completions.anthropic.server_tools import unseal_result
-from inference_site.core.domain.function_names import function_name
-from inference_site.core.domain.request import Tool
+from inference_site.core.domain.request import Tool, function_name
 from inference_site.core.domain.site_tools import WebResult, web_results_text
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.request_fields.mcp import MCP

@@ -24,20 +24,19 @@ from completions.anthropic.server_tools import (
 )
 from completions.anthropic.wire import MessagesUsage, ServerToolUsage, StopReason
 from completions.assemblers.site_turns import SiteTurns, TurnCall
-from inference_site.core.domain.citations import find_citations
 from inference_site.core.domain.deltas import Delta, Finish, TextDelta, ToolCallDelta
 from inference_site.core.domain.errors import InvalidRequest
-from inference_site.core.domain.function_names import MAX_FUNCTIONS
-from inference_site.core.domain.request import GenerationRequest, Tool
+from inference_site.core.domain.request import MAX_FUNCTIONS, GenerationRequest, Tool
 from inference_site.core.domain.site_tools import (
     SEARCH_REFUSED,
     SiteCall,
     Source,
     ToolResult,
     WebResult,
+    find_citations,
 )
+from inference_site.core.storage.cipher import seal
 from inference_site.gateway.request_fields.mcp import listed_functions
-from inference_site.gateway.request_fields.sealing import seal
 from inference_site.gateway.request_fields.web_search import WEB_SEARCH
 from inference_site.mcp.access import LIST_TOOLS
 from inference_site.runs.queue import new_id

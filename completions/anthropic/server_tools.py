@@ -13,10 +13,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from completions.anthropic import wire
-from inference_site.core.domain.function_names import distinct_name, function_name
-from inference_site.core.domain.request import Tool
+from inference_site.core.domain.request import Tool, distinct_name, function_name
 from inference_site.core.domain.site_tools import WebResult
 from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.core.storage.cipher import seal, unreadable, unseal
 from inference_site.gateway.request_fields.mcp import (
     MCP,
     ServerFields,
@@ -24,7 +24,6 @@ from inference_site.gateway.request_fields.mcp import (
     registered_server,
     requested_server,
 )
-from inference_site.gateway.request_fields.sealing import seal, unreadable, unseal
 from inference_site.gateway.request_fields.web_search import (
     WEB_SEARCH,
     can_search,

@@ -27,8 +27,8 @@ from inference_site.gateway.api.payload import parse
 from inference_site.gateway.api.schema import documented
 from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.request_fields.capabilities import ignored_fields, require_endpoint
+from inference_site.gateway.submission.admission import service_tier
 from inference_site.gateway.submission.model_access import ResolvedModel, served_model
-from inference_site.gateway.submission.service_tiers import service_tier
 from inference_site.gateway.submission.submit import Submission, respond
 from inference_site.runs.queue import new_id
 from inference_site.runs.streams.request_documents import Assembly, Document

@@ -16,7 +16,6 @@ from django.conf import settings
 from completions.assemblers.chat import ChatAssembler, ChatAssembly
 from completions.assemblers.site_turns import SiteTurns, TurnCall
 from completions.wire.chat import ChatCitation, ChatUrlCitation
-from inference_site.core.domain.citations import find_citations
 from inference_site.core.domain.deltas import (
     Delta,
     Finish,
@@ -25,7 +24,7 @@ from inference_site.core.domain.deltas import (
     ToolCallDelta,
 )
 from inference_site.core.domain.request import GenerationRequest
-from inference_site.core.domain.site_tools import SiteCall, Source, ToolResult
+from inference_site.core.domain.site_tools import SiteCall, Source, ToolResult, find_citations
 from inference_site.gateway.request_fields.web_search import ARGUMENTS
 from inference_site.runs.streams.batches import Ending, Sent
 

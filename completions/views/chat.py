@@ -53,8 +53,8 @@ from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.feedback_views import FeedbackView
 from inference_site.gateway.request_fields.capabilities import ignored_fields
 from inference_site.gateway.request_fields.moderation import moderation_options
+from inference_site.gateway.submission.admission import service_tier
 from inference_site.gateway.submission.model_access import moderation_model, served_model
-from inference_site.gateway.submission.service_tiers import service_tier
 from inference_site.gateway.submission.submit import Submission, respond
 from inference_site.runs.queue import new_id
 from inference_site.runs.streams.request_documents import Document, ToStore, drop_document

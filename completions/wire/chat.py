@@ -21,7 +21,7 @@ from completions.wire.messages import (
     ToolChoice,
     wrap_text,
 )
-from inference_site.core.domain.function_names import MAX_FUNCTIONS
+from inference_site.core.domain.request import MAX_FUNCTIONS
 from inference_site.gateway.api.paging import PageQuery
 from inference_site.gateway.api.payload import Omittable, WireObject, WireRequest
 from inference_site.gateway.request_fields.moderation import (

@@ -22,11 +22,10 @@ from django.db.models import Count, Q
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from inference_site.accounts.keys import Caller, caller_of_key
+from inference_site.accounts.keys import caller_of_key
 from inference_site.batches.models import Batch, BatchLine, BatchStatus, LineState
-from inference_site.batches.requests import body_of, endpoints
+from inference_site.batches.requests import body_of, endpoints, validate
 from inference_site.batches.results import HELD_S, finalize
-from inference_site.batches.validation import validate
 from inference_site.catalogue.fleet.leases import live_view
 from inference_site.core.errors.api_errors import RateLimitError, UnavailableError
 from inference_site.core.errors.exceptions import api_error
@@ -159,10 +158,10 @@ class Feeder:
             self._rests_until.pop(known, None)
         for batch in running:
             self._note_progress(batch)
-            if batch.expires_at <= timezone.now():
-                _expire(batch)
-            else:
+            if batch.expires_at > timezone.now():
                 by_model[batch.model].append(batch)
+            elif Batch.objects.move(batch, BatchStatus.FINALIZING, ends_as=BatchStatus.EXPIRED):
+                cancel(_ids_in_queue(batch))
         in_queue = BatchLine.objects.filter(state=LineState.RUNNING)
         counts = dict(in_queue.values_list("batch__model").annotate(Count("pk")))
         for name, batches in by_model.items():
@@ -210,7 +209,10 @@ class Feeder:
             return
         for line in lines:
             try:
-                _submit(batch, line, caller)
+                body = body_of(line, batch.project_id)
+                submission = endpoints()[batch.endpoint].submission_of(caller, body)
+                begun = BegunLine(line, submission.generation_id, submission.with_row)
+                submit(replace(submission, with_row=begun), batch.request_id(line.number))
             except LineTaken:
                 continue
             except Exception as exc:  # The boundary of a line.
@@ -221,23 +223,9 @@ class Feeder:
                     return
                 if error.status >= 500:
                     logger.error("batch %s, line %d", batch, line.number, exc_info=exc)
-                body = orjson.dumps(error.shown_at(batch.endpoint))
-                BatchLine.objects.end(line, error.status, body, error.code or error.type)
+                answer = orjson.dumps(error.shown_at(batch.endpoint))
+                BatchLine.objects.end(line, error.status, answer, error.code or error.type)
             yield batch
-
-
-def _submit(batch: Batch, line: BatchLine, caller: Caller) -> None:
-    """Put a line into the queue. Raise LineTaken, ApiError, and the errors of ``submit``."""
-    body = body_of(line, batch.project_id)
-    submission = endpoints()[batch.endpoint].submission_of(caller, body)
-    begun = BegunLine(line, submission.generation_id, submission.with_row)
-    submit(replace(submission, with_row=begun), batch.request_id(line.number))
-
-
-def _expire(batch: Batch) -> None:
-    """Stop a batch whose window is over, with the lines that run."""
-    if Batch.objects.move(batch, BatchStatus.FINALIZING, ends_as=BatchStatus.EXPIRED):
-        cancel(_ids_in_queue(batch))
 
 
 def _ids_in_queue(batch: Batch) -> list[str]:

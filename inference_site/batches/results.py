@@ -25,7 +25,7 @@ from inference_site.batches.models import (
     LineState,
     delete_lines,
 )
-from inference_site.batches.validation import split_lines
+from inference_site.batches.requests import split_lines
 from inference_site.core.errors.api_errors import InvalidRequestError, UnavailableError
 from inference_site.files import storage
 from inference_site.files.models import BATCH_LIFETIME, FilePurpose, StoredFile

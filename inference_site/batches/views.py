@@ -190,8 +190,9 @@ class BatchCancelView(ApiView):
 
 def create_batch(caller: Caller, body: BatchRequest) -> Batch:
     """Store a new batch, which beat then validates. Raise ApiError."""
-    if body.endpoint not in _endpoints():
-        supported = ", ".join(f"'{path}'" for path in _endpoints())
+    known = [path for path, endpoint in endpoints().items() if endpoint.dialect == OPENAI]
+    if body.endpoint not in known:
+        supported = ", ".join(f"'{path}'" for path in known)
         raise InvalidRequestError(
             f"Invalid 'endpoint': the supported values are {supported}.",
             param="endpoint",
@@ -235,21 +236,19 @@ def accept_batch(caller: Caller, batch: Batch, lines: list[BatchLine] | None = N
     return batch
 
 
-def _endpoints() -> list[str]:
-    return [path for path, endpoint in endpoints().items() if endpoint.dialect == OPENAI]
-
-
 def wire_batch(batch: Batch) -> BatchObject:
     """Return a batch as the API shows it."""
     has_run = batch.total > 0
     usage = batch.usage
+    is_days = batch.window_s % _UNITS_S["d"] == 0 and batch.window_s > _UNITS_S["d"]
+    unit = "d" if is_days else "h"
     return BatchObject(
         id=batch.public_id,
         endpoint=batch.endpoint,
         model=batch.model or None,
         errors=BatchErrors(data=[BatchError(**e) for e in batch.errors]) if batch.errors else None,
         input_file_id=batch.input_file_id,
-        completion_window=_shown_window(batch.window_s),
+        completion_window=f"{batch.window_s // _UNITS_S[unit]}{unit}",
         status=BatchStatus(batch.status),
         output_file_id=batch.output_file_id or None if batch.has_ended else None,
         error_file_id=batch.error_file_id or None if batch.has_ended else None,
@@ -290,8 +289,3 @@ def estimate_of(batch: Batch) -> BatchEstimate:
     cost = batch.most_cost if not ended else batch.cost * (Decimal(batch.total) / ended)
     expected_at = int(time.time() + left / batch.rate) if batch.rate > 0 else None
     return BatchEstimate(cost=float(min(cost, batch.most_cost)), expected_at=expected_at)
-
-
-def _shown_window(seconds: int) -> str:
-    is_days = seconds % _UNITS_S["d"] == 0 and seconds > _UNITS_S["d"]
-    return f"{seconds // _UNITS_S['d']}d" if is_days else f"{seconds // _UNITS_S['h']}h"

@@ -82,19 +82,15 @@ def judged(run: CaseRun, case: Case, text: str) -> tuple[Verdict, str]:
             is_right = _validator(run.judge, run.rule).is_valid(text)
             return (Verdict.PASSED, "") if is_right else (Verdict.FAILED, "It does not match.")
         case Judge.SCHEMA:
-            return _fits(run, text)
+            try:
+                value = orjson.loads(text)
+            except orjson.JSONDecodeError:
+                return Verdict.FAILED, "It is not JSON."
+            errors = _validator(run.judge, run.rule).iter_errors(value)
+            if (first := next(iter(errors), None)) is not None:
+                return Verdict.FAILED, str(first.message)[:500]
+            return Verdict.PASSED, ""
     return Verdict.NONE, ""
-
-
-def _fits(run: CaseRun, text: str) -> tuple[Verdict, str]:
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return Verdict.FAILED, "It is not JSON."
-    errors = _validator(run.judge, run.rule).iter_errors(value)
-    if (first := next(iter(errors), None)) is None:
-        return Verdict.PASSED, ""
-    return Verdict.FAILED, str(first.message)[:500]
 
 
 def judging_request(run: CaseRun, case: Case, text: str) -> dict[str, Any]:

@@ -23,10 +23,15 @@ from inference_site.console.request_log_page import contents_of
 from inference_site.core.admin_pages.base_admin import log_action
 from inference_site.core.admin_pages.labels import may_see_content
 from inference_site.runs.cancellation import stop
-from inference_site.runs.claim_order import Waiting, claim_order
 from inference_site.runs.models import Generation, ServiceClass, Status
 from inference_site.runs.queue import move_up
-from inference_site.runs.queue_position import QueuePosition, place_at, slots_of
+from inference_site.runs.queue_position import (
+    QueuePosition,
+    Waiting,
+    claim_order,
+    place_at,
+    slots_of,
+)
 
 VIEW, CHANGE = "generations.view_generation", "generations.change_generation"
 _MAX_ROWS, _MAX_READ = 100, 20_000

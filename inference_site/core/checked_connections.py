@@ -16,7 +16,7 @@ import httpcore
 import httpx
 
 from inference_site.core.domain.addresses import is_public
-from inference_site.core.resolver import resolve_within
+from inference_site.core.host import resolve_within
 
 _READ_STEP_S = 1.0
 

@@ -1,12 +1,15 @@
-"""The cores, memory and devices of the host that this process may use, and free ports.
+"""What the system knows: the cores, memory and devices that this process may use, and addresses.
 
-Cores and memory are those of its control group.
+Cores and memory are those of its control group. Addresses are free ports of this host, and those of
+other hosts.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import socket
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +77,28 @@ def is_taken(port: int) -> bool:
     """Return whether something listens on a port of the loopback address."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def resolve_within(host: str, seconds: float) -> list[str]:
+    """Return the addresses of a host; none for an unknown host. Raise TimeoutError.
+
+    The system's resolver has no time limit, so it runs on a thread that is abandoned if it is slow.
+    """
+    found: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+    threading.Thread(target=lambda: found.put(resolve_host(host)), daemon=True).start()
+    try:
+        return found.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError from None
+
+
+def resolve_host(host: str) -> list[str]:
+    """Return the addresses that the system knows of a host, in the order to try them."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
 
 
 def _group_memory() -> tuple[int, int]:

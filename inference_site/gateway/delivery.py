@@ -301,15 +301,19 @@ async def _send_stream(response: StreamingHttpResponse, send: Send) -> None:
     a later one the connection is closed.
     """
     chunks, has_begun = cast(Iterator[bytes], response.streaming_content), False
-    headers = _encoded(response.items())
+    head = {
+        "type": "http.response.start",
+        "status": response.status_code,
+        "headers": _encoded(response.items()),
+    }
     try:
         while chunk := await asyncio.to_thread(next, chunks, b""):
             if not has_begun:
                 has_begun = True
-                await _send_head(send, response.status_code, headers)
+                await send(head)
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         if not has_begun:
-            await _send_head(send, response.status_code, headers)
+            await send(head)
         await send({"type": "http.response.body", "body": b""})
     except ApiError as exc:
         if has_begun:
@@ -320,10 +324,6 @@ async def _send_stream(response: StreamingHttpResponse, send: Send) -> None:
         await send_response(failed, send)
     finally:
         await asyncio.to_thread(response.close)
-
-
-async def _send_head(send: Send, status: int, headers: Headers) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": headers})
 
 
 def own_headers(response: HttpResponseBase) -> Headers:

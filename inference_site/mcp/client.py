@@ -183,7 +183,9 @@ async def _operate(endpoint: Endpoint, limits: Limits, use: _Use[T]) -> T:
                         scope.deadline = min(scope.deadline, anyio.current_time() + _CLOSE_S)
                     tasks.cancel_scope.cancel()
             except (Exception, BaseExceptionGroup) as exc:  # noqa: BLE001  # Raised below.
-                failure = _innermost(exc)
+                failure = exc
+                while isinstance(failure, BaseExceptionGroup):  # Task groups raise nested groups.
+                    failure = failure.exceptions[0]
             if results or traffic.is_sent or traffic.status not in _IS_SSE_SERVER:
                 break
     if results:  # Whatever the end of the session did.
@@ -266,13 +268,6 @@ def _authorization(url: str, client: OAuthClient) -> httpx2.Auth:
         scope=client.scope or None,
         issuer=client.issuer,
     )
-
-
-def _innermost(exc: BaseException) -> BaseException:
-    """Return the first error of nested groups, which task groups raise."""
-    while isinstance(exc, BaseExceptionGroup):
-        exc = exc.exceptions[0]
-    return exc
 
 
 def _error(failure: BaseException | None, traffic: Traffic, limits: Limits) -> McpError:

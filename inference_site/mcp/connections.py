@@ -72,7 +72,8 @@ def user_endpoint(
         grant = _usable(server, own.first())
     if not _is_fresh(grant, refused):
         grant = _refreshed(server, user_id, refused)
-    headers = {**unseal_headers(server.credentials), **_bearer(grant)}
+    bearer = {"Authorization": f"Bearer {grant.access_token}"}
+    headers = {**unseal_headers(server.credentials), **bearer}
     transport = server.transport
     return Endpoint(server.url, headers, transport, allowed_addresses())  # type: ignore[arg-type]  # A choice.
 
@@ -153,10 +154,6 @@ def _usable(server: McpServer, connection: McpConnection | None) -> Grant:
 
 def _ask_to_connect(server: McpServer, reason: str) -> NoReturn:
     raise NotConnected(f"{reason}. Connect to '{server.label}' here: {settings.SITE_URL}{PAGE}")
-
-
-def _bearer(grant: Grant) -> dict[str, str]:
-    return {"Authorization": f"Bearer {grant.access_token}"}
 
 
 def _is_fresh(grant: Grant, refused: Endpoint | None) -> bool:

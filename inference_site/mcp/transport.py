@@ -17,7 +17,7 @@ import httpx2
 
 from inference_site.core.checked_connections import ssl_context
 from inference_site.core.domain.addresses import AllowedAddresses
-from inference_site.core.resolver import resolve_within
+from inference_site.core.host import resolve_within
 
 
 @dataclass(slots=True)

@@ -1,7 +1,9 @@
 """Delivers the messages of the outbox, with repeated attempts for 72 hours.
 
 Webhooks are signed as Standard Webhooks says (https://www.standardwebhooks.com/). The receiver
-must have a public address (``checked_connections``). Redirects are not followed.
+must have a public address (``checked_connections``). Redirects are not followed. A mail has nothing
+that does something when it is opened: its link leads to a page of the console, which asks for a
+login first.
 
 A thread works for one endpoint at a time, so one whose server is slow or away delays no other. The
 endpoints that have failed, or were slow, have threads of their own: however many they are, they
@@ -18,7 +20,7 @@ import hmac
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -32,8 +34,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from inference_site.core.storage.postgresql import cached_sql, release_connection_after
-from inference_site.outbox.mails import mail_of
-from inference_site.outbox.models import Endpoint, Message, sends_mail
+from inference_site.outbox.models import APPROVAL_EVENT, Endpoint, Message, sends_mail
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,8 @@ _MIN_REST_S, _MAX_REST_S = 5, 3600
 _RETRY_AFTER_DEATH = dt.timedelta(minutes=1)
 """When a message is tried again whose process died while it was sent."""
 _WEBHOOK_TIMEOUT_S = 10.0
+_STATES = {"alarm.firing": "Firing", "alarm.resolved": "Resolved"}
+_MAX_SUBJECT = 200
 
 
 class NoMailServer(Exception):
@@ -122,8 +125,11 @@ def deliver_to(endpoint_id: int) -> float:
 
     Return the seconds of the slowest attempt.
     """
+    old = Message.objects.filter(endpoint=endpoint_id, give_up_at__lte=Now(), next_at__lte=Now())
     with _database():
-        _give_up_old(endpoint_id)
+        untried = old.filter(error="")
+        untried.update(error="Not delivered within 72 hours: the endpoint did not answer.")
+        old.update(next_at=None)
     began, slowest_s = time.monotonic(), 0.0
     while time.monotonic() - began < _TIME_LIMIT_S:
         with _database():
@@ -145,13 +151,6 @@ def deliver_to(endpoint_id: int) -> float:
                 break
             _note_success(message)
     return slowest_s
-
-
-def _give_up_old(endpoint_id: int) -> None:
-    old = Message.objects.filter(endpoint=endpoint_id, give_up_at__lte=Now(), next_at__lte=Now())
-    untried = old.filter(error="")
-    untried.update(error="Not delivered within 72 hours: the endpoint did not answer.")
-    old.update(next_at=None)
 
 
 def _claim(endpoint_id: int) -> Message | None:
@@ -214,6 +213,63 @@ def send_mail(message: Message) -> None:
     headers = {"Message-ID": f"<{message.public_id}@{settings.EMAIL_FROM.rpartition('@')[2]}>"}
     to = [message.endpoint.address]
     EmailMessage(subject, text, settings.EMAIL_FROM, to, headers=headers).send()
+
+
+def mail_of(event_type: str, data: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the subject and the text of the mail about an event."""
+    subject, lines = _approval(data) if event_type == APPROVAL_EVENT else _alarm(event_type, data)
+    return _one_line(subject)[:_MAX_SUBJECT], "\n".join(lines)
+
+
+def _alarm(event_type: str, data: Mapping[str, Any]) -> tuple[str, list[str]]:
+    state, lines = _STATES.get(event_type, "Test"), [data["text"]]
+    if data.get("started_at"):
+        lines += ["", f"{state}; began at {_shown(data['started_at'])} UTC."]
+    if data.get("resolved_at"):
+        lines.append(f"Ended at {_shown(data['resolved_at'])} UTC.")
+    return f"{state}: {data['text']}", lines
+
+
+def _approval(data: Mapping[str, Any]) -> tuple[str, list[str]]:
+    count = data["count"]
+    calls = "1 call" if count == 1 else f"{count} calls"
+    project = _one_line(data["project"])
+    lines = [f"A response of the project {project} waits until these calls are approved:", ""]
+    for question in data["approval_requests"]:
+        lines.append(f"- {_one_line(question['server_label'])}: {_one_line(question['name'])}")
+        if question.get("arguments"):
+            lines.append(f"  {_one_line(question['arguments'])}")
+    if (more := count - len(data["approval_requests"])) > 0:
+        lines.append(f"- and {more} more")
+    lines += ["", *_where(data), "", f"Response: {data['id']}"]
+    return f"Approval needed: {calls} of MCP tools in {project}", lines
+
+
+def _where(data: Mapping[str, Any]) -> list[str]:
+    """Return where the questions are answered."""
+    page = f"{settings.SITE_URL}{data['page']}"
+    if not data["is_answered_in_console"]:
+        return [
+            "The answer must come through the API, because a server was named by its URL and its "
+            "credentials are not stored. The calls:",
+            page,
+        ]
+    if not settings.SITE_URL:
+        return ["Approve or refuse them in the console of the site, on this page:", page]
+    return ["Approve or refuse them here, after a login. Opening the page does nothing.", page]
+
+
+def _one_line(text: str) -> str:
+    """Return a text without what could end its line, or that a mail server does not take.
+
+    A model's or a tool's name may have line breaks.
+    """
+    line = " ".join(text.split())
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
+
+
+def _shown(moment: str) -> str:
+    return f"{dt.datetime.fromisoformat(moment):%Y-%m-%d %H:%M:%S}"
 
 
 def post_webhook(message: Message) -> int:

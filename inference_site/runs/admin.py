@@ -30,11 +30,6 @@ from inference_site.runs.models import Generation, Status
 _OWN_IDS = ("chatcmpl-", "cmpl-", "resp_", "embd-", "tok-")
 
 
-def _bubbles(kept: KeptContent) -> list[Bubble]:
-    turns = [*kept.prompt, {"role": "assistant", "content": kept.answer}]
-    return [Bubble("message", turn["role"], [text_piece(turn["content"])]) for turn in turns]
-
-
 class ModelFilter(admin.SimpleListFilter):
     """A filter of the catalogue's models; the distinct values of the column are slow to find."""
 
@@ -114,7 +109,12 @@ class GenerationAdmin(KeysetAdmin):
         if may_see_content(request) and object_id.isdecimal():
             ids = Generation.objects.filter(pk=object_id).values("public_id")
             kept = KeptContent.objects.shown().filter(public_id__in=ids).first()
-            context["bubbles"] = [] if kept is None else _bubbles(kept)
+            turns = []
+            if kept is not None:
+                turns = [*kept.prompt, {"role": "assistant", "content": kept.answer}]
+            context["bubbles"] = [
+                Bubble("message", turn["role"], [text_piece(turn["content"])]) for turn in turns
+            ]
         return super().change_view(request, object_id, form_url, context)
 
     def get_search_results(

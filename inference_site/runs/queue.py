@@ -2,12 +2,15 @@
 
 A generation that continues another, or has the prompt cache key of another, prefers the worker that
 ran that one, because its prefix is in that worker's memory (affinity). For ``AFFINITY_WAIT_MS``,
-only that worker is woken and may claim it; after that, all workers of the model.
+only that worker is woken and may claim it; after that, all workers of the model. A prompt cache key
+is a hint: without Redis, which keeps the latest generation with each key, nothing is preferred.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
+import logging
 import secrets
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -26,7 +29,7 @@ from inference_site.core.errors.api_errors import UnavailableError
 from inference_site.core.observability.logs import add_log_fields
 from inference_site.core.observability.tracing import current_traceparent, start_span
 from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE
-from inference_site.core.storage.redis import broker_client, client_for
+from inference_site.core.storage.redis import broker_client, client_for, site_client
 from inference_site.runs.cancellation import cancel
 from inference_site.runs.models import Generation, ServiceClass, Status
 from inference_site.runs.queue_position import (
@@ -53,9 +56,13 @@ from inference_site.runs.wake_ups import (
     send_wake_up,
 )
 
+logger = logging.getLogger(__name__)
+
 _SLACK_MS = 30
 """Added to the wait before all workers are woken. The clocks of hosts differ, and a worker that is
 woken too early finds nothing to claim."""
+_KEY_KEPT_S = 600
+"""As long as OpenAI keeps a prefix that is not used again."""
 
 
 def new_id(prefix: str) -> str:
@@ -99,6 +106,38 @@ def preference(model: str, continues: str) -> Preference:
             if worker in serving:
                 return Preference(worker, wait_ms)
     return Preference()
+
+
+def latest_with_key(project_id: int, model: str, cache_key: str) -> str:
+    """Return the id of the latest generation with this key; "" if none is known or needed."""
+    if not cache_key or not _has_choice(model):
+        return ""
+    try:
+        found = site_client().get(_key_name(project_id, model, cache_key))
+    except redis.exceptions.RedisError as exc:
+        logger.warning("prompt cache keys: %s", exc)
+        return ""
+    return found.decode() if isinstance(found, bytes) else ""
+
+
+def note_key(project_id: int, model: str, cache_key: str, generation_id: str) -> None:
+    """Record a generation as the latest with this key."""
+    if not cache_key or not _has_choice(model):
+        return
+    try:
+        site_client().set(_key_name(project_id, model, cache_key), generation_id, ex=_KEY_KEPT_S)
+    except redis.exceptions.RedisError as exc:
+        logger.warning("prompt cache keys: %s", exc)
+
+
+def _has_choice(model: str) -> bool:
+    return len(live_view.serving(model)) > 1
+
+
+def _key_name(project_id: int, model: str, cache_key: str) -> str:
+    # Hashed, because the key may be long and may name a person.
+    digest = hashlib.sha256(f"{model}\0{cache_key}".encode()).hexdigest()
+    return f"prompt_cache_key:{project_id}:{digest[:32]}"
 
 
 class WithRow(Protocol):

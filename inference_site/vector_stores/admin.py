@@ -19,13 +19,8 @@ from inference_site.core.admin_pages.base_admin import KeysetAdmin, SinceFilter,
 from inference_site.core.admin_pages.labels import may_see_content, size, status_label
 from inference_site.core.errors.api_errors import ApiError
 from inference_site.core.errors.exceptions import api_error
-from inference_site.vector_stores.embedding import (
-    EmbeddingRefused,
-    NoBudget,
-    NotPossible,
-    TextTooLong,
-    embed,
-)
+from inference_site.runs.inner_runs import NoBudget, NotPossible
+from inference_site.vector_stores.kinds import EmbeddingRefused, TextTooLong, embed
 from inference_site.vector_stores.models import (
     Chunk,
     IndexingStatus,

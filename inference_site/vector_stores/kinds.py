@@ -1,25 +1,34 @@
-"""The kinds of generations of this app: embeddings of chunks, and searches."""
+"""The kinds of generations of this app: embeddings for the site itself, and searches.
+
+``embed`` has texts embedded: by generations of the queue, for the key that pays for them.
+"""
 
 from __future__ import annotations
 
 import base64
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from inference_site.core.domain.deltas import Delta, EmbeddingDelta
+from inference_site.core.domain.request import GenerationRequest
+from inference_site.runs.inner_runs import run_and_wait
 from inference_site.runs.kinds import GenerationKind, WholeAnswerAssembler, failure
-from inference_site.runs.streams.request_documents import Assembly
+from inference_site.runs.queue import new_id
+from inference_site.runs.streams.request_documents import Assembly, Document
 from inference_site.vector_stores.models import VectorStore
 from inference_site.vector_stores.search import Found, Ranking, search
 
 EMBEDDING = "vector_store.embedding"
 SEARCH = "vector_store.search"
+_TOO_LONG = "context_length_exceeded"
 
 
 class VectorsAssembler(WholeAnswerAssembler):
-    """Collects vectors. The answer is read by ``embedding.embed`` and by no client."""
+    """Collects vectors. The answer is read by ``embed`` and by no client."""
 
     def __init__(self, _: Assembly) -> None:
         self.vectors: dict[int, array[float]] = {}
@@ -34,6 +43,48 @@ class VectorsAssembler(WholeAnswerAssembler):
         """Return the vectors in the order of the texts: floats of four bytes in base64."""
         packed = (self.vectors[index].tobytes() for index in sorted(self.vectors))
         return {"vectors": [base64.b64encode(vector).decode() for vector in packed]}
+
+
+class TextTooLong(Exception):
+    """A text has more tokens than the model takes."""
+
+
+class EmbeddingRefused(Exception):
+    """The model has failed to embed the texts."""
+
+
+def embed(
+    api_key_id: int,
+    model: str,
+    texts: Sequence[str],
+    *,
+    timeout_s: float,
+    is_cancelled: Callable[[], bool],
+    in_background: bool = False,
+    request_id: str = "",
+) -> list[array[float]]:
+    """Return the vectors of texts, in their order, computed by a worker that serves the model.
+
+    Raise TextTooLong, EmbeddingRefused, and what ``run_and_wait`` raises.
+    """
+    request = GenerationRequest(model, operation="embed", prompts=tuple(texts))
+    ending = run_and_wait(
+        new_id("embd-"),
+        EMBEDDING,
+        Document(request, Assembly()),
+        api_key_id,
+        size_bytes=sum(len(text.encode()) for text in texts),
+        timeout_s=timeout_s,
+        is_cancelled=is_cancelled,
+        in_background=in_background,
+        request_id=request_id,
+    )
+    if ending.error_code == _TOO_LONG:
+        raise TextTooLong
+    if ending.error_code or not ending.body:
+        raise EmbeddingRefused(f"The model `{model}` could not embed: {ending.error_code}.")
+    vectors = orjson.loads(ending.body)["vectors"]
+    return [array("f", base64.b64decode(vector)) for vector in vectors]
 
 
 @dataclass(frozen=True)

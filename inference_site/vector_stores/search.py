@@ -164,15 +164,11 @@ def search(
     found = []
     for id_, file_id, filename, attributes, text, similarity in rows:
         score = scores[id_] if ranking.text_weight else min(1.0, max(0.0, similarity))
+        given = orjson.loads(attributes) if isinstance(attributes, str) else attributes
         if score >= ranking.score_threshold:
-            found.append((Found(file_id, filename, _json(attributes), text, score), similarity))
+            found.append((Found(file_id, filename, given, text, score), similarity))
     found.sort(key=lambda pair: (-pair[0].score, -pair[1]))
     return [one for one, _ in found[:limit]]
-
-
-def _json(value: Any) -> Mapping[str, Any]:
-    parsed: Mapping[str, Any] = orjson.loads(value) if isinstance(value, str) else value
-    return parsed
 
 
 def _searched_files(

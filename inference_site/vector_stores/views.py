@@ -24,7 +24,7 @@ from inference_site.core.errors.api_errors import (
 from inference_site.core.storage.fields import replace_nul
 from inference_site.files.models import StoredFile
 from inference_site.gateway.api.authentication import caller_of
-from inference_site.gateway.api.paging import Page, PageQuery, list_object, parse_page
+from inference_site.gateway.api.paging import PageQuery, list_object, parse_page
 from inference_site.gateway.api.payload import parse
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
@@ -441,18 +441,14 @@ def _list_of(request: Request, store: VectorStore, rows: QuerySet[VectorStoreFil
                 param="filter",
             )
         rows = rows.filter(status=status)
-    found = page.rows_of(rows.select_related("file"), "pk", _cursor(page, rows))
+    last = None
+    if page.after is not None:
+        last = rows.filter(file__public_id=page.after).values_list("pk", flat=True).first()
+        if last is None:
+            raise InvalidRequestError("Invalid 'after': there is no such file.", param="after")
+    found = page.rows_of(rows.select_related("file"), "pk", last)
     entries = [_wire_file(store, entry).model_dump() for entry in found]
     return Response(list_object(entries, page))
-
-
-def _cursor(page: Page, rows: QuerySet[VectorStoreFile]) -> int | None:
-    if page.after is None:
-        return None
-    last = rows.filter(file__public_id=page.after).values_list("pk", flat=True).first()
-    if last is None:
-        raise InvalidRequestError("Invalid 'after': there is no such file.", param="after")
-    return last
 
 
 def _wire_stores(stores: Sequence[VectorStore]) -> list[StoreObject]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from inference_site.core.admin_pages.labels import Bubble, Piece, image_piece, text_piece
 from inference_site.core.errors.api_errors import InvalidRequestError
-from inference_site.gateway.request_fields.sealing import unseal
+from inference_site.core.storage.cipher import unseal
 from inference_site.runs.tool_calls.models import ToolCall
 from responses_api.annotations import status_of, with_generation_status
 from responses_api.items import ItemData

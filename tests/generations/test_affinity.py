@@ -14,7 +14,7 @@ from inference_site.accounts.models import ApiKey, Project
 from inference_site.catalogue.fleet.leases import LiveView, LiveWorker, ModelReport
 from inference_site.core.storage.redis import broker_client
 from inference_site.gateway.submission.submit import Submission, submit
-from inference_site.runs import prompt_cache_keys, queue
+from inference_site.runs import queue
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.queue import Preference, enqueue, new_id, preference
 from inference_site.runs.wake_ups import (
@@ -96,8 +96,6 @@ def test_generations_with_one_cache_key_prefer_the_worker_of_the_latest(
     api_key: Key, two: None, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.AFFINITY_WAIT_MS = 5_000
-    both = view_of(serving("one"), serving("two"))
-    monkeypatch.setattr(prompt_cache_keys, "live_view", both)
 
     def accepted(cache_key: str, project_id: int = api_key[0].project_id) -> Generation:
         id_ = new_id("chatcmpl-")
@@ -113,7 +111,7 @@ def test_generations_with_one_cache_key_prefer_the_worker_of_the_latest(
     assert accepted(f"{key}x").preferred_worker == accepted("").preferred_worker == ""
     other = Project.objects.create(name="other")
     assert accepted(key, other.pk).preferred_worker == ""
-    monkeypatch.setattr(prompt_cache_keys, "live_view", view_of(serving("one")))
+    monkeypatch.setattr(queue, "live_view", view_of(serving("one")))
     assert accepted(key).preferred_worker == ""
 
 

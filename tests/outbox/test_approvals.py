@@ -12,8 +12,7 @@ from django.urls import reverse
 
 from inference_site.accounts.models import Project
 from inference_site.core.site_settings.models import SiteSettings, forget
-from inference_site.outbox.delivery import deliver_to, due_endpoints
-from inference_site.outbox.mails import mail_of
+from inference_site.outbox.delivery import deliver_to, due_endpoints, mail_of
 from inference_site.outbox.models import (
     APPROVAL_EVENT,
     Endpoint,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference_site.runs.request_log.kept_messages import kept_message, kept_param
+from inference_site.runs.request_log.refusals import kept_message, kept_param
 
 SECRET = "giraffe"
 

@@ -22,8 +22,8 @@ from inference_site.core.domain.deltas import (
     Usage,
 )
 from inference_site.core.domain.errors import ContextLengthExceeded, GenerationFailed, WorkerLost
+from inference_site.core.storage.cipher import unseal
 from inference_site.gateway.api.payload import WireObject
-from inference_site.gateway.request_fields.sealing import unseal
 from inference_site.runs.streams.batches import Sent
 from responses_api.assembler import Output
 from responses_api.events import DONE, ItemEvents, accepted_frames, decode, encode, events_of

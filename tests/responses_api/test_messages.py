@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import FilePart, ImagePart, Message, TextPart, ToolCall
 from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.core.storage.cipher import seal
 from inference_site.gateway.request_fields.capabilities import require_media
-from inference_site.gateway.request_fields.sealing import seal
 from inference_site.gateway.submission.model_access import with_capabilities
 from responses_api.client_tools import Route, offer_tools
 from responses_api.context import ContextItem

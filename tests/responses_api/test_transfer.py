@@ -15,8 +15,8 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from inference_site.accounts.models import Project
+from inference_site.core.storage.cipher import seal, unseal
 from inference_site.core.storage.postgresql import release_connection_after
-from inference_site.gateway.request_fields.sealing import seal, unseal
 from inference_site.management.commands import import_project
 from responses_api.models import (
     Conversation,

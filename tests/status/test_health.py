@@ -20,8 +20,8 @@ from inference_site.catalogue.fleet.leases import (
 )
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.storage.redis import site_client
-from inference_site.ops.status import health
-from inference_site.ops.status.metrics import SiteMetrics
+from inference_site.ops import status
+from inference_site.ops.status import SiteMetrics
 from tests.ports import free_port
 
 pytestmark = pytest.mark.redis
@@ -78,8 +78,8 @@ SPECS = {
 def three(monkeypatch: pytest.MonkeyPatch) -> list[LiveWorker]:
     """A catalogue of a model here and two of other servers; the workers that are alive."""
     workers: list[LiveWorker] = []
-    monkeypatch.setattr(health, "catalogue", lambda: Mock(models=dict(SPECS), optional=frozenset()))
-    monkeypatch.setattr(health, "live_view", Mock(refresh=lambda: workers))
+    monkeypatch.setattr(status, "catalogue", lambda: Mock(models=dict(SPECS), optional=frozenset()))
+    monkeypatch.setattr(status, "live_view", Mock(refresh=lambda: workers))
     return workers
 
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_site.core.domain.citations import find_citations, urls_in
-from inference_site.core.domain.site_tools import Source
+from inference_site.core.domain.site_tools import Source, find_citations, urls_in
 
 A, B = Source("https://a.example/x?q=1", "A"), Source("https://b.example/wiki/Fjord_(N)", "B")
 

@@ -34,7 +34,7 @@ from inference_site.catalogue.models_file import ModelEntry, read_entry
 from inference_site.catalogue.operator_settings import InvalidSetting
 from inference_site.core.domain.addresses import AllowedAddresses
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.resolver import resolve_within
+from inference_site.core.host import resolve_within
 from inference_site.core.storage.cipher import cipher_for
 from inference_site.core.storage.postgresql import release_connection_after
 

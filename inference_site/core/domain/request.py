@@ -6,10 +6,18 @@ Messages are the turns of a conversation, as a chat template receives them.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from itertools import groupby
 from typing import Any, Literal
+
+MAX_FUNCTIONS = 1024
+"""The most functions of one request, those of its tools with several functions included."""
+_NAME_LENGTH = 64
+"""The most characters of a function's name that models and their templates are known to take."""
+_DIGEST_LENGTH = 8
 
 Role = Literal["system", "user", "assistant", "tool"]
 _CUSTOM_TOOL_SCHEMA = {
@@ -432,6 +440,23 @@ def custom_tool(name: str, description: str | None, grammar: Constraint | None =
 def custom_arguments(text: str) -> str:
     """Return the arguments of a call of a custom tool's function with this text."""
     return json.dumps({"input": text}, ensure_ascii=False)
+
+
+def function_name(name: str, namespace: str | None, kind: str) -> str:
+    """Return the name by which a model calls a tool, unless another tool has the same one.
+
+    It has only letters, digits, ``_`` and ``-``, and at most 64 of them.
+    """
+    joint = "" if (namespace or "").endswith("__") else "__"
+    whole = re.sub(r"[^A-Za-z0-9_-]", "_", f"{namespace}{joint}{name}" if namespace else name)
+    return whole if len(whole) <= _NAME_LENGTH else distinct_name(whole, name, namespace, kind)
+
+
+def distinct_name(usual: str, name: str, namespace: str | None, kind: str) -> str:
+    """Return a name that no other tool has: ``usual``, shortened, and a digest of the tool."""
+    identity = "\0".join((kind, namespace or "", name))
+    digest = sha256(identity.encode()).hexdigest()[:_DIGEST_LENGTH]
+    return f"{usual[: _NAME_LENGTH - _DIGEST_LENGTH - 1]}_{digest}"
 
 
 def objects_in(schema: Any) -> Iterator[dict[str, Any]]:

@@ -158,14 +158,14 @@ class AnswerModeration:
 
     def take(self, result: ToolResult) -> None:
         """Take the result of the next call, first that of the input."""
+        said: Judged
+        if (found := result.fields.get("result")) is not None:
+            said = ModerationResultBody(model=self._model, **found)
+        else:
+            error = result.fields.get("error") or {"code": "server_error", "message": result.output}
+            said = ModerationErrorBody(**error)
         name = "output" if "input" in self.judged else "input"
-        self.judged.setdefault(name, []).append(self._read(result))
-
-    def _read(self, result: ToolResult) -> Judged:
-        if (judged := result.fields.get("result")) is not None:
-            return ModerationResultBody(model=self._model, **judged)
-        error = result.fields.get("error") or {"code": "server_error", "message": result.output}
-        return ModerationErrorBody(**error)
+        self.judged.setdefault(name, []).append(said)
 
     def shown(self, name: str) -> list[Judged]:
         """Return what was said of the input or of the answers; an error if it was not judged."""

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 from django.conf import settings
 from pydantic import Field
 
-from inference_site.core.domain.citations import urls_in
 from inference_site.core.domain.request import Tool
+from inference_site.core.domain.site_tools import urls_in
 from inference_site.gateway.api.payload import WireRequest
 
 WEB_SEARCH, OPEN_PAGE = "web_search", "open_page"

@@ -1,4 +1,4 @@
-"""Admission: whether a request fits the limits and budgets of its key and its project.
+"""Admission: whether a request fits the limits and budgets of its key and project, and its tier.
 
 Requests and tokens per minute are counted before anything is written, and given back when the
 request is refused after all. Concurrent runs and budgets are checked in the transaction that
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
+from typing import Literal
 
 from django.conf import settings
 from django.db import connection
@@ -20,11 +21,12 @@ from django.utils import timezone
 from inference_site.accounts import rate_limits
 from inference_site.accounts.budgets import BudgetExhausted, Estimate, reserve
 from inference_site.accounts.keys import Caller
-from inference_site.accounts.rate_limits import count_request
+from inference_site.accounts.rate_limits import count_request, takes_priority
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.core.domain.request import GenerationRequest, TextPart
 from inference_site.core.errors.api_errors import QuotaError, RateLimitError
 from inference_site.gateway.submission.model_access import BYTES_PER_TOKEN, unknown_model
+from inference_site.runs.models import ServiceClass
 from inference_site.runs.queue import WithRow
 
 _TOKENS_PER_MESSAGE = 10
@@ -38,6 +40,32 @@ _COUNT_RUNS = """
 SELECT count(*) FILTER (WHERE api_key_id = %(key_id)s), count(*) FROM generations_generation
 WHERE project_id = %(project_id)s AND finished_at IS NULL
 """
+
+TierName = Literal["default", "flex", "priority"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceTier:
+    """The tier that a request is served with, as its answer says, and its class in the queue."""
+
+    name: TierName
+    service_class: ServiceClass
+
+
+def service_tier(caller: Caller, asked: str | None, *, background: bool = False) -> ServiceTier:
+    """Return the tier for a request that asks for this one; a priority request is counted.
+
+    ``flex`` waits behind all others. ``priority`` goes before them, for keys that have priority
+    requests left in the current minute; any other request for it is served as usual, and its answer
+    says so, as OpenAI's does. A response in the background waits in the background.
+    """
+    if asked == "flex":
+        return ServiceTier("flex", ServiceClass.BACKGROUND)
+    if background:
+        return ServiceTier("default", ServiceClass.BACKGROUND)
+    if asked in ("priority", "fast") and takes_priority(caller):
+        return ServiceTier("priority", ServiceClass.PRIORITY)
+    return ServiceTier("default", ServiceClass.FOREGROUND)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,7 @@ from inference_site.gateway.submission.model_access import loading_comment
 from inference_site.runs.cancellation import set_reader_deadline
 from inference_site.runs.kinds import kind_of
 from inference_site.runs.models import Generation, ServiceClass
-from inference_site.runs.prompt_cache_keys import latest_with_key, note_key
-from inference_site.runs.queue import IsWanted, WithRow, enqueue
+from inference_site.runs.queue import IsWanted, WithRow, enqueue, latest_with_key, note_key
 from inference_site.runs.queue_position import QueuePosition
 from inference_site.runs.streams.request_documents import Document, Opening
 from inference_site.runs.usage.accounting import settle_for_request

@@ -1,4 +1,8 @@
-"""``manage.py beat``: the periodic work of the site. Run one process; a second does no harm."""
+"""``manage.py beat``: the periodic work of the site. Run one process; a second does no harm.
+
+The jobs for batches and for runs of cases cost almost nothing while there are none. What works on
+them imports the whole handling of requests, so it is imported when the first one is there.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,14 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandParser
+from django.db.models import QuerySet
 
-from inference_site.batches.jobs import feed, prepare
-from inference_site.cases.jobs import collect_results
+from inference_site.batches.models import Batch
+from inference_site.cases.models import CaseRun, RunState
 from inference_site.catalogue.model_store.entries import watch_models
 from inference_site.console.alarms.evaluation import evaluate
 from inference_site.core.observability.metrics import MAINTENANCE_DONE, serve_beat_metrics
@@ -24,6 +29,7 @@ from inference_site.core.process_lifecycle import (
 )
 from inference_site.core.storage.migrations import add_wait_option, wait_for_migrations
 from inference_site.core.storage.postgresql import (
+    cached_sql,
     release_connection_after,
     set_statement_timeout,
     statement_timeout,
@@ -35,8 +41,15 @@ from inference_site.runs.usage.accounting import account_ended
 from inference_site.runs.usage.dimensions import Bound
 from inference_site.runs.usage.pruning import prune_old
 
+if TYPE_CHECKING:
+    from inference_site.batches.feeding import Feeder
+
 _STOP_S = 10.0
 """How long to wait at the end for a job that runs."""
+_LOOK_S = 0.5
+_looked_at, _has_open = 0.0, False
+_feeder_lock = threading.Lock()
+_known_feeder: Feeder | None = None
 
 
 class Command(BaseCommand):
@@ -65,9 +78,9 @@ def run_periodically(stopped: threading.Event) -> None:
     jobs = (
         ("maintenance", _maintain, 1.0),
         ("mending", repair_inconsistent, 1.0),
-        ("batches", feed, 0.1),
-        ("batch files", prepare, 0.5),
-        ("runs of cases", collect_results, 2.0),
+        ("batches", _feed_batches, 0.1),
+        ("batch files", _prepare_batches, 0.5),
+        ("runs of cases", _collect_results, 2.0),
         ("accounting", _with_long_timeout(account_ended), 1.0),
         ("values of usage", _with_long_timeout(Bound()), 60.0),
         ("alarms", evaluate, 5.0),
@@ -109,3 +122,52 @@ def _with_long_timeout(act: Callable[[], None]) -> Callable[[], None]:
 def _maintain() -> None:
     maintain()
     MAINTENANCE_DONE.set_to_current_time()
+
+
+def _feed_batches() -> None:
+    """Put the lines of batches into the queue."""
+    if _has_open_batches():
+        _feeder().feed()
+
+
+def _prepare_batches() -> None:
+    """Validate new batches, and write the results of ended ones."""
+    if _has_open_batches():
+        _feeder().prepare()
+
+
+def _has_open_batches() -> bool:
+    """Whether a batch has not ended; looks twice a second while there is none."""
+    global _looked_at, _has_open  # noqa: PLW0603  # One value for the process.
+    if _has_open or time.monotonic() - _looked_at >= _LOOK_S:
+        _looked_at = time.monotonic()
+        _has_open = bool(_one_open_batch())
+    return _has_open
+
+
+@cached_sql
+def _one_open_batch() -> QuerySet[Any, Any]:
+    return Batch.objects.open().values_list("pk")[:1]
+
+
+def _feeder() -> Feeder:
+    global _known_feeder  # noqa: PLW0603  # One for the process.
+    with _feeder_lock:  # The jobs have a thread each.
+        if _known_feeder is None:
+            from inference_site.batches.feeding import Feeder
+
+            _known_feeder = Feeder()
+        return _known_feeder
+
+
+def _collect_results() -> None:
+    """Take the results of runs of cases."""
+    if _one_open_run():
+        from inference_site.cases.running import collect
+
+        collect()
+
+
+@cached_sql
+def _one_open_run() -> QuerySet[Any, Any]:
+    return CaseRun.objects.exclude(state=RunState.ENDED).values_list("pk")[:1]

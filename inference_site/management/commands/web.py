@@ -15,7 +15,7 @@ from inference_site.core.process_lifecycle import exit_within, raise_open_file_l
 from inference_site.core.storage.migrations import add_wait_option, wait_for_migrations
 from inference_site.core.storage.postgresql import set_statement_timeout
 from inference_site.gateway.daphne_server import run_server
-from inference_site.ops.status import metrics
+from inference_site.ops import status
 from inference_site.runs.request_log.refusals import refusal_writer
 
 _ENDS_S = 10.0
@@ -50,7 +50,7 @@ class Command(BaseCommand):
             settings.SECRET_KEY  # noqa: B018  # Django refuses an empty one when it is read.
         except ImproperlyConfigured as exc:
             raise CommandError(f"{exc} See docs/settings.md.") from exc
-        metrics.register()
+        status.register()
 
         def wait() -> None:
             wait_for_migrations(options)

@@ -111,7 +111,11 @@ class EmbeddedPostgres:
             server = wheel.get_server(self._dir, cleanup_mode=None, start=False)
             server.ensure_pgdata_inited()
             self._programs, self._user = server.bin_path, server.system_user
-            self._restrict_access()
+            # Only root and the users of this process and of the server connect as ``postgres``.
+            users = sorted({"root", pwd.getpwuid(os.geteuid()).pw_name, self._user or "root"})
+            names = "".join(f'inference_site "{user}" postgres\n' for user in users)
+            (self._dir / "pg_hba.conf").write_text(_POSTGRES_ACCESS)
+            (self._dir / "pg_ident.conf").write_text(names)
             self._run()
         except _POSTGRES_ERRORS as exc:
             raise ServiceError(
@@ -139,13 +143,6 @@ class EmbeddedPostgres:
         except subprocess.SubprocessError:
             with contextlib.suppress(subprocess.SubprocessError):
                 self._control("stop", "--mode=immediate")
-
-    def _restrict_access(self) -> None:
-        """Let only root and the users of this process and of the server connect as ``postgres``."""
-        users = sorted({"root", pwd.getpwuid(os.geteuid()).pw_name, self._user or "root"})
-        map_ = "".join(f'inference_site "{user}" postgres\n' for user in users)
-        (self._dir / "pg_hba.conf").write_text(_POSTGRES_ACCESS)
-        (self._dir / "pg_ident.conf").write_text(map_)
 
     def _run(self) -> None:
         """Start the server, or keep one that an earlier, killed supervisor started."""

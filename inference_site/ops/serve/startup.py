@@ -87,7 +87,8 @@ def wait_until_ready(url: str, stack: Stack, say: Callable[[str], None]) -> list
         if failed is None:
             waiting = "the web process"
         else:
-            models = _unserved_models(failed)
+            _, _, unserved = failed.get("workers", "").partition(": ")
+            models = {found[1]: found[2] or "starting" for found in _MODEL.finditer(unserved)}
             loading = [f"{model} ({state})" for model, state in models.items() if state != "failed"]
             waiting = ", ".join([*(name for name in failed if name != "workers"), *loading])
             if not waiting:
@@ -113,12 +114,6 @@ def _failed_checks(url: str) -> dict[str, str] | None:
         return {name: text for name, text in checks.items() if text != "ok"}
     except (OSError, HTTPException):
         return None
-
-
-def _unserved_models(failed: dict[str, str]) -> dict[str, str]:
-    """Return the models that no worker serves, with their states."""
-    _, _, named = failed.get("workers", "").partition(": ")
-    return {found[1]: found[2] or "starting" for found in _MODEL.finditer(named)}
 
 
 @dataclass(frozen=True, slots=True)

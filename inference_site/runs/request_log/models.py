@@ -15,8 +15,8 @@ class Refusal(models.Model):
     """A request that was answered with an error and never became a generation.
 
     A row has no content of the request: values that its error's message quotes are taken out (see
-    ``kept_messages``). Above a rate, one row stands for ``count`` requests with
-    the same error (see ``refusals.RefusalBuffer``).
+    ``refusals.kept_message``). Above a rate, one row stands for ``count`` requests with the same
+    error (see ``refusals.RefusalBuffer``).
     """
 
     created_at = models.DateTimeField(default=timezone.now)

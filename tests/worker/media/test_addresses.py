@@ -11,7 +11,7 @@ import httpcore
 import pytest
 from pytest_django.fixtures import Settings
 
-from inference_site.core import checked_connections, resolver
+from inference_site.core import checked_connections, host
 from inference_site.core.checked_connections import CheckedBackend, NoPublicAddress
 from inference_site.core.domain.addresses import is_listed, is_public
 from tests.certificates import write_certificate
@@ -26,7 +26,7 @@ PUBLIC = "93.184.215.14"
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[list[str]]]:
     """Host names and what they resolve to: one list of addresses for each time they are asked."""
     table: dict[str, list[list[str]]] = {}
-    monkeypatch.setattr(resolver, "resolve_host", lambda host: table[host].pop(0))
+    monkeypatch.setattr(host, "resolve_host", lambda name: table[name].pop(0))
     return table
 
 
@@ -224,7 +224,7 @@ def test_a_slow_resolver_is_given_up(settings: Settings, monkeypatch: pytest.Mon
         time.sleep(6)
         return [PUBLIC]
 
-    monkeypatch.setattr(resolver, "resolve_host", slow)
+    monkeypatch.setattr(host, "resolve_host", slow)
     began = time.monotonic()
     assert "within 0.2 s" in refusal("http://images.test/")
     assert time.monotonic() - began < 5

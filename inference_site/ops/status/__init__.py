@@ -1,1 +1,0 @@
-"""Health and metrics of the whole site."""
