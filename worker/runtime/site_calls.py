@@ -36,8 +36,8 @@ from worker.tools.base import (
     ToolCancelled,
     ToolTimeout,
     ToolUnreachable,
+    create_tool,
 )
-from worker.tools.registry import create_tool
 
 logger = logging.getLogger(__name__)
 
