@@ -9,10 +9,9 @@ from pathlib import Path
 from inference_site.catalogue.engines.options import ChatOptions, TemplateOptions, is_template_text
 from inference_site.core.domain.errors import EngineLoadError, InvalidRequest
 from inference_site.core.domain.model_spec import ModelSpec
-from worker.engines.chat.families import FAMILIES, Family
 from worker.engines.chat.parser.formats import HARMONY, TOOL_FORMATS, syntax_of
 from worker.engines.chat.parser.output import Reasoning, Syntax
-from worker.engines.chat.template import ChatTemplate
+from worker.engines.chat.template import FAMILIES, ChatTemplate, Family
 
 
 @dataclass(frozen=True, slots=True)
