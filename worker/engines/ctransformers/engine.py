@@ -43,7 +43,6 @@ from inference_site.core.domain.errors import (
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest, Sampling
 from worker.engines.base import Engine, Sink
-from worker.engines.context_length import TOKENIZE_LIMIT, is_short_enough
 from worker.engines.ctransformers.files import (
     GgmlFile,
     adds_space,
@@ -53,7 +52,14 @@ from worker.engines.ctransformers.files import (
 )
 from worker.engines.ctransformers.sampler import Floats, Sampler, log_probabilities
 from worker.engines.ctransformers.vocabulary import Vocabulary, own_tokenizer
-from worker.engines.texts import StopTexts, feed_entries, first_entry, with_texts_of
+from worker.engines.texts import (
+    TOKENIZE_LIMIT,
+    StopTexts,
+    feed_entries,
+    first_entry,
+    is_short_enough,
+    with_texts_of,
+)
 
 PREFILL_BATCH = 32
 """Tokens of a prompt between two checks for cancellation."""
