@@ -43,15 +43,16 @@ from inference_site.core.domain.errors import (
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest, Sampling
 from worker.engines.base import Engine, Sink
-from worker.engines.ctransformers.files import (
+from worker.engines.ctransformers.sampler import Floats, Sampler, log_probabilities
+from worker.engines.ctransformers.vocabulary import (
     GgmlFile,
+    Vocabulary,
     adds_space,
     check_gguf,
     own_texts,
+    own_tokenizer,
     read_ggml,
 )
-from worker.engines.ctransformers.sampler import Floats, Sampler, log_probabilities
-from worker.engines.ctransformers.vocabulary import Vocabulary, own_tokenizer
 from worker.engines.texts import (
     TOKENIZE_LIMIT,
     StopTexts,
