@@ -1,4 +1,4 @@
-"""Texts that engines share: too long prompts, the prompt in its answer (``echo``), and stop texts."""
+"""Texts that engines share: too long prompts, a prompt as the answer's beginning, stop texts."""
 
 from __future__ import annotations
 

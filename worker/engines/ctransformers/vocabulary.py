@@ -88,7 +88,12 @@ def read_ggml(path: Path, architecture: str) -> GgmlFile:
         has_scores = form.has_scores and not (architecture == "falcon" and magic == _GGML)
         words, scores = _vocabulary(file, form, sizes[form.words], has_scores)
         if architecture == "falcon":
-            _skip_merges(file, merges)
+            if merges is None:
+                raise ValueError("it is of an old version without merges; convert it to 'ggcc'")
+            if _read(file, "i")[0] != merges:
+                raise ValueError("its number of merges is not what its beginning says")
+            for _ in range(2 * merges):
+                _bytes(file, _read(file, "I")[0])
         is_aligned = form.may_be_aligned and magic in (_GGJT, _GGCC) and version > 0
         _check_tensors(file, path.stat().st_size, is_aligned)
     return GgmlFile(architecture, tuple(words), tuple(scores))
@@ -115,15 +120,6 @@ def _vocabulary(
         except UnicodeDecodeError as exc:
             raise ValueError(f"its token {number} is not UTF-8") from exc
     return words, scores
-
-
-def _skip_merges(file: BinaryIO, count: int | None) -> None:
-    if count is None:
-        raise ValueError("it is of an old version without merges; convert it to 'ggcc'")
-    if _read(file, "i")[0] != count:
-        raise ValueError("its number of merges is not what its beginning says")
-    for _ in range(2 * count):
-        _bytes(file, _read(file, "I")[0])
 
 
 def _check_tensors(file: BinaryIO, size: int, is_aligned: bool) -> None:
