@@ -132,7 +132,10 @@ class Runs:
         try:
             while model.state == ModelState.READY:
                 if resumable := self._loop_turn(model):
-                    if self._resume(model, *resumable):
+                    turn, permit = resumable
+                    model.client_slots.resume(turn.claim)
+                    self._running[turn.claim] = model, turn.stream, permit, turn.run
+                    if self._start(model, turn.claim, turn.run, turn.run.resume):
                         return False
                     continue
                 if not self._accepts_work():
@@ -199,12 +202,6 @@ class Runs:
         if claim.is_isolated:
             self._isolate(model, permit, run)
         return self._start(model, claim, run, run.start)
-
-    def _resume(self, model: ServedModel, turn: LoopingRun, permit: Permit) -> bool:
-        """Run the next turn of a run in a slot; return True if the engine continues on its own."""
-        model.client_slots.resume(turn.claim)
-        self._running[turn.claim] = model, turn.stream, permit, turn.run
-        return self._start(model, turn.claim, turn.run, turn.run.resume)
 
     def _start(self, model: ServedModel, claim: Claim, run: Run, start: Start) -> bool:
         """Start the engine for a run; return True if it continues on its own."""

@@ -111,19 +111,18 @@ class ToolLoop:
             elif looping.claim.may_restart and not self._accepts_work():
                 self._end(looping, ShuttingDown())  # Another worker has the next turn.
             else:
-                self._wait_for_slot(looping)
+                looping.waits_since = time.monotonic()
+                with self._lock:
+                    self._waiting.append(looping)
+                    if self._watch is None:
+                        self._watch = threading.Thread(
+                            target=self._main, name="tool loop", daemon=True
+                        )
+                        self._watch.start()
+                self._has_waiting.set()
                 self._pool.submit(self._serve, looping.model_id)
         except Exception:
             logger.exception("generation %s: its tools", looping.claim.public_id)
-
-    def _wait_for_slot(self, looping: LoopingRun) -> None:
-        looping.waits_since = time.monotonic()
-        with self._lock:
-            self._waiting.append(looping)
-            if self._watch is None:
-                self._watch = threading.Thread(target=self._main, name="tool loop", daemon=True)
-                self._watch.start()
-        self._has_waiting.set()
 
     def has_waiting(self, model_id: str) -> bool:
         """Whether a run of a model waits for a slot."""
@@ -159,7 +158,10 @@ class ToolLoop:
                 if not waiting:
                     self._has_waiting.clear()
             for looping in waiting:
-                self._end_stopped(looping)
+                is_late = time.monotonic() - looping.waits_since > settings.QUEUE_TIMEOUT_S
+                is_lost = self._has_slot(looping.model_id) is None or is_late
+                if looping.stream.cancelled or is_lost:
+                    self._take_out(looping, ShuttingDown() if is_lost else None)
             if time.monotonic() - served_at > _SERVE_S:
                 served_at = time.monotonic()
                 for model_id in {looping.model_id for looping in waiting}:
@@ -167,13 +169,6 @@ class ToolLoop:
                         self._pool.submit(self._serve, model_id)
                     else:
                         self._hand_over(model_id, waiting)
-
-    def _end_stopped(self, looping: LoopingRun) -> None:
-        """End a run that was stopped, whose model is lost, or that has waited too long."""
-        waited_s = time.monotonic() - looping.waits_since
-        is_lost = self._has_slot(looping.model_id) is None or waited_s > settings.QUEUE_TIMEOUT_S
-        if looping.stream.cancelled or is_lost:
-            self._take_out(looping, ShuttingDown() if is_lost else None)
 
     def _hand_over(self, model_id: str, waiting: list[LoopingRun]) -> None:
         """Give runs that wait for long back to the queue, as many as others have free slots."""
