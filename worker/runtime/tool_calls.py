@@ -190,25 +190,22 @@ class CustomInput:
             case "done":
                 return ""
             case "head":
-                return self._feed_head(piece)
+                self._held += piece
+                position = _end_of_head(self._held)
+                if position is None:
+                    return ""
+                held, self._held = self._held, ""
+                if position < 0:
+                    self._state = "raw"
+                    return held
+                self._state = "string"
+                return self._feed_string(held[position:])
             case "string":
                 return self._feed_string(piece)
 
     def rest(self) -> str:
         """Return what was held back as a possible head."""
         return self._held if self._state == "head" else ""
-
-    def _feed_head(self, piece: str) -> str:
-        self._held += piece
-        position = _end_of_head(self._held)
-        if position is None:
-            return ""
-        held, self._held = self._held, ""
-        if position < 0:
-            self._state = "raw"
-            return held
-        self._state = "string"
-        return self._feed_string(held[position:])
 
     def _feed_string(self, piece: str) -> str:
         self._held += piece
