@@ -167,25 +167,21 @@ def _leaf(kind: str, value: str) -> Node:
         case "text":
             return Text("".join(character for character, _ in _characters(value)))
         case "chars":
-            return _chars(value)
+            inner = value.removeprefix("^")
+            characters = list(_characters(inner))
+            ranges, place = [], 0
+            while place < len(characters):
+                is_range = place + 2 < len(characters) and characters[place + 1][1] == "-"
+                end = place + 2 if is_range else place
+                ranges.append((ord(characters[place][0]), ord(characters[end][0])))
+                place = end + 1
+            return Chars(tuple(ranges), is_negated=inner != value)
         case "sign":  # A dot.
             return Chars((), is_negated=True)
         case "name":
             return Reference(value)
         case _:
             return Token(value)
-
-
-def _chars(source: str) -> Chars:
-    inner = source.removeprefix("^")
-    characters = list(_characters(inner))
-    ranges, place = [], 0
-    while place < len(characters):
-        is_range = place + 2 < len(characters) and characters[place + 1][1] == "-"
-        end = place + 2 if is_range else place
-        ranges.append((ord(characters[place][0]), ord(characters[end][0])))
-        place = end + 1
-    return Chars(tuple(ranges), is_negated=inner != source)
 
 
 def _characters(source: str) -> Iterator[tuple[str, str]]:
