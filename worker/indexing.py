@@ -134,7 +134,10 @@ class _Document:
         size = 0
         for first in range(0, len(parts), _AT_ONCE):
             some = parts[first : first + _AT_ONCE]
-            vectors = self._embedded(some)
+            try:
+                vectors = self._embed(some)
+            except TextTooLong:
+                vectors = [self._embedded_in_parts(part) for part in some]
             with release_connection_after():
                 if not chunks.add(entry, first, some, vectors):
                     raise _Lost
@@ -143,13 +146,6 @@ class _Document:
             VectorStoreFile.objects.end(
                 entry, IndexingStatus.COMPLETED, chunk_count=len(parts), usage_bytes=size
             )
-
-    def _embedded(self, texts: Sequence[str]) -> list[array[float]]:
-        """Return the vectors of texts; of one that is too long for the model, a mean."""
-        try:
-            return self._embed(texts)
-        except TextTooLong:
-            return [self._embedded_in_parts(text) for text in texts]
 
     def _embedded_in_parts(self, text: str) -> array[float]:
         """Return the vector of one text: the mean of its halves' if it is too long.

@@ -14,7 +14,7 @@ from inference_site.catalogue.engines.registry import ENGINES, model_capabilitie
 from inference_site.core.domain.model_spec import ModelSpec
 from tests.real_servers import page as seen_page
 from tests.tiny_ggml import CONTEXT, write_ggml
-from worker.engines.chat.families import FAMILIES
+from worker.engines.chat.template import FAMILIES
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "engines.md").read_text()
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -22,8 +22,7 @@ from inference_site.runs.tool_calls.models import (
 )
 from tests.generations.rows import create_generation
 from worker.runtime.site_calls import SiteCalls
-from worker.tools.base import CallContext
-from worker.tools.registry import register
+from worker.tools.base import CallContext, register
 
 pytestmark = pytest.mark.django_db
 CALLS = [SiteCall(0, 0, "look", '{"at":1}'), SiteCall(1, 0, "look", '{"at":2}')]

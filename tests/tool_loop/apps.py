@@ -15,7 +15,7 @@ class CountedToolConfig(AppConfig):
         """Register it; models can be imported only now."""
         from responses_api import site_tools
         from tests.tool_loop.counted_tool import TYPE, CountedTool, CountedToolType
-        from worker.tools import registry
+        from worker.tools.base import register
 
         site_tools.register(CountedToolType())
-        registry.register(TYPE, CountedTool)
+        register(TYPE, CountedTool)

@@ -17,7 +17,7 @@ import httpx
 from tests.web_search.conftest import SearchingSite
 from tests.web_search.played import calls, open_page, says, search
 from tests.web_search.web import FJORDS, Web
-from worker.tools.pages import MAX_BYTES
+from worker.tools.web_search import MAX_BYTES
 
 TOOL: Any = {"type": "web_search"}
 GOLDEN = Path(__file__).parent / "golden_stream.jsonl"

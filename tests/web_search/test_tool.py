@@ -14,8 +14,7 @@ from inference_site.core import checked_connections
 from tests.image_server import ImageServer
 from tests.web_search.web import FJORDS, Web
 from worker.tools.base import CallContext, Source, ToolCancelled, ToolResult
-from worker.tools.pages import MAX_BYTES
-from worker.tools.web_search import create
+from worker.tools.web_search import MAX_BYTES, create
 
 OPTIONS: dict[str, Any] = {
     "type": "web_search",

@@ -167,25 +167,21 @@ def _leaf(kind: str, value: str) -> Node:
         case "text":
             return Text("".join(character for character, _ in _characters(value)))
         case "chars":
-            return _chars(value)
+            inner = value.removeprefix("^")
+            characters = list(_characters(inner))
+            ranges, place = [], 0
+            while place < len(characters):
+                is_range = place + 2 < len(characters) and characters[place + 1][1] == "-"
+                end = place + 2 if is_range else place
+                ranges.append((ord(characters[place][0]), ord(characters[end][0])))
+                place = end + 1
+            return Chars(tuple(ranges), is_negated=inner != value)
         case "sign":  # A dot.
             return Chars((), is_negated=True)
         case "name":
             return Reference(value)
         case _:
             return Token(value)
-
-
-def _chars(source: str) -> Chars:
-    inner = source.removeprefix("^")
-    characters = list(_characters(inner))
-    ranges, place = [], 0
-    while place < len(characters):
-        is_range = place + 2 < len(characters) and characters[place + 1][1] == "-"
-        end = place + 2 if is_range else place
-        ranges.append((ord(characters[place][0]), ord(characters[end][0])))
-        place = end + 1
-    return Chars(tuple(ranges), is_negated=inner != source)
 
 
 def _characters(source: str) -> Iterator[tuple[str, str]]:
@@ -260,8 +256,12 @@ class Analysis:
         match node:
             case Text(value):
                 return _bit(ord(value[0])) if value else 0
-            case Chars():
-                return _mask(node)
+            case Chars(ranges, is_negated):
+                mask = 0
+                for low, high in ranges:
+                    mask |= (_bit(max(low, high)) << 1) - _bit(low)
+                # The others are many: to leave out some does not leave out all.
+                return _ALL & ~mask | 1 << _OTHERS if is_negated else mask
             case Reference(name):
                 return self._first[name]
             case Repeat(inner, _):
@@ -290,7 +290,13 @@ class Analysis:
             case Repeat(inner, _):
                 return self.further(inner) | self.first(inner)
             case Sequence(nodes):
-                return self._further_of(nodes)
+                found = 0
+                for last in reversed(nodes):
+                    found |= self.further(last)
+                    if not self.can_be_empty(last):
+                        break
+                    found |= self.first(last)
+                return found
             case Alternatives(nodes):
                 firsts = [self.first(inner) for inner in nodes]
                 if sum(firsts) != _union(firsts):  # Two begin alike.
@@ -299,15 +305,6 @@ class Analysis:
                 return grows | _union(map(self.further, nodes))
             case _:
                 return 0
-
-    def _further_of(self, nodes: tuple[Node, ...]) -> int:
-        found = 0
-        for node in reversed(nodes):
-            found |= self.further(node)
-            if not self.can_be_empty(node):
-                break
-            found |= self.first(node)
-        return found
 
     def is_lexical(self, node: Node) -> bool:
         """Whether the node leads to no recursion and no token: it could be a regular expression."""
@@ -356,14 +353,6 @@ def _union(sets: Iterable[int]) -> int:
 
 def _bit(code: int) -> int:
     return 1 << min(code, _OTHERS)
-
-
-def _mask(chars: Chars) -> int:
-    mask = 0
-    for low, high in chars.ranges:
-        mask |= (_bit(max(low, high)) << 1) - _bit(low)
-    # The others are many: to leave out some does not leave out all.
-    return _ALL & ~mask | 1 << _OTHERS if chars.is_negated else mask
 
 
 def lark_of_gbnf(source: str) -> str:

@@ -1,10 +1,6 @@
-"""Compaction: the model summarises the older turns of a conversation before it answers.
+"""Conversations that are too long for the context: truncated, or compacted.
 
-It is the first turn of the run, in the run's own slot: a run that starts again compacts again, and
-its tokens are part of the run's usage. A run has at most one summary, which reads at most one
-context and writes at most ``Compaction.summary_tokens``. What does not fit into that context is
-left out, oldest first. A summary is due when the prompt has ``threshold`` tokens and at least half
-as many can be summarised, or when the engine refuses the prompt for its length.
+Truncation drops the oldest turns. Compaction has the model summarise them before it answers.
 """
 
 from __future__ import annotations
@@ -12,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import orjson
@@ -38,16 +35,83 @@ from inference_site.core.domain.request import (
     History,
     Message,
     Sampling,
+    TextPart,
+    drop_oldest_turns,
 )
 from worker.engines.base import Collector, Engine, Sink
-from worker.engines.context_length import length_of, start_truncating
 from worker.media import resolve_media
 
 _TOKEN_CHARACTERS = 4
 """Usual characters of a token; models that cannot render a prompt are estimated with it."""
 _MESSAGE_TOKENS = 4
+_MEDIA_CHARACTERS = 2_000
+"""Counted for an image or a sound: it has about as many tokens as a text of this length."""
 _MOST_TRIES = 8
 """How often a transcript that the engine finds too long is shortened; the last is very short."""
+
+
+def start_truncating(
+    engine: Engine,
+    request: GenerationRequest,
+    sink: Sink,
+    ended: Callable[[Exception | None], None],
+) -> bool:
+    """Start the request like ``Engine.start``, without its oldest turns if it must be truncated.
+
+    The number of tokens of a prompt is known only after the engine has refused it. So the turns to
+    drop are estimated from the lengths of their texts, and the engine is asked again. Nothing is
+    started once the sink is cancelled. Raise, or end with, ContextLengthExceeded when even the last
+    turn does not fit or the request does not allow truncation.
+    """
+
+    def start(request: GenerationRequest) -> bool:
+        while not sink.cancelled:
+            try:
+                return engine.start(request, sink, partial(on_end, request))
+            except ContextLengthExceeded as exc:
+                request = _truncated(request, exc)
+        return False
+
+    def on_end(request: GenerationRequest, error: Exception | None) -> None:
+        if not isinstance(error, ContextLengthExceeded):
+            ended(error)
+            return
+        try:
+            is_over = not start(_truncated(request, error))
+        except Exception as exc:  # noqa: BLE001  # The caller of ``start`` has returned.
+            ended(exc)
+        else:
+            if is_over:
+                ended(None)
+
+    return start(request)
+
+
+def _truncated(request: GenerationRequest, refused: ContextLengthExceeded) -> GenerationRequest:
+    """Return the request without at least one of its oldest turns.
+
+    Raise ``refused`` if none may be dropped.
+    """
+    if not request.truncate:
+        raise refused
+    context = refused.context_length
+    answer = min(request.max_output_tokens or context // 4, context // 2)
+    lengths = [length_of(message) for message in request.messages]
+    excess = sum(lengths) * (1 - (context - answer) / refused.input_tokens)
+    messages = drop_oldest_turns(request.messages, lengths, excess)
+    if len(messages) == len(request.messages):
+        raise refused
+    return replace(request, messages=messages)
+
+
+def length_of(message: Message) -> int:
+    """Return about how many characters the message has in the prompt."""
+    media = (
+        len(part.text) if isinstance(part, TextPart) else _MEDIA_CHARACTERS
+        for part in message.parts
+    )
+    calls = (len(call.name) + len(call.arguments) for call in message.tool_calls)
+    return 16 + len(message.text or "") + sum(media) + sum(calls)
 
 
 class TurnSink(Sink, Protocol):
@@ -66,7 +130,12 @@ def start_compacting(
 ) -> bool:
     """Start the request like ``start_truncating``, after a summary of its older turns if it is due.
 
-    The calling thread waits for the summary. The request's media need not be resolved:
+    A summary is due when the prompt has ``threshold`` tokens and at least half as many can be
+    summarised, or when the engine refuses the prompt for its length. It is the first turn of the
+    run, in the run's own slot: a run that starts again compacts again, and its tokens are part of
+    the run's usage. A run has at most one summary, which reads at most one context and writes at
+    most ``Compaction.summary_tokens``. What does not fit into that context is left out, oldest
+    first. The calling thread waits for the summary. The request's media need not be resolved:
     those that are left are files of this project.
     """
     if request.compaction is None:

@@ -221,22 +221,19 @@ class _Moderation:
                 self._ended(None)
 
     def _take(self, index: int, hazard: str, answer: Collector) -> None:
+        """Read an answer; after the last one about an input, feed its result."""
         self._usage = self._usage.plus(answer.usage)
         if answer.is_complete:  # Else the run was cancelled.
-            self._judge(index, hazard, answer)
+            judged = read_judgement(self._guard, answer.text, answer.logprobs)
+            self._judged.append(replace(judged, hazards=(hazard,)) if hazard else judged)
+            if len(self._judged) == len(self._guard.questions):
+                parts = [part for turn in self._request.messages for part in turn.parts]
+                has_image = any(isinstance(part, ImagePart) for part in parts)
+                types = ("text", "image") if has_image else ("text",)
+                self._sink.feed(moderation(self._guard, self._judged, types, index))
+                self._sink.feed(Finish("stop", index))
+                self._judged = []
         self._sink.feed(self._usage)
-
-    def _judge(self, index: int, hazard: str, answer: Collector) -> None:
-        """Read an answer; after the last one about an input, feed its result."""
-        judged = read_judgement(self._guard, answer.text, answer.logprobs)
-        self._judged.append(replace(judged, hazards=(hazard,)) if hazard else judged)
-        if len(self._judged) == len(self._guard.questions):
-            parts = [part for turn in self._request.messages for part in turn.parts]
-            has_image = any(isinstance(part, ImagePart) for part in parts)
-            types = ("text", "image") if has_image else ("text",)
-            self._sink.feed(moderation(self._guard, self._judged, types, index))
-            self._sink.feed(Finish("stop", index))
-            self._judged = []
 
 
 def read_judgement(guard: Guard, text: str, logprobs: Sequence[TokenLogprob]) -> Judgement:

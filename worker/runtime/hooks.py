@@ -74,17 +74,14 @@ class Hooks:
         if chunk is not None and not isinstance(chunk, Chunk):
             raise HookFailed(f"on_chunk returned {type(chunk).__name__}, which is no chunk.")
         if isinstance(chunk, ToolCallDelta):
-            chunk = self._renumbered(chunk)
+            # Calls are numbered from 0 again; one whose first chunk was dropped has no number.
+            numbers = self._calls.setdefault(chunk.index, {})
+            if chunk.name is not None:
+                numbers.setdefault(chunk.call, len(numbers))
+            chunk = replace(chunk, call=numbers[chunk.call]) if chunk.call in numbers else None
         if chunk is not None and self._on_done:
             self._seen.append(chunk)
         return chunk
-
-    def _renumbered(self, delta: ToolCallDelta) -> ToolCallDelta | None:
-        """Number the remaining calls from 0; return None if the first chunk of it was dropped."""
-        numbers = self._calls.setdefault(delta.index, {})
-        if delta.name is not None:
-            numbers.setdefault(delta.call, len(numbers))
-        return replace(delta, call=numbers[delta.call]) if delta.call in numbers else None
 
     def done(self) -> None:
         """Call ``on_done``. Raise HookFailed."""

@@ -349,7 +349,13 @@ class Run:
         self._document, self._first = document, document.request
         self._next = self._first
         self._begin_span(document.traceparent, claimed_at_s)
-        assembler = self._prepare(document)
+        # The stages that the deltas pass; the assembler is the last.
+        claim, request = self._claim, document.request
+        self._assembler = assembler = self._kind.assembler(document.assembly)
+        self._store, self._unfinished = document.store, request.answers
+        if document.store is None and not document.assembly.is_stored:
+            self._keeper = keeper_for(claim.public_id, request)
+        self._hooks = hooks_for(HookContext(claim.public_id, claim.kind, request.model))
         self._send_opening(assembler, loaded)
         if loaded.is_cancelled:
             self._stream.stop(StopReason.REQUESTED)
@@ -441,16 +447,6 @@ class Run:
             attempt=claim.attempt,
             worker=claim.worker,
         )
-
-    def _prepare(self, document: Document[Any]) -> Assembler:
-        """Set up the stages that the deltas pass; return the assembler, which is the last."""
-        claim, request = self._claim, document.request
-        self._assembler = assembler = self._kind.assembler(document.assembly)
-        self._store, self._unfinished = document.store, request.answers
-        if document.store is None and not document.assembly.is_stored:
-            self._keeper = keeper_for(claim.public_id, request)
-        self._hooks = hooks_for(HookContext(claim.public_id, claim.kind, request.model))
-        return assembler
 
     def _send_opening(self, assembler: Assembler, loaded: Loaded[Any]) -> None:
         """Send the frames before the first delta; the stream of a restart continues."""

@@ -105,18 +105,14 @@ class Orders:
                     hints.subscribe(orders.channel(self._worker))
                     while not self._ended.is_set():
                         self._read()
-                        self._await_hint(hints)
+                        hint = hints.get_message(timeout=_READ_ORDERS_S)
+                        text = "" if hint is None else hint["data"].decode()
+                        if text.startswith(orders.STORE_LOG):
+                            self._store_log(text.removeprefix(orders.STORE_LOG))
             except redis.exceptions.RedisError as exc:
                 logger.warning("orders: no hints: %s", exc)
                 self._read()
                 self._ended.wait(_RETRY_HINTS_S)
-
-    def _await_hint(self, hints: Any) -> None:
-        """Wait for the next hint, or until the orders are to be read without one."""
-        hint = hints.get_message(timeout=_READ_ORDERS_S)
-        text = "" if hint is None else hint["data"].decode()
-        if text.startswith(orders.STORE_LOG):
-            self._store_log(text.removeprefix(orders.STORE_LOG))
 
     def _read(self) -> None:
         try:

@@ -36,8 +36,8 @@ from worker.tools.base import (
     ToolCancelled,
     ToolTimeout,
     ToolUnreachable,
+    create_tool,
 )
-from worker.tools.registry import create_tool
 
 logger = logging.getLogger(__name__)
 
@@ -155,13 +155,19 @@ class SiteCalls:
 
     def _run(self, call: SiteCall, row: ToolCall, sources: Sequence[Source]) -> ToolResult:
         arguments_hash = hash_of(call.arguments)
-        tool = self._tool(call.tool)
+        with self._creates:
+            if call.tool not in self._tools:
+                self._tools[call.tool] = create_tool(self._options[call.tool])
+            tool = self._tools[call.tool]
         # An answer that was generated again is another text for those who judge it.
         is_same = row.arguments_hash == arguments_hash or not tool.is_idempotent(call.name)
         if is_same and row.status == CallStatus.DONE and (stored := row.stored_result):
             return stored
-        arguments = _parsed(call.arguments)
-        if arguments is None:
+        try:
+            arguments = orjson.loads(call.arguments or "{}")
+        except orjson.JSONDecodeError:
+            arguments = None
+        if not isinstance(arguments, dict):
             fields = {"error_code": "invalid_tool_input"}
             result = ToolResult("The arguments are no JSON object.", fields, is_error=True)
             return self._finished(row, result)
@@ -171,12 +177,6 @@ class SiteCalls:
         if not self._stored(lambda: ToolCall.objects.send(self._claim, row, arguments_hash, price)):
             raise StreamLost
         return self._call(tool, call.name, arguments, row, sources)
-
-    def _tool(self, place: int) -> SiteTool:
-        with self._creates:
-            if place not in self._tools:
-                self._tools[place] = create_tool(self._options[place])
-            return self._tools[place]
 
     def _finished(
         self, row: ToolCall, result: ToolResult, *, is_unknown: bool = False
@@ -247,14 +247,6 @@ def _price_of(options: Mapping[str, Any], name: str) -> Decimal:
         tool = "" if is_free else f"mcp:{options['server_label']}"
     price: Decimal = settings.TOOL_PRICES.get(tool, Decimal(0))
     return price
-
-
-def _parsed(arguments: str) -> dict[str, Any] | None:
-    try:
-        parsed = orjson.loads(arguments or "{}")
-    except orjson.JSONDecodeError:
-        return None
-    return parsed if isinstance(parsed, dict) else None
 
 
 def _outcome(

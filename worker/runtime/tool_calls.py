@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from inference_site.core.domain.deltas import Delta, Finish, TextDelta, ToolCallDelta
 from inference_site.core.domain.request import GenerationRequest, Tool
@@ -69,7 +69,18 @@ class TextCallParser:
             case ToolCallDelta(index=index):
                 return (*self._release(index), delta)
             case Finish(index=index):
-                return self._finish(index, delta)
+                held = self._release(index)
+                if not held or delta.reason != "stop":
+                    return (*held, delta)
+                try:
+                    calls = list(_parse_calls(self._choices[index].text, self._tools))
+                except (ValueError, RecursionError):
+                    calls = []
+                if not calls:
+                    return (*held, delta)
+                found = [replace(call, call=n, index=index) for n, call in enumerate(calls)]
+                end = replace(delta, reason="tool_calls")
+                return (*(found if self._parallel else found[:1]), end)
             case _:
                 return (delta,)
 
@@ -82,19 +93,6 @@ class TextCallParser:
         choice = self._choices.setdefault(index, _Choice())
         held, choice.held, choice.is_text = choice.held, [], True
         return held
-
-    def _finish(self, index: int, end: Finish) -> Sequence[Delta]:
-        held = self._release(index)
-        if not held or end.reason != "stop":
-            return (*held, end)
-        try:
-            calls = list(_parse_calls(self._choices[index].text, self._tools))
-        except (ValueError, RecursionError):
-            calls = []
-        if not calls:
-            return (*held, end)
-        found = [replace(call, call=n, index=index) for n, call in enumerate(calls)]
-        return (*(found if self._parallel else found[:1]), replace(end, reason="tool_calls"))
 
 
 def _may_become_calls(text: str) -> bool:
@@ -122,19 +120,15 @@ def _parse_calls(text: str, tools: dict[str, Tool]) -> Iterator[ToolCallDelta]:
             raise ValueError("it has other keys")
         name = str(written.get("name"))
         given = [written[key] for key in _ARGUMENTS if key in written] or [{}]
-        if name not in tools or len(given) > 1 or not _fit_schema(given[0], tools[name]):
+        if name not in tools or len(given) > 1 or not isinstance(given[0], dict):
             raise ValueError("it is no call of these tools")
+        # References of a schema to other documents are errors.
+        if not closed_validator(tools[name].parameters).is_valid(given[0]):
+            raise ValueError("the arguments do not fit the tool's schema")
         arguments = json.dumps(given[0], ensure_ascii=False)
         yield ToolCallDelta(0, arguments, id=new_call_id(), name=name)
         while at < len(text) and text[at].isspace():
             at += 1
-
-
-def _fit_schema(arguments: Any, tool: Tool) -> bool:
-    """Whether the arguments match the tool's schema. References to other documents are errors."""
-    return bool(
-        isinstance(arguments, dict) and closed_validator(tool.parameters).is_valid(arguments)
-    )
 
 
 _HEAD = '{"input":"'
@@ -158,8 +152,18 @@ class CustomCalls:
     def take(self, delta: Delta) -> Sequence[Delta]:
         """Return the deltas to pass on in place of this one."""
         match delta:
+            case ToolCallDelta(is_custom=True):  # Its arguments are the text already.
+                return (delta,)
             case ToolCallDelta():
-                return self._convert(delta)
+                key = (delta.index, delta.call)
+                if delta.name in self._names:
+                    self._inputs[key] = CustomInput()
+                if key not in self._inputs:
+                    return (delta,)
+                text = self._inputs[key].feed(delta.arguments)
+                is_first = delta.name is not None
+                custom = replace(delta, arguments=text, is_custom=True)
+                return (custom,) if text or is_first else ()
             case Finish(index=index):
                 rests = [
                     ToolCallDelta(call, rest, index=index, is_custom=True)
@@ -169,18 +173,6 @@ class CustomCalls:
                 return (*rests, delta)
             case _:
                 return (delta,)
-
-    def _convert(self, delta: ToolCallDelta) -> Sequence[Delta]:
-        if delta.is_custom:  # Its arguments are the text already.
-            return (delta,)
-        key = (delta.index, delta.call)
-        if delta.name in self._names:
-            self._inputs[key] = CustomInput()
-        if key not in self._inputs:
-            return (delta,)
-        text = self._inputs[key].feed(delta.arguments)
-        is_first = delta.name is not None
-        return (replace(delta, arguments=text, is_custom=True),) if text or is_first else ()
 
 
 class CustomInput:
@@ -198,25 +190,22 @@ class CustomInput:
             case "done":
                 return ""
             case "head":
-                return self._feed_head(piece)
+                self._held += piece
+                position = _end_of_head(self._held)
+                if position is None:
+                    return ""
+                held, self._held = self._held, ""
+                if position < 0:
+                    self._state = "raw"
+                    return held
+                self._state = "string"
+                return self._feed_string(held[position:])
             case "string":
                 return self._feed_string(piece)
 
     def rest(self) -> str:
         """Return what was held back as a possible head."""
         return self._held if self._state == "head" else ""
-
-    def _feed_head(self, piece: str) -> str:
-        self._held += piece
-        position = _end_of_head(self._held)
-        if position is None:
-            return ""
-        held, self._held = self._held, ""
-        if position < 0:
-            self._state = "raw"
-            return held
-        self._state = "string"
-        return self._feed_string(held[position:])
 
     def _feed_string(self, piece: str) -> str:
         self._held += piece

@@ -1,22 +1,29 @@
-"""The contract between the tool loop and a tool that the site runs."""
+"""The contract between the tool loop and a tool that the site runs, and the types of tools.
+
+A type is the ``type`` in the options of a request's tool; ``register`` adds one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Protocol
 
 from inference_site.core.domain.site_tools import Source, ToolResult
 
 __all__ = [
     "CallContext",
+    "Factory",
     "SiteTool",
     "Source",
     "ToolCancelled",
     "ToolResult",
     "ToolTimeout",
     "ToolUnreachable",
+    "create_tool",
     "cut",
+    "register",
 ]
 
 
@@ -63,6 +70,25 @@ class SiteTool(Protocol):
 
         Raise ToolTimeout, ToolCancelled or ToolUnreachable (nothing was sent).
         """
+
+
+Factory = Callable[[Mapping[str, Any]], SiteTool]
+"""Creates a tool from its options, which are plain data; it must not connect to anything."""
+
+_factories: dict[str, Factory] = {}
+
+
+def register(type_: str, factory: Factory) -> None:
+    """Add a type of tool; ``worker/tools/TYPE.py`` needs none, its ``create`` is the factory."""
+    _factories[type_] = factory
+
+
+def create_tool(options: Mapping[str, Any]) -> SiteTool:
+    """Return the tool with these options. Raise ModuleNotFoundError for an unknown type."""
+    type_: str = options["type"]
+    if type_ not in _factories:
+        _factories[type_] = import_module(f"worker.tools.{type_}").create
+    return _factories[type_](options)
 
 
 def cut(text: str, max_bytes: int) -> str:

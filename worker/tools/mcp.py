@@ -108,21 +108,17 @@ class McpTool:
             raise NotUsable("the server is not registered any more")
         if not server.is_per_user:
             return registered_endpoint(server)
-        return user_endpoint(server, _user_of(context.generation_id), refused)
+        with release_connection_after():
+            runs = Generation.objects.filter(public_id=context.generation_id)
+            owner, user = runs.values_list("api_key__owner", "api_key__user").get()
+        # The key that makes the request is one of the user's own, or that of the playground.
+        return user_endpoint(server, owner or user, refused)
 
     def _registered(self) -> McpServer | None:
         if "server_id" not in self._options:
             return None
         with release_connection_after():
             return McpServer.objects.filter(pk=self._options["server_id"]).first()
-
-
-def _user_of(generation_id: str) -> int | None:
-    """Return the user whose key makes the request: one of their own keys, or of the playground."""
-    with release_connection_after():
-        runs = Generation.objects.filter(public_id=generation_id)
-        owner, user = runs.values_list("api_key__owner", "api_key__user").get()
-    return owner or user
 
 
 def _not_listed(server: McpServer | None, message: str) -> ToolResult:

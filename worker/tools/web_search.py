@@ -1,27 +1,32 @@
 """The tool ``web_search``: the functions ``web_search`` and ``open_page``.
 
-Results are numbered through the whole response, so that ``[n]`` in the answer names a source. Text
-from the web is given to the model as data. It can ask for another call, which the model may then
-make: so only tools of the request exist, and ``open_page`` opens only pages that a search of the
-response has returned, or that the user has named.
+First the tool, then the search engines (``PROVIDERS``), then the pages of the web (``read_page``).
 """
 
 from __future__ import annotations
 
+import base64
+import html
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from email.message import Message
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
+import orjson
 from django.conf import settings
 
+from inference_site.core.checked_connections import SecondsLeft
 from inference_site.core.domain.addresses import is_listed, page_key
+from inference_site.core.domain.errors import GenerationFailed
 from inference_site.core.domain.site_tools import SEARCH_REFUSED, WebResult, web_results_text
-from worker.fetching import FetchError
+from worker.fetching import Fetched, FetchError, FetchPolicy, fetched
+from worker.limited_process import LimitedProcess
 from worker.tools.base import (
     CallContext,
     Source,
@@ -30,8 +35,6 @@ from worker.tools.base import (
     ToolTimeout,
     cut,
 )
-from worker.tools.pages import read_page
-from worker.tools.search_providers import PROVIDERS, SearchQuery, SearchResult
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +86,11 @@ def create(options: Mapping[str, Any]) -> WebSearch:
 class WebSearch:
     """See ``SiteTool``.
 
+    Results are numbered through the whole response, so that ``[n]`` in the answer names a source.
+    Text from the web is given to the model as data. It can ask for another call, which the model
+    may then make: so only tools of the request exist, and ``open_page`` opens only pages that a
+    search of the response has returned, or that the user has named.
+
     ``known_urls`` are those that the user has named. ``shows_sources``: the items of searches name
     all results. ``shows_results``: the field ``results`` has them as the model is shown them. Of
     ``blocked`` domains, and the names below them, nothing is shown.
@@ -105,12 +113,12 @@ class WebSearch:
         if name == SEARCH_REFUSED:
             fields = {"error_code": "max_uses_exceeded"}
             return ToolResult("The request allows no more searches.", fields, is_error=True)
-        field = "url" if name == "open_page" else "query"
-        given = arguments.get(field)
+        key = "url" if name == "open_page" else "query"
+        given = arguments.get(key)
         text = _line(given, _MAX_ARGUMENT) if isinstance(given, str) else ""
         if not text:
             fields = {"error_code": "invalid_tool_input"}
-            return ToolResult(f"The argument '{field}' must be a text.", fields, is_error=True)
+            return ToolResult(f"The argument '{key}' must be a text.", fields, is_error=True)
         deadline = _Deadline(context, context.timeout_s)
         try:
             if name == "open_page":
@@ -254,3 +262,196 @@ def _start(text: str, chars: int) -> str:
     """Return the beginning of a text without blank lines; ``…`` marks that more was there."""
     short = _BLANK.sub("\n", _clean(text[: 4 * chars]))
     return short if len(short) <= chars else f"{short[:chars].rstrip()} …"
+
+
+_ANSWER_BYTES = 2 * 2**20
+_MAX_QUERY = 400
+"""Characters; Brave takes no more."""
+_MAX_SITES = 8
+"""Domains that the query names; of more, only the results are filtered."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchQuery:
+    """``count`` results are wanted, of ``domains`` and the names below them if there are any.
+
+    ``location`` has ``country``, ``region``, ``city`` and ``timezone``, each if it is known.
+    """
+
+    text: str
+    count: int
+    domains: Sequence[str] = ()
+    location: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def with_sites(self) -> str:
+        """The text with the operator ``site:`` for each domain, as most search engines know it."""
+        sites = [f"site:{domain}" for domain in self.domains[:_MAX_SITES]]
+        return " ".join(filter(None, (self.text[:_MAX_QUERY], " OR ".join(sites))))
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """A result; ``snippet`` is what the search engine quotes of the page."""
+
+    url: str
+    title: str
+    snippet: str
+
+
+Provider = Callable[[SearchQuery, SecondsLeft], list[SearchResult]]
+"""Returns the results in order, maybe more than wanted. Raises FetchError."""
+
+
+def search_searxng(query: SearchQuery, seconds_left: SecondsLeft) -> list[SearchResult]:
+    """Search with a SearXNG server, whose settings allow the format ``json``.
+
+    Source: docs.searxng.org, "Search API".
+    """
+    address = f"{settings.WEB_SEARCH_URL.rstrip('/')}/search"
+    answer = _json(address, {"q": query.with_sites, "format": "json"}, {}, seconds_left)
+    return _results(answer.get("results"), "content")
+
+
+_BRAVE = "https://api.search.brave.com/res/v1/web/search"
+_BRAVE_MAX_COUNT = 20
+_BRAVE_LOCATION = {
+    "country": b"X-Loc-Country",
+    "region": b"X-Loc-State-Name",
+    "city": b"X-Loc-City",
+    "timezone": b"X-Loc-Timezone",
+}
+
+
+def search_brave(query: SearchQuery, seconds_left: SecondsLeft) -> list[SearchResult]:
+    """Search with Brave's API. Source: its reference, "Web search"."""
+    headers = {b"X-Subscription-Token": settings.WEB_SEARCH_API_KEY.encode()}
+    headers |= {
+        _BRAVE_LOCATION[name]: value.encode() for name, value in query.location.items() if value
+    }
+    count = min(query.count, _BRAVE_MAX_COUNT)
+    fields = {"q": query.with_sites, "count": count, "text_decorations": "false"}
+    answer = _json(settings.WEB_SEARCH_URL or _BRAVE, fields, headers, seconds_left)
+    web = answer.get("web")
+    return _results(web.get("results") if isinstance(web, dict) else None, "description")
+
+
+PROVIDERS: dict[str, Provider] = {"searxng": search_searxng, "brave": search_brave}
+"""By the value of ``WEB_SEARCH_PROVIDER``. Their addresses are the operator's, so they may be
+private; the pages that they return are not trusted."""
+
+
+def _json(
+    address: str,
+    fields: Mapping[str, object],
+    headers: Mapping[bytes, bytes],
+    seconds_left: SecondsLeft,
+) -> dict[str, Any]:
+    """Return the JSON object that the search engine answers. Raise FetchError."""
+    policy = FetchPolicy(
+        "search", b"application/json", allow_private=True, headers=headers, max_redirects=0
+    )
+    content = bytearray()
+    with fetched(f"{address}?{urlencode(fields)}", policy, seconds_left) as response:
+        for chunk in response.chunks:
+            content += chunk
+            if len(content) > _ANSWER_BYTES:
+                raise FetchError("The search engine's answer is too large.")
+    try:
+        answer = orjson.loads(content)
+    except orjson.JSONDecodeError as exc:
+        raise FetchError("The search engine's answer is not JSON.") from exc
+    if not isinstance(answer, dict):
+        raise FetchError("The search engine's answer is no JSON object.")
+    return answer
+
+
+def _results(found: object, snippet: str) -> list[SearchResult]:
+    """Return the results that are complete; ``snippet`` is the name of the quoting field."""
+    entries = (
+        [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+    )
+    return [
+        SearchResult(entry["url"], _text(entry.get("title")), _text(entry.get(snippet)))
+        for entry in entries
+        if isinstance(entry.get("url"), str)
+    ]
+
+
+def _text(value: object) -> str:
+    return html.unescape(value) if isinstance(value, str) else ""
+
+
+MAX_BYTES = 2 * 2**20
+"""The bytes of a page that are read; the rest of a longer page is not fetched."""
+_READ_PATIENCE_S = 10
+_HTML = ("text/html", "application/xhtml+xml")
+_TEXT = ("application/json", "application/xml")
+
+_reader = LimitedProcess("worker.tools.page_text")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page with its title, which may be empty, and its main text. ``url`` is the final one."""
+
+    url: str
+    title: str
+    text: str
+
+
+def read_page(url: str, allowed_hosts: Sequence[str], seconds_left: SecondsLeft) -> Page:
+    """Fetch a page and return its text.
+
+    Raise FetchError if it cannot or must not be fetched or read, and what ``seconds_left`` raises.
+    """
+    policy = FetchPolicy(
+        "page",
+        b"text/html,text/plain;q=0.9,application/json;q=0.8",
+        allow_private=settings.WEB_SEARCH_ALLOW_PRIVATE,
+        allowed_hosts=allowed_hosts,
+    )
+    with fetched(url, policy, seconds_left) as answer:
+        media_type, charset = _media_type(answer)
+        content = bytearray()
+        for chunk in answer.chunks:
+            content += chunk
+            if len(content) >= MAX_BYTES:
+                break
+        final_url = str(answer.url)
+    del content[MAX_BYTES:]
+    if media_type not in _HTML:
+        return Page(final_url, "", _decoded(bytes(content), charset))
+    try:
+        encoded = base64.b64encode(content).decode()
+        patience_s = min(_READ_PATIENCE_S, seconds_left())
+        read = _reader.ask(encoded, charset, patience_s=patience_s)
+    except GenerationFailed as exc:
+        raise FetchError("The page could not be read in time.") from exc
+    if read is None:
+        raise FetchError("The page could not be read: it needs too much time or memory.")
+    title, text = read
+    return Page(final_url, title, text)
+
+
+def _media_type(answer: Fetched) -> tuple[str, str]:
+    """Return the type of a page and its character encoding, which may be empty.
+
+    Raise FetchError for content that has no text.
+    """
+    header = Message()
+    header["Content-Type"] = answer.headers.get(b"content-type", b"").decode("latin-1")
+    if answer.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+        raise FetchError("The page could not be read: its host compresses it without being asked.")
+    media_type = header.get_content_type()
+    if not (media_type in _HTML or media_type in _TEXT or media_type.startswith("text/")):
+        raise FetchError(f"The page could not be read: it is no text but {media_type[:100]}.")
+    charset = header.get_param("charset", "")
+    return media_type, charset if isinstance(charset, str) else ""
+
+
+def _decoded(content: bytes, charset: str) -> str:
+    try:
+        return content.decode(charset or "utf-8", "replace")
+    except LookupError:
+        return content.decode("utf-8", "replace")

@@ -45,7 +45,7 @@ class EngineOptions(OperatorSettings):
 
 
 TEMPLATE_FAMILIES = ("chatml", "gemma", "llama3", "mistral", "phi3", "zephyr")
-"""The names of the templates that come with the product (``worker.engines.chat.families``)."""
+"""The names of the templates that come with the product (``worker.engines.chat.template``)."""
 _TEMPLATE_ENDING = ".jinja"
 Channels = Literal["tags", "named", "harmony"]
 ToolFormatName = Literal[

@@ -23,8 +23,7 @@ from tests.sinks import RecordingSink
 from tests.tiny_ggml import ARCHITECTURES, CONTEXT, write_ggml
 from worker.engines.base import Engine, load_engine
 from worker.engines.ctransformers.engine import open_model
-from worker.engines.ctransformers.files import read_ggml
-from worker.engines.ctransformers.vocabulary import own_tokenizer
+from worker.engines.ctransformers.vocabulary import own_tokenizer, read_ggml
 
 pytestmark = pytest.mark.slow  # It generates with weights.
 

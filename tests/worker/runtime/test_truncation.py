@@ -20,8 +20,8 @@ from inference_site.core.domain.request import (
 )
 from tests.sinks import RecordingSink
 from worker.engines.base import Engine, Sink
-from worker.engines.context_length import start_truncating
 from worker.engines.scripted import ScriptedEngine
+from worker.runtime.compaction import start_truncating
 
 
 class CountingEngine(ScriptedEngine):

@@ -378,34 +378,29 @@ class ChatSink:
     def feed(self, delta: Delta) -> None:
         """Take the completion's next delta."""
         match delta:
+            case TextDelta() | Finish() if self.is_over_budget:
+                pass
             case TextDelta(text, index, logprobs):
-                if not self.is_over_budget:
-                    self._text(self._parsers[index], text, logprobs)
-            case Finish():
-                if not self.is_over_budget:
-                    self._finish(delta)
+                parser = self._parsers[index]
+                if parser.in_reasoning:
+                    self._usage.reasoning += len(logprobs) or 1
+                for piece in parser.feed(text, logprobs):
+                    self._sink.feed(piece)
+                if self._budget is not None:
+                    self._pieces.append(text)
+                    # The held text may be the end tag.
+                    is_thinking = parser.in_reasoning and not parser.is_holding
+                    self.is_over_budget = is_thinking and self._usage.reasoning >= self._budget
+            case Finish(index=index):
+                parser = self._parsers[index]
+                for piece in parser.finish():
+                    self._sink.feed(piece)
+                reason: FinishReason = "tool_calls" if parser.calls else "stop"
+                if delta.reason == "length" or parser.call_is_open:
+                    reason = "length"  # An incomplete call is no call.
+                stop = None if delta.stop in self._own_stop else delta.stop
+                self._sink.feed(replace(delta, reason=reason, stop=stop))
             case Usage():
                 self._sink.feed(self._usage.take(delta))
             case _:
                 self._sink.feed(delta)
-
-    def _text(self, parser: ChoiceParser, text: str, logprobs: tuple[TokenLogprob, ...]) -> None:
-        if parser.in_reasoning:
-            self._usage.reasoning += len(logprobs) or 1
-        for piece in parser.feed(text, logprobs):
-            self._sink.feed(piece)
-        if self._budget is not None:
-            self._pieces.append(text)
-            # The held text may be the end tag.
-            is_thinking = parser.in_reasoning and not parser.is_holding
-            self.is_over_budget = is_thinking and self._usage.reasoning >= self._budget
-
-    def _finish(self, finish: Finish) -> None:
-        parser = self._parsers[finish.index]
-        for piece in parser.finish():
-            self._sink.feed(piece)
-        reason: FinishReason = "tool_calls" if parser.calls else "stop"
-        if finish.reason == "length" or parser.call_is_open:  # An incomplete call is no call.
-            reason = "length"
-        stop = None if finish.stop in self._own_stop else finish.stop
-        self._sink.feed(replace(finish, reason=reason, stop=stop))

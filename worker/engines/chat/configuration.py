@@ -9,10 +9,9 @@ from pathlib import Path
 from inference_site.catalogue.engines.options import ChatOptions, TemplateOptions, is_template_text
 from inference_site.core.domain.errors import EngineLoadError, InvalidRequest
 from inference_site.core.domain.model_spec import ModelSpec
-from worker.engines.chat.families import FAMILIES, Family
 from worker.engines.chat.parser.formats import HARMONY, TOOL_FORMATS, syntax_of
 from worker.engines.chat.parser.output import Reasoning, Syntax
-from worker.engines.chat.template import ChatTemplate
+from worker.engines.chat.template import FAMILIES, ChatTemplate, Family
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,12 @@ def configure_chat(
     spec: ModelSpec, options: ChatOptions, vocabulary: Vocabulary
 ) -> ChatConfiguration:
     """Return the configuration. Raise EngineLoadError without a valid template."""
-    source = named_template(spec, options) or _own_template(spec, vocabulary)
+    source = named_template(spec, options) or vocabulary.chat_template
+    if source is None:
+        raise EngineLoadError(
+            f"Model '{spec.id}': its file has no chat template; name one as 'chat_template': "
+            f"{_known_families()}, or a file."
+        )
     family = FAMILIES.get(options.chat_template or "")
     variables = {
         **vocabulary.special_tokens,
@@ -111,16 +115,6 @@ def named_template(spec: ModelSpec, options: TemplateOptions) -> str | None:
             f"Model '{spec.id}': 'chat_template' must be a template: {name} is empty."
         )
     return text
-
-
-def _own_template(spec: ModelSpec, vocabulary: Vocabulary) -> str:
-    """Return the template of the model's file."""
-    if vocabulary.chat_template is None:
-        raise EngineLoadError(
-            f"Model '{spec.id}': its file has no chat template; name one as 'chat_template': "
-            f"{_known_families()}, or a file."
-        )
-    return vocabulary.chat_template
 
 
 def _known_families() -> str:

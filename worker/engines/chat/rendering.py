@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -87,21 +87,13 @@ def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(str(message))
 
 
-def _strftime_now(format_: str) -> str:
-    return datetime.now(tz=UTC).astimezone().strftime(format_)
-
-
 _environment = ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
 )
 _environment.filters["tojson"] = _tojson
 _environment.globals["raise_exception"] = _raise_exception
-_environment.globals["strftime_now"] = _strftime_now
-
-
-@lru_cache(64)
-def _compiled(source: str) -> Template:
-    return _environment.from_string(source)
+_environment.globals["strftime_now"] = lambda form: datetime.now(tz=UTC).astimezone().strftime(form)
+_compiled = lru_cache(64)(_environment.from_string)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 """Chat templates: from messages to the prompt a model continues.
 
-A template is Jinja text from the model's file, from another file, or of a built-in family (see
-``worker.engines.chat.families``). Its variables are those of Hugging Face's
-``apply_chat_template``.
+A template is Jinja text from the model's file, from another file, or of a built-in family
+(``FAMILIES``). Its variables are those of Hugging Face's ``apply_chat_template``.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from inference_site.core.domain.errors import InvalidRequest
@@ -23,6 +24,39 @@ from inference_site.core.domain.request import (
     Tool,
 )
 from worker.limited_process import LOAD_PATIENCE_S, PATIENCE_S, LimitedProcess
+
+_FAMILIES_FOLDER = Path(__file__).parent / "families"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family of models that were trained on one format, with a template for files without one.
+
+    ``stop`` are the texts that end a turn, for models whose tokenizer does not know them as ends.
+    ``tool_format`` is how the family writes calls, empty if it has none of its own.
+    """
+
+    name: str
+    stop: tuple[str, ...]
+    tool_format: str = ""
+
+    @property
+    def template(self) -> str:
+        """The text of the template."""
+        return (_FAMILIES_FOLDER / f"{self.name}.jinja").read_text(encoding="utf-8")
+
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        Family("chatml", ("<|im_end|>", "<|im_start|>"), "hermes"),
+        Family("gemma", ("<end_of_turn>", "<start_of_turn>")),
+        Family("llama3", ("<|eot_id|>", "<|start_header_id|>"), "llama3_json"),
+        Family("mistral", ("[INST]",), "mistral"),
+        Family("phi3", ("<|end|>", "<|user|>")),
+        Family("zephyr", ("<|user|>", "<|system|>")),
+    )
+}
 
 TOO_COMPLEX = "the template takes too much time or memory"
 

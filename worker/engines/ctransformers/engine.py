@@ -41,19 +41,26 @@ from inference_site.core.domain.errors import (
     InvalidRequest,
 )
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import GenerationRequest, Sampling
+from inference_site.core.domain.request import GenerationRequest
 from worker.engines.base import Engine, Sink
-from worker.engines.context_length import TOKENIZE_LIMIT, is_short_enough
-from worker.engines.ctransformers.files import (
+from worker.engines.ctransformers.sampler import Floats, Sampler, log_probabilities
+from worker.engines.ctransformers.vocabulary import (
     GgmlFile,
+    Vocabulary,
     adds_space,
     check_gguf,
     own_texts,
+    own_tokenizer,
     read_ggml,
 )
-from worker.engines.ctransformers.sampler import Floats, Sampler, log_probabilities
-from worker.engines.ctransformers.vocabulary import Vocabulary, own_tokenizer
-from worker.engines.texts import StopTexts, feed_entries, first_entry, with_texts_of
+from worker.engines.texts import (
+    TOKENIZE_LIMIT,
+    StopTexts,
+    feed_entries,
+    first_entry,
+    is_short_enough,
+    with_texts_of,
+)
 
 PREFILL_BATCH = 32
 """Tokens of a prompt between two checks for cancellation."""
@@ -244,13 +251,21 @@ class ChoiceRun:
             self.usage.output_tokens += 1
             if self.request.running_usage:
                 self.sink.feed(self.usage.to_delta())
-            ended = self._ended(token, text)
-            if ended is None and matcher is not None and not matcher.consume_token(token):
+            ended = None
+            if token in self.request.stop_token_ids:
+                ended = Finish("stop", self.index, token)
+            elif self.vocabulary.is_end(token) and not self.request.ignore_eos:
+                ended = Finish("stop", self.index)
+            elif matcher is not None and not matcher.consume_token(token):
                 raise GenerationFailed(f"The grammar does not allow its own token {token}.")
-            if ended is None:
+            else:
                 history.append(token)
                 self.output.append(token)
-                ended = self._feed(token, raw, text)
+                logprob = None if raw is None else self._logprob(token, raw)
+                if delta := text.feed(self.vocabulary.bytes_of(token), logprob):
+                    self.sink.feed(delta)
+                if text.stop is not None:
+                    ended = Finish("stop", self.index, text.stop)
             if ended is None and matcher is not None and matcher.is_stopped():
                 ended = Finish("stop", self.index)
             if ended is None and len(self.output) >= limit:
@@ -273,19 +288,6 @@ class ChoiceRun:
         elif self.request.ignore_eos:
             logits[self.vocabulary.eos] = -np.inf
         return self.sampler.choose(logits, history, self.output)
-
-    def _ended(self, token: int, text: AnswerText) -> Finish | None:
-        if token in self.request.stop_token_ids:
-            return Finish("stop", self.index, token)
-        if self.vocabulary.is_end(token) and not self.request.ignore_eos:
-            return Finish("stop", self.index)
-        return None
-
-    def _feed(self, token: int, raw: Floats | None, text: AnswerText) -> Finish | None:
-        logprob = None if raw is None else self._logprob(token, raw)
-        if delta := text.feed(self.vocabulary.bytes_of(token), logprob):
-            self.sink.feed(delta)
-        return None if text.stop is None else Finish("stop", self.index, text.stop)
 
     def _logprob(self, token: int, raw: Floats) -> TokenLogprob:
         scores = log_probabilities(raw)
@@ -447,8 +449,10 @@ class CtransformersEngine(Engine):
             prompts.append(prompt)
             if len(prompt) >= self._context_length:
                 raise ContextLengthExceeded(self._context_length, len(prompt), "prompt")
-        usage = RunUsage()
+        sampling, usage = request.sampling, RunUsage()
         try:
+            texts = sampling.dry_sequence_breakers or _BREAKERS
+            breakers = [frozenset(self._vocabulary.tokens(text)[-1:]) for text in texts]
             for number, prompt in enumerate(prompts):
                 limit = self._context_length - len(prompt)
                 if request.max_output_tokens is not None:
@@ -456,7 +460,8 @@ class CtransformersEngine(Engine):
                 with self._contexts.take(prompt) as context:
                     runs = []
                     for index in range(number * request.choices, (number + 1) * request.choices):
-                        sampler = self._sampler(request.sampling, index)
+                        seed = None if sampling.seed is None else sampling.seed + index
+                        sampler = Sampler(sampling, breakers, seed)
                         run = ChoiceRun(request, self._vocabulary, sink, usage, index, sampler)
                         runs.append(run)
                     if request.echo:
@@ -465,12 +470,6 @@ class CtransformersEngine(Engine):
                         run.run(context, prompt, limit)
         finally:
             sink.feed(usage.to_delta())  # Also after an error: the tokens are accounted.
-
-    def _sampler(self, sampling: Sampling, index: int) -> Sampler:
-        breakers = sampling.dry_sequence_breakers or _BREAKERS
-        tokens = [frozenset(self._vocabulary.tokens(text)[-1:]) for text in breakers]
-        seed = None if sampling.seed is None else sampling.seed + index
-        return Sampler(sampling, tokens, seed)
 
     def _fits(
         self, request: GenerationRequest, prompt: str | tuple[int, ...], limit: int, sink: Sink

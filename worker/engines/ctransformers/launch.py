@@ -16,17 +16,18 @@ from inference_site.catalogue.engines.ctransformers import (
     has_chat,
 )
 from inference_site.catalogue.engines.openai_upstream import Flavor
+from inference_site.catalogue.gguf_files import CHAT_TEMPLATE, TOKENS, fields
 from inference_site.core.domain.errors import EngineLoadError, InvalidRequest
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest, Sampling
 from worker.engines.base import Engine
 from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import (
+    Vocabulary,
     check_prompt_templates,
     configure_chat,
     options_with,
 )
-from worker.engines.ctransformers.files import chat_vocabulary
 from worker.engines.grammars import llguidance_grammar
 from worker.engines.openai_upstream.client import Upstream
 from worker.engines.openai_upstream.engine import TokenService, UpstreamEngine
@@ -41,6 +42,7 @@ _NAMES = (
     *Sampling.__slots__,
     *("cache_prompt", "echo", "ignore_eos", "max_tokens", "n", "stop", "stop_token_ids"),
 )
+_BOS, _EOS = "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"
 FLAVOR = Flavor(
     {name: name for name in _NAMES},
     COMPLETION_CAPABILITIES,
@@ -69,6 +71,19 @@ def load(spec: ModelSpec) -> Engine:
         why_not_loaded=partial(_why_not_loaded, spec),
     )
     return OwnServer(spec, launch).loaded()
+
+
+@cache
+def chat_vocabulary(path: Path) -> Vocabulary:
+    """Return the file's template and tokens for chats; empty if it is no GGUF, or missing."""
+    found = fields(path, TOKENS, CHAT_TEMPLATE, _BOS, _EOS)
+    tokens = found.get(TOKENS, [])
+
+    def text(key: str) -> str:
+        number = found.get(key)
+        return tokens[number] if isinstance(number, int) and number < len(tokens) else ""
+
+    return Vocabulary(chat_template=found.get(CHAT_TEMPLATE), bos=text(_BOS), eos=text(_EOS))
 
 
 def _order(spec: ModelSpec, at: Endpoint) -> Order:

@@ -7,7 +7,7 @@ Sources: "The Curious Case of Neural Text Degeneration" (top-p), "Locally Typica
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,14 @@ class Sampler:
         self._random = np.random.default_rng(None if seed is None else seed % 2**64)
         self._bias = dict(sampling.logit_bias)
         self._temperature = float(_or(sampling.temperature, _TEMPERATURE))
-        self._cuts = [cut for cut, is_on in self._all_cuts() if is_on]
+        cuts: tuple[tuple[Callable[[Floats], Any], bool], ...] = (
+            (self._typical, _or(sampling.typical_p, 1.0) < 1),
+            (self._top_p, _or(sampling.top_p, _TOP_P) < 1),
+            (self._min_p, _or(sampling.min_p, _MIN_P) > 0),
+            (self._xtc, _or(sampling.xtc_probability, 0.0) > 0),
+        )
+        self._cuts = [cut for cut, is_on in cuts if is_on]
+        """Each takes the weights of the candidates; it returns the indices to keep, in order."""
 
     def choose(self, logits: Floats, history: Sequence[int], output: Sequence[int]) -> int:
         """Return the next token.
@@ -45,7 +52,13 @@ class Sampler:
         self._penalise(logits, history, output)
         if self._temperature <= 0:
             return int(np.argmax(logits))
-        tokens, weights = self._candidates(logits)
+        # The candidates, the likeliest first. Weights are relative to it: cuts do not change them.
+        tokens, scores = _top_k(logits, _or(self._settings.top_k, _TOP_K))
+        weights = np.exp(scores - scores[0])
+        for cut in self._cuts:
+            if len(tokens) > 1:
+                kept = cut(weights)
+                tokens, weights = tokens[kept], weights[kept]
         heights = np.power(weights, 1 / self._temperature, dtype=np.float64).cumsum()
         chosen = int(heights.searchsorted(self._random.random() * heights[-1], side="right"))
         return int(tokens[min(chosen, len(tokens) - 1)])
@@ -66,30 +79,6 @@ class Sampler:
             logits[tokens] -= presence + frequency * counts
         for token, penalty in dry_penalties(settings, history, self._breakers).items():
             logits[token] -= penalty
-
-    def _candidates(self, logits: Floats) -> Candidates:
-        """Return the candidate tokens, the likeliest first, with their weights.
-
-        The weights are relative to the likeliest token, so that cuts do not change them.
-        """
-        tokens, scores = _top_k(logits, _or(self._settings.top_k, _TOP_K))
-        weights = np.exp(scores - scores[0])
-        for cut in self._cuts:
-            if len(tokens) > 1:
-                kept = cut(weights)
-                tokens, weights = tokens[kept], weights[kept]
-        return tokens, weights
-
-    def _all_cuts(self) -> Iterator[tuple[Callable[[Floats], Any], bool]]:
-        """Yield the cuts in their order, and whether the settings enable each.
-
-        A cut takes the weights of the candidates and returns the indices that it keeps, in order.
-        """
-        settings = self._settings
-        yield self._typical, _or(settings.typical_p, 1.0) < 1
-        yield self._top_p, _or(settings.top_p, _TOP_P) < 1
-        yield self._min_p, _or(settings.min_p, _MIN_P) > 0
-        yield self._xtc, _or(settings.xtc_probability, 0.0) > 0
 
     def _typical(self, weights: Floats) -> Any:
         probabilities = weights / weights.sum()

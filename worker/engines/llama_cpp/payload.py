@@ -22,8 +22,7 @@ from inference_site.core.domain.request import (
     ImagePart,
     objects_in,
 )
-from worker.engines.chat.families import FAMILIES
-from worker.engines.chat.template import wire_tool
+from worker.engines.chat.template import FAMILIES, wire_tool
 from worker.engines.chat.tools import call_schema, plain_schema
 from worker.engines.grammars import knows_pattern
 from worker.engines.llama_cpp.constraints import (

@@ -38,9 +38,15 @@ from inference_site.core.domain.errors import (
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest
 from worker.engines.base import Sink
-from worker.engines.context_length import PIECE, TOKENIZE_LIMIT, is_short_enough
 from worker.engines.llama_cpp.payload import LlamaCppPayloads
-from worker.engines.texts import feed_entries, first_entry, with_texts_of
+from worker.engines.texts import (
+    PIECE,
+    TOKENIZE_LIMIT,
+    feed_entries,
+    first_entry,
+    is_short_enough,
+    with_texts_of,
+)
 
 Ask = Callable[[str, dict[str, Any]], dict[str, Any]]
 """Posts a payload to a path of the model's server, and returns the answer. Raise EngineError."""

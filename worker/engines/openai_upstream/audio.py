@@ -193,7 +193,10 @@ class AudioReader:
             if error := event.get("error"):
                 raise self._errors.in_stream(error, self.request)
             if choices := event.get("choices"):  # vLLM.
-                self._take_chunk(str((choices[0].get("delta") or {}).get("content") or ""))
+                self._has_chunks = True
+                if text := str((choices[0].get("delta") or {}).get("content") or ""):
+                    self._text += text.encode()
+                    self._send(_event("delta", delta=text))
             kind = str(event.get("type", ""))
             if event.get("usage") or kind in _LAST_EVENTS:
                 self._note_usage(event, str(event.get("text", "")))
@@ -203,12 +206,6 @@ class AudioReader:
             self._send(encoded)
         if kind in _LAST_EVENTS:
             self._finish()
-
-    def _take_chunk(self, text: str) -> None:
-        self._has_chunks = True
-        if text:
-            self._text += text.encode()
-            self._send(_event("delta", delta=text))
 
     def _note_usage(self, answer: dict[str, Any], text: str) -> None:
         """Take the usage of an answer or event. Raise TypeError or ValueError for malformed ones.

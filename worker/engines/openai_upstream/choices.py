@@ -179,17 +179,16 @@ def _read_logprobs(
 
 def _entry(entry: dict[str, Any], top: int | None, unknown: float = 0.0) -> TokenLogprob:
     # vLLM lists the sampled token first, so the likeliest are found by sorting.
-    ranked = sorted(entry.get("top_logprobs") or (), key=_rank)[:top]
+    ranked = sorted(
+        entry.get("top_logprobs") or (),
+        key=lambda other: math.inf if other["logprob"] is None else -other["logprob"],
+    )[:top]
     others = tuple(_entry(other, 0) for other in ranked)
     text_bytes, logprob = entry.get("bytes"), entry["logprob"]
     logprob = unknown if logprob is None else logprob
     if text_bytes is None:
         return _token(entry["token"], logprob, others)
     return TokenLogprob(entry["token"], logprob, bytes(text_bytes), others, entry.get("id"))
-
-
-def _rank(entry: dict[str, Any]) -> float:
-    return math.inf if entry["logprob"] is None else -entry["logprob"]
 
 
 def _token(token: str, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:

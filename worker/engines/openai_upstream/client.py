@@ -169,8 +169,13 @@ class Upstream:
             pass
         finally:
             reader.account()
-        if reader.lacks_usage:
-            self._warn_once()
+        if reader.lacks_usage and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "model %s: %s reports no usage; each piece of an answer is counted as a token",
+                self._id,
+                self._server.base_urls[0],
+            )
 
     async def post(
         self,
@@ -327,15 +332,6 @@ class Upstream:
             return _Gone() if address.is_gone and silent_s > _SILENT_S else None
 
         return self._loop.watching(sink, self._server.timeout_s, why_not)
-
-    def _warn_once(self) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            logger.warning(
-                "model %s: %s reports no usage; each piece of an answer is counted as a token",
-                self._id,
-                self._server.base_urls[0],
-            )
 
 
 class _CheckedResolver(AbstractResolver):

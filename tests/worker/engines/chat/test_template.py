@@ -9,8 +9,7 @@ import pytest
 
 from inference_site.core.domain.errors import InvalidRequest
 from inference_site.core.domain.request import GenerationRequest, Message, TextPart, Tool, ToolCall
-from worker.engines.chat.families import FAMILIES
-from worker.engines.chat.template import ChatTemplate, stop_texts_of, without_bos
+from worker.engines.chat.template import FAMILIES, ChatTemplate, stop_texts_of, without_bos
 
 DOUBLING = "{{% set ns = namespace(x='x') %}}{{% for i in range(64) %}}{}{{% endfor %}}"
 ASK = GenerationRequest("m", (Message("user", "Hi"),))

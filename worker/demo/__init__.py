@@ -1,1 +1,0 @@
-"""Files of the demo model (weights, chat template); nothing to import."""
