@@ -1,8 +1,8 @@
 """The real clients: how each is installed into ``var/clients``, told of the site, and run.
 
-Most run a script of ``scripts/`` in their own environment; the agents of the command line are run
-as their users run them, in a folder of their own. A run returns its steps with what went wrong in
-each, and nothing for a step that worked.
+Most run a script of ``scripts/`` in their own environment; agents and applications are told what
+docs/agents.md says, and run as their users run them, in a folder of their own. A run returns its
+steps with what went wrong in each, and nothing for a step that worked.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 
 import httpx
 
+from tests.clients.documented import documented, variables_and_command
 from tests.ports import free_port
 from tests.served_stack import ROOT
 
@@ -48,6 +49,17 @@ class Site:
         told |= {"SITE_MODEL": MODEL, "SITE_SMALL_MODEL": SMALL}
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "TERM") if name in os.environ}
         return kept | told | {"NO_PROXY": "127.0.0.1", "DO_NOT_TRACK": "1"}
+
+    def documented(self, section: str, model: str = MODEL) -> str:
+        """What docs/agents.md has a client be told of this site."""
+        return documented(section, self.url, self.key, model)
+
+    def documented_command(
+        self, section: str, program: Path, model: str = MODEL
+    ) -> tuple[dict[str, str], list[str]]:
+        """The variables and the command of such a section; the program is the installed one."""
+        env, command = variables_and_command(self.documented(section, model))
+        return env, [str(program), *command[1:]]
 
 
 @dataclass(frozen=True)
@@ -131,9 +143,8 @@ def _codex(site: Site, folder: Path) -> Steps:
     """Run OpenAI's Codex: a command, a patch, a tool of an MCP server, and a resumed session."""
     python = FOLDER / "openai-agents" / "bin" / "python"
     (folder / "config.toml").write_text(
-        f'model = "{MODEL}"\nmodel_provider = "site"\n[model_providers.site]\nname = "site"\n'
-        f'base_url = "{site.url}/v1"\nenv_key = "SITE_KEY"\nwire_api = "responses"\n'
-        f'[mcp_servers.weather]\ncommand = "{python}"\nargs = ["{SCRIPTS / "weather_server.py"}"]\n'
+        f"{site.documented('Codex')}\n[mcp_servers.weather]\n"
+        f'command = "{python}"\nargs = ["{SCRIPTS / "weather_server.py"}"]\n'
     )
     env = {**site.env, "CODEX_HOME": str(folder), "HOME": str(folder)}
     binary = str(FOLDER / "codex" / "node_modules" / ".bin" / "codex")
@@ -161,23 +172,16 @@ def _codex(site: Site, folder: Path) -> Steps:
 
 def _claude_code(site: Site, folder: Path) -> Steps:
     """Run Claude Code: a command, a file, a tool of an MCP server, and a resumed session."""
-    env = {
-        **site.env,
-        "HOME": str(folder),
-        "IS_SANDBOX": "1",
-        "ANTHROPIC_BASE_URL": site.url,
-        "ANTHROPIC_AUTH_TOKEN": site.key,
-        "ANTHROPIC_MODEL": MODEL,
-        "ANTHROPIC_SMALL_FAST_MODEL": MODEL,
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    }
-    binary = str(FOLDER / "claude-code" / "node_modules" / ".bin" / "claude")
+    binary = FOLDER / "claude-code" / "node_modules" / ".bin" / "claude"
+    told, claude = site.documented_command("Claude Code", binary)
+    told |= {"HOME": str(folder), "IS_SANDBOX": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
+    env = site.env | told
     python = str(FOLDER / "openai-agents" / "bin" / "python")
     server = {"command": python, "args": [str(SCRIPTS / "weather_server.py")]}
     (folder / "mcp.json").write_text(json.dumps({"mcpServers": {"weather": server}}))
 
     def ask(prompt: str, *flags: str) -> str:
-        command = [binary, "-p", "--dangerously-skip-permissions", *flags]
+        command = [*claude, "-p", "--dangerously-skip-permissions", *flags]
         return _sh(command, folder, env, prompt, timeout_s=_RUN_S)
 
     path = folder / "written.txt"
@@ -203,11 +207,7 @@ def _claude_code(site: Site, folder: Path) -> Steps:
 
 def _opencode(site: Site, folder: Path) -> Steps:
     """Run opencode: a command."""
-    models = {MODEL: {"name": MODEL, "limit": {"context": 65536, "output": 4096}}}
-    options = {"baseURL": f"{site.url}/v1", "apiKey": site.key}
-    provider = {"npm": "@ai-sdk/openai-compatible", "name": "site", "options": options}
-    chosen = {"model": f"site/{MODEL}", "small_model": f"site/{MODEL}", "permission": "allow"}
-    config = {"provider": {"site": {**provider, "models": models}}, **chosen}
+    config = json.loads(site.documented("opencode")) | {"permission": "allow"}
     (folder / "opencode.json").write_text(json.dumps(config))
     binary = str(FOLDER / "opencode" / "node_modules" / ".bin" / "opencode")
     env = {**site.env, "HOME": str(folder)}
@@ -226,10 +226,9 @@ def _aider(site: Site, folder: Path) -> Steps:
     _sh(["git", "init", "-q", "."], folder)
     fence = "```"
     edit = f"file.txt\n{fence}\n<<<<<<< SEARCH\nold\n=======\nnew\n>>>>>>> REPLACE\n{fence}"
-    command = [str(FOLDER / "aider" / "bin" / "aider"), "--model", f"openai/{MODEL}"]
+    api, command = site.documented_command("aider", FOLDER / "aider" / "bin" / "aider")
     command += ["--edit-format", "diff", "--yes-always", "--no-check-update", "--no-auto-commits"]
     command += ["--no-show-model-warnings", "--analytics-disable", "--message"]
-    api = {"OPENAI_API_BASE": f"{site.url}/v1", "OPENAI_API_KEY": site.key}
     env = {**site.env, **api, "HOME": str(folder)}
 
     def edited() -> None:
@@ -241,8 +240,7 @@ def _aider(site: Site, folder: Path) -> Steps:
 
 def _llm(site: Site, folder: Path) -> Steps:
     """Run the command ``llm``: a chat."""
-    entry = f"- model_id: site\n  model_name: {SMALL}\n  api_base: {site.url}/v1\n"
-    (folder / "extra-openai-models.yaml").write_text(f"{entry}  api_key_name: site\n")
+    (folder / "extra-openai-models.yaml").write_text(site.documented("llm", SMALL))
     binary = str(FOLDER / "llm" / "bin" / "llm")
     command = [binary, "-m", "site", "--key", site.key, "Hello", "-o", "max_tokens", "20"]
     env = {**site.env, "LLM_USER_PATH": str(folder), "HOME": str(folder)}
@@ -299,11 +297,11 @@ def _guidellm(site: Site, folder: Path) -> Steps:
 def _open_webui(site: Site, folder: Path) -> Steps:
     """Run the web application, told of the site by its environment, and use it as its page does."""
     port = free_port()
-    told = {"OPENAI_API_BASE_URL": f"{site.url}/v1", "OPENAI_API_KEY": site.key}
-    told |= {"ENABLE_OLLAMA_API": "False", "WEBUI_SECRET_KEY": "secret", "OFFLINE_MODE": "True"}
-    told |= {"RAG_EMBEDDING_ENGINE": "openai", "DATA_DIR": str(folder), "HOME": str(folder)}
-    program = str(FOLDER / "open-webui" / "bin" / "open-webui")
-    command = [program, "serve", "--host", "127.0.0.1", "--port", str(port)]
+    program = FOLDER / "open-webui" / "bin" / "open-webui"
+    told, command = site.documented_command("Open WebUI", program)
+    told |= {"WEBUI_SECRET_KEY": "secret", "OFFLINE_MODE": "True", "HOME": str(folder)}
+    told |= {"RAG_EMBEDDING_ENGINE": "openai", "DATA_DIR": str(folder)}
+    command += ["--host", "127.0.0.1", "--port", str(port)]
     with (
         (folder / "log").open("w") as log,
         subprocess.Popen(command, cwd=folder, env=site.env | told, stdout=log, stderr=log) as app,
