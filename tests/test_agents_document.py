@@ -15,7 +15,7 @@ SITE = ("http://127.0.0.1:9", "the-key", "the-model")
 
 def test_every_client_that_is_run_has_a_section_with_its_configuration() -> None:
     headings = [h.lower().replace(" ", "-") for h, blocks in sections().items() if blocks]
-    names = [client.name.replace(" ", "-") for client in CLIENTS]
+    names = [client.title.replace(" ", "-") for client in CLIENTS]
     assert [name for name in names if not any(h.startswith(name) for h in headings)] == []
 
 

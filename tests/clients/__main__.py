@@ -40,6 +40,7 @@ _MODELS = """
     engine: openai_upstream
     base_url: {url}
     flavor: vllm
+    capabilities: [chat, tools, vision]
     context_length: 65536
     slots: 8
   {small}:
@@ -104,9 +105,10 @@ def _write(found: dict[str, Row]) -> None:
 
 
 def _lines(rows: dict[str, Row]) -> Iterator[str]:
+    titles = {client.name: client.title for client in CLIENTS}
     for name, row in rows.items():
         done = _done(row).replace("|", "\\|")
-        cells = (name, row["version"], row["speaks"], done, row["date"])
+        cells = (titles[name], row["version"], row["speaks"], done, row["date"])
         yield f"| {' | '.join(cells)} |\n"
 
 

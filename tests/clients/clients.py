@@ -31,6 +31,8 @@ MODEL, SMALL = "played", "smollm2"
 _INSTALL_S, _RUN_S = 900, 300
 _MADE = "made.txt"
 _SAY_DONE = "SAY All done."
+_RESUMED = ("resume", "--last")
+PICTURE, SEEN = SCRIPTS / "picture.png", "I see 64 x 48."
 
 Steps = dict[str, str]
 
@@ -71,6 +73,12 @@ class Client:
     packages: tuple[str, ...]
     protocols: str
     run: Callable[[Site, Path], Steps]
+    also: str = ""
+
+    @property
+    def title(self) -> str:
+        """Its name in the table, with that of a library that is run inside it."""
+        return ", ".join(filter(None, (self.name, self.also)))
 
     @property
     def folder(self) -> Path:
@@ -140,7 +148,7 @@ def _script(name: str) -> Callable[[Site, Path], Steps]:
 
 
 def _codex(site: Site, folder: Path) -> Steps:
-    """Run OpenAI's Codex: a command, a patch, a tool of an MCP server, and a resumed session."""
+    """Run OpenAI's Codex: its tools, one of an MCP server, an image, a session and its summary."""
     python = FOLDER / "openai-agents" / "bin" / "python"
     (folder / "config.toml").write_text(
         f"{site.documented('Codex')}\n[mcp_servers.weather]\n"
@@ -150,8 +158,12 @@ def _codex(site: Site, folder: Path) -> Steps:
     binary = str(FOLDER / "codex" / "node_modules" / ".bin" / "codex")
     flags = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
 
-    def ask(prompt: str, *resume: str) -> str:
-        return _sh([binary, "exec", *resume, *flags, prompt], folder, env, timeout_s=_RUN_S)
+    def ask(prompt: str, *options: str, resume: tuple[str, ...] = ()) -> str:
+        """Return its last message; what it prints repeats the prompt."""
+        last = folder / "last.txt"
+        command = [binary, "exec", *options, *flags, "--output-last-message", str(last)]
+        said = _sh([*command, *resume, prompt], folder, env, timeout_s=_RUN_S)
+        return last.read_text() or said
 
     patch = "*** Begin Patch\n*** Add File: patched.txt\n+patched\n*** End Patch\n"
     applied = f"apply_patch <<'EOF'\n{patch}EOF"
@@ -165,17 +177,40 @@ def _codex(site: Site, folder: Path) -> Steps:
             "MCP tool": lambda: _holds(
                 ask('Please.\nCALL get_weather {"city": "Oslo"}'), "sunny in Oslo"
             ),
-            "session resumed": lambda: _holds(ask("SAY Resumed.", "resume", "--last"), "Resumed."),
+            "session resumed": lambda: _holds(ask("Go on.", resume=_RESUMED), "sunny in Oslo"),
+            "plan": lambda: _plans(folder, ask),
+            "image": lambda: _holds(ask("SEE images", "-i", str(PICTURE)), SEEN),
+            "compaction": lambda: _compacts(folder, ask),
         }
     )
 
 
+def _plans(folder: Path, ask: Callable[..., str]) -> None:
+    """Have a plan made, for which Codex has a tool only where that is asked for."""
+    plan = json.dumps({"plan": [{"step": "look around", "status": "in_progress"}]})
+    asked = f"Please.\nCALL update_plan {plan}\n{_SAY_DONE}"
+    _holds(ask(asked, "-c", "tools.update_plan.enabled=true"), "All done.")
+    assert "Plan updated" in _codex_log(folder), "no plan was updated"
+
+
+def _compacts(folder: Path, ask: Callable[..., str]) -> None:
+    """Resume the session with a limit that it is past."""
+    limit = ("-c", "model_auto_compact_token_limit=10")
+    _holds(ask("SAY After it.", *limit, resume=_RESUMED), "After it.")
+    assert '"type":"compacted"' in _codex_log(folder), "nothing was compacted"
+
+
+def _codex_log(folder: Path) -> str:
+    """What Codex notes of all its sessions."""
+    return "".join(log.read_text() for log in sorted((folder / "sessions").rglob("*.jsonl")))
+
+
 def _claude_code(site: Site, folder: Path) -> Steps:
-    """Run Claude Code: a command, a file, a tool of an MCP server, and a resumed session."""
+    """Run Claude Code: its tools, one of an MCP server, an image that it reads, and a session."""
     binary = FOLDER / "claude-code" / "node_modules" / ".bin" / "claude"
     told, claude = site.documented_command("Claude Code", binary)
-    told |= {"HOME": str(folder), "IS_SANDBOX": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
-    env = site.env | told
+    env = site.env | told | {"HOME": str(folder), "IS_SANDBOX": "1"}
+    env |= {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
     python = str(FOLDER / "openai-agents" / "bin" / "python")
     server = {"command": python, "args": [str(SCRIPTS / "weather_server.py")]}
     (folder / "mcp.json").write_text(json.dumps({"mcpServers": {"weather": server}}))
@@ -186,6 +221,7 @@ def _claude_code(site: Site, folder: Path) -> Steps:
 
     path = folder / "written.txt"
     write = json.dumps({"file_path": str(path), "content": "written\n"})
+    read = json.dumps({"file_path": str(PICTURE)})
     return _steps(
         {
             "command": lambda: _made(folder, ask(_command("Bash", "command", described=True))),
@@ -200,23 +236,38 @@ def _claude_code(site: Site, folder: Path) -> Steps:
                 ),
                 "sunny in Oslo",
             ),
-            "session resumed": lambda: _holds(ask("SAY Resumed.", "--continue"), "Resumed."),
+            "session resumed": lambda: _holds(ask("Go on.", "--continue"), "sunny in Oslo"),
+            "image read": lambda: _holds(ask(f"Please.\nCALL Read {read}\nSEE images"), SEEN),
         }
     )
 
 
 def _opencode(site: Site, folder: Path) -> Steps:
-    """Run opencode: a command."""
+    """Run opencode: a command, a file that is written and edited, and a resumed session."""
     config = json.loads(site.documented("opencode")) | {"permission": "allow"}
     (folder / "opencode.json").write_text(json.dumps(config))
     binary = str(FOLDER / "opencode" / "node_modules" / ".bin" / "opencode")
     env = {**site.env, "HOME": str(folder)}
 
-    def ask(prompt: str) -> str:
-        return _sh([binary, "run"], folder, env, prompt, timeout_s=_RUN_S)
+    def ask(prompt: str, *flags: str) -> str:
+        return _sh([binary, "run", *flags], folder, env, prompt, timeout_s=_RUN_S)
+
+    def edited() -> None:
+        said = ask(f"Please.\nCALL write {write}\nCALL edit {edit}\n{_SAY_DONE}")
+        _made(folder, said, path.name)
+        assert path.read_text() == "edited\n"
 
     asked = _command("bash", "command", described=True)
-    return _steps({"command": lambda: _made(folder, ask(asked))})
+    path = folder / "written.txt"
+    write = json.dumps({"filePath": str(path), "content": "written\n"})
+    edit = json.dumps({"filePath": str(path), "oldString": "written", "newString": "edited"})
+    return _steps(
+        {
+            "command": lambda: _made(folder, ask(asked)),
+            "file written and edited": edited,
+            "session resumed": lambda: _holds(ask("Go on.", "--continue"), "The tool said"),
+        }
+    )
 
 
 def _aider(site: Site, folder: Path) -> Steps:
@@ -425,6 +476,7 @@ CLIENTS = (
         ("langchain", "langchain-openai", "langgraph", "langchain-anthropic"),
         _ALL_THREE,
         _script("langchain_agents.py"),
+        also="langgraph",
     ),
     Client(
         "llamaindex",
