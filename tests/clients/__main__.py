@@ -13,12 +13,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.clients.clients import CLIENTS, MODEL, SMALL, Client, Site
+from tests.clients.clients import CLIENTS, FOLDER, MODEL, SMALL, Client, Site, Steps
 from tests.clients.played_model import play
+from tests.clients.recorded import Recorder
 from tests.real_servers.servers import packaged_file
 from tests.served_stack import ROOT, served_stack
 from tests.upstream_server import UpstreamServer
@@ -67,25 +69,37 @@ def main() -> int:
         site = Site(stack.url, stack.key)
         for client in CLIENTS:
             if not options.only or client.name in options.only:
-                found[client.name] = row = _row(client, site)
+                found[client.name] = row = _row(client, site, is_recorded=options.write)
                 print(f"{client.name} {row['version']}: {_done(row)}", flush=True)
     if options.write:
         _write(found)
     return int(any(error for row in found.values() for error in row["steps"].values()))
 
 
-def _row(client: Client, site: Site) -> Row:
+def _row(client: Client, site: Site, *, is_recorded: bool) -> Row:
     version, today = "", f"{datetime.now(UTC):%Y-%m-%d}"
     try:
         version = client.install()
         with tempfile.TemporaryDirectory(prefix="client-", ignore_cleanup_errors=True) as name:
             folder = Path(name) / client.name
             folder.mkdir()
-            steps = client.run(site, folder) or {"it runs": "it has reported nothing"}
+            if client.is_recorded and is_recorded:
+                steps = _recorded(client, version, site, folder)
+            else:
+                steps = client.run(site, folder)
+            steps = steps or {"it runs": "it has reported nothing"}
     except (OSError, subprocess.SubprocessError) as exc:
         said = getattr(exc, "output", "") or ""
         steps = {"it runs": f"{exc} {said[-300:]}".strip()}
     return {"version": version, "speaks": client.protocols, "steps": steps, "date": today}
+
+
+def _recorded(client: Client, version: str, site: Site, folder: Path) -> Steps:
+    """Run a client, and write what its first turns were asked with."""
+    with Recorder(site.url).running() as recorder:
+        steps = client.run(replace(site, url=recorder.url), folder)
+    recorder.write(client.name, version, {str(folder): "/work", str(FOLDER): "/clients"})
+    return steps
 
 
 def _done(row: Row) -> str:
@@ -115,7 +129,8 @@ def _lines(rows: dict[str, Row]) -> Iterator[str]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser("tests.clients", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=[client.name for client in CLIENTS])
-    parser.add_argument("--write", action="store_true", help="write docs/clients.md")
+    written = "write docs/clients.md, and requests of agents into tests/e2e/bodies"
+    parser.add_argument("--write", action="store_true", help=written)
     return parser.parse_args()
 
 

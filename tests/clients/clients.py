@@ -74,6 +74,7 @@ class Client:
     protocols: str
     run: Callable[[Site, Path], Steps]
     also: str = ""
+    is_recorded: bool = False
 
     @property
     def title(self) -> str:
@@ -465,10 +466,17 @@ CLIENTS = (
         _ALL_THREE,
         _script("vercel_ai.mjs"),
     ),
-    Client("codex", "npm", ("@openai/codex",), "responses", _codex),
-    Client("claude-code", "npm", ("@anthropic-ai/claude-code",), "messages", _claude_code),
-    Client("opencode", "npm", ("opencode-ai",), "chat completions", _opencode),
-    Client("aider", "PyPI", ("aider-chat",), "chat completions", _aider),
+    Client("codex", "npm", ("@openai/codex",), "responses", _codex, is_recorded=True),
+    Client(
+        "claude-code",
+        "npm",
+        ("@anthropic-ai/claude-code",),
+        "messages",
+        _claude_code,
+        is_recorded=True,
+    ),
+    Client("opencode", "npm", ("opencode-ai",), "chat completions", _opencode, is_recorded=True),
+    Client("aider", "PyPI", ("aider-chat",), "chat completions", _aider, is_recorded=True),
     Client("llm", "PyPI", ("llm",), "chat completions", _llm),
     Client(
         "langchain",
