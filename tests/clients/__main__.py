@@ -32,7 +32,9 @@ _HEAD = """# Clients that were run
 `make clients` installs these clients from their registries, tells each of a running site by its
 own configuration ([connect your agent](agents.md)), and runs it unmodified. Two models answer: one
 whose turns are written in the prompt, so that an agent makes the calls it is meant to make, and
-SmolLM2 (135 million parameters). This page is written by `python -m tests.clients --write`.
+SmolLM2 (135 million parameters). Agents are played because the small real models that a package
+registry has cannot drive one; with `--agent-model FILE.gguf` Codex, Claude Code and opencode ask
+that model too (step *answers*). This page is written by `python -m tests.clients --write`.
 
 | client | version | speaks | what was done | date |
 |---|---|---|---|---|
@@ -51,6 +53,14 @@ _MODELS = """
     threads: 2
 """
 
+_AGENT = "agent"
+_AGENT_MODEL = """
+  {name}:
+    file: {file}
+    context_length: 32768
+    slots: 1
+"""
+
 Row = dict[str, Any]
 
 
@@ -65,8 +75,11 @@ def main() -> int:
     server.models, server.answers = [MODEL], [play]
     found: dict[str, Row] = {}
     models = _MODELS.format(model=MODEL, small=SMALL, url=server.url, file=file.resolve())
+    agent = _AGENT if options.agent_model else ""
+    if agent:
+        models += _AGENT_MODEL.format(name=agent, file=options.agent_model.resolve(strict=True))
     with server.running(), served_stack(models, DEFAULT_MODEL=SMALL) as stack:
-        site = Site(stack.url, stack.key)
+        site = Site(stack.url, stack.key, agent)
         for client in CLIENTS:
             if not options.only or client.name in options.only:
                 found[client.name] = row = _row(client, site, is_recorded=options.write)
@@ -131,6 +144,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=[client.name for client in CLIENTS])
     written = "write docs/clients.md, and requests of agents into tests/e2e/bodies"
     parser.add_argument("--write", action="store_true", help=written)
+    parser.add_argument("--agent-model", type=Path, help="a GGUF file that can drive agents")
     return parser.parse_args()
 
 

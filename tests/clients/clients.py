@@ -28,10 +28,11 @@ from tests.served_stack import ROOT
 FOLDER = ROOT / "var" / "clients"
 SCRIPTS = Path(__file__).parent / "scripts"
 MODEL, SMALL = "played", "smollm2"
-_INSTALL_S, _RUN_S = 900, 300
+_INSTALL_S, _RUN_S, _AGENT_RUN_S = 900, 300, 1800
 _MADE = "made.txt"
 _SAY_DONE = "SAY All done."
 _RESUMED = ("resume", "--last")
+_QUESTION, _ANSWER = "Which city is the capital of France?", "Paris"
 PICTURE, SEEN = SCRIPTS / "picture.png", "I see 64 x 48."
 
 Steps = dict[str, str]
@@ -39,10 +40,11 @@ Steps = dict[str, str]
 
 @dataclass(frozen=True)
 class Site:
-    """Where the site is, and a key for it."""
+    """Where the site is, a key for it, and its model that drives agents, if it has one."""
 
     url: str
     key: str
+    agent: str = ""
 
     @property
     def env(self) -> dict[str, str]:
@@ -51,6 +53,11 @@ class Site:
         told |= {"SITE_MODEL": MODEL, "SITE_SMALL_MODEL": SMALL}
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "TERM") if name in os.environ}
         return kept | told | {"NO_PROXY": "127.0.0.1", "DO_NOT_TRACK": "1"}
+
+    @property
+    def run_s(self) -> float:
+        """How long an agent may run: a model reads its tools for minutes."""
+        return _AGENT_RUN_S if self.agent else _RUN_S
 
     def documented(self, section: str, model: str = MODEL) -> str:
         """What docs/agents.md has a client be told of this site."""
@@ -163,7 +170,7 @@ def _codex(site: Site, folder: Path) -> Steps:
         """Return its last message; what it prints repeats the prompt."""
         last = folder / "last.txt"
         command = [binary, "exec", *options, *flags, "--output-last-message", str(last)]
-        said = _sh([*command, *resume, prompt], folder, env, timeout_s=_RUN_S)
+        said = _sh([*command, *resume, prompt], folder, env, timeout_s=site.run_s)
         return last.read_text() or said
 
     patch = "*** Begin Patch\n*** Add File: patched.txt\n+patched\n*** End Patch\n"
@@ -182,6 +189,7 @@ def _codex(site: Site, folder: Path) -> Steps:
             "plan": lambda: _plans(folder, ask),
             "image": lambda: _holds(ask("SEE images", "-i", str(PICTURE)), SEEN),
             "compaction": lambda: _compacts(folder, ask),
+            **_answers(site, lambda: ask(_QUESTION, "-m", site.agent)),
         }
     )
 
@@ -218,7 +226,7 @@ def _claude_code(site: Site, folder: Path) -> Steps:
 
     def ask(prompt: str, *flags: str) -> str:
         command = [*claude, "-p", "--dangerously-skip-permissions", *flags]
-        return _sh(command, folder, env, prompt, timeout_s=_RUN_S)
+        return _sh(command, folder, env, prompt, timeout_s=site.run_s)
 
     path = folder / "written.txt"
     write = json.dumps({"file_path": str(path), "content": "written\n"})
@@ -239,6 +247,7 @@ def _claude_code(site: Site, folder: Path) -> Steps:
             ),
             "session resumed": lambda: _holds(ask("Go on.", "--continue"), "sunny in Oslo"),
             "image read": lambda: _holds(ask(f"Please.\nCALL Read {read}\nSEE images"), SEEN),
+            **_answers(site, lambda: ask(_QUESTION, "--model", site.agent)),
         }
     )
 
@@ -246,12 +255,14 @@ def _claude_code(site: Site, folder: Path) -> Steps:
 def _opencode(site: Site, folder: Path) -> Steps:
     """Run opencode: a command, a file that is written and edited, and a resumed session."""
     config = json.loads(site.documented("opencode")) | {"permission": "allow"}
+    models = config["provider"]["site"]["models"]
+    models |= {site.agent: models[MODEL]} if site.agent else {}
     (folder / "opencode.json").write_text(json.dumps(config))
     binary = str(FOLDER / "opencode" / "node_modules" / ".bin" / "opencode")
     env = {**site.env, "HOME": str(folder)}
 
     def ask(prompt: str, *flags: str) -> str:
-        return _sh([binary, "run", *flags], folder, env, prompt, timeout_s=_RUN_S)
+        return _sh([binary, "run", *flags], folder, env, prompt, timeout_s=site.run_s)
 
     def edited() -> None:
         said = ask(f"Please.\nCALL write {write}\nCALL edit {edit}\n{_SAY_DONE}")
@@ -267,6 +278,7 @@ def _opencode(site: Site, folder: Path) -> Steps:
             "command": lambda: _made(folder, ask(asked)),
             "file written and edited": edited,
             "session resumed": lambda: _holds(ask("Go on.", "--continue"), "The tool said"),
+            **_answers(site, lambda: ask(_QUESTION, "--model", f"site/{site.agent}")),
         }
     )
 
@@ -413,6 +425,11 @@ def _made(folder: Path, said: str, name: str = _MADE) -> None:
 
 def _holds(said: str, part: str) -> None:
     assert part in said, said[-300:]
+
+
+def _answers(site: Site, ask: Callable[[], str]) -> dict[str, Callable[[], None]]:
+    """The step of a model that drives agents, if the site has one."""
+    return {"answers": lambda: _holds(ask(), _ANSWER)} if site.agent else {}
 
 
 def _steps(steps: Mapping[str, Callable[[], None]]) -> Steps:
