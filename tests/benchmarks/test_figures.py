@@ -88,7 +88,7 @@ OPTIONAL: dict[str, dict[str, Any]] = {
 }
 SAID = (
     ("SmolLM2 without tools", "9,267 with its own"),
-    ("1 summaries", "50.0 % of all tokens read, 50.0 % of those written", "a summary 1,500 ms more"),
+    ("1 summaries", "50.0 % of all tokens read", "a summary 1,500 ms more"),
     ("64 streams", "responses have 101 % and messages have 98 % of the"),
 )
 
