@@ -12,9 +12,11 @@ import statistics
 import time
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import openai
 
+from benchmarks.figures import add_write_option, keep
 from benchmarks.targets import platform_with
 from inference_site.catalogue.catalogue import DEMO_FILE
 
@@ -67,6 +69,46 @@ def _talk(client: openai.OpenAI, turns: int, words: int, threshold: int, most: i
     return done
 
 
+def figures_of(turns: list[Turn]) -> dict[str, Any]:
+    """Return what all turns cost, and what part of it compaction has."""
+    pairs = [(a, b) for a, b in pairwise(turns) if a.is_compacted]
+    spent = [a.seconds - b.seconds for a, b in pairs]
+    costs = {
+        "tokens read": (sum(t.input for t in turns), sum(a.input - b.input for a, b in pairs)),
+        "tokens written": (
+            sum(t.output for t in turns),
+            sum(max(a.output - b.output, 0) for a, b in pairs),
+        ),
+        "seconds": (sum(t.seconds for t in turns), sum(spent)),
+    }
+    return {
+        "turns": len(turns),
+        "compactions": len(pairs),
+        "longest_prompt": max(t.input for t in turns),
+        "turn_ms": statistics.median(t.seconds for t in turns if not t.is_compacted) * 1000,
+        "summary_ms": statistics.median(spent) * 1000 if spent else 0.0,
+        "rows": [
+            {"cost": cost, "all": total, "compaction": part, "share": part / total}
+            for cost, (total, part) in costs.items()
+        ],
+    }
+
+
+def _show(found: dict[str, Any], threshold: int) -> None:
+    print(f"| {found['turns']} turns, threshold {threshold} | all | compaction | share |")
+    print("|---|---|---|---|")
+    for row in found["rows"]:
+        numbers = f"{row['all']:,.0f} | {row['compaction']:,.0f} | {row['share']:.1%}"
+        print(f"| {row['cost']} | {numbers} |")
+    print(
+        f"\n{found['compactions']} compactions, one in "
+        f"{found['turns'] / max(found['compactions'], 1):.0f} turns; "
+        f"longest prompt with a summary {found['longest_prompt']:,} tokens; "
+        f"a turn without one takes {found['turn_ms']:.0f} ms (median), the summary "
+        f"{found['summary_ms']:.0f} ms."
+    )
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser("benchmarks.compaction", description=__doc__)
@@ -75,6 +117,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32, help="the most of each answer")
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--threshold", type=int, default=2000)
+    add_write_option(parser)
     options = parser.parse_args()
     entry = {
         "file": str(DEMO_FILE),
@@ -86,24 +129,10 @@ def main() -> None:
     with platform_with({_MODEL: entry}, {}) as endpoint:
         client = openai.OpenAI(base_url=endpoint.url, api_key=endpoint.key, max_retries=0)
         turns = _talk(client, options.turns, options.words, options.threshold, options.tokens)
-    pairs = [(a, b) for a, b in pairwise(turns) if a.is_compacted]
-    read = sum(a.input - b.input for a, b in pairs)
-    written = sum(max(a.output - b.output, 0) for a, b in pairs)
-    spent = sum(a.seconds - b.seconds for a, b in pairs)
-    tokens_in, tokens_out = sum(t.input for t in turns), sum(t.output for t in turns)
-    seconds = sum(t.seconds for t in turns)
-    print(f"| {options.turns} turns, threshold {options.threshold} | all | compaction | share |")
-    print("|---|---|---|---|")
-    print(f"| tokens read | {tokens_in:,} | {read:,} | {read / tokens_in:.1%} |")
-    print(f"| tokens written | {tokens_out:,} | {written:,} | {written / tokens_out:.1%} |")
-    print(f"| seconds | {seconds:,.0f} | {spent:,.0f} | {spent / seconds:.1%} |")
-    plain = statistics.median(t.seconds for t in turns if not t.is_compacted)
-    print(
-        f"\n{len(pairs)} compactions, one in {options.turns / max(len(pairs), 1):.0f} turns; "
-        f"longest prompt with a summary {max(t.input for t in turns):,} tokens; "
-        f"a turn without one takes {plain * 1000:.0f} ms (median), the summary "
-        f"{statistics.median(a.seconds - b.seconds for a, b in pairs) * 1000:.0f} ms."
-    )
+    found = figures_of(turns)
+    _show(found, options.threshold)
+    if options.write:
+        keep("compaction", {"threshold": options.threshold, **found})
 
 
 if __name__ == "__main__":

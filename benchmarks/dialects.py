@@ -1,6 +1,7 @@
 """Streams of one model in each dialect of the API: ``python -m benchmarks.dialects``.
 
-The demo model answers 64 streams at once, in turns as chat completions, responses and messages.
+The demo model answers 64 streams at once, in turns as chat completions, responses and messages,
+without thinking in all of them: Anthropic's messages ask for that by leaving ``thinking`` out.
 What counts is the share of the tokens a second that chat completions have in the same run.
 """
 
@@ -17,6 +18,7 @@ from typing import Any
 
 import aiohttp
 
+from benchmarks.figures import add_write_option, keep
 from benchmarks.load import messages
 from benchmarks.targets import Endpoint, platform_with
 from inference_site.catalogue.catalogue import DEMO_FILE
@@ -35,19 +37,17 @@ class Dialect:
 
 def _chat(number: int, most: int) -> dict[str, Any]:
     usage = {"include_usage": True}
-    return {"messages": messages(number), "max_tokens": most, "stream_options": usage}
+    asked = {"messages": messages(number), "max_tokens": most, "stream_options": usage}
+    return asked | {"enable_thinking": False}
 
 
 def _response(number: int, most: int) -> dict[str, Any]:
-    return {"input": messages(number), "max_output_tokens": most, "store": False}
+    asked = {"input": messages(number), "max_output_tokens": most, "store": False}
+    return asked | {"enable_thinking": False}
 
 
 def _message(number: int, most: int) -> dict[str, Any]:
     return {"messages": messages(number), "max_tokens": most}
-
-
-def _usage(event: dict[str, Any]) -> int:
-    return int((event.get("usage") or {}).get("completion_tokens", 0))
 
 
 def _ended(event: dict[str, Any]) -> int:
@@ -98,31 +98,45 @@ async def _tokens_per_s(
         return sum(tokens) / (time.monotonic() - began)
 
 
+def measure(streams: int, rounds: int, tokens: int) -> dict[str, list[float]]:
+    """Return the tokens a second of each round, by dialect."""
+    entry = {"file": str(DEMO_FILE), "slots": streams, "threads": 1}
+    found: dict[str, list[float]] = {name: [] for name in DIALECTS}
+    with platform_with({_MODEL: entry}, {}) as endpoint:
+        for turn in range(rounds + 1):
+            for place, name in enumerate(DIALECTS):
+                first = (turn * len(DIALECTS) + place) * streams
+                rate = asyncio.run(_tokens_per_s(endpoint, name, first, streams, tokens))
+                if turn:  # The first turn warms up.
+                    found[name].append(rate)
+    return found
+
+
+def rows(found: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """Return the median of each dialect, and its share of that of chat completions."""
+    medians = {name: statistics.median(rates) for name, rates in found.items()}
+    base = medians["chat completions"]
+    return [
+        {"dialect": name, "tokens_per_s": rate, "share": rate / base}
+        for name, rate in medians.items()
+    ]
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser("benchmarks.dialects", description=__doc__)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128)
+    add_write_option(parser)
     options = parser.parse_args()
-    entry = {"file": str(DEMO_FILE), "slots": options.streams, "threads": 1}
-    found: dict[str, list[float]] = {name: [] for name in DIALECTS}
-    with platform_with({_MODEL: entry}, {}) as endpoint:
-        for turn in range(options.rounds + 1):
-            for place, name in enumerate(DIALECTS):
-                first = (turn * len(DIALECTS) + place) * options.streams
-                rate = asyncio.run(
-                    _tokens_per_s(endpoint, name, first, options.streams, options.tokens)
-                )
-                if turn:  # The first turn warms up.
-                    found[name].append(rate)
-    base = statistics.median(found["chat completions"])
+    found = rows(measure(options.streams, options.rounds, options.tokens))
     print(f"| {options.streams} streams | tokens/s, median of {options.rounds} | share |")
     print("|---|---|---|")
-    for name, rates in found.items():
-        print(
-            f"| {name} | {statistics.median(rates):,.0f} | {statistics.median(rates) / base:.0%} |"
-        )
+    for row in found:
+        print(f"| {row['dialect']} | {row['tokens_per_s']:,.0f} | {row['share']:.0%} |")
+    if options.write:
+        keep("dialects", {"streams": options.streams, "rounds": options.rounds, "rows": found})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 import pytest
 
-from benchmarks import figures
+from benchmarks import compaction, dialects, figures
 from benchmarks.report import Row
 
 HERE = {"Date": "2026-11-22 10:00 UTC", "Processor": "2 cores"}
@@ -68,3 +68,37 @@ def test_a_part_that_was_never_measured_is_an_error() -> None:
     parts = {name: runs for name, runs in figures.read().items() if name != "parser"}
     with pytest.raises(jinja2.UndefinedError, match="parser"):
         figures.render("performance.md.j2", parts)
+
+
+OPTIONAL: dict[str, dict[str, Any]] = {
+    "agent_tokens/smollm2": {"mcp_tools": 40, "no tools": 5001, "Codex": 9267, "with MCP": 14467},
+    "compaction": {
+        "threshold": 2000,
+        **compaction.figures_of(
+            [compaction.Turn(3000, 60, 2, True), compaction.Turn(1000, 20, 0.5, False)]
+        ),
+    },
+    "dialects": {
+        "streams": 64,
+        "rounds": 5,
+        "rows": dialects.rows(
+            {"chat completions": [100, 200, 300], "responses": [202], "messages": [196]}
+        ),
+    },
+}
+SAID = (
+    ("SmolLM2 without tools", "9,267 with its own"),
+    ("1 summaries", "50.0 % of all tokens read", "a summary 1,500 ms more"),
+    ("64 streams", "responses have 101 % and messages have 98 % of the"),
+)
+
+
+@pytest.mark.parametrize(("part", "said"), zip(OPTIONAL, SAID, strict=True), ids=list(OPTIONAL))
+def test_a_part_is_in_the_text_once_it_was_measured(part: str, said: tuple[str, ...]) -> None:
+    before = {name: runs for name, runs in figures.read().items() if name not in OPTIONAL}
+    after = figures.with_run(before, part, OPTIONAL[part], HERE)
+    pages = [figures.render("performance.md.j2", parts) for parts in (before, after)]
+    without, measured = (" ".join(page.split()) for page in pages)
+    assert [text in measured for text in said] == [True] * len(said)
+    assert said[-1] not in without
+    assert figures.render("RESULTS.md.j2", after) != figures.render("RESULTS.md.j2", before)

@@ -1,8 +1,8 @@
 """The real clients: how each is installed into ``var/clients``, told of the site, and run.
 
-Most run a script of ``scripts/`` in their own environment; the agents of the command line are run
-as their users run them, in a folder of their own. A run returns its steps with what went wrong in
-each, and nothing for a step that worked.
+Most run a script of ``scripts/`` in their own environment; agents and applications are told what
+docs/agents.md says, and run as their users run them, in a folder of their own. A run returns its
+steps with what went wrong in each, and nothing for a step that worked.
 """
 
 from __future__ import annotations
@@ -21,25 +21,30 @@ from pathlib import Path
 
 import httpx
 
+from tests.clients.documented import documented, variables_and_command
 from tests.ports import free_port
 from tests.served_stack import ROOT
 
 FOLDER = ROOT / "var" / "clients"
 SCRIPTS = Path(__file__).parent / "scripts"
 MODEL, SMALL = "played", "smollm2"
-_INSTALL_S, _RUN_S = 900, 300
+_INSTALL_S, _RUN_S, _AGENT_RUN_S = 900, 300, 1800
 _MADE = "made.txt"
 _SAY_DONE = "SAY All done."
+_RESUMED = ("resume", "--last")
+_QUESTION, _ANSWER = "Which city is the capital of France?", "Paris"
+PICTURE, SEEN = SCRIPTS / "picture.png", "I see 64 x 48."
 
 Steps = dict[str, str]
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where the site is, and a key for it."""
+    """Where the site is, a key for it, and its model that drives agents, if it has one."""
 
     url: str
     key: str
+    agent: str = ""
 
     @property
     def env(self) -> dict[str, str]:
@@ -48,6 +53,22 @@ class Site:
         told |= {"SITE_MODEL": MODEL, "SITE_SMALL_MODEL": SMALL}
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "TERM") if name in os.environ}
         return kept | told | {"NO_PROXY": "127.0.0.1", "DO_NOT_TRACK": "1"}
+
+    @property
+    def run_s(self) -> float:
+        """How long an agent may run: a model reads its tools for minutes."""
+        return _AGENT_RUN_S if self.agent else _RUN_S
+
+    def documented(self, section: str, model: str = MODEL) -> str:
+        """What docs/agents.md has a client be told of this site."""
+        return documented(section, self.url, self.key, model)
+
+    def documented_command(
+        self, section: str, program: Path, model: str = MODEL
+    ) -> tuple[dict[str, str], list[str]]:
+        """The variables and the command of such a section; the program is the installed one."""
+        env, command = variables_and_command(self.documented(section, model))
+        return env, [str(program), *command[1:]]
 
 
 @dataclass(frozen=True)
@@ -59,6 +80,13 @@ class Client:
     packages: tuple[str, ...]
     protocols: str
     run: Callable[[Site, Path], Steps]
+    also: str = ""
+    is_recorded: bool = False
+
+    @property
+    def title(self) -> str:
+        """Its name in the table, with that of a library that is run inside it."""
+        return ", ".join(filter(None, (self.name, self.also)))
 
     @property
     def folder(self) -> Path:
@@ -128,19 +156,22 @@ def _script(name: str) -> Callable[[Site, Path], Steps]:
 
 
 def _codex(site: Site, folder: Path) -> Steps:
-    """Run OpenAI's Codex: a command, a patch, a tool of an MCP server, and a resumed session."""
+    """Run OpenAI's Codex: its tools, one of an MCP server, an image, a session and its summary."""
     python = FOLDER / "openai-agents" / "bin" / "python"
     (folder / "config.toml").write_text(
-        f'model = "{MODEL}"\nmodel_provider = "site"\n[model_providers.site]\nname = "site"\n'
-        f'base_url = "{site.url}/v1"\nenv_key = "SITE_KEY"\nwire_api = "responses"\n'
-        f'[mcp_servers.weather]\ncommand = "{python}"\nargs = ["{SCRIPTS / "weather_server.py"}"]\n'
+        f"{site.documented('Codex')}\n[mcp_servers.weather]\n"
+        f'command = "{python}"\nargs = ["{SCRIPTS / "weather_server.py"}"]\n'
     )
     env = {**site.env, "CODEX_HOME": str(folder), "HOME": str(folder)}
     binary = str(FOLDER / "codex" / "node_modules" / ".bin" / "codex")
     flags = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
 
-    def ask(prompt: str, *resume: str) -> str:
-        return _sh([binary, "exec", *resume, *flags, prompt], folder, env, timeout_s=_RUN_S)
+    def ask(prompt: str, *options: str, resume: tuple[str, ...] = ()) -> str:
+        """Return its last message; what it prints repeats the prompt."""
+        last = folder / "last.txt"
+        command = [binary, "exec", *options, *flags, "--output-last-message", str(last)]
+        said = _sh([*command, *resume, prompt], folder, env, timeout_s=site.run_s)
+        return last.read_text() or said
 
     patch = "*** Begin Patch\n*** Add File: patched.txt\n+patched\n*** End Patch\n"
     applied = f"apply_patch <<'EOF'\n{patch}EOF"
@@ -154,34 +185,52 @@ def _codex(site: Site, folder: Path) -> Steps:
             "MCP tool": lambda: _holds(
                 ask('Please.\nCALL get_weather {"city": "Oslo"}'), "sunny in Oslo"
             ),
-            "session resumed": lambda: _holds(ask("SAY Resumed.", "resume", "--last"), "Resumed."),
+            "session resumed": lambda: _holds(ask("Go on.", resume=_RESUMED), "sunny in Oslo"),
+            "plan": lambda: _plans(folder, ask),
+            "image": lambda: _holds(ask("SEE images", "-i", str(PICTURE)), SEEN),
+            "compaction": lambda: _compacts(folder, ask),
+            **_answers(site, lambda: ask(_QUESTION, "-m", site.agent)),
         }
     )
 
 
+def _plans(folder: Path, ask: Callable[..., str]) -> None:
+    """Have a plan made, for which Codex has a tool only where that is asked for."""
+    plan = json.dumps({"plan": [{"step": "look around", "status": "in_progress"}]})
+    asked = f"Please.\nCALL update_plan {plan}\n{_SAY_DONE}"
+    _holds(ask(asked, "-c", "tools.update_plan.enabled=true"), "All done.")
+    assert "Plan updated" in _codex_log(folder), "no plan was updated"
+
+
+def _compacts(folder: Path, ask: Callable[..., str]) -> None:
+    """Resume the session with a limit that it is past."""
+    limit = ("-c", "model_auto_compact_token_limit=10")
+    _holds(ask("SAY After it.", *limit, resume=_RESUMED), "After it.")
+    assert '"type":"compacted"' in _codex_log(folder), "nothing was compacted"
+
+
+def _codex_log(folder: Path) -> str:
+    """What Codex notes of all its sessions."""
+    return "".join(log.read_text() for log in sorted((folder / "sessions").rglob("*.jsonl")))
+
+
 def _claude_code(site: Site, folder: Path) -> Steps:
-    """Run Claude Code: a command, a file, a tool of an MCP server, and a resumed session."""
-    env = {
-        **site.env,
-        "HOME": str(folder),
-        "IS_SANDBOX": "1",
-        "ANTHROPIC_BASE_URL": site.url,
-        "ANTHROPIC_AUTH_TOKEN": site.key,
-        "ANTHROPIC_MODEL": MODEL,
-        "ANTHROPIC_SMALL_FAST_MODEL": MODEL,
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    }
-    binary = str(FOLDER / "claude-code" / "node_modules" / ".bin" / "claude")
+    """Run Claude Code: its tools, one of an MCP server, an image that it reads, and a session."""
+    binary = FOLDER / "claude-code" / "node_modules" / ".bin" / "claude"
+    told, claude = site.documented_command("Claude Code", binary)
+    env = site.env | told | {"HOME": str(folder), "IS_SANDBOX": "1"}
+    env |= {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
     python = str(FOLDER / "openai-agents" / "bin" / "python")
     server = {"command": python, "args": [str(SCRIPTS / "weather_server.py")]}
     (folder / "mcp.json").write_text(json.dumps({"mcpServers": {"weather": server}}))
 
     def ask(prompt: str, *flags: str) -> str:
-        command = [binary, "-p", "--dangerously-skip-permissions", *flags]
-        return _sh(command, folder, env, prompt, timeout_s=_RUN_S)
+        command = [*claude, "-p", "--dangerously-skip-permissions", *flags]
+        return _sh(command, folder, env, prompt, timeout_s=site.run_s)
 
     path = folder / "written.txt"
     write = json.dumps({"file_path": str(path), "content": "written\n"})
+    read = json.dumps({"file_path": str(PICTURE)})
     return _steps(
         {
             "command": lambda: _made(folder, ask(_command("Bash", "command", described=True))),
@@ -196,27 +245,42 @@ def _claude_code(site: Site, folder: Path) -> Steps:
                 ),
                 "sunny in Oslo",
             ),
-            "session resumed": lambda: _holds(ask("SAY Resumed.", "--continue"), "Resumed."),
+            "session resumed": lambda: _holds(ask("Go on.", "--continue"), "sunny in Oslo"),
+            "image read": lambda: _holds(ask(f"Please.\nCALL Read {read}\nSEE images"), SEEN),
+            **_answers(site, lambda: ask(_QUESTION, "--model", site.agent)),
         }
     )
 
 
 def _opencode(site: Site, folder: Path) -> Steps:
-    """Run opencode: a command."""
-    models = {MODEL: {"name": MODEL, "limit": {"context": 65536, "output": 4096}}}
-    options = {"baseURL": f"{site.url}/v1", "apiKey": site.key}
-    provider = {"npm": "@ai-sdk/openai-compatible", "name": "site", "options": options}
-    chosen = {"model": f"site/{MODEL}", "small_model": f"site/{MODEL}", "permission": "allow"}
-    config = {"provider": {"site": {**provider, "models": models}}, **chosen}
+    """Run opencode: a command, a file that is written and edited, and a resumed session."""
+    config = json.loads(site.documented("opencode")) | {"permission": "allow"}
+    models = config["provider"]["site"]["models"]
+    models |= {site.agent: models[MODEL]} if site.agent else {}
     (folder / "opencode.json").write_text(json.dumps(config))
     binary = str(FOLDER / "opencode" / "node_modules" / ".bin" / "opencode")
     env = {**site.env, "HOME": str(folder)}
 
-    def ask(prompt: str) -> str:
-        return _sh([binary, "run"], folder, env, prompt, timeout_s=_RUN_S)
+    def ask(prompt: str, *flags: str) -> str:
+        return _sh([binary, "run", *flags], folder, env, prompt, timeout_s=site.run_s)
+
+    def edited() -> None:
+        said = ask(f"Please.\nCALL write {write}\nCALL edit {edit}\n{_SAY_DONE}")
+        _made(folder, said, path.name)
+        assert path.read_text() == "edited\n"
 
     asked = _command("bash", "command", described=True)
-    return _steps({"command": lambda: _made(folder, ask(asked))})
+    path = folder / "written.txt"
+    write = json.dumps({"filePath": str(path), "content": "written\n"})
+    edit = json.dumps({"filePath": str(path), "oldString": "written", "newString": "edited"})
+    return _steps(
+        {
+            "command": lambda: _made(folder, ask(asked)),
+            "file written and edited": edited,
+            "session resumed": lambda: _holds(ask("Go on.", "--continue"), "The tool said"),
+            **_answers(site, lambda: ask(_QUESTION, "--model", f"site/{site.agent}")),
+        }
+    )
 
 
 def _aider(site: Site, folder: Path) -> Steps:
@@ -226,10 +290,9 @@ def _aider(site: Site, folder: Path) -> Steps:
     _sh(["git", "init", "-q", "."], folder)
     fence = "```"
     edit = f"file.txt\n{fence}\n<<<<<<< SEARCH\nold\n=======\nnew\n>>>>>>> REPLACE\n{fence}"
-    command = [str(FOLDER / "aider" / "bin" / "aider"), "--model", f"openai/{MODEL}"]
+    api, command = site.documented_command("aider", FOLDER / "aider" / "bin" / "aider")
     command += ["--edit-format", "diff", "--yes-always", "--no-check-update", "--no-auto-commits"]
     command += ["--no-show-model-warnings", "--analytics-disable", "--message"]
-    api = {"OPENAI_API_BASE": f"{site.url}/v1", "OPENAI_API_KEY": site.key}
     env = {**site.env, **api, "HOME": str(folder)}
 
     def edited() -> None:
@@ -241,8 +304,7 @@ def _aider(site: Site, folder: Path) -> Steps:
 
 def _llm(site: Site, folder: Path) -> Steps:
     """Run the command ``llm``: a chat."""
-    entry = f"- model_id: site\n  model_name: {SMALL}\n  api_base: {site.url}/v1\n"
-    (folder / "extra-openai-models.yaml").write_text(f"{entry}  api_key_name: site\n")
+    (folder / "extra-openai-models.yaml").write_text(site.documented("llm", SMALL))
     binary = str(FOLDER / "llm" / "bin" / "llm")
     command = [binary, "-m", "site", "--key", site.key, "Hello", "-o", "max_tokens", "20"]
     env = {**site.env, "LLM_USER_PATH": str(folder), "HOME": str(folder)}
@@ -299,11 +361,11 @@ def _guidellm(site: Site, folder: Path) -> Steps:
 def _open_webui(site: Site, folder: Path) -> Steps:
     """Run the web application, told of the site by its environment, and use it as its page does."""
     port = free_port()
-    told = {"OPENAI_API_BASE_URL": f"{site.url}/v1", "OPENAI_API_KEY": site.key}
-    told |= {"ENABLE_OLLAMA_API": "False", "WEBUI_SECRET_KEY": "secret", "OFFLINE_MODE": "True"}
-    told |= {"RAG_EMBEDDING_ENGINE": "openai", "DATA_DIR": str(folder), "HOME": str(folder)}
-    program = str(FOLDER / "open-webui" / "bin" / "open-webui")
-    command = [program, "serve", "--host", "127.0.0.1", "--port", str(port)]
+    program = FOLDER / "open-webui" / "bin" / "open-webui"
+    told, command = site.documented_command("Open WebUI", program)
+    told |= {"WEBUI_SECRET_KEY": "secret", "OFFLINE_MODE": "True", "HOME": str(folder)}
+    told |= {"RAG_EMBEDDING_ENGINE": "openai", "DATA_DIR": str(folder)}
+    command += ["--host", "127.0.0.1", "--port", str(port)]
     with (
         (folder / "log").open("w") as log,
         subprocess.Popen(command, cwd=folder, env=site.env | told, stdout=log, stderr=log) as app,
@@ -365,6 +427,11 @@ def _holds(said: str, part: str) -> None:
     assert part in said, said[-300:]
 
 
+def _answers(site: Site, ask: Callable[[], str]) -> dict[str, Callable[[], None]]:
+    """The step of a model that drives agents, if the site has one."""
+    return {"answers": lambda: _holds(ask(), _ANSWER)} if site.agent else {}
+
+
 def _steps(steps: Mapping[str, Callable[[], None]]) -> Steps:
     """Run the steps; return what went wrong in each."""
     errors: Steps = {}
@@ -416,10 +483,17 @@ CLIENTS = (
         _ALL_THREE,
         _script("vercel_ai.mjs"),
     ),
-    Client("codex", "npm", ("@openai/codex",), "responses", _codex),
-    Client("claude-code", "npm", ("@anthropic-ai/claude-code",), "messages", _claude_code),
-    Client("opencode", "npm", ("opencode-ai",), "chat completions", _opencode),
-    Client("aider", "PyPI", ("aider-chat",), "chat completions", _aider),
+    Client("codex", "npm", ("@openai/codex",), "responses", _codex, is_recorded=True),
+    Client(
+        "claude-code",
+        "npm",
+        ("@anthropic-ai/claude-code",),
+        "messages",
+        _claude_code,
+        is_recorded=True,
+    ),
+    Client("opencode", "npm", ("opencode-ai",), "chat completions", _opencode, is_recorded=True),
+    Client("aider", "PyPI", ("aider-chat",), "chat completions", _aider, is_recorded=True),
     Client("llm", "PyPI", ("llm",), "chat completions", _llm),
     Client(
         "langchain",
@@ -427,6 +501,7 @@ CLIENTS = (
         ("langchain", "langchain-openai", "langgraph", "langchain-anthropic"),
         _ALL_THREE,
         _script("langchain_agents.py"),
+        also="langgraph",
     ),
     Client(
         "llamaindex",

@@ -4,21 +4,26 @@ The newest user message with such lines is the script, one line for each turn of
 
     CALL get_weather {"city": "Oslo"}     a call of the offered tool whose name ends so
     SAY The answer, or {"a": "JSON"}      a text; one in quotes is JSON
+    SEE images                            the sizes of all images of the request
 
 After the last line the model repeats the result of its last call, or says ``GREETING``.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
+from PIL import Image
+
 from tests.upstream_server import Talk
 
 GREETING = "Hello from the model."
-_LINE = re.compile(r"^\s*(CALL|SAY) (.+?)\s*$", re.MULTILINE)
+_LINE = re.compile(r"^\s*(CALL|SAY|SEE) (.+?)\s*$", re.MULTILINE)
 
 Body = dict[str, Any]
 
@@ -53,6 +58,8 @@ def _turn(body: Body) -> Body:
     what, rest = script[turns]
     if what == "SAY":
         return _said(json.loads(rest) if rest.startswith('"') else rest)
+    if what == "SEE":
+        return _said(f"I see {' and '.join(_images(messages)) or 'no image'}.")
     name, _, arguments = rest.partition(" ")
     offered = [tool["function"]["name"] for tool in body.get("tools") or ()]
     named = next((tool for tool in offered if tool.endswith(name)), None)
@@ -82,6 +89,17 @@ def _text(message: Body) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(part.get("text", "") for part in content)
+
+
+def _images(messages: list[Body]) -> Iterator[str]:
+    """Yield the sizes of the images."""
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            if part["type"] == "image_url":
+                data = part["image_url"]["url"].partition(",")[2]
+                width, height = Image.open(io.BytesIO(base64.b64decode(data))).size
+                yield f"{width} x {height}"
 
 
 def _said(text: str) -> Body:

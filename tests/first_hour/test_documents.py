@@ -125,7 +125,7 @@ def test_other_examples_are_well_formed(example: Example) -> None:
         case "toml":
             tomllib.loads(example.text)
         case other:
-            assert other in ("sh", "python", "mermaid"), example.place
+            assert other in ("sh", "python", "js", "mermaid"), example.place
 
 
 def test_doctor_is_green_beside_a_fresh_site(stack: ServedStack, manage: Manage) -> None:

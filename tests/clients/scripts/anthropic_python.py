@@ -1,7 +1,19 @@
 from __future__ import annotations
 
 import anthropic
-from report import KEY, MODEL, SMALL, SUNNY, URL, WEATHER, get_weather, holds, step
+from report import (
+    KEY,
+    MODEL,
+    PICTURE,
+    SEEN,
+    SMALL,
+    SUNNY,
+    URL,
+    WEATHER,
+    get_weather,
+    holds,
+    step,
+)
 
 client = anthropic.Anthropic(base_url=URL, auth_token=KEY, api_key=None)
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -27,6 +39,15 @@ def tools() -> None:
         model=MODEL, max_tokens=200, messages=messages, tools=[anthropic.beta_tool(get_weather)]
     )
     holds(runner.until_done().content[0].text, SUNNY)
+
+
+@step("image")
+def image() -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": PICTURE}
+    parts = [{"type": "image", "source": source}, {"type": "text", "text": "SEE images"}]
+    messages = [{"role": "user", "content": parts}]
+    answer = client.messages.create(model=MODEL, messages=messages, max_tokens=20)
+    holds(answer.content[0].text, SEEN)
 
 
 @step("count tokens")

@@ -4,7 +4,20 @@ import json
 
 import openai
 from pydantic import BaseModel
-from report import KEY, MODEL, PERSON, SMALL, SUNNY, URL, WEATHER, get_weather, holds, step
+from report import (
+    KEY,
+    MODEL,
+    PERSON,
+    PICTURE,
+    SEEN,
+    SMALL,
+    SUNNY,
+    URL,
+    WEATHER,
+    get_weather,
+    holds,
+    step,
+)
 
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY)
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -53,6 +66,17 @@ def structured() -> None:
     assert answer.choices[0].message.parsed == Person(name="Ann", age=7)
 
 
+@step("image")
+def image() -> None:
+    parts = [
+        {"type": "text", "text": "SEE images"},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}"}},
+    ]
+    messages = [{"role": "user", "content": parts}]
+    answer = client.chat.completions.create(model=MODEL, messages=messages)
+    holds(answer.choices[0].message.content, SEEN)
+
+
 @step("responses: stream, tool loop, state")
 def responses() -> None:
     offered = [{"type": "function", **FUNCTION}]
@@ -66,6 +90,19 @@ def responses() -> None:
     )
     holds(second.output_text, SUNNY)
     assert client.responses.retrieve(second.id).output_text == second.output_text
+
+
+@step("responses: compaction")
+def compaction() -> None:
+    first = client.responses.create(model=MODEL, input="word " * 1500)
+    second = client.responses.create(
+        model=MODEL,
+        input="SAY After it.",
+        previous_response_id=first.id,
+        context_management=[{"type": "compaction", "compact_threshold": 1000}],
+    )
+    assert [item.type for item in second.output] == ["compaction", "message"]
+    holds(second.output_text, "After it.")
 
 
 @step("models")

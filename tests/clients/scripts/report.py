@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 URL = os.environ["SITE_URL"]
 KEY = os.environ["SITE_KEY"]
@@ -14,6 +16,8 @@ SMALL = os.environ["SITE_SMALL_MODEL"]
 WEATHER = 'Please look.\nCALL get_weather {"city": "Oslo"}'
 SUNNY = "sunny in Oslo"
 PERSON = 'SAY {"name": "Ann", "age": 7}'
+PICTURE = base64.b64encode(Path(__file__).with_name("picture.png").read_bytes()).decode()
+SEEN = "I see 64 x 48."
 
 
 def step(name: str) -> Callable[[Callable[[], object]], None]:
