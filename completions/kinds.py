@@ -28,14 +28,12 @@ from completions.assemblers.completion import (
     InfillAssembly,
 )
 from completions.assemblers.moderated_chat import chat_assembler
-from completions.assemblers.moderation import (
+from completions.assemblers.scores import (
     MODERATION,
-    ModerationAssembler,
-    ModerationAssembly,
-)
-from completions.assemblers.ranking import (
     RERANK,
     SCORE,
+    ModerationAssembler,
+    ModerationAssembly,
     RankingAssembly,
     RerankAssembler,
     ScoreAssembler,

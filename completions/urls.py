@@ -29,8 +29,7 @@ from completions.views.models import (
     ModelView,
     UnloadAdapterView,
 )
-from completions.views.moderation import ModerationsView
-from completions.views.ranking import RerankView, ScoreView
+from completions.views.scores import ModerationsView, RerankView, ScoreView
 from completions.views.tokens import (
     DetokenizeView,
     EmbeddingsView,

@@ -7,7 +7,7 @@ from django.views.generic import RedirectView
 from completions.urls import OLLAMA
 from completions.views.chat import InfillView
 from completions.views.models import AdaptersView
-from completions.views.ranking import RerankView
+from completions.views.scores import RerankView
 from completions.views.tokens import DetokenizeView, TokenizerInfoView, TokenizeView
 from inference_site.batches.views import BatchCancelView, BatchesView, BatchView
 from inference_site.gateway.api.documentation import OpenApiView, documentation
