@@ -27,7 +27,6 @@ from completions.assemblers.completion import (
     InfillAssembler,
     InfillAssembly,
 )
-from completions.assemblers.moderated_chat import chat_assembler
 from completions.assemblers.scores import (
     MODERATION,
     RERANK,
@@ -38,6 +37,7 @@ from completions.assemblers.scores import (
     RerankAssembler,
     ScoreAssembler,
 )
+from completions.assemblers.site_tools import chat_assembler
 from completions.assemblers.tokens import (
     EMBEDDING,
     TOKENS,
