@@ -9,8 +9,7 @@ from completions.anthropic.batches import (
     MessageBatchView,
 )
 from completions.anthropic.views import CountTokensView, MessagesView
-from completions.ollama.models import PsView, ShowView, TagsView, VersionView
-from completions.ollama.pull import PullView
+from completions.ollama.models import PsView, PullView, ShowView, TagsView, VersionView
 from completions.ollama.views import ChatView, EmbedView, GenerateView, SingleEmbedView
 from completions.views.audio import SpeechView, TranscriptionsView, TranslationsView
 from completions.views.chat import (
