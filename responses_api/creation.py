@@ -42,13 +42,12 @@ from responses_api.context import (
     resolve,
 )
 from responses_api.events import accepted_frames
-from responses_api.items import IdentifiedItem, ItemData
+from responses_api.items import IdentifiedItem, ItemData, holds_context, unseal_context
 from responses_api.mapping import ENCRYPTED_REASONING, to_generation_request
 from responses_api.mcp import narrow
 from responses_api.mcp_approvals import answer_questions, is_approved, questions_of
 from responses_api.models import StoredResponse
 from responses_api.prompt_templates import with_template
-from responses_api.sealing import holds_context, unseal_context
 from responses_api.storage import accept
 from responses_api.stored_responses import new_response, stored_response
 from responses_api.wire.requests import ResponseRequest

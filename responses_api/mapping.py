@@ -44,9 +44,8 @@ from inference_site.gateway.submission.context_bound import ContextBound
 from inference_site.gateway.submission.model_access import ResolvedModel
 from responses_api.client_tools import OfferedTools, offer_tools
 from responses_api.context import ContextItem
-from responses_api.items import ItemData, is_instruction
+from responses_api.items import ItemData, holds_context, is_instruction, unseal_context
 from responses_api.prompt_items import CALLS, RESULTS, WHOLE_CALLS, WORDS, PromptCall
-from responses_api.sealing import holds_context, unseal_context
 from responses_api.wire.requests import ContextFields, JsonSchemaFormat, ResponseRequest
 from responses_api.wire.tools import AllowedTools, NamedChoice, TypedChoice
 
