@@ -194,6 +194,10 @@ def to_document(
     request = fit_to_context(
         request, "input"
     )  # Before the response is encoded, which may take megabytes.
+    tool_items: list[ItemData] = []  # Those that a compaction seals.
+    if request.compaction is not None:
+        items = _items_of_prompt(context, project_id)
+        tool_items = [item for item in items if item["type"] in TOOL_ITEMS]
     assembly = ResponseAssembly(
         response,
         emits=bool(body.stream) or response["store"],
@@ -204,7 +208,7 @@ def to_document(
         most_calls=min(body.max_tool_calls or settings.TOOL_CALLS_MAX, settings.TOOL_CALLS_MAX),
         site_tools=[*offered.site_tools, *moderation_options(body.moderation, judge, request)],
         compacts_for=None if request.compaction is None else project_id,
-        tool_items=[] if request.compaction is None else _tool_items(context, project_id),
+        tool_items=tool_items,
     )
     return Document(request, assembly)
 
@@ -251,12 +255,6 @@ def _check_approvals(
                 f"'{questions[id_].server_label}', whose call is approved.",
                 param="tools",
             )
-
-
-def _tool_items(context: Context, project_id: int) -> list[ItemData]:
-    """Return the items that a compaction seals: those that give the model tools."""
-    items = _items_of_prompt(context, project_id)
-    return [item for item in items if item["type"] in TOOL_ITEMS]
 
 
 def _items_of_prompt(context: Context, project_id: int) -> Iterator[ItemData]:

@@ -86,9 +86,12 @@ def to_chat(
     chat template, such as whether it thinks. Raise InvalidRequestError for thoughts and results of
     searches that are not of this site, and for contradictions.
     """
+    given = body.system or ""
+    text = given if isinstance(given, str) else "\n\n".join(block.text for block in given)
+    system = [{"role": "system", "content": text}] if text else []
     chat: Body = {
         "model": body.model,
-        "messages": [*_system(body.system), *_messages(body.messages, history)],
+        "messages": [*system, *_messages(body.messages, history)],
         # A last message of the assistant is continued, as it is by Anthropic's API.
         **_tools(body, functions),
         **(_thinking(body) if has_template else {}),
@@ -125,11 +128,6 @@ def _sampling(body: wire.MessagesRequest) -> Body:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _system(given: str | list[wire.TextBlock] | None) -> list[Body]:
-    text = given if isinstance(given, str) else "\n\n".join(block.text for block in given or ())
-    return [{"role": "system", "content": text}] if text else []
-
-
 def _messages(given: Sequence[wire.RequestMessage], history: History) -> Iterator[Body]:
     """Yield the turns. Turns of one role that follow each other are one, as in Anthropic's API."""
     turn: Body | None = None
@@ -140,7 +138,7 @@ def _messages(given: Sequence[wire.RequestMessage], history: History) -> Iterato
         else:
             made = list(_user(message, where))
         for entry in made:
-            if turn is not None and _joins(turn, entry):
+            if turn is not None and turn["role"] == entry["role"] != "tool":
                 _join(turn, entry)
                 continue
             if turn is not None:
@@ -148,10 +146,6 @@ def _messages(given: Sequence[wire.RequestMessage], history: History) -> Iterato
             turn = entry
     if turn is not None:
         yield turn
-
-
-def _joins(turn: Body, entry: Body) -> bool:
-    return bool(turn["role"] == entry["role"] != "tool")
 
 
 def _join(turn: Body, entry: Body) -> None:

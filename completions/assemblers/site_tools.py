@@ -180,12 +180,9 @@ class ModeratedAssembler(ChatAssembler):
     @property
     def _must_wait(self) -> bool:
         """Whether nothing may be sent yet: the answers may be blocked, and were not judged."""
-        return self._moderation.blocks_output and not self._is_judged
-
-    @property
-    def _is_judged(self) -> bool:
-        judged = self._moderation.judged.get("output", ())
-        return len(judged) == len(self._choices) and not self._moderation.is_blocked
+        moderation = self._moderation
+        have_all = len(moderation.judged.get("output", ())) == len(self._choices)
+        return moderation.blocks_output and (moderation.is_blocked or not have_all)
 
     def calls(self) -> Sequence[SiteCall]:
         """Return the calls that judge the input, then searches, then those that judge answers."""

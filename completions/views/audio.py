@@ -200,7 +200,7 @@ def _heard(
         model.spec.id,
         operation=operation,
         audio=AudioFile(base64.b64encode(body.file).decode(), ending),
-        fields=body.model_dump(exclude=_NOT_FORWARDED, exclude_none=True, include=_own(body)),
+        fields=_own_fields(body),
         streams=streams,
     )
     is_json = (body.response_format or "json").endswith("json")
@@ -238,7 +238,7 @@ class SpeechView(ApiView):
             model.spec.id,
             operation="speak",
             prompts=(body.input,),
-            fields=body.model_dump(exclude=_NOT_FORWARDED, exclude_none=True, include=_own(body)),
+            fields=_own_fields(body),
             streams=has_events,
         )
         media_type = SPEECH_TYPES[body.response_format or "mp3"]
@@ -254,6 +254,7 @@ class SpeechView(ApiView):
         return respond(request, submission)
 
 
-def _own(body: TranscriptionRequest | TranslationRequest | SpeechRequest) -> set[str]:
-    """Return the names of the declared fields."""
-    return set(type(body).model_fields)
+def _own_fields(body: TranscriptionRequest | TranslationRequest | SpeechRequest) -> dict[str, Any]:
+    """Return the declared fields that were given and that the model's server is sent."""
+    own = set(type(body).model_fields)
+    return body.model_dump(exclude=_NOT_FORWARDED, exclude_none=True, include=own)

@@ -31,7 +31,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
-from inference_site.accounts.keys import Caller, caller_of_key
+from inference_site.accounts.keys import caller_of_key
 from inference_site.cases.judging import text_of
 from inference_site.cases.models import SavedAnswer
 from inference_site.cases.sources import OF_CLIENT, CaseSourceAdmin
@@ -363,20 +363,16 @@ def submit_as(stored: StoredResponse, body: dict[str, Any], request_id: str) -> 
 
     Raise ApiError.
     """
-    body = {**body, "background": True, "store": True}
-    creation = create(_caller_of(stored), ResponseRequest.model_validate(body))
-    submit(creation.submission, request_id)
-    return str(creation.response["id"])
-
-
-def _caller_of(stored: StoredResponse) -> Caller:
     generation = Generation.objects.filter(public_id=stored.public_id).first()
     if generation is None:
         raise ConflictError("The usage log, which knew its key, does not have it any more.")
     caller = caller_of_key(generation.api_key_id)
     if caller is None:
         raise ConflictError("The key that it was asked with is not accepted any more.")
-    return caller
+    body = {**body, "background": True, "store": True}
+    creation = create(caller, ResponseRequest.model_validate(body))
+    submit(creation.submission, request_id)
+    return str(creation.response["id"])
 
 
 def export(rows: QuerySet[StoredResponse]) -> StreamingHttpResponse:

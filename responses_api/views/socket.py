@@ -211,7 +211,9 @@ class KeptHistories:
 
     async def keep(self, lane: Lane, response_id: str, items: list[IdentifiedItem]) -> None:
         """Keep the history of a lane's latest response instead of the one before."""
-        size = await asyncio.to_thread(_size_of, items)
+        size = await asyncio.to_thread(
+            lambda: sum(len(orjson.dumps(item.data)) for item in items)
+        )
         self._kept.pop(lane.stream_id, None)
         self._kept[lane.stream_id] = response_id, items, size
         total = sum(size for _, _, size in self._kept.values())
@@ -224,10 +226,6 @@ class KeptHistories:
         """Forget a response that could not be continued, if it is the latest of this lane."""
         if self._kept.get(lane.stream_id, ("", [], 0))[0] == response_id:
             del self._kept[lane.stream_id]
-
-
-def _size_of(items: list[IdentifiedItem]) -> int:
-    return sum(len(orjson.dumps(item.data)) for item in items)
 
 
 class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels has no types.
