@@ -146,17 +146,15 @@ RESULTS: dict[str, Callable[[Data], str | list[Data]]] = {
 """Results of ``CALLS``: a text, or parts of a message."""
 
 
-def _approved(data: Data) -> str:
-    reason = f": {data['reason']}" if data.get("reason") else ""
-    return f"The user {'approved' if data.get('approve') else 'refused'} the call{reason}"
-
-
 WORDS: dict[str, Callable[[Data], str]] = {
     "mcp_approval_request": lambda data: (
         f"Approval was asked to call {data.get('name')} of {data.get('server_label')} "
         f"with {data.get('arguments')}"
     ),
-    "mcp_approval_response": _approved,
+    "mcp_approval_response": lambda data: (
+        f"The user {'approved' if data.get('approve') else 'refused'} the call"
+        + (f": {data['reason']}" if data.get("reason") else "")
+    ),
 }
 """Items that become words of the system."""
 

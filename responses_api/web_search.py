@@ -5,7 +5,7 @@ Source: API reference, "Responses", ``tools``, and "Web search tool call".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from inference_site.core.domain.site_tools import ToolResult
@@ -43,8 +43,14 @@ class WebSearchType(SiteToolType):
         for function in search_functions(tool.user_location):
             offered.add_function(Route(self.type, function.name), function)
         filters = tool.filters
+        user_texts = (
+            part.get("text") or ""
+            for item in offered.items
+            if item.get("type") == "message" and item.get("role") == "user"
+            for part in item["content"]
+        )
         return search_options(
-            _user_texts(offered.items),
+            user_texts,
             tool.search_context_size,
             tool.user_location,
             (filters and filters.allowed_domains) or [],
@@ -77,9 +83,3 @@ def _action(function: str, argument: str) -> dict[str, Any]:
     if function == OPEN_PAGE:
         return {"type": "open_page", "url": argument or None}
     return {"type": "search", "query": argument, "queries": [argument] if argument else []}
-
-
-def _user_texts(items: Iterable[dict[str, Any]]) -> Iterator[str]:
-    for item in items:
-        if item.get("type") == "message" and item.get("role") == "user":
-            yield from (part.get("text") or "" for part in item["content"])

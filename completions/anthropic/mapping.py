@@ -349,7 +349,13 @@ def _all_text(content: str | Sequence[Any]) -> str:
 
 
 def _tools(body: wire.MessagesRequest | wire.CountTokensRequest, functions: Iterable[Tool]) -> Body:
-    tools = [_tool(tool) for tool in _client_tools(body) if _schema_of(tool) is not None]
+    tools: list[Body] = []
+    for tool in _client_tools(body):
+        if (schema := _schema_of(tool)) is not None:
+            function = _function(tool.name, *schema)
+            if tool.strict is not None:
+                function["function"]["strict"] = tool.strict
+            tools.append(function)
     tools += [_function(one.name, one.description, one.parameters) for one in functions]
     choice = body.tool_choice
     if not tools:
@@ -361,7 +367,7 @@ def _tools(body: wire.MessagesRequest | wire.CountTokensRequest, functions: Iter
         case wire.ToolChoice(type="none"):
             chat["tool_choice"] = "none"
         case wire.ToolChoice(type="tool", name=name):
-            if name not in {tool["function"]["name"] for tool in tools}:
+            if name not in {offered["function"]["name"] for offered in tools}:
                 raise InvalidRequestError(
                     f"tool_choice.name: there is no tool named '{name}' in `tools`.",
                     param="tool_choice.name",
@@ -378,15 +384,6 @@ def _schema_of(tool: wire.RequestTool) -> tuple[str | None, Body] | None:
         return tool.description, tool.input_schema or {"type": "object"}
     known = (told for start, told in _CLIENT_TOOLS.items() if str(tool.type).startswith(start))
     return next(known, None)
-
-
-def _tool(tool: wire.RequestTool) -> Body:
-    schema = _schema_of(tool)
-    assert schema is not None
-    function = _function(tool.name, *schema)
-    if tool.strict is not None:
-        function["function"]["strict"] = tool.strict
-    return function
 
 
 def _function(name: str, description: str | None, parameters: Body) -> Body:

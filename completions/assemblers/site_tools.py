@@ -70,7 +70,13 @@ class SearchingAssembler(ChatAssembler):
         self._turns.take(delta)
         if not isinstance(delta, Finish):
             return super().feed(delta)
-        return () if self.calls() else [*self._annotations_chunk(), *super().feed(delta)]
+        if self.calls():
+            return ()
+        annotations = self._annotations()
+        chunk: Sequence[bytes] = ()
+        if annotations:
+            chunk = self._chunks(0, orjson.dumps({"annotations": annotations}), b"null")
+        return [*chunk, *super().feed(delta)]
 
     def _feed_call(self, delta: ToolCallDelta) -> Sequence[bytes]:
         if delta.id is not None and delta.name in ARGUMENTS:
@@ -124,7 +130,7 @@ class SearchingAssembler(ChatAssembler):
         ending = super().complete()
         return replace(ending, frames=[*cut, *ending.frames])
 
-    def _annotations(self) -> list[ChatUrlCitation]:
+    def _annotations(self) -> list[dict[str, Any]]:
         return [
             ChatUrlCitation(
                 url_citation=ChatCitation(
@@ -133,21 +139,14 @@ class SearchingAssembler(ChatAssembler):
                     title=found.source.title,
                     url=found.source.url,
                 )
-            )
+            ).model_dump()
             for found in find_citations("".join(self._choices[0].text), self._turns.sources)
         ]
-
-    def _annotations_chunk(self) -> Sequence[bytes]:
-        annotations = [annotation.model_dump() for annotation in self._annotations()]
-        if not annotations:
-            return ()
-        return self._chunks(0, orjson.dumps({"annotations": annotations}), b"null")
 
     def completion(self) -> dict[str, object]:
         """Return the whole object, with its annotations."""
         completion = super().completion()
-        annotations = [annotation.model_dump() for annotation in self._annotations()]
-        completion["choices"][0]["message"]["annotations"] = annotations
+        completion["choices"][0]["message"]["annotations"] = self._annotations()
         return completion
 
 
