@@ -235,7 +235,8 @@ class Turns:
         self._begin()
         tools = (*request.tools, *self._discovered)
         if self._made >= self._most_calls:
-            tools = tuple(tool for tool in tools if not self._is_site_tool(tool.name))
+            own = {name for name, route in self._routes.items() if route.type in site_tools()}
+            tools = tuple(tool for tool in tools if tool.name not in own)
         left = request.max_output_tokens
         if left is not None and (left := left - spent) <= 0:
             raise TokensSpent
@@ -265,10 +266,6 @@ class Turns:
         results = [Message("tool", c.output, c.name, tool_call_id=c.id) for c in shown]
         first = Message("assistant", text or None, tool_calls=made, reasoning=reasoning or None)
         return [first, *results]
-
-    def _is_site_tool(self, name: str) -> bool:
-        route = self._routes.get(name)
-        return route is not None and route.type in site_tools()
 
     def save(self) -> dict[str, Any]:
         """Return the state as JSON, for ``restore``."""
