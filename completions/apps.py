@@ -42,8 +42,8 @@ class CompletionsConfig(AppConfig):
             {},
         ),
         "/v1/moderations": (
-            "completions.wire.moderation.ModerationRequest",
-            "completions.views.moderation.moderation_submission",
+            "completions.wire.scores.ModerationRequest",
+            "completions.views.scores.moderation_submission",
             {},
         ),
         "/v1/messages": (

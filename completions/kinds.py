@@ -27,19 +27,17 @@ from completions.assemblers.completion import (
     InfillAssembler,
     InfillAssembly,
 )
-from completions.assemblers.moderated_chat import chat_assembler
-from completions.assemblers.moderation import (
+from completions.assemblers.scores import (
     MODERATION,
-    ModerationAssembler,
-    ModerationAssembly,
-)
-from completions.assemblers.ranking import (
     RERANK,
     SCORE,
+    ModerationAssembler,
+    ModerationAssembly,
     RankingAssembly,
     RerankAssembler,
     ScoreAssembler,
 )
+from completions.assemblers.site_tools import chat_assembler
 from completions.assemblers.tokens import (
     EMBEDDING,
     TOKENS,

@@ -1,4 +1,4 @@
-"""Routes under /v1."""
+"""Routes under /v1, and those of Ollama's API under /api."""
 
 from django.urls import path
 
@@ -9,6 +9,8 @@ from completions.anthropic.batches import (
     MessageBatchView,
 )
 from completions.anthropic.views import CountTokensView, MessagesView
+from completions.ollama.models import PsView, PullView, ShowView, TagsView, VersionView
+from completions.ollama.views import ChatView, EmbedView, GenerateView, SingleEmbedView
 from completions.views.audio import SpeechView, TranscriptionsView, TranslationsView
 from completions.views.chat import (
     ChatCompletionsView,
@@ -26,8 +28,7 @@ from completions.views.models import (
     ModelView,
     UnloadAdapterView,
 )
-from completions.views.moderation import ModerationsView
-from completions.views.ranking import RerankView, ScoreView
+from completions.views.scores import ModerationsView, RerankView, ScoreView
 from completions.views.tokens import (
     DetokenizeView,
     EmbeddingsView,
@@ -66,4 +67,16 @@ urlpatterns = [
     path("tokenize", TokenizeView.as_view()),
     path("tokenizer_info", TokenizerInfoView.as_view()),
     path("unload_lora_adapter", UnloadAdapterView.as_view()),
+]
+
+OLLAMA = [
+    path("chat", ChatView.as_view()),
+    path("embed", EmbedView.as_view()),
+    path("embeddings", SingleEmbedView.as_view()),
+    path("generate", GenerateView.as_view()),
+    path("ps", PsView.as_view()),
+    path("pull", PullView.as_view()),
+    path("show", ShowView.as_view()),
+    path("tags", TagsView.as_view()),
+    path("version", VersionView.as_view()),
 ]

@@ -4,9 +4,10 @@ from django.contrib import admin
 from django.urls import include, path
 from django.views.generic import RedirectView
 
+from completions.urls import OLLAMA
 from completions.views.chat import InfillView
 from completions.views.models import AdaptersView
-from completions.views.ranking import RerankView
+from completions.views.scores import RerankView
 from completions.views.tokens import DetokenizeView, TokenizerInfoView, TokenizeView
 from inference_site.batches.views import BatchCancelView, BatchesView, BatchView
 from inference_site.gateway.api.documentation import OpenApiView, documentation
@@ -117,7 +118,7 @@ urlpatterns = [
     ),
     path("v1/", include("completions.urls")),
     path("v1/", include("responses_api.urls")),
-    path("api/", include("completions.ollama.urls")),
+    path("api/", include(OLLAMA)),
     path("lora-adapters", AdaptersView.as_view()),
     path("infill", InfillView.as_view()),
     path("tokenize", TokenizeView.as_view()),

@@ -56,8 +56,7 @@ from responses_api.events import (
     summary_of,
     with_text,
 )
-from responses_api.items import new_item
-from responses_api.sealing import SealedContext, seal_context
+from responses_api.items import SealedContext, new_item, seal_context
 from responses_api.site_tools import FirstCall, SiteToolType, site_tools, with_citations
 from responses_api.turns import SitePlan, TokensSpent, Turns
 from responses_api.wire import objects as wire

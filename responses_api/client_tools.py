@@ -9,7 +9,7 @@ name that the model calls to the tool.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -112,10 +112,6 @@ def _apply_patch_call(common: dict[str, Any], given: dict[str, Any]) -> ApplyPat
     return ApplyPatchCall(**{**common, "status": status}, operation=operation)
 
 
-def _tool_search_call(common: dict[str, Any], given: dict[str, Any]) -> ToolSearchCall:
-    return ToolSearchCall(**common, arguments=given)
-
-
 CLIENT_TOOLS = {
     tool.type: tool
     for tool in (
@@ -179,7 +175,7 @@ delete_file: no diff.""",
             "Finds more tools and makes them callable. Search when no tool here does what is "
             "needed.",
             _object({"query": _STRING}, limit={"type": "integer"}),
-            _tool_search_call,
+            lambda common, given: ToolSearchCall(**common, arguments=given),
         ),
     )
 }
@@ -267,6 +263,10 @@ class OfferedTools:
         if name in self.routes:
             name = route.distinct_name(name)
         self.routes[name], self._names[route], self.functions[name] = route, name, make(name)
+
+    def add_function(self, route: Route, function: request.Tool) -> None:
+        """Offer a function as it is, but for its name (see ``add``)."""
+        self.add(route, lambda name: replace(function, name=name))
 
     def select(self, choices: Iterable[NamedChoice | TypedChoice]) -> tuple[request.Tool, ...]:
         """Return the functions of the tools that these choices name; typed tools may be missing.

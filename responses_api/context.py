@@ -18,11 +18,17 @@ from django.db.models.functions import Cast
 from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundError
 from inference_site.core.storage.postgresql import end_transaction_if_idle, execute_prepared
 from inference_site.gateway.submission.context_bound import ContextBound
-from responses_api.items import IdentifiedItem, ItemData, is_instruction, new_items, size_of
+from responses_api.items import (
+    IdentifiedItem,
+    ItemData,
+    holds_context,
+    is_instruction,
+    new_items,
+    size_of,
+)
 from responses_api.mcp_approvals import answers_in
 from responses_api.models import ENDED, Conversation, Item, StoredResponse
 from responses_api.prompt_items import CALLS, RESULTS
-from responses_api.sealing import holds_context
 from responses_api.stored_responses import row_of
 from responses_api.wire.input_items import InputItem
 from responses_api.wire.requests import CompactRequest, ContextFields

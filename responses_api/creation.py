@@ -42,13 +42,12 @@ from responses_api.context import (
     resolve,
 )
 from responses_api.events import accepted_frames
-from responses_api.items import IdentifiedItem, ItemData
+from responses_api.items import IdentifiedItem, ItemData, holds_context, unseal_context
 from responses_api.mapping import ENCRYPTED_REASONING, to_generation_request
 from responses_api.mcp import narrow
 from responses_api.mcp_approvals import answer_questions, is_approved, questions_of
 from responses_api.models import StoredResponse
 from responses_api.prompt_templates import with_template
-from responses_api.sealing import holds_context, unseal_context
 from responses_api.storage import accept
 from responses_api.stored_responses import new_response, stored_response
 from responses_api.wire.requests import ResponseRequest
@@ -195,6 +194,10 @@ def to_document(
     request = fit_to_context(
         request, "input"
     )  # Before the response is encoded, which may take megabytes.
+    tool_items: list[ItemData] = []  # Those that a compaction seals.
+    if request.compaction is not None:
+        items = _items_of_prompt(context, project_id)
+        tool_items = [item for item in items if item["type"] in TOOL_ITEMS]
     assembly = ResponseAssembly(
         response,
         emits=bool(body.stream) or response["store"],
@@ -205,7 +208,7 @@ def to_document(
         most_calls=min(body.max_tool_calls or settings.TOOL_CALLS_MAX, settings.TOOL_CALLS_MAX),
         site_tools=[*offered.site_tools, *moderation_options(body.moderation, judge, request)],
         compacts_for=None if request.compaction is None else project_id,
-        tool_items=[] if request.compaction is None else _tool_items(context, project_id),
+        tool_items=tool_items,
     )
     return Document(request, assembly)
 
@@ -252,12 +255,6 @@ def _check_approvals(
                 f"'{questions[id_].server_label}', whose call is approved.",
                 param="tools",
             )
-
-
-def _tool_items(context: Context, project_id: int) -> list[ItemData]:
-    """Return the items that a compaction seals: those that give the model tools."""
-    items = _items_of_prompt(context, project_id)
-    return [item for item in items if item["type"] in TOOL_ITEMS]
 
 
 def _items_of_prompt(context: Context, project_id: int) -> Iterator[ItemData]:

@@ -195,17 +195,13 @@ def forget(
         delete(stored)
     for conversation in conversations:
         delete_conversation(conversation)
-    _remove_content([stored.pk for stored in responses])
-    return {"responses": len(responses), "conversations": len(conversations)}
-
-
-def _remove_content(pks: Sequence[int]) -> None:
-    """Remove the content of these responses as far as their rows are still there."""
+    pks = [stored.pk for stored in responses]  # Of some, the rows are still there.
     for item in Item.objects.filter(response__in=pks).iterator(_BATCH):
         item.data = _without_content(item.data)
         item.save(update_fields=["data"])
-    rows = StoredResponse.objects.filter(pk__in=pks)
-    rows.update(request={}, metadata={}, error=None, deltas=None)
+    kept = StoredResponse.objects.filter(pk__in=pks)
+    kept.update(request={}, metadata={}, error=None, deltas=None)
+    return {"responses": len(responses), "conversations": len(conversations)}
 
 
 def _without_content(data: dict[str, Any]) -> dict[str, Any]:

@@ -9,15 +9,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from pydantic_core import from_json
-
 from inference_site.core.domain.request import Tool
 from inference_site.core.domain.site_tools import ToolResult
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.runs.queue import new_id
 from inference_site.vector_stores.models import VectorStore
 from inference_site.vector_stores.wire import to_ranking
-from responses_api.site_tools import SiteToolType
+from responses_api.site_tools import SiteToolType, text_argument
 from responses_api.wire.objects import FileSearchCall, SiteCallItem, changed
 from responses_api.wire.tools import FileSearchTool, TypedTool
 
@@ -83,7 +81,9 @@ class FileSearchType(SiteToolType):
         assert isinstance(item, FileSearchCall)
         found = result.fields.get("results")
         status = "failed" if result.is_error else "completed"
-        return changed(item, status=status, queries=_queries(arguments), results=found)
+        query = text_argument(arguments, "query")
+        queries = [] if query is None else [query]
+        return changed(item, status=status, queries=queries, results=found)
 
 
 TYPE = FileSearchType()
@@ -105,13 +105,3 @@ def _stores(tool: FileSearchTool, param: str, project_id: int) -> list[VectorSto
                 f"Invalid '{place}': it has another embedding model than the first.", param=place
             )
     return [by_id[id_] for id_ in ids]
-
-
-def _queries(arguments: str) -> list[str]:
-    """Return the queries in the arguments of a call, which is JSON text."""
-    try:
-        given = from_json(arguments or "{}")
-    except ValueError:
-        return []
-    query = given.get("query") if isinstance(given, dict) else None
-    return [query] if isinstance(query, str) else []

@@ -1,17 +1,23 @@
-"""Items in the form in which they are stored and shown: from the items of requests to that form."""
+"""Items in the form in which they are stored and shown: from the items of requests to that form.
+
+A compaction is an item with sealed content (see ``core.storage.cipher``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import orjson
 from django.conf import settings
 from django.db.models import Q, TextField
 from django.db.models.functions import Cast
+from pydantic import TypeAdapter, ValidationError
 
+from inference_site.core.domain.compaction import CompactedContext
 from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundError
+from inference_site.core.storage.cipher import seal, unreadable, unseal
 from inference_site.gateway.submission.context_bound import text_bytes
 from inference_site.runs.queue import new_id
 from responses_api.models import Item
@@ -67,6 +73,8 @@ _LISTED_FIELDS: dict[str, dict[str, Any]] = {
 """Fields that lists of items always have, and requests may leave out, with their values."""
 
 _WITH_PARTS = ("message", "function_call_output", "custom_tool_call_output")
+_WHOLE = "context."
+"""The beginning of sealed content that is a ``SealedContext``: it is recognised without the key."""
 
 TextType = Literal["input_text", "output_text"]
 ItemData = dict[str, Any]
@@ -235,3 +243,45 @@ def size_of(data: ItemData) -> int:
 def is_instruction(data: ItemData) -> bool:
     """Whether the item is a message of the system or the developer."""
     return data.get("type") == "message" and data.get("role") in ("system", "developer")
+
+
+@dataclass(frozen=True, slots=True)
+class SealedContext:
+    """A compacted context. ``items`` are those before it that gave the model tools.
+
+    A compaction that a response begins with holds the whole context: what comes before it is not
+    sent to the model any more. One of ``POST /v1/responses/compact`` is a summary, which stands
+    beside the messages of the user.
+    """
+
+    context: CompactedContext
+    items: list[dict[str, Any]] = field(default_factory=list)
+
+
+_CONTEXT = TypeAdapter(SealedContext)
+
+
+def holds_context(item: dict[str, Any]) -> bool:
+    """Whether the data of an item is a compaction that holds the whole context before it."""
+    is_compaction = item.get("type") == "compaction"
+    return is_compaction and str(item["encrypted_content"]).startswith(_WHOLE)
+
+
+def seal_context(sealed: SealedContext, project_id: int) -> str:
+    """Return the context as sealed content for a project."""
+    return _WHOLE + seal(_CONTEXT.dump_json(sealed).decode(), project_id)
+
+
+def unseal_context(sealed: str, project_id: int, param: str) -> SealedContext:
+    """Return the context. Raise InvalidRequestError as ``unseal`` does."""
+    text = unseal(sealed.removeprefix(_WHOLE), project_id, param)
+    try:
+        return _CONTEXT.validate_json(text)
+    except ValidationError as exc:
+        raise unreadable(param) from exc
+
+
+def split_sealed(sealed: str) -> tuple[str, str]:
+    """Return the prefix of sealed content, which may be empty, and the rest, for ``unseal``."""
+    prefix = _WHOLE if sealed.startswith(_WHOLE) else ""
+    return prefix, sealed.removeprefix(prefix)

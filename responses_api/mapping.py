@@ -43,9 +43,8 @@ from inference_site.gateway.submission.context_bound import ContextBound
 from inference_site.gateway.submission.model_access import ResolvedModel
 from responses_api.client_tools import OfferedTools, offer_tools
 from responses_api.context import ContextItem
-from responses_api.items import ItemData, is_instruction
+from responses_api.items import ItemData, holds_context, is_instruction, unseal_context
 from responses_api.prompt_items import CALLS, RESULTS, WHOLE_CALLS, WORDS, PromptCall
-from responses_api.sealing import holds_context, unseal_context
 from responses_api.wire.requests import ContextFields, JsonSchemaFormat, ResponseRequest
 from responses_api.wire.tools import AllowedTools, NamedChoice, TypedChoice
 
@@ -299,7 +298,7 @@ class _MessageBuilder:
                 self.end_turn()
                 self.messages.append(Message("system", WORDS[kind](data)))
             case kind if kind in RESULTS:
-                self._check_result(item)
+                self._add_result(item)
             case "reasoning":
                 self.end_turn()
                 if content := data.get("content"):
@@ -334,29 +333,35 @@ class _MessageBuilder:
             Message("assistant", text, tool_calls=tuple(turn.calls), reasoning=turn.reasoning)
         )
         for call in turn.calls:
-            self.messages.append(self._output_of(call))
+            outputs = self._outputs.get(call.id)
+            if outputs is None:
+                raise InvalidRequestError(
+                    f"No tool output found for function call {call.id}.", param="input"
+                )
+            # Some clients reuse the ids of calls in each turn: the first call has the first output.
+            text, parts = self._result(outputs.pop(0) if len(outputs) > 1 else outputs[0])
+            result = Message("tool", text, call.name, tool_call_id=call.id, parts=parts)
+            self.messages.append(result)
 
-    def _check_result(self, item: ContextItem) -> None:
+    def _add_result(self, item: ContextItem) -> None:
+        """Note the result of a call, which is added with the call.
+
+        What a tool said without a call is a message; a search of OpenAI's says nothing.
+        """
         call_id = item.data.get("call_id")
-        if call_id is None:
-            self._add_unasked(item)
-        elif call_id not in self._called:
+        if call_id is None and item.data["type"] == "function_call_output":
+            self.end_turn()
+            text, parts = self._result(item)
+            name = item.data.get("name") or "a tool"
+            note = domain.TextPart(f"Output of {name}:\n")
+            text, parts = join_parts([note, *(parts or [domain.TextPart(text or "")])])
+            self.messages.append(Message("user", text, parts=parts))
+        elif call_id is not None and call_id not in self._called:
             raise InvalidRequestError(
                 f"No tool call found for function call output with call_id {call_id}.",
                 param="input",
             )
         self._turn.is_answered |= any(call.id == call_id for call in self._turn.calls)
-
-    def _add_unasked(self, item: ContextItem) -> None:
-        """Add what a tool said without a call; a search of OpenAI's says nothing."""
-        if item.data["type"] != "function_call_output":
-            return
-        self.end_turn()
-        text, parts = self._result(item)
-        name = item.data.get("name") or "a tool"
-        note = domain.TextPart(f"Output of {name}:\n")
-        text, parts = join_parts([note, *(parts or [domain.TextPart(text or "")])])
-        self.messages.append(Message("user", text, parts=parts))
 
     def _add_call(self, data: ItemData, call: PromptCall) -> None:
         call_id = data.get("call_id")
@@ -375,17 +380,6 @@ class _MessageBuilder:
         self._outputs[call_id] = [ContextItem(result, param)]
         self._add_call({"call_id": call_id}, call)
         self._turn.is_answered = True
-
-    def _output_of(self, call: ToolCall) -> Message:
-        outputs = self._outputs.get(call.id)
-        if outputs is None:
-            raise InvalidRequestError(
-                f"No tool output found for function call {call.id}.", param="input"
-            )
-        # Some clients reuse the ids of calls in each turn: the first call has the first output.
-        item = outputs.pop(0) if len(outputs) > 1 else outputs[0]
-        text, parts = self._result(item)
-        return Message("tool", text, call.name, tool_call_id=call.id, parts=parts)
 
     def _result(self, item: ContextItem) -> tuple[str | None, tuple[domain.Part, ...]]:
         output = RESULTS[item.data["type"]](item.data)

@@ -7,8 +7,6 @@ they are listed before the first turn of the model.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
@@ -262,8 +260,4 @@ def _offer(tools: list[Any], options: Mapping[str, Any], offered: OfferedTools) 
 
     for function in listed_functions(tools, options):
         route = Route("mcp", function.name, options["server_label"])
-        offered.add(route, partial(_renamed, function))
-
-
-def _renamed(function: request.Tool, name: str) -> request.Tool:
-    return replace(function, name=name)
+        offered.add_function(route, function)

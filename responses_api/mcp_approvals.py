@@ -141,7 +141,8 @@ def approved_calls(
 ) -> Iterator[ApprovedCall]:
     """Yield the calls of a server that are approved.
 
-    Raise InvalidRequestError for an answer to a question that is not stored.
+    Raise InvalidRequestError for an answer to a question that is not stored, or whose arguments
+    have changed.
     """
     questions = questions_of(answers, project_id)
     for answer in answers:
@@ -153,8 +154,15 @@ def approved_calls(
                 param="input",
                 code="invalid_value",
             )
-        if is_approved(answer) and question.server_label == server_label:
-            yield _call(question)
+        if not is_approved(answer) or question.server_label != server_label:
+            continue
+        id_, arguments = question.item.public_id, question.item.data["arguments"]
+        if _hash(arguments) != question.arguments_sha256:
+            raise InvalidRequestError(
+                "Invalid 'input': the arguments of the approval request have changed.",
+                param="input",
+            )
+        yield ApprovedCall(id_, question.server_label, question.name, arguments)
 
 
 def answer_questions(answers: Sequence[ItemData], project_id: int, response_id: str) -> None:
@@ -201,17 +209,6 @@ def is_approved(answer: ItemData) -> bool:
             code="invalid_type",
         )
     return approve
-
-
-def _call(approval: McpApproval) -> ApprovedCall:
-    data = approval.item.data
-    if _hash(data["arguments"]) != approval.arguments_sha256:
-        raise InvalidRequestError(
-            "Invalid 'input': the arguments of the approval request have changed.", param="input"
-        )
-    return ApprovedCall(
-        approval.item.public_id, approval.server_label, approval.name, data["arguments"]
-    )
 
 
 def _hash(arguments: str) -> str:

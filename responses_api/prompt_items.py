@@ -47,20 +47,9 @@ def _objects(value: Any) -> list[Data]:
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
-def _searched(data: Data) -> str:
-    found = _objects(data.get("results"))
-    texts = [f"{r.get('filename') or ''}: {r.get('text') or ''}" for r in found]
-    return "\n".join(texts) or "(The results were not kept.)"
-
-
 def _action_type(data: Data) -> Any:
     action = data.get("action")
     return action.get("type") if isinstance(action, dict) else None
-
-
-def _run_code(data: Data) -> str:
-    outputs = _objects(data.get("outputs"))
-    return "\n".join(str(output.get("logs") or "(an image)") for output in outputs)
 
 
 def _of_tool(type_: str, field: str, *left_out: str) -> Callable[[Data], PromptCall]:
@@ -101,13 +90,19 @@ WHOLE_CALLS: dict[str, Callable[[Data], PromptCall]] = {
         "file_search",
         "file_search",
         _json({"queries": data.get("queries")}),
-        result=_searched(data),
+        result="\n".join(
+            f"{found.get('filename') or ''}: {found.get('text') or ''}"
+            for found in _objects(data.get("results"))
+        )
+        or "(The results were not kept.)",
     ),
     "code_interpreter_call": lambda data: PromptCall(
         "code_interpreter",
         "code_interpreter",
         _json({"code": data.get("code")}),
-        result=_run_code(data),
+        result="\n".join(
+            str(output.get("logs") or "(an image)") for output in _objects(data.get("outputs"))
+        ),
     ),
     "image_generation_call": lambda data: PromptCall(
         "image_generation",
@@ -136,16 +131,14 @@ def _loaded(data: Data) -> str:
     return f"Loaded: {', '.join(names)}" if names else "No tool was found."
 
 
-def _patched(data: Data) -> str:
-    return f"{data['status']}: {data['output']}" if data.get("output") else str(data["status"])
-
-
 RESULTS: dict[str, Callable[[Data], str | list[Data]]] = {
     "function_call_output": lambda data: data["output"],
     "custom_tool_call_output": lambda data: data["output"],
     "shell_call_output": _shell_result,
     "local_shell_call_output": lambda data: data["output"],
-    "apply_patch_call_output": _patched,
+    "apply_patch_call_output": lambda data: (
+        f"{data['status']}: {data['output']}" if data.get("output") else str(data["status"])
+    ),
     "tool_search_output": _loaded,
     "computer_call_output": lambda data: "(a screenshot)",
     "program_output": lambda data: _json(data.get("result") or ""),
@@ -153,19 +146,15 @@ RESULTS: dict[str, Callable[[Data], str | list[Data]]] = {
 """Results of ``CALLS``: a text, or parts of a message."""
 
 
-def _asked(data: Data) -> str:
-    name = f"{data.get('name')} of {data.get('server_label')}"
-    return f"Approval was asked to call {name} with {data.get('arguments')}"
-
-
-def _approved(data: Data) -> str:
-    reason = f": {data['reason']}" if data.get("reason") else ""
-    return f"The user {'approved' if data.get('approve') else 'refused'} the call{reason}"
-
-
 WORDS: dict[str, Callable[[Data], str]] = {
-    "mcp_approval_request": _asked,
-    "mcp_approval_response": _approved,
+    "mcp_approval_request": lambda data: (
+        f"Approval was asked to call {data.get('name')} of {data.get('server_label')} "
+        f"with {data.get('arguments')}"
+    ),
+    "mcp_approval_response": lambda data: (
+        f"The user {'approved' if data.get('approve') else 'refused'} the call"
+        + (f": {data['reason']}" if data.get("reason") else "")
+    ),
 }
 """Items that become words of the system."""
 

@@ -14,6 +14,8 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pydantic_core import from_json
+
 from inference_site.core.domain.site_tools import Citation, Source, ToolResult, find_citations
 from responses_api.wire.objects import (
     FileCitation,
@@ -138,6 +140,16 @@ def _by_name() -> Mapping[str, SiteToolType]:
 def site_tool_named(name: str) -> SiteToolType | None:
     """Return the type of tool that ``tools[].type`` means, if the site may run it."""
     return _by_name().get(name)
+
+
+def text_argument(arguments: str, name: str) -> str | None:
+    """Return an argument of a call, whose arguments are JSON text; None if it is no text."""
+    try:
+        given = from_json(arguments or "{}")
+    except ValueError:
+        return None
+    value = given.get(name) if isinstance(given, dict) else None
+    return value if isinstance(value, str) else None
 
 
 def with_citations(item: OutputItem, sources: Sequence[Source]) -> OutputItem:

@@ -19,6 +19,7 @@ from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.core.storage.cipher import seal, unseal
 from inference_site.core.transfer import Id, ObjectLine, Refused, known_ids
 from inference_site.gateway.feedback_views import FeedbackEntry
+from responses_api.items import split_sealed
 from responses_api.models import (
     ENDED,
     LONGEST_PROMPT,
@@ -30,7 +31,6 @@ from responses_api.models import (
     ResponseStatus,
     StoredResponse,
 )
-from responses_api.sealing import split
 
 logger = logging.getLogger(__name__)
 
@@ -244,7 +244,7 @@ def _unsealed(item: Item, project_id: int) -> tuple[dict[str, Any], str | None]:
     sealed = data.get("encrypted_content")
     if not isinstance(sealed, str) or not sealed:
         return data, None
-    prefix, sealed = split(sealed)
+    prefix, sealed = split_sealed(sealed)
     try:
         text = unseal(sealed, project_id, "encrypted_content")
     except InvalidRequestError:

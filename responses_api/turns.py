@@ -188,14 +188,17 @@ class Turns:
         """The calls of the turn that the site must run, once the turn has ended."""
         if not self._has_ended:
             return []
+        options = list(self._plan.options)
         return [
-            SiteCall(call.number, self._place(call.route), call.route.name, call.arguments)
+            SiteCall(
+                call.number,
+                options.index(options_of(call.route, options)),
+                call.route.name,
+                call.arguments,
+            )
             for call in self._calls
             if call.number is not None and call.output is None
         ]
-
-    def _place(self, route: Route) -> int:
-        return list(self._plan.options).index(options_of(route, self._plan.options))
 
     def add_result(self, result: ToolResult) -> None:
         """Record the result of the first of the ``calls``."""
@@ -232,7 +235,8 @@ class Turns:
         self._begin()
         tools = (*request.tools, *self._discovered)
         if self._made >= self._most_calls:
-            tools = tuple(tool for tool in tools if not self._is_site_tool(tool.name))
+            own = {name for name, route in self._routes.items() if route.type in site_tools()}
+            tools = tuple(tool for tool in tools if tool.name not in own)
         left = request.max_output_tokens
         if left is not None and (left := left - spent) <= 0:
             raise TokensSpent
@@ -251,14 +255,17 @@ class Turns:
         shown = [c for c in calls if site_tools()[c.route.type].is_message(c.route)]
         if not shown:
             return []
-        made = tuple(ToolCall(c.id, c.name, _arguments(c)) for c in shown)
+        made = tuple(
+            ToolCall(
+                c.id,
+                c.name,
+                custom_arguments(c.arguments) if c.is_custom else c.arguments or "{}",
+            )
+            for c in shown
+        )
         results = [Message("tool", c.output, c.name, tool_call_id=c.id) for c in shown]
         first = Message("assistant", text or None, tool_calls=made, reasoning=reasoning or None)
         return [first, *results]
-
-    def _is_site_tool(self, name: str) -> bool:
-        route = self._routes.get(name)
-        return route is not None and route.type in site_tools()
 
     def save(self) -> dict[str, Any]:
         """Return the state as JSON, for ``restore``."""
@@ -300,7 +307,3 @@ def _plain(delta: TextDelta | ReasoningDelta | RefusalDelta | ToolCallDelta) -> 
     fields = asdict(delta)
     fields.pop("logprobs", None)
     return fields
-
-
-def _arguments(call: TurnCall) -> str:
-    return custom_arguments(call.arguments) if call.is_custom else call.arguments or "{}"

@@ -1,4 +1,4 @@
-"""Routes under /v1."""
+"""Routes under /v1, and those under /console for pages of the admin."""
 
 from django.urls import path
 
@@ -16,6 +16,7 @@ from responses_api.views.responses import (
     ResponseInputTokensView,
     ResponsesView,
     ResponseView,
+    WatchView,
 )
 
 urlpatterns = [
@@ -30,4 +31,8 @@ urlpatterns = [
     path("conversations/<str:conversation_id>", ConversationView.as_view()),
     path("conversations/<str:conversation_id>/items", ConversationItemsView.as_view()),
     path("conversations/<str:conversation_id>/items/<str:item_id>", ConversationItemView.as_view()),
+]
+
+CONSOLE = [
+    path("responses/<str:response_id>/events", WatchView.as_view(), name="response-events"),
 ]

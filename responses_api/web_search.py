@@ -5,14 +5,9 @@ Source: API reference, "Responses", ``tools``, and "Web search tool call".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
-from pydantic_core import from_json
-
-from inference_site.core.domain.request import Tool
 from inference_site.core.domain.site_tools import ToolResult
 from inference_site.gateway.request_fields.web_search import (
     ARGUMENTS,
@@ -24,7 +19,7 @@ from inference_site.gateway.request_fields.web_search import (
 )
 from inference_site.runs.queue import new_id
 from responses_api.client_tools import OfferedTools, Route
-from responses_api.site_tools import SiteToolType
+from responses_api.site_tools import SiteToolType, text_argument
 from responses_api.wire.objects import SiteCallItem, WebSearchCall, changed
 from responses_api.wire.tools import WEB_SEARCH_NAMES, TypedTool, WebSearchTool
 
@@ -46,10 +41,16 @@ class WebSearchType(SiteToolType):
         if not can_search() or tool.external_web_access is False:
             return None
         for function in search_functions(tool.user_location):
-            offered.add(Route(self.type, function.name), partial(_renamed, function))
+            offered.add_function(Route(self.type, function.name), function)
         filters = tool.filters
+        user_texts = (
+            part.get("text") or ""
+            for item in offered.items
+            if item.get("type") == "message" and item.get("role") == "user"
+            for part in item["content"]
+        )
         return search_options(
-            _user_texts(offered.items),
+            user_texts,
             tool.search_context_size,
             tool.user_location,
             (filters and filters.allowed_domains) or [],
@@ -66,7 +67,7 @@ class WebSearchType(SiteToolType):
         assert isinstance(item, WebSearchCall)
         is_search = item.action["type"] == "search"
         function = WEB_SEARCH if is_search else OPEN_PAGE
-        action = _action(function, _argument(arguments, ARGUMENTS[function]))
+        action = _action(function, text_argument(arguments, ARGUMENTS[function]) or "")
         if result.is_error:
             return changed(item, status="failed", action=action)
         return changed(
@@ -77,28 +78,8 @@ class WebSearchType(SiteToolType):
 TYPE = WebSearchType()
 
 
-def _renamed(function: Tool, name: str) -> Tool:
-    return replace(function, name=name)
-
-
 def _action(function: str, argument: str) -> dict[str, Any]:
     """Return the action of a call whose argument is known as far as this."""
     if function == OPEN_PAGE:
         return {"type": "open_page", "url": argument or None}
     return {"type": "search", "query": argument, "queries": [argument] if argument else []}
-
-
-def _argument(arguments: str, name: str) -> str:
-    """Return an argument of a call; empty if it is no text."""
-    try:
-        given = from_json(arguments or "{}")
-    except ValueError:
-        return ""
-    value = given.get(name) if isinstance(given, dict) else None
-    return value if isinstance(value, str) else ""
-
-
-def _user_texts(items: Iterable[dict[str, Any]]) -> Iterator[str]:
-    for item in items:
-        if item.get("type") == "message" and item.get("role") == "user":
-            yield from (part.get("text") or "" for part in item["content"])

@@ -85,9 +85,12 @@ def to_chat(
     chat template, such as whether it thinks. Raise InvalidRequestError for thoughts and results of
     searches that are not of this site, and for contradictions.
     """
+    given = body.system or ""
+    text = given if isinstance(given, str) else "\n\n".join(block.text for block in given)
+    system = [{"role": "system", "content": text}] if text else []
     chat: Body = {
         "model": body.model,
-        "messages": [*_system(body.system), *_messages(body.messages, history)],
+        "messages": [*system, *_messages(body.messages, history)],
         # A last message of the assistant is continued, as it is by Anthropic's API.
         **_tools(body, functions),
         **(_thinking(body) if has_template else {}),
@@ -124,11 +127,6 @@ def _sampling(body: wire.MessagesRequest) -> Body:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _system(given: str | list[wire.TextBlock] | None) -> list[Body]:
-    text = given if isinstance(given, str) else "\n\n".join(block.text for block in given or ())
-    return [{"role": "system", "content": text}] if text else []
-
-
 def _messages(given: Sequence[wire.RequestMessage], history: History) -> Iterator[Body]:
     """Yield the turns. Turns of one role that follow each other are one, as in Anthropic's API."""
     turn: Body | None = None
@@ -139,7 +137,7 @@ def _messages(given: Sequence[wire.RequestMessage], history: History) -> Iterato
         else:
             made = list(_user(message, where))
         for entry in made:
-            if turn is not None and _joins(turn, entry):
+            if turn is not None and turn["role"] == entry["role"] != "tool":
                 _join(turn, entry)
                 continue
             if turn is not None:
@@ -147,10 +145,6 @@ def _messages(given: Sequence[wire.RequestMessage], history: History) -> Iterato
             turn = entry
     if turn is not None:
         yield turn
-
-
-def _joins(turn: Body, entry: Body) -> bool:
-    return bool(turn["role"] == entry["role"] != "tool")
 
 
 def _join(turn: Body, entry: Body) -> None:
@@ -354,7 +348,13 @@ def _all_text(content: str | Sequence[Any]) -> str:
 
 
 def _tools(body: wire.MessagesRequest | wire.CountTokensRequest, functions: Iterable[Tool]) -> Body:
-    tools = [_tool(tool) for tool in _client_tools(body) if _schema_of(tool) is not None]
+    tools: list[Body] = []
+    for tool in _client_tools(body):
+        if (schema := _schema_of(tool)) is not None:
+            function = _function(tool.name, *schema)
+            if tool.strict is not None:
+                function["function"]["strict"] = tool.strict
+            tools.append(function)
     tools += [_function(one.name, one.description, one.parameters) for one in functions]
     choice = body.tool_choice
     if not tools:
@@ -366,7 +366,7 @@ def _tools(body: wire.MessagesRequest | wire.CountTokensRequest, functions: Iter
         case wire.ToolChoice(type="none"):
             chat["tool_choice"] = "none"
         case wire.ToolChoice(type="tool", name=name):
-            if name not in {tool["function"]["name"] for tool in tools}:
+            if name not in {offered["function"]["name"] for offered in tools}:
                 raise InvalidRequestError(
                     f"tool_choice.name: there is no tool named '{name}' in `tools`.",
                     param="tool_choice.name",
@@ -383,15 +383,6 @@ def _schema_of(tool: wire.RequestTool) -> tuple[str | None, Body] | None:
         return tool.description, tool.input_schema or {"type": "object"}
     known = (told for start, told in _CLIENT_TOOLS.items() if str(tool.type).startswith(start))
     return next(known, None)
-
-
-def _tool(tool: wire.RequestTool) -> Body:
-    schema = _schema_of(tool)
-    assert schema is not None
-    function = _function(tool.name, *schema)
-    if tool.strict is not None:
-        function["function"]["strict"] = tool.strict
-    return function
 
 
 def _function(name: str, description: str | None, parameters: Body) -> Body:

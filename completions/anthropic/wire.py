@@ -21,10 +21,6 @@ def _content_kind(value: object) -> str:
     return "text" if isinstance(value, str) else "blocks"
 
 
-def _result_kind(value: object) -> str:
-    return "results" if isinstance(value, list) else "error"
-
-
 CallId = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -179,7 +175,7 @@ class WebSearchResultBlock(_Block):
     tool_use_id: str
     content: Annotated[
         Annotated[list[WebSearchResult], Tag("results")] | Annotated[WebSearchError, Tag("error")],
-        Discriminator(_result_kind),
+        Discriminator(lambda value: "results" if isinstance(value, list) else "error"),
     ]
     caller: Any = None
 

@@ -315,8 +315,14 @@ class ChatAssembler(Assembler):
 
     def last_chunks(self) -> list[bytes]:
         """Return the chunks after the last choice."""
-        is_wanted = self._assembly.include_usage or self._assembly.timings
-        return [self._usage_chunk()] if is_wanted else []
+        if not (self._assembly.include_usage or self._assembly.timings):
+            return []
+        chunk = b"data: " + self._chunk_start() + b',"choices":[]'
+        if self._assembly.include_usage:
+            chunk += b',"usage":' + orjson.dumps(wire_usage(self._usage).model_dump())
+        if self._assembly.timings:
+            chunk += b',"timings":' + orjson.dumps(wire_timings(self._usage).model_dump())
+        return [chunk + b"}\n\n"]
 
     def cancel(self) -> Ending:
         """End without a finish reason: the client has disconnected or cancelled."""
@@ -364,16 +370,16 @@ class ChatAssembler(Assembler):
         return (*roles, chunk)
 
     def _chunk(self, index: int, delta: bytes, finish_reason: bytes, logprobs: bytes) -> bytes:
+        tail = self._tail
+        if self._assembly.continuous_usage:
+            tail = b',"usage":' + orjson.dumps(wire_usage(self._usage).model_dump()) + b"}\n\n"
         return b'%b%b,"logprobs":%b,"finish_reason":%b}]%b' % (
             self._heads[index],
             delta,
             logprobs,
             finish_reason,
-            self._running_tail() if self._assembly.continuous_usage else self._tail,
+            tail,
         )
-
-    def _running_tail(self) -> bytes:
-        return b',"usage":' + orjson.dumps(wire_usage(self._usage).model_dump()) + b"}\n\n"
 
     def _chunk_start(self) -> bytes:
         fields = {
@@ -385,14 +391,6 @@ class ChatAssembler(Assembler):
             "system_fingerprint": SYSTEM_FINGERPRINT,
         }
         return orjson.dumps(fields)[:-1]
-
-    def _usage_chunk(self) -> bytes:
-        chunk = b"data: " + self._chunk_start() + b',"choices":[]'
-        if self._assembly.include_usage:
-            chunk += b',"usage":' + orjson.dumps(wire_usage(self._usage).model_dump())
-        if self._assembly.timings:
-            chunk += b',"timings":' + orjson.dumps(wire_timings(self._usage).model_dump())
-        return chunk + b"}\n\n"
 
     def _progress_chunk(self, progress: PromptProgress) -> Sequence[bytes]:
         """Return a chunk in llama-server's format."""

@@ -79,20 +79,20 @@ class EmbeddingAssembler(WholeAnswerAssembler):
 
     def answer(self) -> dict[str, Any]:
         """Return the list."""
-        tokens = self._usage.input_tokens
+        tokens, is_base64 = self._usage.input_tokens, self._assembly.encoding == "base64"
         return EmbeddingList(
             data=[
-                Embedding(index=index, embedding=self._encoded(vector))
+                Embedding(
+                    index=index,
+                    embedding=base64.b64encode(vector.tobytes()).decode()
+                    if is_base64
+                    else vector.tolist(),
+                )
                 for index, vector in sorted(self._vectors.items())
             ],
             model=self._assembly.model,
             usage=EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens),
         ).model_dump()
-
-    def _encoded(self, vector: array[float]) -> list[float] | str:
-        if self._assembly.encoding == "base64":
-            return base64.b64encode(vector.tobytes()).decode()
-        return vector.tolist()
 
 
 TOKENS = "tokens"

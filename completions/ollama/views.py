@@ -149,14 +149,11 @@ def _content(text: str, images: Sequence[str] | None) -> Any:
     if not images:
         return text
     parts: list[Body] = [{"type": "text", "text": text}] if text else []
-    return parts + [
-        {"type": "image_url", "image_url": {"url": _data_url(image)}} for image in images
-    ]
-
-
-def _data_url(image: str) -> str:
-    kind = next((kind for mark, kind in _IMAGE_TYPES.items() if image.startswith(mark)), "png")
-    return f"data:image/{kind};base64,{image}"
+    for image in images:
+        kind = next((kind for mark, kind in _IMAGE_TYPES.items() if image.startswith(mark)), "png")
+        url = f"data:image/{kind};base64,{image}"
+        parts.append({"type": "image_url", "image_url": {"url": url}})
+    return parts
 
 
 Shape = Literal["chat", "generate"]

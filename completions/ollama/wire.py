@@ -61,17 +61,13 @@ class Message(WireRequest):
     tool_call_id: str | None = None
 
 
-def _format_kind(value: object) -> str:
-    return "schema" if isinstance(value, dict) else "name"
-
-
 class _Run(WireRequest):
     """The fields that chats and completions share. They stream unless ``stream`` is false."""
 
     model: str
     format: Annotated[
         Annotated[Literal["", "json"], Tag("name")] | Annotated[dict[str, Any], Tag("schema")],
-        Discriminator(_format_kind),
+        Discriminator(lambda value: "schema" if isinstance(value, dict) else "name"),
     ] = ""
     options: Options | None = None
     think: bool | Literal["low", "medium", "high"] | None = None

@@ -68,7 +68,10 @@ class ModelsView(ApiView):
         routes = catalogue().listed_routes(caller.project_name)
         models += [wire_route(one, caller) for one in routes if may_use(caller, one)]
         if ANTHROPIC_VERSION in request.headers:
-            return Response(_anthropic_list(models).model_dump())
+            data = [_anthropic_model(model) for model in models]
+            first, last = (data[0].id, data[-1].id) if data else (None, None)
+            answer = AnthropicModelList(data=data, first_id=first, last_id=last)
+            return Response(answer.model_dump())
         return Response(ModelList(data=models).model_dump())
 
 
@@ -86,14 +89,6 @@ class ModelView(ApiView):
         if ANTHROPIC_VERSION in request.headers:
             return Response(_anthropic_model(model).model_dump())
         return Response(model.model_dump())
-
-
-def _anthropic_list(models: Sequence[Model]) -> AnthropicModelList:
-    data = [_anthropic_model(model) for model in models]
-    ids = [model.id for model in data]
-    return AnthropicModelList(
-        data=data, first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None
-    )
 
 
 def _anthropic_model(model: Model) -> AnthropicModel:

@@ -149,14 +149,9 @@ RequestToolCall = Annotated[
     RequestFunctionToolCall | RequestCustomToolCall, Field(discriminator="type")
 ]
 
-
-def _function_choice_kind(value: object) -> str:
-    return "named" if isinstance(value, dict) else "mode"
-
-
 FunctionCallChoice = Annotated[
     Annotated[Literal["none", "auto"], Tag("mode")] | Annotated[NamedFunction, Tag("named")],
-    Discriminator(_function_choice_kind),
+    Discriminator(lambda value: "named" if isinstance(value, dict) else "mode"),
 ]
 """``function_call`` of a request: ``tool_choice`` as it was before there were tools."""
 

@@ -4,6 +4,7 @@ from django.urls import include, path
 from django.views.generic import RedirectView
 
 from inference_site.console.playground import views
+from responses_api.urls import CONSOLE
 
 urlpatterns = [
     path("playground", RedirectView.as_view(pattern_name="admin:playground", query_string=True)),
@@ -17,7 +18,7 @@ urlpatterns = [
     path("admin/playground/presets/<int:pk>", views.PresetView.as_view()),
     path("admin/playground/open/<str:public_id>", views.OpenView.as_view()),
     # Below /console, which the relay serves: requests that start, stop and follow runs.
-    path("console/", include("responses_api.console_urls")),
+    path("console/", include(CONSOLE)),
     path("console/playground/responses", views.PlaygroundResponsesView.as_view()),
     path("console/playground/responses/<str:response_id>/stop", views.PlaygroundStopView.as_view()),
 ]

@@ -1,9 +1,8 @@
 """Admin of responses, conversations and prompt templates; Django's autodiscovery imports it."""
 
 from responses_api.admin.approvals import McpApprovalAdmin
-from responses_api.admin.conversations import ConversationAdmin
 from responses_api.admin.prompts import PromptTemplateAdmin
-from responses_api.admin.responses import StoredResponseAdmin
+from responses_api.admin.responses import ConversationAdmin, StoredResponseAdmin
 
 __all__ = [
     "ConversationAdmin",

@@ -1,4 +1,4 @@
-"""Admin of responses: search, read, watch, stop, repeat and export them."""
+"""Admin of responses: search, read, watch, stop, repeat and export them; and of conversations."""
 
 from __future__ import annotations
 
@@ -31,17 +31,24 @@ from django.urls import URLPattern, path, reverse
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
-from inference_site.accounts.keys import Caller, caller_of_key
+from inference_site.accounts.keys import caller_of_key
 from inference_site.cases.judging import text_of
 from inference_site.cases.models import SavedAnswer
 from inference_site.cases.sources import OF_CLIENT, CaseSourceAdmin
 from inference_site.catalogue.model_labels import cost_label, model_link
 from inference_site.core.admin_pages.base_admin import (
     KeyFilter,
+    PreviewAdmin,
     SinceFilter,
     keyset_page,
 )
-from inference_site.core.admin_pages.labels import may_see_content, pretty, status_label
+from inference_site.core.admin_pages.labels import (
+    may_see_content,
+    pretty,
+    preview,
+    status_label,
+    time_label,
+)
 from inference_site.core.errors.api_errors import ConflictError
 from inference_site.core.errors.exceptions import api_error
 from inference_site.core.storage.postgresql import release_connection_after
@@ -51,17 +58,19 @@ from inference_site.runs.admin import ModelFilter
 from inference_site.runs.cancellation import stop
 from inference_site.runs.models import Generation
 from inference_site.runs.queue import new_id
-from responses_api.admin.thread import MAX_TURNS, site_calls, tree, turns
+from responses_api.admin.thread import MAX_ITEMS, MAX_TURNS, BubbleMaker, site_calls, tree, turns
 from responses_api.annotations import (
     in_status,
     status_of,
     with_generation_status,
+    with_last_message,
+    with_latest_response,
     with_previews,
 )
 from responses_api.context import input_of
 from responses_api.creation import create
 from responses_api.mcp_approvals import waiting_questions
-from responses_api.models import ENDED, Item, ResponseStatus, StoredResponse
+from responses_api.models import ENDED, Conversation, Item, ResponseStatus, StoredResponse
 from responses_api.search import SearchTooBroad, search_timeout
 from responses_api.stored_responses import current_responses
 from responses_api.wire.requests import ResponseRequest
@@ -354,20 +363,16 @@ def submit_as(stored: StoredResponse, body: dict[str, Any], request_id: str) -> 
 
     Raise ApiError.
     """
-    body = {**body, "background": True, "store": True}
-    creation = create(_caller_of(stored), ResponseRequest.model_validate(body))
-    submit(creation.submission, request_id)
-    return str(creation.response["id"])
-
-
-def _caller_of(stored: StoredResponse) -> Caller:
     generation = Generation.objects.filter(public_id=stored.public_id).first()
     if generation is None:
         raise ConflictError("The usage log, which knew its key, does not have it any more.")
     caller = caller_of_key(generation.api_key_id)
     if caller is None:
         raise ConflictError("The key that it was asked with is not accepted any more.")
-    return caller
+    body = {**body, "background": True, "store": True}
+    creation = create(caller, ResponseRequest.model_validate(body))
+    submit(creation.submission, request_id)
+    return str(creation.response["id"])
 
 
 def export(rows: QuerySet[StoredResponse]) -> StreamingHttpResponse:
@@ -406,3 +411,68 @@ def _read_batch(rows: QuerySet[StoredResponse], before: int | None) -> tuple[byt
         entry = {**response.model_dump(), "input": items, "feedback": row.feedback}
         lines += orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE)
     return lines, found.reached
+
+
+@admin.register(Conversation)
+class ConversationAdmin(PreviewAdmin):
+    """Conversations, with deleted ones whose items responses use."""
+
+    list_display = (
+        *("short_id", "time", "project", "shown_metadata", "items", "responses", "latest"),
+    )
+    previews = ("last_message",)
+    list_filter = (SinceFilter, "project")
+    list_select_related = ("project",)
+    change_form_template = "responses_api/admin/conversation.html"
+    fields = ("public_id", "project", "metadata", "created_at", "deleted_at")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Add the latest response, and the last message for users who may see content."""
+        rows = with_latest_response(super().get_queryset(request))
+        return with_last_message(rows) if may_see_content(request) else rows
+
+    @admin.display(description="ID")
+    def short_id(self, conversation: Conversation) -> str:
+        return f"{conversation.public_id[:13]}…"
+
+    @admin.display(description="items")
+    def items(self, conversation: Conversation) -> str:
+        return f"{conversation.next_position:,}"
+
+    @admin.display(description="responses")
+    def responses(self, conversation: Any) -> str:
+        return f"{conversation.response_count or 0:,}"
+
+    @admin.display(description="latest response")
+    def latest(self, conversation: Any) -> SafeString:
+        return time_label(conversation.latest_at)
+
+    @admin.display(description="last message")
+    def last_message(self, conversation: Any) -> str:
+        return preview(conversation.said)
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        """Show the items below the position ``before``, or the newest."""
+        before = request.GET.get("before", "")
+        rows = Item.objects.filter(conversation__pk=object_id) if object_id.isdecimal() else None
+        found: list[Item] = []
+        if rows is not None and may_see_content(request):
+            if before.isdecimal():
+                rows = rows.filter(conversation_position__lt=before)
+            found = list(reversed(rows.order_by("-conversation_position")[:MAX_ITEMS]))
+        first = found[0].conversation_position if found else 0
+        context = {
+            "may_see": may_see_content(request),
+            "bubbles": BubbleMaker(found).bubbles(found),
+            "earlier": first or None,
+            "is_newest": not before,
+        }
+        return super().change_view(
+            request, object_id, form_url, {**(extra_context or {}), **context}
+        )

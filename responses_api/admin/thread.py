@@ -12,10 +12,9 @@ from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.core.storage.cipher import unseal
 from inference_site.runs.tool_calls.models import ToolCall
 from responses_api.annotations import status_of, with_generation_status
-from responses_api.items import ItemData
+from responses_api.items import ItemData, holds_context, unseal_context
 from responses_api.models import Item, StoredResponse
 from responses_api.prompt_items import CALLS, RESULTS, WHOLE_CALLS, WORDS
-from responses_api.sealing import holds_context, unseal_context
 
 MAX_TURNS = 20
 """The most turns of a thread on a page."""

@@ -81,14 +81,9 @@ Part = Annotated[
     BeforeValidator(response_part),
 ]
 
-
-def _content_kind(value: object) -> str:
-    return "parts" if isinstance(value, list) else "text"
-
-
 Content = Annotated[
     Annotated[str, Tag("text")] | Annotated[list[Part], Tag("parts")],
-    Discriminator(_content_kind),
+    Discriminator(lambda value: "parts" if isinstance(value, list) else "text"),
 ]
 
 

@@ -120,13 +120,9 @@ class ConversationParam(WireRequest):
     id: ObjectId
 
 
-def _conversation_kind(value: object) -> str:
-    return "id" if isinstance(value, str) else "object"
-
-
 ConversationField = Annotated[
     Annotated[ObjectId, Tag("id")] | Annotated[ConversationParam, Tag("object")],
-    Discriminator(_conversation_kind),
+    Discriminator(lambda value: "id" if isinstance(value, str) else "object"),
 ]
 
 Include = Literal[
@@ -175,13 +171,10 @@ def _flat_format(given: ResponseFormat | None) -> Any:
     )
 
 
-def _value_kind(value: object) -> str:
-    return "text" if isinstance(value, str) else "part"
-
-
 PromptPart = Annotated[InputText | InputImage | InputFile, Field(discriminator="type")]
 PromptValue = Annotated[
-    Annotated[str, Tag("text")] | Annotated[PromptPart, Tag("part")], Discriminator(_value_kind)
+    Annotated[str, Tag("text")] | Annotated[PromptPart, Tag("part")],
+    Discriminator(lambda value: "text" if isinstance(value, str) else "part"),
 ]
 
 

@@ -25,7 +25,7 @@ _DEEPEST = 4
 
 def _requests(base: type[WireRequest] = WireRequest) -> Iterator[type[WireRequest]]:
     """Every wire model of requests of the API apps."""
-    for app in ("completions.wire", "responses_api.wire"):
+    for app in ("completions.wire", "completions.views", "responses_api.wire"):
         for module in pkgutil.iter_modules(importlib.import_module(app).__path__, f"{app}."):
             importlib.import_module(module.name)
     for model in base.__subclasses__():

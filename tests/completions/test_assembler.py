@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from completions.assemblers.chat import CHAT, ChatAssembler, ChatAssembly
 from completions.assemblers.completion import COMPLETION, CompletionAssembly
-from completions.assemblers.moderated_chat import chat_assembler
+from completions.assemblers.site_tools import chat_assembler
 from completions.assemblers.site_turns import SiteTurns
 from completions.assemblers.tokens import EmbeddingAssembler, EmbeddingAssembly
 from completions.ollama.assembler import OLLAMA, OllamaAssembly

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from completions.ollama import pull as pull_module
+from completions.ollama import models as ollama_models
 from inference_site.accounts.keys import create_key
 from inference_site.accounts.models import Project, Scope
 from inference_site.catalogue.fleet import fleet
@@ -86,8 +86,8 @@ def ask(
     project: Project, models_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Asked]:
     """Asks with a key that may pull, and looks quickly at what becomes of it."""
-    monkeypatch.setattr(pull_module, "_POLL_S", 0.001)
-    monkeypatch.setattr(pull_module, "_REFRESHED_WITHIN_S", 0.05)
+    monkeypatch.setattr(ollama_models, "_POLL_S", 0.001)
+    monkeypatch.setattr(ollama_models, "_REFRESHED_WITHIN_S", 0.05)
     _, secret = create_key(project, "models", scopes=[Scope.MODELS])
 
     def asked(model: Any = NAME, *, key: str = secret, **fields: Any) -> Asked:
@@ -161,8 +161,8 @@ def test_the_end_waits_for_the_load_of_the_model(ask: Ask, monkeypatch: pytest.M
 def test_who_waits_long_is_told_so_and_hears_of_it_again(
     ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull_module, "_CLAIMED_WITHIN_S", 0.0)
-    monkeypatch.setattr(pull_module, "_REPEAT_S", 0.0)
+    monkeypatch.setattr(ollama_models, "_CLAIMED_WITHIN_S", 0.0)
+    monkeypatch.setattr(ollama_models, "_REPEAT_S", 0.0)
     lines, _ = ask().lines({}, {}, {}, {"state": PullState.CANCELLED})
     assert lines[:3] == [MANIFEST, *[{"status": "waiting for a worker"}] * 2]
 

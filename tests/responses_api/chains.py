@@ -14,8 +14,8 @@ from inference_site.gateway.submission.context_bound import ContextBound
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.queue import new_id
 from responses_api.context import HistoryLimit, resolve
+from responses_api.items import SealedContext, seal_context
 from responses_api.models import StoredResponse
-from responses_api.sealing import SealedContext, seal_context
 from responses_api.storage import accept, store_result
 from responses_api.stored_responses import current_response, new_response
 from responses_api.wire.requests import ResponseRequest

@@ -1,16 +1,17 @@
-"""Reranking and scores on the wire: how well documents answer a query.
+"""Scores of texts on the wire: reranking, scores of pairs, and moderations.
 
-Sources: Cohere's "Rerank" and Jina's "Reranker API", whose fields overlap; vLLM's "Score API".
+Sources: Cohere's "Rerank" and Jina's "Reranker API", whose fields overlap; vLLM's "Score API";
+OpenAI's API reference, "Moderations".
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from inference_site.gateway.api.payload import WireObject, WireRequest
-from inference_site.gateway.request_fields.wire import EndUser
+from inference_site.gateway.request_fields.wire import EndUser, ImagePart, TextPart
 
 Texts = Annotated[list[str], Field(min_length=1, max_length=2048)]
 
@@ -105,3 +106,48 @@ class ScoreList(WireObject):
     model: str
     data: list[Score]
     usage: RankingUsage
+
+
+_Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+_Parts = Annotated[list[_Part], Field(min_length=1, max_length=64)]
+
+
+def _input_kind(value: object) -> str:
+    if not isinstance(value, list):
+        return "text"
+    return "parts" if value and isinstance(value[0], dict) else "texts"
+
+
+_Input = Annotated[
+    Annotated[str, Tag("text")] | Annotated[Texts, Tag("texts")] | Annotated[_Parts, Tag("parts")],
+    Discriminator(_input_kind),
+]
+
+
+class ModerationRequest(WireRequest):
+    """The body of ``POST /v1/moderations``. The parts of a list are judged together.
+
+    ``model`` has the default of OpenAI's API: a site has it if the operator gives that name, or
+    that alias, to a model.
+    """
+
+    input: _Input
+    model: str = "omni-moderation-latest"
+    user: EndUser | None = None
+
+
+class ModerationResult(WireObject):
+    """``results[]``: one text, or all parts. Categories are those of the model."""
+
+    flagged: bool
+    categories: dict[str, bool]
+    category_scores: dict[str, float]
+    category_applied_input_types: dict[str, list[Literal["text", "image"]]]
+
+
+class ModerationList(WireObject):
+    """The answer, in the order of the inputs."""
+
+    id: str
+    model: str
+    results: list[ModerationResult]

@@ -1,4 +1,4 @@
-"""From scores to a ranking or a list of scores, neither of which is streamed."""
+"""From scores to a ranking, a list of scores or a moderation, none of which is streamed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from completions.wire.ranking import (
+from completions.wire.scores import (
+    ModerationList,
+    ModerationResult,
     RankedDocument,
     Ranking,
     RankingUsage,
@@ -14,11 +16,11 @@ from completions.wire.ranking import (
     ScoreList,
     TextDocument,
 )
-from inference_site.core.domain.deltas import Delta, ScoreDelta, Usage
+from inference_site.core.domain.deltas import Delta, ModerationDelta, ScoreDelta, Usage
 from inference_site.runs.kinds import WholeAnswerAssembler
 from inference_site.runs.streams.request_documents import Assembly
 
-RERANK, SCORE = "rerank", "score"
+RERANK, SCORE, MODERATION = "rerank", "score", "moderation"
 """Names of these kinds of generations."""
 
 
@@ -97,3 +99,38 @@ class ScoreAssembler(_ScoresAssembler):
             data=[Score(index=i, score=score) for i, score in sorted(self._scores.items())],
             usage=self._wire_usage,
         ).model_dump()
+
+
+@dataclass(frozen=True)
+class ModerationAssembly(Assembly):
+    """What the answer has beside the results of a moderation."""
+
+    id: str
+    model: str
+
+
+class ModerationAssembler(WholeAnswerAssembler):
+    """Collects the results of one moderation (see ``runs.kinds.Assembler``)."""
+
+    def __init__(self, assembly: ModerationAssembly) -> None:
+        self._assembly = assembly
+        self._results: dict[int, ModerationResult] = {}
+
+    def feed(self, delta: Delta) -> Sequence[bytes]:
+        """Take the next delta."""
+        if isinstance(delta, ModerationDelta):
+            self._results[delta.index] = ModerationResult.model_validate(
+                {
+                    "flagged": delta.is_flagged,
+                    "categories": delta.categories,
+                    "category_scores": delta.scores,
+                    "category_applied_input_types": delta.input_types,
+                }
+            )
+        return ()
+
+    def answer(self) -> dict[str, Any]:
+        """Return the results in the order of the inputs."""
+        results = [result for _, result in sorted(self._results.items())]
+        assembly = self._assembly
+        return ModerationList(id=assembly.id, model=assembly.model, results=results).model_dump()
