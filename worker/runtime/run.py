@@ -68,6 +68,7 @@ from worker.media import has_media, resolve_media
 from worker.runtime.compaction import compacted, start_compacting
 from worker.runtime.guards import start_moderating
 from worker.runtime.hooks import HookContext, Hooks, hooks_for
+from worker.runtime.judged_images import with_judged_images
 from worker.runtime.publisher import StopReason, Stream
 from worker.runtime.site_calls import SiteCalls, Stopped
 from worker.runtime.tool_calls import CustomCalls, TextCallParser, may_have_text_calls
@@ -241,7 +242,12 @@ class Run:
         assert document is not None
         self._unfinished = 1
         if self._site_calls is None:
-            options, keeps = document.assembly.site_tools, self._claim.background
+            judged, options = with_judged_images(
+                document.request, document.assembly.site_tools, self._claim.project_id
+            )
+            if self._first is document.request:
+                self._first = judged
+            keeps = self._claim.background
             self._site_calls = SiteCalls(self._claim, self._stream, options, keeps=keeps)
         is_over = False
         while not is_over:
