@@ -56,7 +56,7 @@ from responses_api.events import (
     summary_of,
     with_text,
 )
-from responses_api.items import SealedContext, new_item, seal_context
+from responses_api.items import SealedContext, new_item, seal_context, unseal_context
 from responses_api.site_tools import FirstCall, SiteToolType, site_tools, with_citations
 from responses_api.turns import SitePlan, TokensSpent, Turns
 from responses_api.wire import objects as wire
@@ -147,11 +147,16 @@ class ResponseAssembly(Assembly):
             plan,
             self._seal_compaction,
             AnswerModeration.of(self.site_tools),
+            self._unseal_compaction,
         )
 
     def _seal_compaction(self, context: CompactedContext) -> str:
         assert self.compacts_for is not None
         return seal_context(SealedContext(context, self.tool_items), self.compacts_for)
+
+    def _unseal_compaction(self, sealed: str) -> CompactedContext:
+        assert self.compacts_for is not None
+        return unseal_context(sealed, self.compacts_for, "output").context
 
 
 class ResponseAssembler(Assembler):
@@ -163,7 +168,8 @@ class ResponseAssembler(Assembler):
     is the project to encrypt the reasoning for, if the request includes encrypted reasoning.
     ``routes`` are the tools that the names of calls lead to; a name without a route is a function.
     ``plan`` is set if the site runs tools for it. ``seal_compaction`` makes the content of a
-    compaction's item. ``moderation`` is set if the input and the output are judged.
+    compaction's item, and ``unseal_compaction`` reads it after a restart. ``moderation`` is set if
+    the input and the output are judged.
     """
 
     def __init__(
@@ -176,6 +182,7 @@ class ResponseAssembler(Assembler):
         plan: SitePlan | None = None,
         seal_compaction: Callable[[CompactedContext], str] | None = None,
         moderation: AnswerModeration | None = None,
+        unseal_compaction: Callable[[str], CompactedContext] | None = None,
     ) -> None:
         self.response = ResponseObject.model_validate({**response, "status": "in_progress"})
         self.error: dict[str, Any] | None = None
@@ -185,7 +192,7 @@ class ResponseAssembler(Assembler):
         self._routes, self._plan = routes, plan
         self._turns = None if plan is None else Turns(routes, plan)
         self._saved: Mapping[str, Any] | None = None
-        self._seal_compaction = seal_compaction
+        self._seal_compaction, self._unseal_compaction = seal_compaction, unseal_compaction
         self._summary = self.response.reasoning.summary
         self._output = self._new_output()
         self._finish_reason: FinishReason = "stop"
@@ -244,12 +251,21 @@ class ResponseAssembler(Assembler):
         )
         deltas: list[Delta] = []
         if self._turns is not None and self._saved is not None:
-            for item in _ITEMS.validate_python(self._saved["items"])[len(output.items) :]:
+            items = _ITEMS.validate_python(self._saved["items"])
+            for item in items[len(output.items) :]:
                 frames += output.add_whole(item)
-            deltas = self._turns.restore(self._saved["turns"])
+            deltas = self._turns.restore(self._saved["turns"], self._compacted_in(items))
         elif self._turns is not None and self._plan is not None and self._plan.first_calls:
             deltas = self._turns.first(self._plan.first_calls)
         return [*frames, *(frame for delta in deltas for frame in self.feed(delta))]
+
+    def _compacted_in(self, items: Sequence[OutputItem]) -> CompactedContext | None:
+        """Return the context of the newest compaction among these items, if there is one."""
+        sealed = [item.encrypted_content for item in items if isinstance(item, Compaction)]
+        if not sealed:
+            return None
+        assert self._unseal_compaction is not None
+        return self._unseal_compaction(sealed[-1])
 
     def calls(self) -> Sequence[SiteCall]:
         """Return the calls to run (see ``Assembler``); of an answer that was cut off, no tool's."""
@@ -331,6 +347,8 @@ class ResponseAssembler(Assembler):
             self._usage = delta
         elif isinstance(delta, CompactionDelta):
             assert self._seal_compaction is not None
+            if self._turns is not None:
+                self._turns.compact(delta.context)
             sealed = self._seal_compaction(delta.context)
             output = self._output
             ended = output.end_item("completed")

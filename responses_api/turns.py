@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from inference_site.core.domain.compaction import CompactedContext
 from inference_site.core.domain.deltas import (
     Delta,
     Finish,
@@ -114,7 +115,10 @@ class Turns:
         self.sources: list[Source] = []
         """The places that the results so far quote, each URL once."""
         self._routes, self._plan, self._most_calls = routes, plan, plan.most_calls
+        self._context: CompactedContext | None = None
+        """What the newest compaction has left of the messages before it."""
         self._messages: list[Message] = []
+        """Those of the ended turns, since the compaction."""
         self._discovered: list[Tool] = []
         self._number = self._made = 0
         self._begin()
@@ -136,6 +140,10 @@ class Turns:
             self._routes[name] = call.route
             deltas.append(ToolCallDelta(number, call.arguments, f"call_first_{number}", name))
         return [*deltas, Finish("tool_calls")]
+
+    def compact(self, context: CompactedContext) -> None:
+        """Begin this turn and the later ones with the context, which has the turns before."""
+        self._context, self._messages = context, []
 
     def take(self, delta: Delta) -> bool:
         """Record a delta; return False if it is of a call that is ignored."""
@@ -225,7 +233,8 @@ class Turns:
     def next_request(self, request: GenerationRequest, spent: int) -> GenerationRequest | None:
         """Return the request of the next turn; None if the response ends with this one.
 
-        ``request`` is that of the first turn, ``spent`` the output tokens of all turns so far.
+        ``request`` is that of the first turn, not compacted, ``spent`` the output tokens of all
+        turns so far.
         Raise TokensSpent if none is left.
         """
         run = [call for call in self._calls if call.output is not None]
@@ -240,6 +249,8 @@ class Turns:
         left = request.max_output_tokens
         if left is not None and (left := left - spent) <= 0:
             raise TokensSpent
+        if self._context is not None:
+            request = self._context.applied_to(request)
         return replace(
             request,
             messages=(*request.messages, *self._messages),
@@ -282,15 +293,19 @@ class Turns:
         dumped: dict[str, Any] = SAVED.dump_python(saved, mode="json")
         return dumped
 
-    def restore(self, data: Mapping[str, Any]) -> list[Delta]:
+    def restore(
+        self, data: Mapping[str, Any], context: CompactedContext | None = None
+    ) -> list[Delta]:
         """Continue from a saved state; return the deltas of the turn from its first call on.
 
-        The caller passes them to ``take`` and to the output.
+        The caller passes them to ``take`` and to the output. ``context`` is that of the newest
+        compaction among the saved items.
         """
         saved = SAVED.validate_python(data)
         self._number, self._made = saved.number, saved.made
         self._begin(is_first=saved.is_first)
         self._messages, self._discovered = list(saved.messages), list(saved.discovered)
+        self._context = context
         self._routes.update(saved.routes)
         self.sources[:] = saved.sources
         self._said = [_DELTAS[name](**fields) for name, fields in saved.said]  # type: ignore[misc]

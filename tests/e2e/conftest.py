@@ -81,6 +81,13 @@ OTHER_MODELS = """
     model: odd
     guard: llama_guard
     slots: 4
+  seeing-guard:
+    engine: openai_upstream
+    base_url: {odd}
+    model: odd
+    capabilities: [chat, vision]
+    guard: llama_guard
+    slots: 2
   told-guard:
     engine: scripted
     guard: qwen3_guard

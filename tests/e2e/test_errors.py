@@ -218,6 +218,7 @@ def test_models_are_listed_and_found(client: openai.OpenAI) -> None:
         "seeing",
         "judge",
         "guard",
+        "seeing-guard",
         "told-guard",
         "sounds",
     }

@@ -10,24 +10,30 @@ import pytest
 
 from tests.e2e.keys import make_key
 from tests.e2e.scripts import call, script
+from tests.image_server import ImageServer
+from tests.images import PNG, data_url
 from tests.served_stack import ServedStack
-from tests.upstream_server import Talk, UpstreamServer
+from tests.upstream_server import Talk, UpstreamServer, streamed
 from tests.waiting import wait_until
 
 HARMFUL = script({"text": "a g"}, {"text": "un"})
 """The answer is "a gun"; the input has no such word."""
 HARMLESS = script({"text": "a c"}, {"text": "at"})
+RED = data_url(PNG)
 
 
 def judged(talk: Talk) -> None:
-    """Flag what has "gun" in it, as a server with moderations does."""
+    """Flag what has "gun" or a red image in it, as a server with moderations does."""
+    given = talk.body["input"]
+    inputs = given if isinstance(given[0], str) else [json.dumps(given)]
+    flags = ["gun" in each or RED in each for each in inputs]
     results = [
         {
-            "flagged": "gun" in each,
-            "categories": {"violence": "gun" in each},
-            "category_scores": {"violence": 0.75 if "gun" in each else 0.25},
+            "flagged": flagged,
+            "categories": {"violence": flagged},
+            "category_scores": {"violence": 0.75 if flagged else 0.25},
         }
-        for each in talk.body["input"]
+        for flagged in flags
     ]
     talk.say(200, {"id": "modr-1", "model": "odd", "results": results})
 
@@ -352,3 +358,129 @@ def test_a_key_needs_the_moderation_model_of_a_chat_too(stack: ServedStack) -> N
     key = make_key(stack, allowed_models=["scripted"])
     with stack.client(key.secret) as other, pytest.raises(openai.PermissionDeniedError):
         chat(other, HARMLESS, {"model": "judge"})
+
+
+# --- Images --------------------------------------------------------------------------------------
+
+
+def seen(talk: Talk) -> None:
+    """Answer chats with "a cat"."""
+    if "messages" in talk.body:
+        streamed("a cat")(talk)
+    else:
+        judged(talk)
+
+
+def asked_about(client: openai.OpenAI, api: str, url: str, moderation: Any, **fields: Any) -> Any:
+    """Ask what an image shows."""
+    asked: dict[str, Any] = {"model": "seeing", "moderation": moderation, **fields}
+    if api == "chat":
+        image: Any = {"type": "image_url", "image_url": {"url": url}}
+        content = [{"type": "text", "text": "What is it?"}, image]
+        return client.chat.completions.create(
+            messages=[{"role": "user", "content": content}], **asked
+        )
+    image = {"type": "input_image", "image_url": url, "detail": "auto"}
+    content = [{"type": "input_text", "text": "What is it?"}, image]
+    return client.responses.create(input=[{"role": "user", "content": content}], **asked)
+
+
+def of_input(made: Any) -> Any:
+    """What was said of the input of a response or a chat."""
+    found = made.moderation.input
+    return found.results[0] if found.type == "moderation_results" else found
+
+
+def types_of(made: Any) -> list[list[str]]:
+    """The types of the input that were judged, for each category."""
+    return list(of_input(made).to_dict()["category_applied_input_types"].values())
+
+
+@pytest.mark.parametrize("api", ["responses", "chat"])
+def test_the_images_of_the_input_are_judged_with_its_text(
+    client: openai.OpenAI, judge: UpstreamServer, api: str
+) -> None:
+    judge.answers = [seen]
+    made = asked_about(client, api, RED, {"model": "judge"})
+    assert of_input(made).flagged
+    assert types_of(made) == [["text", "image"]]
+    first, _, last = (asked.body for asked in judge.asked)
+    assert first["input"] == [
+        {"type": "text", "text": "What is it?"},
+        {"type": "image_url", "image_url": {"url": RED}},
+    ]
+    assert last["input"] == ["a cat"]
+    judge.asked.clear()
+    blocked = asked_about(client, api, RED, policy(input="block"))
+    assert of_input(blocked).flagged
+    assert len(judge.asked) == 1  # It is not answered.
+
+
+def test_only_the_new_images_are_judged(client: openai.OpenAI, judge: UpstreamServer) -> None:
+    judge.answers = [seen]
+    first = asked_about(client, "responses", RED, {"model": "judge"})
+    judge.asked.clear()
+    made = client.responses.create(
+        model="seeing",
+        input="And?",
+        previous_response_id=first.id,
+        moderation=policy(input="block"),
+    )
+    assert made.output_text == "a cat"
+    assert judge.asked[0].body["input"] == ["And?"]
+
+
+def test_the_image_behind_a_url_that_was_judged_is_the_one_that_is_answered(
+    client: openai.OpenAI, judge: UpstreamServer
+) -> None:
+    judge.answers = [seen]
+    with ImageServer().running() as web:
+        url = web.give("/red.png", PNG)
+        made = asked_about(client, "responses", url, {"model": "judge"})
+        assert web.asked == ["/red.png"]
+    assert of_input(made).flagged
+    first, answered, _ = (asked.body for asked in judge.asked)
+    assert first["input"][1] == answered["messages"][-1]["content"][1]
+
+
+def test_an_image_that_is_a_file_is_judged(client: openai.OpenAI, judge: UpstreamServer) -> None:
+    judge.answers = [seen]
+    id_ = client.files.create(file=("red.png", PNG), purpose="vision").id
+    part = {"type": "input_image", "file_id": id_, "detail": "auto"}
+    asked: dict[str, Any] = {"model": "seeing", "input": [{"role": "user", "content": [part]}]}
+    made = client.responses.create(**asked, moderation={"model": "judge"})
+    assert of_input(made).flagged
+    assert judge.asked[0].body["input"] == [{"type": "image_url", "image_url": {"url": RED}}]
+    judge.asked.clear()
+    unseen = client.responses.create(**asked, moderation={**policy(input="block"), "model": "guard"})
+    assert (unseen.output, of_input(unseen).code) == ([], "image_not_judged")
+    assert judge.asked == []
+
+
+@pytest.mark.parametrize("api", ["responses", "chat"])
+def test_a_model_that_sees_no_images_says_so_and_lets_none_pass(
+    client: openai.OpenAI, judge: UpstreamServer, api: str
+) -> None:
+    judge.answers = [streamed("safe")]
+    made = asked_about(client, api, RED, {"model": "guard"})
+    assert set(map(tuple, types_of(made))) == {("text",)}
+    assert judge.asked[0].body["messages"] == [{"role": "user", "content": "What is it?"}]
+    judge.asked.clear()
+    with pytest.raises(openai.BadRequestError, match="sees no images") as caught:
+        asked_about(client, api, RED, {**policy(input="block"), "model": "guard"})
+    assert caught.value.param == "moderation.model"
+    assert judge.asked == []
+
+
+def test_a_guard_that_sees_is_shown_the_images(
+    client: openai.OpenAI, judge: UpstreamServer
+) -> None:
+    judge.answers = [streamed("unsafe\n", "S12")]
+    moderation = {**policy(input="block"), "model": "seeing-guard"}
+    made = asked_about(client, "responses", RED, moderation)
+    assert of_input(made).categories["sexual"]
+    assert set(map(tuple, types_of(made))) == {("text", "image")}
+    [asked] = judge.asked
+    [message] = asked.body["messages"]
+    assert [part["type"] for part in message["content"]] == ["text", "image_url"]
+    assert message["content"][1]["image_url"]["url"] == RED

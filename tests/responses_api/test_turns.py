@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from inference_site.core.domain.compaction import SUMMARY_HEADING, CompactedContext
 from inference_site.core.domain.deltas import (
+    CompactionDelta,
     Delta,
     Finish,
     ReasoningDelta,
@@ -16,7 +19,7 @@ from inference_site.core.domain.deltas import (
     ToolCallDelta,
     Usage,
 )
-from inference_site.core.domain.request import GenerationRequest, Message, Tool
+from inference_site.core.domain.request import Compaction, GenerationRequest, Message, Tool
 from inference_site.core.domain.site_tools import ToolResult
 from inference_site.runs.streams.batches import Sent
 from responses_api import site_tools
@@ -182,6 +185,49 @@ def test_a_restart_keeps_the_items_of_ended_turns_and_announces_their_last_calls
         recovered.recover(Sent((*log.frames, *frames[:-2]), log.next + len(frames) - 2))
         partial = json.loads(recovered.cancel().body)["output"]
         assert [_text(item) for item in partial] == ["First.", "one", "Second.", "two", "Third."]
+
+
+def test_later_turns_begin_with_what_a_compaction_has_left() -> None:
+    sealed: list[CompactedContext] = []
+
+    def seal(context: CompactedContext) -> str:
+        sealed.append(context)
+        return str(len(sealed) - 1)
+
+    def folding() -> ResponseAssembler:
+        return new_assembler(
+            routes=ROUTES,
+            plan=SitePlan([{"type": TYPE}], most_calls=5),
+            seal_compaction=seal,
+            unseal_compaction=lambda content: sealed[int(content)],
+        )
+
+    compaction = Compaction(1000, 100, instructions=1, leading=1)
+    instructions = Message("system", "Be brief.")
+    request = replace(
+        REQUEST, messages=(instructions, *REQUEST.messages), compaction=compaction
+    )
+    fold = folding()
+    sent = [*fold.begin(), *fed(fold, *call(0, "count", "{}"), Finish("tool_calls"))]
+    sent += fold.add_result(ToolResult("one"))
+    second = fold.next_request(request)
+    assert second is not None
+    left = CompactedContext("So far.", newest=second.messages[1:])
+    sent += fed(fold, CompactionDelta(left), *call(0, "again", "{}"), Finish("tool_calls"))
+    saved = json.loads(json.dumps(fold.save()))
+    resumed = folding()
+    resumed.restart(Sent(tuple(sent), len(sent)), saved)
+    resumed.begin()
+    for each in (fold, resumed):
+        each.add_result(ToolResult("two"))
+        third = each.next_request(request)
+        assert third is not None
+        summary = Message("system", f"{SUMMARY_HEADING}So far.")
+        assert third.messages[:5] == (instructions, summary, *left.newest)
+        assert [m.text for m in third.messages[5:]] == [None, "two"]
+        assert third.compaction == replace(compaction, has_summary=True)
+        output = json.loads(each.complete().body)["output"]
+        assert [item["type"] for item in output] == ["mcp_call", "compaction", "mcp_call"]
 
 
 def _text(item: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 It takes the place of ``code_interpreter``, which this product does not run. The functions
 ``count`` and ``again`` send a call; a call of ``again`` may be repeated. The arguments may have the
 worker killed: ``die`` is ``before`` the call is sent, or ``after`` it was answered, in the first
-attempt.
+attempt. ``more`` is how many characters the result has beside the answer.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class CountedTool:
             raise ToolUnreachable(str(exc)) from exc
         if die == "after":
             os.kill(os.getpid(), signal.SIGKILL)
-        return ToolResult(answer)
+        return ToolResult(answer + "x" * int(arguments.get("more", 0)))
 
     def _post(self, sent: dict[str, Any], context: CallContext) -> str:
         """Return the answer of the server, which may take its time."""

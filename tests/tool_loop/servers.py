@@ -17,8 +17,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from inference_site.core.domain.compaction import SUMMARY_TASK
 from tests.served_stack import ROOT, ServedStack, served_stack
-from tests.upstream_server import Talk, UpstreamServer
+from tests.upstream_server import Answer, Talk, UpstreamServer, streamed
 
 MODELS = """
   player:
@@ -98,7 +99,7 @@ def play(talk: Talk) -> None:
     content = messages[begun]["content"]
     text = content if isinstance(content, str) else content[0]["text"]
     turns = json.loads(text)
-    turn = turns[min(sum(m["role"] == "assistant" for m in messages[begun:]), len(turns) - 1)]
+    turn = turns[min(_next_turn(messages[begun:]), len(turns) - 1)]
     talk.begin()
     common = {"id": "chatcmpl-1", "created": 1, "model": "m", "object": "chat.completion.chunk"}
 
@@ -123,6 +124,41 @@ def play(talk: Talk) -> None:
     talk.event({**common, "choices": [], "usage": usage})
     talk.send(b"data: [DONE]\n\n")
     talk.end()
+
+
+def _next_turn(messages: list[dict[str, Any]]) -> int:
+    """Return the number of the turn after the ``turn`` of the last call, if its arguments say it."""
+    made = [message for message in messages if message["role"] == "assistant"]
+    if made and (calls := made[-1].get("tool_calls")):
+        arguments = json.loads(calls[-1]["function"]["arguments"])
+        if isinstance(arguments, dict) and "turn" in arguments:
+            return int(arguments["turn"]) + 1
+    return len(made)
+
+
+def playing_in(characters: int) -> Answer:
+    """Play turns in a context of this many characters, and say "SUMMARY" if asked for one."""
+
+    def answer(talk: Talk) -> None:
+        messages = talk.body["messages"]
+        size = sum(len(json.dumps(message)) for message in messages)
+        if size > characters:
+            said = (
+                f"This model's maximum context length is {characters} tokens. However, your "
+                f"messages resulted in {size} tokens."
+            )
+            talk.say(400, {"error": {"message": said, "type": "invalid_request_error"}})
+        elif is_summary(talk.body):
+            streamed("SUMMARY")(talk)
+        else:
+            play(talk)
+
+    return answer
+
+
+def is_summary(body: dict[str, Any]) -> bool:
+    """Whether the model is asked to summarise."""
+    return bool(body["messages"][0]["content"] == SUMMARY_TASK)
 
 
 _KILLED: set[tuple[str, int]] = set()

@@ -12,8 +12,8 @@ import pytest
 
 from tests.served_stack import wait_until
 from tests.tool_loop.kills import POINTS, effects, problems, turns, wait_until_ended
-from tests.tool_loop.servers import LoopSite, start_worker
-from tests.tool_loop.test_loop import SAY, created, ended, kinds, shown
+from tests.tool_loop.servers import LoopSite, is_summary, start_worker
+from tests.tool_loop.test_loop import SAY, compacting, created, ended, kinds, roles, shown
 
 
 def worker_of(site: LoopSite) -> int:
@@ -56,6 +56,30 @@ def test_a_killed_worker_doubles_nothing(site: LoopSite, point: str, function: s
     else:
         assert second["status"] == "completed"
         assert made == [1, 2 if function == "again" and point in ("after", "in_tool") else 1]
+
+
+@pytest.mark.parametrize("point", ["in_turn", "after"])
+def test_a_worker_that_dies_after_a_compaction_doubles_nothing(tight: LoopSite, point: str) -> None:
+    """It dies in the turn that was compacted, or in a call of that turn."""
+    site = tight
+    worker, mark = worker_of(site), f"compacted {point}"
+    first = {"mark": f"{mark} 1", "more": 3200, "turn": 0}
+    second: dict[str, Any] = {"mark": f"{mark} 2", "turn": 1}
+    if point == "after":
+        second["die"] = "after"
+    turn = {"calls": [["count", second]], **({"kill": worker} if point == "in_turn" else {})}
+    body = compacting(site, {"calls": [["count", first]]}, turn, SAY, background=True)
+    id_ = created(site, body)["id"]
+    [response] = wait_until_ended(site, [id_], 90)
+    assert list(problems(site, response, mark, "count")) == []
+    assert response["status"] == "completed"
+    assert kinds(response) == ["mcp_call", "compaction", "mcp_call", "message"]
+    assert effects(site, mark) == [1, 1]
+    assert site.stack.row(id_)["attempt"] == 2
+    # The turns after the restart begin with what the compaction has left.
+    assert roles(site.model.body) == ["system", "user", *("assistant", "tool") * 2]
+    summaries = sum(is_summary(asked.body) for asked in site.model.asked)
+    assert summaries == (2 if point == "in_turn" else 1)
 
 
 def test_a_response_in_the_foreground_ends_with_its_worker(site: LoopSite) -> None:

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from tests.served_stack import wait_until
-from tests.tool_loop.servers import LoopSite
+from tests.tool_loop.servers import LoopSite, is_summary
 
 SAY = {"say": "All done."}
 
@@ -20,6 +20,22 @@ def created(site: LoopSite, body: dict[str, Any]) -> dict[str, Any]:
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()
         return found
+
+
+def compacting(site: LoopSite, *turns: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """Return the body of a request with a history, that is compacted when it is too long."""
+    history = [
+        {"role": "user", "content": "word " * 700},
+        {"role": "assistant", "content": "A"},
+        {"role": "user", "content": json.dumps(turns)},
+    ]
+    late = [{"type": "compaction", "compact_threshold": 1_000_000}]
+    return {**site.request(**fields), "input": history, "context_management": late}
+
+
+def roles(body: dict[str, Any]) -> list[str]:
+    """Return the roles of the messages that the model got."""
+    return [message["role"] for message in body["messages"]]
 
 
 def shown(site: LoopSite, response_id: str) -> dict[str, Any]:
@@ -233,3 +249,36 @@ def test_a_cancel_or_deletion_ends_the_response_while_a_tool_runs(site: LoopSite
             "SELECT status, result FROM tool_calls_toolcall WHERE generation_id = %s", id_
         )
         assert (status, result) == ("unknown", None)
+
+
+def test_results_that_fill_the_context_are_compacted_again_and_again(tight: LoopSite) -> None:
+    site = tight
+    calls = [[["count", {"more": 3200, "turn": number}]] for number in range(3)]
+    body = compacting(site, *({"calls": made} for made in calls), SAY)
+    with site.stack.checked():
+        response = created(site, body)
+        assert kinds(response) == [*("mcp_call", "compaction") * 3, "message"]
+        assert response["output"][-1]["content"][0]["text"].strip() == "All done."
+        assert [len(item["output"]) for item in response["output"][:-1:2]] == [3206] * 3
+        # Each prompt has the question, the newest results and a summary of the rest.
+        assert roles(site.model.body) == ["system", "user", "assistant", "tool"]
+        summaries = [asked.body for asked in site.model.asked if is_summary(asked.body)]
+        assert len(summaries) == 3
+        assert "SUMMARY" in summaries[1]["messages"][1]["content"]
+        usage = response["usage"]
+        assert (usage["input_tokens"], usage["output_tokens"]) == (7 * 7, 4 * 5 + 3)
+        rows = site.stack.sql(
+            "SELECT number, attempt FROM tool_calls_toolcall WHERE generation_id = %s "
+            "ORDER BY number",
+            response["id"],
+        )
+        assert rows == [(0, 1), (1, 1), (2, 1)]
+        assert shown(site, response["id"])["output"] == response["output"]
+        # The next response begins with the newest compaction and what came after it.
+        following = {**site.request(SAY), "previous_response_id": response["id"]}
+        created(site, following)
+    assert roles(site.model.body) == ["system", "user", "assistant", "tool", "assistant", "user"]
+    without = {name: value for name, value in body.items() if name != "context_management"}
+    with site.stack.http() as http:
+        refused = http.post("/v1/responses", json=without)
+    assert refused.json()["error"]["code"] == "context_length_exceeded"

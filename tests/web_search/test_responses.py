@@ -79,6 +79,37 @@ def test_stream_has_the_events_of_the_search_and_of_its_citations(
         assert [event.to_dict() for event in replayed] == events
 
 
+def test_results_that_reach_the_threshold_are_answered_after_a_summary(
+    site: SearchingSite, web: Web
+) -> None:
+    web.page("/fjords", "Fjords", f"{FJORDS} " * 10)
+    site.model.answers = [calls(search("fjord")), says("SUMMARY"), says("It is 204 km long.")]
+    history: Any = [
+        {"role": "user", "content": "word " * 480},
+        {"role": "assistant", "content": "A"},
+        {"role": "user", "content": QUESTION},
+    ]
+    with site.stack.checked():
+        made = site.client.responses.create(
+            model="searcher",
+            input=history,
+            tools=[TOOL],
+            context_management=[{"type": "compaction", "compact_threshold": 1000}],
+        )
+        assert [item.type for item in made.output] == ["web_search_call", "compaction", "message"]
+        assert made.output_text == "It is 204 km long."
+        before, summary, answered = (asked.body["messages"] for asked in site.model.asked)
+        assert [message["role"] for message in before] == ["user", "assistant", "user"]
+        assert QUESTION in summary[1]["content"]
+        assert [message["role"] for message in answered] == ["system", "user", "assistant", "tool"]
+        assert answered[0]["content"].endswith("SUMMARY")
+        assert answered[1]["content"] == QUESTION
+        assert FJORDS in site.tool_outputs()[0]
+        site.client.responses.create(model="searcher", input="Sure?", previous_response_id=made.id)
+    roles = [message["role"] for message in site.model.body["messages"]]
+    assert roles == ["system", "user", "assistant", "tool", "assistant", "user"]
+
+
 def _alike(event: dict[str, Any]) -> Any:
     """Return an event without ids, ports and times, and without its response."""
     shown = {name: value for name, value in event.items() if name != "response"}

@@ -131,12 +131,13 @@ def start_compacting(
     """Start the request like ``start_truncating``, after a summary of its older turns if it is due.
 
     A summary is due when the prompt has ``threshold`` tokens and at least half as many can be
-    summarised, or when the engine refuses the prompt for its length. It is the first turn of the
-    run, in the run's own slot: a run that starts again compacts again, and its tokens are part of
-    the run's usage. A run has at most one summary, which reads at most one context and writes at
-    most ``Compaction.summary_tokens``. What does not fit into that context is left out, oldest
-    first. The calling thread waits for the summary. The request's media need not be resolved:
-    those that are left are files of this project.
+    summarised, or when the engine refuses the prompt for its length. It comes before the first
+    turn of a run, or before one after calls of tools, in the run's own slot: a run that starts
+    again compacts again, unless calls of a later turn were saved, and its tokens are part of the
+    run's usage. A turn has at most one summary, which reads at most one context and writes at most
+    ``Compaction.summary_tokens``. What does not fit into that context is left out, oldest first.
+    The calling thread waits for the summary. The request's media need not be resolved: those that
+    are left are files of this project.
     """
     if request.compaction is None:
         return start_truncating(engine, resolve_media(request, project_id), sink, ended)
@@ -196,14 +197,8 @@ def _attempts(
         if compaction.is_whole_answer:
             sink.feed(Finish("stop"))
             return
-        yield replace(compacted(request, context), truncate=False)
+        yield replace(context.applied_to(request), truncate=False)
     yield replace(request, messages=(*history.leading, *newest))
-
-
-def compacted(request: GenerationRequest, context: CompactedContext) -> GenerationRequest:
-    """Return the request with its own instructions and the context, to be compacted no more."""
-    own = request.messages[: request.compaction.instructions] if request.compaction else ()
-    return replace(request, messages=(*own, *context.messages), compaction=None)
 
 
 def _with_question(history: History, compaction: Compaction) -> tuple[Message, ...]:

@@ -65,9 +65,10 @@ from inference_site.runs.tool_calls.models import close as close_calls
 from inference_site.runs.wake_ups import send_wake_up
 from worker.engines.base import Engine
 from worker.media import has_media, resolve_media
-from worker.runtime.compaction import compacted, start_compacting
+from worker.runtime.compaction import start_compacting
 from worker.runtime.guards import start_moderating
 from worker.runtime.hooks import HookContext, Hooks, hooks_for
+from worker.runtime.judged_images import with_judged_images
 from worker.runtime.publisher import StopReason, Stream
 from worker.runtime.site_calls import SiteCalls, Stopped
 from worker.runtime.tool_calls import CustomCalls, TextCallParser, may_have_text_calls
@@ -162,9 +163,6 @@ class Run:
             else:
                 self._meter.tick()
                 self._pieces += is_output(delta)
-        elif isinstance(delta, CompactionDelta):
-            # The turns after it begin with what it has left.
-            self._first = compacted(self._first, delta.context)
         for piece in (delta,) if self._text_calls is None else self._text_calls.take(delta):
             self._assemble(piece)
 
@@ -241,7 +239,10 @@ class Run:
         assert document is not None
         self._unfinished = 1
         if self._site_calls is None:
-            options, keeps = document.assembly.site_tools, self._claim.background
+            self._first, options = with_judged_images(
+                document.request, document.assembly.site_tools, self._claim.project_id
+            )
+            keeps = self._claim.background
             self._site_calls = SiteCalls(self._claim, self._stream, options, keeps=keeps)
         is_over = False
         while not is_over:
@@ -367,9 +368,6 @@ class Run:
         """Start the engine for a turn; return whether it continues. Raise its error."""
         request = self._next
         assert request is not None
-        if len(request.messages) > len(self._first.messages):
-            # Only the first turn is compacted: the messages of later ones are added to its request.
-            request = replace(request, compaction=None)
         self._spent, self._unfinished = self._usage, request.answers
         self._text_calls = None
         if may_have_text_calls(request):

@@ -1,4 +1,4 @@
-"""The tool ``moderation``: what a moderation model says of a text of a request or of its answer."""
+"""The tool ``moderation``: what a moderation model says of a request or of its answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import orjson
 import redis.exceptions
 
 from inference_site.core.domain.errors import EngineError
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import GenerationRequest, ImagePart, Message, TextPart
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.runs.inner_runs import NoBudget, NotPossible, run_and_wait
 from inference_site.runs.kinds import kind_of
@@ -27,26 +27,43 @@ _KIND = "moderation"
 
 
 def create(options: Mapping[str, Any]) -> Moderation:
-    """Return the tool with the options of ``gateway.request_fields.moderation``."""
-    return Moderation(options["model"], options["guard"], options["top_logprobs"])
+    """Return the tool with the options of ``gateway.request_fields.moderation``.
+
+    The run has put the ``images`` of the input there (``worker.runtime.judged_images``).
+    """
+    return Moderation(
+        options["model"],
+        options["guard"],
+        options["top_logprobs"],
+        tuple(options.get("images", ())),
+        sees_images=options.get("sees_images", False),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Moderation:
-    """See ``SiteTool``. The result of a call has ``result`` or ``error`` in its ``fields``."""
+    """See ``SiteTool``. The result of a call has ``result`` or ``error`` in its ``fields``.
+
+    ``images`` are those of the input. They must not pass if the model does not see images.
+    """
 
     model: str
     guard: str
     top_logprobs: int | None
+    images: tuple[ImagePart, ...] = ()
+    sees_images: bool = False
 
     def is_idempotent(self, name: str) -> bool:
         """Judging a text again changes nothing."""
         return True
 
     def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolResult:
-        """Judge the argument ``text`` (see ``SiteTool.call``)."""
+        """Judge the argument ``text``, perhaps with the images (see ``SiteTool.call``)."""
+        images = self.images if arguments.get("with_images") else ()
+        if images and not self.sees_images:
+            return _error("image_not_judged", "The moderation model sees no images.")
         try:
-            return self._judged(str(arguments["text"]), context)
+            return self._judged(str(arguments["text"]), images, context)
         except TimeoutError:
             if context.is_cancelled():
                 raise ToolCancelled from None
@@ -57,7 +74,9 @@ class Moderation:
             logger.warning("moderation: %s", exc)
             return _error("server_error", "The moderation model cannot be asked now.")
 
-    def _judged(self, text: str, context: CallContext) -> ToolResult:
+    def _judged(
+        self, text: str, images: tuple[ImagePart, ...], context: CallContext
+    ) -> ToolResult:
         with release_connection_after():
             payer = Generation.objects.get(public_id=context.generation_id)
         if payer.api_key_id is None:
@@ -66,7 +85,8 @@ class Moderation:
         request = GenerationRequest(
             self.model,
             operation="moderate",
-            prompts=(text,),
+            messages=_message(text, images) if images else (),
+            prompts=() if images else (text,),
             guard=self.guard,
             top_logprobs=self.top_logprobs,
         )
@@ -85,6 +105,11 @@ class Moderation:
             return _error(code, f"The moderation model could not judge the text: {code}.")
         [result] = orjson.loads(ending.body)["results"]
         return ToolResult("flagged" if result["flagged"] else "passed", {"result": result})
+
+
+def _message(text: str, images: tuple[ImagePart, ...]) -> tuple[Message]:
+    said = (TextPart(text),) if text else ()
+    return (Message("user", None, parts=(*said, *images)),)
 
 
 def _error(code: str, message: str) -> ToolResult:

@@ -8,11 +8,12 @@ item of the response. Later requests begin with it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inference_site.core.domain.request import (
     AudioPart,
     FilePart,
+    GenerationRequest,
     ImagePart,
     Message,
     Part,
@@ -51,6 +52,22 @@ class CompactedContext:
         """The messages that take the place of the conversation."""
         said = (Message("system", SUMMARY_HEADING + self.summary),) if self.summary else ()
         return (*self.leading, *said, *self.newest)
+
+    def applied_to(self, request: GenerationRequest) -> GenerationRequest:
+        """Return the request with its own instructions and these messages.
+
+        It may be compacted again, when turns follow.
+        """
+        compaction = request.compaction
+        if compaction is None:
+            return replace(request, messages=self.messages)
+        own = request.messages[: compaction.instructions]
+        again = replace(
+            compaction,
+            leading=len(own) + len(self.leading),
+            has_summary=bool(self.summary),
+        )
+        return replace(request, messages=(*own, *self.messages), compaction=again)
 
 
 def transcript(messages: Sequence[Message], most: int, *, keeps_first: bool = False) -> str:

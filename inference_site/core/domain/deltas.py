@@ -182,7 +182,7 @@ class PromptProgress:
 
 @dataclass(frozen=True, slots=True)
 class CompactionDelta:
-    """The conversation was compacted before the answer. The worker feeds it, not an engine."""
+    """The conversation was compacted before a turn. The worker feeds it, not an engine."""
 
     context: CompactedContext
 

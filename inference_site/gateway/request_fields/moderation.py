@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import FilePart, GenerationRequest, ImagePart, Message
 from inference_site.core.domain.site_tools import SiteCall, ToolResult
+from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.api.payload import WireObject, WireRequest
 
 if TYPE_CHECKING:  # Workers import this module, and nothing of the submission.
@@ -88,27 +89,54 @@ def moderation_options(
 ) -> list[dict[str, Any]]:
     """Return the options for the worker and for ``AnswerModeration``; empty without moderation.
 
-    The input is the text since the last answer. Without ``model``, the catalogue has it no more.
+    The input is what came since the last answer: its text, and the place of its images. Without
+    ``model``, the catalogue has it no more. Raise InvalidRequestError for images that would pass unjudged.
     """
     if asked is None:
         return []
-    new: list[str] = []
+    new: list[Message] = []
     for message in reversed(request.messages):
         if message.role == "assistant":
             break
-        if message.role != "system":
-            new.insert(0, message.all_text)
+        new.insert(0, message)
+    said = [message for message in new if message.role != "system"]
     fields = {"guard": "", "top_logprobs": None} if model is None else guard_fields(model)
+    sees = model is not None and "vision" in model.capabilities
     return [
         {
             "type": MODERATION,
             "model": asked.model if model is None else model.spec.id,
             "shown_model": asked.model,
-            "input": "\n".join(new),
+            "input": "\n".join(message.all_text for message in said),
+            "judged_messages": len(new) if _has_judged_media(asked, model, said) else 0,
+            "sees_images": sees,
             "blocks": asked.blocks(),
             **fields,
         }
     ]
+
+
+def _has_judged_media(
+    asked: ModerationParam, model: ResolvedModel | None, said: Sequence[Message]
+) -> bool:
+    """Whether the worker looks for images to judge in these messages; files may be images.
+
+    Raise InvalidRequestError for images that may not pass unjudged, if the model sees none.
+    """
+    media = [part for message in said for part in message.parts]
+    media = [part for part in media if isinstance(part, ImagePart | FilePart)]
+    if model is None or "vision" in model.capabilities or not media:
+        return bool(media)
+    if "input" not in asked.blocks():
+        return False
+    if any(isinstance(part, ImagePart) for part in media):
+        param = "moderation.model"
+        raise InvalidRequestError(
+            f"Invalid '{param}': the model `{model.spec.id}` sees no images, and with the mode "
+            "'block' of 'moderation.policy.input' images must be judged.",
+            param=param,
+        )
+    return True
 
 
 class AnswerModeration:
@@ -120,6 +148,7 @@ class AnswerModeration:
     def __init__(self, options: Mapping[str, Any], place: int) -> None:
         self._model, self._input = options["shown_model"], options["input"]
         self._blocks, self._place = options["blocks"], place
+        self._has_images = bool(options.get("judged_messages"))
         self.judged: dict[str, list[Judged]] = {}
         self.blocks_output = "output" in self._blocks
 
@@ -144,7 +173,8 @@ class AnswerModeration:
         """Return the call that judges the input, unless it was judged."""
         if "input" in self.judged:
             return []
-        return [self._call(_FIRST_NUMBER, self._input)]
+        with_images = {"with_images": True} if self._has_images else {}
+        return [self._call(_FIRST_NUMBER, self._input, **with_images)]
 
     def output_calls(self, texts: Sequence[str]) -> list[SiteCall]:
         """Return the calls that judge the answers that were not judged yet."""
@@ -152,8 +182,8 @@ class AnswerModeration:
         numbered = list(enumerate(texts, _FIRST_NUMBER + 1))[done:]
         return [self._call(number, text) for number, text in numbered]
 
-    def _call(self, number: int, text: str) -> SiteCall:
-        arguments = orjson.dumps({"text": text}).decode()
+    def _call(self, number: int, text: str, **more: bool) -> SiteCall:
+        arguments = orjson.dumps({"text": text, **more}).decode()
         return SiteCall(number, self._place, MODERATION, arguments)
 
     def take(self, result: ToolResult) -> None:
