@@ -110,6 +110,8 @@ def message_submission(caller: Caller, body: wire.MessagesRequest, betas: str = 
     model, asked, tools = given.model, given.asked, given.tools
     if asked.max_output_tokens is not None and asked.max_output_tokens >= context_of(model.spec):
         asked = replace(asked, max_output_tokens=None)  # The context is the shorter limit.
+    # How much of the context is left is known only to the server that counts the prompt.
+    asked = replace(asked, lowers_max_output=asked.max_output_tokens is not None)
     # "auto" is the default, and means priority for those who have it.
     tier = service_tier(caller, None if body.service_tier == "standard_only" else "priority")
     assembly = MessageAssembly(

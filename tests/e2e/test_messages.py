@@ -20,7 +20,7 @@ from tests.e2e.test_files import pdf
 from tests.image_server import ImageServer
 from tests.images import PNG, encoded
 from tests.served_stack import ServedStack, wait_until
-from tests.upstream_server import UpstreamServer
+from tests.upstream_server import Talk, UpstreamServer, streamed
 
 HELLO: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 WEATHER: dict[str, Any] = {
@@ -200,6 +200,42 @@ def test_ends_are_told_in_anthropics_words(claude: anthropic.Anthropic) -> None:
         **DEMO, messages=HELLO, stop_sequences=["Paris", "x1", "x2", "x3", "x4"]
     )
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "Paris")
+
+
+@pytest.mark.parametrize(
+    ("said", "param", "left"),
+    [
+        ("'max_tokens' is too large: 8000. This model's maximum context length is 8192 tokens and "
+         "your request has 5000 input tokens (8000 > 8192 - 5000).", None, 3192),
+        ("This model's maximum context length is 8192 tokens. However, you requested 8000 output "
+         "tokens and your prompt contains at least 193 input tokens.", None, None),
+        ("max_tokens is too large.", "max_tokens", None),
+    ],
+    ids=["exact", "at least", "no numbers"],
+)  # fmt: skip
+def test_max_tokens_is_lowered_once_to_what_the_server_has_left(
+    claude: anthropic.Anthropic,
+    client: openai.OpenAI,
+    odd: UpstreamServer,
+    said: str,
+    param: str | None,
+    left: int | None,
+) -> None:
+    def refuse(talk: Talk) -> None:
+        talk.say(400, {"error": {"message": said, "type": "BadRequestError", "param": param}})
+
+    odd.answers = [refuse, streamed("Fits")]
+    before = len(odd.asked)
+    answer = claude.messages.create(model="odd", max_tokens=8000, messages=HELLO)
+    assert [getattr(block, "text", None) for block in answer.content] == ["Fits"]
+    assert [one.body.get("max_tokens") for one in odd.asked[before:]] == [8000, left]
+    odd.answers, before = [refuse], len(odd.asked)
+    with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
+        claude.messages.create(model="odd", max_tokens=8000, messages=HELLO)
+    assert len(odd.asked) == before + 2
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="odd", max_tokens=8000, messages=HELLO)
+    assert (caught.value.param, len(odd.asked)) == ("max_tokens", before + 3)
 
 
 def test_an_answer_is_continued_from_where_it_stands(claude: anthropic.Anthropic) -> None:

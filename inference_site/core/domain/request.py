@@ -303,7 +303,8 @@ class GenerationRequest:
     ``translate`` hear the ``audio``, and ``speak`` says the one prompt; ``fields`` are the other
     fields of their requests, and with ``streams`` the answer has events.
 
-    Length: ``max_output_tokens=None`` means "until the context is full". ``stop`` has texts and
+    Length: ``max_output_tokens=None`` means "until the context is full". With ``lowers_max_output``
+    a limit that a server refuses as too high is lowered, once. ``stop`` has texts and
     ``stop_token_ids`` tokens that end an answer and are not in the output. ``ignore_eos`` continues
     after the model's end-of-sequence token (for benchmarks). ``reasoning_budget`` ends the
     reasoning after this number of tokens. ``truncate`` drops the oldest turns, but no instructions,
@@ -372,6 +373,7 @@ class GenerationRequest:
     audio: AudioFile | None = None
     fields: dict[str, Any] = field(default_factory=dict)
     streams: bool = False
+    lowers_max_output: bool = False
 
     @property
     def answers(self) -> int:
