@@ -256,10 +256,12 @@ class MessageAssembler(Assembler):
 
 
 def wire_usage(usage: Usage, tier: Tier) -> MessagesUsage:
-    """Return the counts; ``input_tokens`` excludes the cached ones."""
+    """Return the counts; ``input_tokens`` excludes those read from the cache and written to it."""
+    cached, written = usage.cached_tokens, usage.cache_write_tokens
     return MessagesUsage(
-        input_tokens=usage.input_tokens - usage.cached_tokens,
-        cache_read_input_tokens=usage.cached_tokens,
+        input_tokens=max(0, usage.input_tokens - cached - written),
+        cache_creation_input_tokens=written,
+        cache_read_input_tokens=cached,
         output_tokens=usage.output_tokens,
         service_tier=tier,
     )

@@ -455,10 +455,10 @@ class ServerToolUsage(WireObject):
 
 
 class MessagesUsage(WireObject):
-    """``usage``: the tokens of the prompt are ``input_tokens`` and those read from the cache."""
+    """``usage``: the prompt has ``input_tokens`` and those read from and written to a cache."""
 
     input_tokens: int
-    cache_creation_input_tokens: int = 0
+    cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
     server_tool_use: Omittable[ServerToolUsage] = None
