@@ -325,6 +325,8 @@ def offer_tools(
         match tool:
             case ToolSearchTool(execution="client"):
                 pass
+            case TypedTool() if not _may_call(tool):
+                offered.unsupported.append(tool.type)
             case TypedTool(type=kind) if kind in CLIENT_TOOLS and not tool.runs_elsewhere:
                 known = CLIENT_TOOLS[kind]
                 description = "\n".join([known.description, *_skills(tool)])
@@ -392,9 +394,10 @@ def _offer_callable(
     return []
 
 
-def _may_call(tool: FunctionTool | CustomTool) -> bool:
+def _may_call(tool: FunctionTool | CustomTool | TypedTool) -> bool:
     """Whether the model may call a tool itself, and not only by a program."""
-    return tool.allowed_callers is None or "direct" in tool.allowed_callers
+    callers = getattr(tool, "allowed_callers", None)  # Most typed tools have it beside their fields.
+    return not isinstance(callers, list) or "direct" in callers
 
 
 def _offer_function(
