@@ -396,7 +396,7 @@ def _offer_callable(
 
 def _may_call(tool: FunctionTool | CustomTool | TypedTool) -> bool:
     """Whether the model may call a tool itself, and not only by a program."""
-    callers = getattr(tool, "allowed_callers", None)  # Most typed tools have it beside their fields.
+    callers = getattr(tool, "allowed_callers", None)  # Of most types, an extra field.
     return not isinstance(callers, list) or "direct" in callers
 
 
