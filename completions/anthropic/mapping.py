@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from inference_site.core.domain.request import Tool
 from inference_site.core.domain.site_tools import WebResult, web_results_text
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.request_fields.mcp import MCP
+from inference_site.gateway.request_fields.sealing import unseal
 
 Body = dict[str, Any]
 
@@ -230,18 +232,26 @@ def _add_block(turn: _Turn, block: Any, param: str, project_id: int) -> None:
             name = function_name(block.name, block.server_name, MCP)
             turn.call(block.id, name, block.input, is_run=True)
         case wire.ThinkingBlock():
-            signature = signature_of(block.thinking, project_id)
-            if not hmac.compare_digest(signature.encode(), block.signature.encode()):
-                raise InvalidRequestError(
-                    f"{param}: Invalid `signature` in `thinking` block: this site has not written "
-                    "it for this project.",
-                    param=f"{param}.signature",
-                )
-            turn.thoughts.append(block.thinking)
+            turn.thoughts.append(_thoughts(block, param, project_id))
         case _:
             raise InvalidRequestError(
                 f"{param}: a block of the type '{block.type}' is not of an assistant.", param=param
             )
+
+
+def _thoughts(block: wire.ThinkingBlock, param: str, project_id: int) -> str:
+    """Return the thoughts; those that were left out of the answer are sealed in the signature."""
+    signature = signature_of(block.thinking, project_id)
+    if hmac.compare_digest(signature.encode(), block.signature.encode()):
+        return block.thinking
+    if not block.thinking:
+        with suppress(InvalidRequestError):
+            return unseal(block.signature, project_id, param)
+    raise InvalidRequestError(
+        f"{param}: Invalid `signature` in `thinking` block: this site has not written it for this "
+        "project.",
+        param=f"{param}.signature",
+    )
 
 
 def _site_result(

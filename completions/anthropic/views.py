@@ -125,6 +125,7 @@ def message_submission(caller: Caller, body: wire.MessagesRequest, betas: str = 
         max_searches=tools.max_searches,
         results=numbered(given.results) if tools.options else [],
         shows_listings=_knows_listings(betas),
+        hides_thinking=body.thinking is not None and body.thinking.display == "omitted",
         site_tools=tools.options,
     )
     # So the first event of a stream knows the tokens of the prompt.

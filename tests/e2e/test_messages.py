@@ -181,6 +181,37 @@ def test_thoughts_are_signed_and_only_the_signed_are_taken_back(
         other.messages.create(**DEMO, messages=more, thinking=thinking)
 
 
+def test_thoughts_that_are_left_out_come_back_in_their_signature(
+    claude: anthropic.Anthropic,
+) -> None:
+    steps = [{"reasoning": "Oslo is "}, {"reasoning": "in Norway."}]
+    steps.append(call("get_weather", '{"city": "Oslo"}'))
+    tools: list[Any] = [WEATHER]
+    omitted: Any = {"tools": tools, "thinking": {"type": "adaptive", "display": "omitted"}}
+    shown = play(claude, *steps, tools=tools).content
+    hidden = play(claude, *steps, **omitted).content
+    assert (shown[0].thinking, hidden[0].thinking) == ("Oslo is in Norway.", "")
+    assert "Norway" not in hidden[0].signature
+    events = list(play(claude, *steps, **omitted, stream=True))
+    deltas = [event.delta.type for event in events if event.type == "content_block_delta"]
+    assert deltas == ["signature_delta", "input_json_delta"]
+
+    def tokens(blocks: list[Any]) -> int:
+        result = {"type": "tool_result", "tool_use_id": blocks[-1].id, "content": "Sunny"}
+        turns: list[Any] = [
+            *HELLO,
+            {"role": "assistant", "content": [block.to_dict() for block in blocks]},
+            {"role": "user", "content": [result]},
+        ]
+        count = claude.messages.count_tokens(model="demo", messages=turns, tools=tools)
+        return count.input_tokens
+
+    assert tokens(hidden) == tokens(shown) > tokens(shown[1:])
+    hidden[0].signature = shown[0].signature
+    with pytest.raises(anthropic.BadRequestError, match="signature"):
+        tokens(hidden)
+
+
 def test_a_model_does_not_think_unless_it_is_asked(claude: anthropic.Anthropic) -> None:
     for fields in ({}, {"thinking": {"type": "disabled"}}):
         answer = claude.messages.create(**DEMO, messages=HELLO, **fields)  # type: ignore[call-overload]  # Both are given.
