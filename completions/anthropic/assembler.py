@@ -55,6 +55,7 @@ class MessageAssembly(Assembly):
     places of the MCP servers whose tools must be listed first. ``results`` are those of searches of
     earlier messages, by their numbers from 1. ``shows_listings``: the answer has blocks of the type
     ``mcp_tool_listing``. ``hides_thinking``: thoughts are sealed in the signatures of their blocks.
+    ``names`` are those of tools that the model calls by a shorter one.
     """
 
     message_id: str
@@ -68,6 +69,7 @@ class MessageAssembly(Assembly):
     results: list[WebResult] = field(default_factory=list)
     shows_listings: bool = False
     hides_thinking: bool = False
+    names: dict[str, str] = field(default_factory=dict)
 
 
 class Block:
@@ -144,7 +146,8 @@ class MessageAssembler(Assembler):
         """Return the block of the call that the delta begins; None if it begins none."""
         if delta.id is None or delta.name is None:
             return None
-        return Block("tool_use", delta.call, id=delta.id, name=delta.name)
+        name = self._assembly.names.get(delta.name, delta.name)
+        return Block("tool_use", delta.call, id=delta.id, name=name)
 
     def complete(self) -> Ending:
         """End with the reason and the counts."""

@@ -13,7 +13,7 @@ from django.utils.crypto import salted_hmac
 
 from completions.anthropic import wire
 from completions.anthropic.server_tools import unseal_result
-from inference_site.core.domain.function_names import function_name
+from inference_site.core.domain.function_names import function_name, short_name
 from inference_site.core.domain.request import Tool
 from inference_site.core.domain.site_tools import WebResult, web_results_text
 from inference_site.core.errors.api_errors import InvalidRequestError
@@ -106,6 +106,12 @@ def to_chat(
 def ignored_tools(body: wire.MessagesRequest | wire.CountTokensRequest) -> list[str]:
     """Return the types of tools that would run at Anthropic; the model is not shown them."""
     return [f"tools[].{tool.type}" for tool in _client_tools(body) if _schema_of(tool) is None]
+
+
+def long_names(body: wire.MessagesRequest) -> dict[str, str]:
+    """Return the names of the client's tools that the model calls by a shorter one, by that one."""
+    names = {short_name(tool.name): tool.name for tool in _client_tools(body)}
+    return {called: name for called, name in names.items() if called != name}
 
 
 def _client_tools(
@@ -225,7 +231,7 @@ def _add_block(turn: _Turn, block: Any, param: str, project_id: int) -> None:
         case wire.TextBlock(text=text) | {"text": str(text)}:
             turn.parts.append(_text(text))
         case wire.ToolUseBlock():
-            turn.call(block.id, block.name, block.input, is_run=False)
+            turn.call(block.id, short_name(block.name), block.input, is_run=False)
         case wire.ServerToolUseBlock():
             turn.call(block.id, block.name, block.input, is_run=True)
         case wire.McpToolUseBlock():
@@ -377,12 +383,13 @@ def _tools(body: wire.MessagesRequest | wire.CountTokensRequest, functions: Iter
         case wire.ToolChoice(type="none"):
             chat["tool_choice"] = "none"
         case wire.ToolChoice(type="tool", name=name):
-            if name not in {tool["function"]["name"] for tool in tools}:
+            called = short_name(name or "")
+            if called not in {tool["function"]["name"] for tool in tools}:
                 raise InvalidRequestError(
                     f"tool_choice.name: there is no tool named '{name}' in `tools`.",
                     param="tool_choice.name",
                 )
-            chat["tool_choice"] = {"type": "function", "function": {"name": name}}
+            chat["tool_choice"] = {"type": "function", "function": {"name": called}}
     if choice is not None and choice.disable_parallel_tool_use:
         chat["parallel_tool_calls"] = False
     return chat
@@ -399,7 +406,7 @@ def _schema_of(tool: wire.RequestTool) -> tuple[str | None, Body] | None:
 def _tool(tool: wire.RequestTool) -> Body:
     schema = _schema_of(tool)
     assert schema is not None
-    function = _function(tool.name, *schema)
+    function = _function(short_name(tool.name), *schema)
     if tool.strict is not None:
         function["function"]["strict"] = tool.strict
     return function

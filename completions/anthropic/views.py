@@ -12,7 +12,7 @@ from rest_framework.request import Request
 
 from completions.anthropic import wire
 from completions.anthropic.assembler import INPUT_TOKENS, MESSAGE, MessageAssembly
-from completions.anthropic.mapping import History, ignored_tools, to_chat
+from completions.anthropic.mapping import History, ignored_tools, long_names, to_chat
 from completions.anthropic.server_tools import AnyRequest, ServerTools, numbered, server_tools
 from completions.mapping import to_generation_request
 from completions.wire.chat import DialectChat
@@ -125,6 +125,7 @@ def message_submission(caller: Caller, body: wire.MessagesRequest, betas: str = 
         max_searches=tools.max_searches,
         results=numbered(given.results) if tools.options else [],
         shows_listings=_knows_listings(betas),
+        names=long_names(body),
         hides_thinking=body.thinking is not None and body.thinking.display == "omitted",
         site_tools=tools.options,
     )

@@ -22,6 +22,11 @@ def function_name(name: str, namespace: str | None, kind: str) -> str:
     return whole if len(whole) <= _NAME_LENGTH else distinct_name(whole, name, namespace, kind)
 
 
+def short_name(name: str) -> str:
+    """Return the name by which a model calls a function of a client: a long one ends in a digest."""
+    return name if len(name) <= _NAME_LENGTH else distinct_name(name, name, None, "function")
+
+
 def distinct_name(usual: str, name: str, namespace: str | None, kind: str) -> str:
     """Return a name that no other tool has: ``usual``, shortened, and a digest of the tool."""
     identity = "\0".join((kind, namespace or "", name))
