@@ -161,11 +161,12 @@ def test_many_tools_and_long_names_are_taken(claude: anthropic.Anthropic) -> Non
     question: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
     name = "get_weather_" + "x" * 116
     tools: list[Any] = [{**WEATHER, "name": f"tool_{number}"} for number in range(1023)]
-    asked: Any = {"messages": question, "tool_choice": {"type": "tool", "name": name}}
+    asked: Any = {**DEMO, "max_tokens": 300, "messages": question}
     asked["tools"] = [*tools, {**WEATHER, "name": name}]
-    [use] = claude.messages.create(**DEMO, **asked).content
+    asked["tool_choice"] = {"type": "tool", "name": name}
+    [use] = claude.messages.create(**asked).content
     assert (use.type, use.name, use.input) == ("tool_use", name, {"city": "Oslo"})
-    events = list(claude.messages.create(**DEMO, **asked, stream=True))
+    events = list(claude.messages.create(**asked, stream=True))
     [begun] = [event.content_block for event in events if event.type == "content_block_start"]
     assert begun.name == name
     result = {"type": "tool_result", "tool_use_id": use.id, "content": "Sunny"}
@@ -173,13 +174,13 @@ def test_many_tools_and_long_names_are_taken(claude: anthropic.Anthropic) -> Non
         {"role": "assistant", "content": [use.to_dict()]},
         {"role": "user", "content": [result]},
     ]
-    assert claude.messages.create(**DEMO, **asked).stop_reason == "tool_use"
+    assert claude.messages.create(**asked).stop_reason == "tool_use"
     for refused in (
         {"tools": [*asked["tools"], WEATHER]},
         {"tools": [{**WEATHER, "name": f"{name}x"}]},
     ):
         with pytest.raises(anthropic.BadRequestError, match="tools"):
-            claude.messages.create(**DEMO, **{**asked, **refused})
+            claude.messages.create(**{**asked, **refused})
 
 
 def test_thoughts_are_signed_and_only_the_signed_are_taken_back(

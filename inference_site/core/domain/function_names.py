@@ -23,7 +23,7 @@ def function_name(name: str, namespace: str | None, kind: str) -> str:
 
 
 def short_name(name: str) -> str:
-    """Return the name by which a model calls a function of a client: a long one ends in a digest."""
+    """Return the name by which a model calls a client's function: a long one ends in a digest."""
     return name if len(name) <= _NAME_LENGTH else distinct_name(name, name, None, "function")
 
 
