@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -365,6 +366,60 @@ def test_documents_and_images_by_url_and_by_file_are_read(
     assert "r.pdf:\nProfit was 42" in texts
     data = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
     assert [p["image_url"]["url"] for p in shown if p["type"] == "image_url"] == [data, data]
+
+
+def test_a_failed_result_and_its_image_are_shown_to_the_model(
+    claude: anthropic.Anthropic, odd: UpstreamServer
+) -> None:
+    data = base64.b64encode(PNG).decode()
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    content = [{"type": "text", "text": "It broke."}, {"type": "image", "source": source}]
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "is_error": True, "content": content}
+    use = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Oslo"}}
+    said: list[Any] = [
+        *HELLO,
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result]},
+    ]
+    claude.messages.create(model="seeing", max_tokens=9, messages=said)
+    told, shown = odd.body["messages"][-2:]
+    assert (told["role"], told["tool_call_id"]) == ("tool", "toolu_1")
+    assert told["content"] == "Error: It broke."
+    url = f"data:image/png;base64,{data}"
+    assert shown == {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+
+
+def test_strict_tools_and_single_calls_are_asked_of_the_server(
+    claude: anthropic.Anthropic, odd: UpstreamServer
+) -> None:
+    asked: Any = {"model": "odd", "max_tokens": 9, "messages": HELLO}
+    for strict, single in ((True, True), (False, False)):
+        tools: Any = [{**WEATHER, "strict": strict}, {**WEATHER, "name": "other"}]
+        choice: Any = {"type": "auto", "disable_parallel_tool_use": single}
+        claude.messages.create(**asked, tools=tools, tool_choice=choice)
+        assert odd.body["parallel_tool_calls"] is not single
+        first, second = (tool["function"] for tool in odd.body["tools"])
+        assert (first.get("strict"), second.get("strict")) == (strict or None, None)
+
+
+def test_large_tools_need_room_in_the_context(http: httpx.Client) -> None:
+    tools = [
+        {**WEATHER, "name": f"tool_{number}", "description": "Find the weather of a city. " * 30}
+        for number in range(64)
+    ]
+    assert len(json.dumps(tools)) >= 64 * 1024
+    said = [{"role": "user", "content": script({"text": "Fits"})}]
+    body = {"model": "wide", "max_tokens": 100, "messages": said, "tools": tools}
+    taken = http.post("/v1/messages", json=body)
+    assert (taken.status_code, taken.json()["content"][0]["text"]) == (200, "Fits")
+    refused = http.post("/v1/messages", json={**body, "model": "demo"})
+    assert refused.status_code == 400
+    error = refused.json()
+    assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
+    assert error["error"]["details"] == {"error_code": "context_length_exceeded"}
+    numbers = re.findall(r"(\d+) tokens", error["error"]["message"])
+    context, needed = map(int, numbers)
+    assert context < needed
 
 
 @pytest.mark.parametrize(

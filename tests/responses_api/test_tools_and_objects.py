@@ -48,6 +48,7 @@ def planned(**fields: Any) -> ToolPlan:
         ({"type": "custom", "name": "run"}, (RUN,), True),
         ({"type": "allowed_tools", "mode": "auto",
           "tools": [{"type": "custom", "name": "run"}, {"type": "web_search"}]}, (RUN,), False),
+        ({"type": "allowed_tools", "tools": [{"type": "custom", "name": "run"}]}, (RUN,), False),
         ({"type": "allowed_tools", "mode": "required",
           "tools": [{"type": "function", "name": "f"}]}, (F,), True),
         ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}, (), False),
