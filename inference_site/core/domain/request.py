@@ -245,7 +245,8 @@ class Tool:
 
     ``is_custom``: it stands for a custom tool (see ``custom_tool``), whose text must match the
     ``grammar``, if there is one. ``is_strict``: calls that the model chooses to make must match the
-    schema; forced calls always must.
+    schema; forced calls always must. ``param`` is the field of the client's request that the schema
+    came from, if it is known.
     """
 
     name: str
@@ -254,6 +255,7 @@ class Tool:
     is_custom: bool = False
     grammar: Constraint | None = None
     is_strict: bool = False
+    param: str = field(default="", compare=False)
 
 
 ConstraintKind = Literal["json_object", "json_schema", "gbnf", "lark", "regex", "llguidance"]
@@ -387,6 +389,11 @@ class GenerationRequest:
         If the model may choose a tool, the grammar is only part of the prompt.
         """
         return self.tools[0].grammar if self.must_call and len(self.tools) == 1 else None
+
+    @property
+    def tools_param(self) -> str:
+        """The field of the client's request with the schema of the only tool, or with all tools."""
+        return (self.tools[0].param if len(self.tools) == 1 else "") or "tools"
 
     @property
     def scores_prompts(self) -> bool:
