@@ -76,7 +76,6 @@ from responses_api.wire.objects import (
     OutputTokensDetails,
     ReasoningItem,
     RefusalMessage,
-    ResponseError,
     ResponseObject,
     ResponseUsage,
     SiteCallItem,
@@ -380,8 +379,7 @@ class ResponseAssembler(Assembler):
         client_error = _client_error(error)
         is_early = self._output.is_empty
         self.error = client_error.envelope["error"]
-        code = client_error.code or client_error.type
-        details = ResponseError(code=code, message=client_error.message)
+        details = events.response_error(self.error)
         frames = self._end("failed", "incomplete", error=details)
         partial = {} if is_early else {"partial_response": self.response}
         return _failed_ending(client_error, frames, is_early=is_early, **partial)

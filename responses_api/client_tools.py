@@ -326,15 +326,18 @@ def offer_tools(
             loaded += _TOOLS.validate_python(item["tools"])
     searches = [t for t in given if isinstance(t, ToolSearchTool) and t.execution == "client"]
     for position, tool in enumerate(given):
+        where = f"tools[{position}]" if position < len(tools) else ""  # Others are in items.
+        offered.param = where or "tools"
         match tool:
             case ToolSearchTool(execution="client"):
                 pass
+            case TypedTool() if not _may_call(tool):
+                offered.unsupported.append(tool.type)
             case TypedTool(type=kind) if kind in CLIENT_TOOLS and not tool.runs_elsewhere:
                 known = CLIENT_TOOLS[kind]
                 description = "\n".join([known.description, *_skills(tool)])
                 _offer_typed(offered, known, description, known.parameters)
             case TypedTool(type=kind) if site_tool := site_tool_named(kind):
-                offered.param = f"tools[{position}]"
                 if (options := site_tool.offer(tool, offered, project_id)) is None:
                     offered.unsupported.append(kind)
                 else:
@@ -342,10 +345,10 @@ def offer_tools(
             case ToolSearchTool() | TypedTool():
                 offered.unsupported.append(tool.type)
             case _:
-                deferred += _offer_callable(offered, tool, is_loaded=not searches)
+                deferred += _offer_callable(offered, tool, where, is_loaded=not searches)
     for tool in loaded:
         if isinstance(tool, (FunctionTool, CustomTool, NamespaceTool)):
-            _offer_callable(offered, tool, is_loaded=True)
+            _offer_callable(offered, tool, "", is_loaded=True)
     if searches:
         search, known = searches[0], CLIENT_TOOLS["tool_search"]
         lines = [search.description or known.description]
@@ -373,37 +376,45 @@ def _skills(tool: TypedTool) -> Iterator[str]:
 
 
 def _offer_callable(
-    offered: OfferedTools, tool: FunctionTool | CustomTool | NamespaceTool, *, is_loaded: bool
+    offered: OfferedTools,
+    tool: FunctionTool | CustomTool | NamespaceTool,
+    where: str,
+    *,
+    is_loaded: bool,
 ) -> list[str]:
     """Offer a tool or those of a namespace; return the names of what stays deferred.
 
-    The description of a namespace stands before that of its first function.
+    ``where`` is the path of the tool, empty for one of an item. The description of a namespace
+    stands before that of its first function.
     """
     if isinstance(tool, NamespaceTool):
         note = tool.description
         deferred = list[str]()
-        for inner in tool.tools:
+        for number, inner in enumerate(tool.tools):
             if inner.defer_loading and not is_loaded:
                 deferred.append(f"- {tool.name}: {tool.description or ''}")
             elif _may_call(inner):
-                _offer_function(offered, inner, tool.name, note)
+                place = where and f"{where}.tools[{number}]"
+                _offer_function(offered, inner, place, tool.name, note)
                 note = None
         return deferred
     if tool.defer_loading and not is_loaded:
         return [f"- {tool.name}: {tool.description or ''}"]
     if _may_call(tool):
-        _offer_function(offered, tool, None, None)
+        _offer_function(offered, tool, where, None, None)
     return []
 
 
-def _may_call(tool: FunctionTool | CustomTool) -> bool:
+def _may_call(tool: FunctionTool | CustomTool | TypedTool) -> bool:
     """Whether the model may call a tool itself, and not only by a program."""
-    return tool.allowed_callers is None or "direct" in tool.allowed_callers
+    callers = getattr(tool, "allowed_callers", None)  # Of most types, an extra field.
+    return not isinstance(callers, list) or "direct" in callers
 
 
 def _offer_function(
     offered: OfferedTools,
     tool: FunctionTool | CustomTool,
+    where: str,
     namespace: str | None,
     note: str | None,
 ) -> None:
@@ -412,8 +423,15 @@ def _offer_function(
     def make(name: str) -> request.Tool:
         if isinstance(tool, CustomTool):
             grammar = tool.format if isinstance(tool.format, GrammarInput) else None
-            return custom_tool(name, description, to_grammar(grammar))
-        return request.Tool(name, description, tool.parameters or {}, is_strict=bool(tool.strict))
+            param = f"{where}.format.definition" if where else "tools"
+            return custom_tool(name, description, to_grammar(grammar, param))
+        return request.Tool(
+            name,
+            description,
+            tool.parameters or {},
+            is_strict=bool(tool.strict),
+            param=where and f"{where}.parameters",
+        )
 
     offered.add(Route(tool.type, tool.name, namespace), make)
 

@@ -7,7 +7,7 @@ an event (``starting_after``) is served from the log without decoding it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, islice, zip_longest
 from typing import Any, Final, Literal
 
@@ -38,6 +38,7 @@ from responses_api.wire.objects import (
     ReasoningItem,
     Refusal,
     RefusalMessage,
+    ResponseError,
     ResponseEvent,
     ResponseObject,
     ResponseStateEvent,
@@ -54,6 +55,25 @@ ACCEPTED_EVENTS = 2
 """The number of opening events that are sent when a response is accepted."""
 IN_PROGRESS: Final = "response.in_progress"
 """Starts an attempt: items that the stream has before it are not part of the output."""
+_ERROR_CODES = frozenset(
+    {
+        *("server_error", "rate_limit_exceeded", "invalid_prompt", "data_residency_mismatch"),
+        *("bio_policy", "vector_store_timeout", "invalid_image", "invalid_image_format"),
+        *("invalid_base64_image", "invalid_image_url", "image_too_large", "image_too_small"),
+        *("image_parse_error", "image_content_policy_violation", "invalid_image_mode"),
+        *("image_file_too_large", "unsupported_image_media_type", "empty_image_file"),
+        *("failed_to_download_image", "image_file_not_found"),
+        # Not in OpenAI's document, but sent by its servers; Codex does not try again then.
+        "context_length_exceeded",
+    }
+)
+"""The codes that ``error`` of a response may have."""
+_CODES_OF_TYPES = {
+    "invalid_request_error": "invalid_prompt",
+    "requests": "rate_limit_exceeded",
+    "insufficient_quota": "rate_limit_exceeded",
+}
+"""The code of a response's error that has none of these, by its type; else ``server_error``."""
 _DATA = b"\ndata: "
 _EVENT: TypeAdapter[ResponseEvent] = TypeAdapter(ResponseEvent)
 _LAST_EVENTS: dict[str, StateEventType] = {
@@ -136,6 +156,14 @@ def error_event(error: dict[str, Any], numbers: Iterator[int]) -> ErrorEvent:
         param=error["param"],
         error=LostErrorDetail(**error) if "usage" in error else ErrorDetail(**error),
     )
+
+
+def response_error(error: Mapping[str, Any]) -> ResponseError:
+    """Return ``error`` of a response, from that of an error body: its code is one of OpenAI's."""
+    code = error["code"]
+    if code not in _ERROR_CODES:
+        code = _CODES_OF_TYPES.get(error["type"], "server_error")
+    return ResponseError(code=code, message=error["message"])
 
 
 def as_refusal(item: OutputItem) -> OutputItem:

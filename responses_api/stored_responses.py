@@ -292,7 +292,7 @@ def stored_response(
         "status": status or stored.status,
         "output": output,
         "usage": stored.usage,
-        "error": error and {"code": error["code"] or error["type"], "message": error["message"]},
+        "error": error and events.response_error(error),
         "completed_at": completed_at and int(completed_at.timestamp()),
         "incomplete_details": {"reason": reason} if reason else None,
         "moderation": stored.moderation,

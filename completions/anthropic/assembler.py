@@ -30,6 +30,7 @@ from inference_site.core.domain.deltas import (
 from inference_site.core.domain.errors import Cancelled
 from inference_site.core.domain.site_tools import WebResult
 from inference_site.core.errors.exceptions import api_error
+from inference_site.gateway.request_fields.sealing import seal
 from inference_site.runs.kinds import Assembler, PromptCountAssembler, cancelled, error_ending
 from inference_site.runs.streams.batches import Ending, Sent
 from inference_site.runs.streams.request_documents import Assembly
@@ -53,7 +54,8 @@ class MessageAssembly(Assembly):
     ``routes`` lead from the names of functions to tools of the site, and ``unlisted`` are the
     places of the MCP servers whose tools must be listed first. ``results`` are those of searches of
     earlier messages, by their numbers from 1. ``shows_listings``: the answer has blocks of the type
-    ``mcp_tool_listing``.
+    ``mcp_tool_listing``. ``hides_thinking``: thoughts are sealed in the signatures of their blocks.
+    ``names`` are those of tools that the model calls by a shorter one.
     """
 
     message_id: str
@@ -66,6 +68,8 @@ class MessageAssembly(Assembly):
     max_searches: int | None = None
     results: list[WebResult] = field(default_factory=list)
     shows_listings: bool = False
+    hides_thinking: bool = False
+    names: dict[str, str] = field(default_factory=dict)
 
 
 class Block:
@@ -142,7 +146,8 @@ class MessageAssembler(Assembler):
         """Return the block of the call that the delta begins; None if it begins none."""
         if delta.id is None or delta.name is None:
             return None
-        return Block("tool_use", delta.call, id=delta.id, name=delta.name)
+        name = self._assembly.names.get(delta.name, delta.name)
+        return Block("tool_use", delta.call, id=delta.id, name=name)
 
     def complete(self) -> Ending:
         """End with the reason and the counts."""
@@ -177,7 +182,8 @@ class MessageAssembler(Assembler):
         if not self._is_open or self._blocks[-1].kind != kind:
             frames = self._open(Block(kind))
         self._blocks[-1].pieces.append(text)
-        frames.append(self._delta({"type": delta_type, kind: text}))
+        if kind != "thinking" or not self._assembly.hides_thinking:
+            frames.append(self._delta({"type": delta_type, kind: text}))
         return frames
 
     def _call_piece(self, delta: ToolCallDelta, begun: Block | None) -> list[bytes]:
@@ -219,7 +225,12 @@ class MessageAssembler(Assembler):
     def _last_deltas(self, block: Block) -> Iterator[dict[str, Any]]:
         """Add what a block has at its end; yield its deltas."""
         if block.kind == "thinking":
-            signature = signature_of(block.text, self._assembly.project_id)
+            project_id = self._assembly.project_id
+            if self._assembly.hides_thinking:
+                signature = seal(block.text, project_id)
+                block.pieces.clear()
+            else:
+                signature = signature_of(block.text, project_id)
             block.fields["signature"] = signature
             yield {"type": "signature_delta", "signature": signature}
 
@@ -256,10 +267,12 @@ class MessageAssembler(Assembler):
 
 
 def wire_usage(usage: Usage, tier: Tier) -> MessagesUsage:
-    """Return the counts; ``input_tokens`` excludes the cached ones."""
+    """Return the counts; ``input_tokens`` excludes those read from the cache and written to it."""
+    cached, written = usage.cached_tokens, usage.cache_write_tokens
     return MessagesUsage(
-        input_tokens=usage.input_tokens - usage.cached_tokens,
-        cache_read_input_tokens=usage.cached_tokens,
+        input_tokens=max(0, usage.input_tokens - cached - written),
+        cache_creation_input_tokens=written,
+        cache_read_input_tokens=cached,
         output_tokens=usage.output_tokens,
         service_tier=tier,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +13,11 @@ from django.utils.crypto import salted_hmac
 
 from completions.anthropic import wire
 from completions.anthropic.server_tools import unseal_result
-from inference_site.core.domain.request import Tool, function_name
+from inference_site.core.domain.request import Tool, function_name, short_name
 from inference_site.core.domain.site_tools import WebResult, web_results_text
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.request_fields.mcp import MCP
+from inference_site.gateway.request_fields.sealing import unseal
 
 Body = dict[str, Any]
 
@@ -106,6 +108,12 @@ def to_chat(
 def ignored_tools(body: wire.MessagesRequest | wire.CountTokensRequest) -> list[str]:
     """Return the types of tools that would run at Anthropic; the model is not shown them."""
     return [f"tools[].{tool.type}" for tool in _client_tools(body) if _schema_of(tool) is None]
+
+
+def long_names(body: wire.MessagesRequest) -> dict[str, str]:
+    """Return the names of the client's tools that the model calls by a shorter one, by that one."""
+    names = {short_name(tool.name): tool.name for tool in _client_tools(body)}
+    return {called: name for called, name in names.items() if called != name}
 
 
 def _client_tools(
@@ -216,25 +224,33 @@ def _add_block(turn: _Turn, block: Any, param: str, project_id: int) -> None:
         case wire.TextBlock(text=text) | {"text": str(text)}:
             turn.parts.append(_text(text))
         case wire.ToolUseBlock():
-            turn.call(block.id, block.name, block.input, is_run=False)
+            turn.call(block.id, short_name(block.name), block.input, is_run=False)
         case wire.ServerToolUseBlock():
             turn.call(block.id, block.name, block.input, is_run=True)
         case wire.McpToolUseBlock():
             name = function_name(block.name, block.server_name, MCP)
             turn.call(block.id, name, block.input, is_run=True)
         case wire.ThinkingBlock():
-            signature = signature_of(block.thinking, project_id)
-            if not hmac.compare_digest(signature.encode(), block.signature.encode()):
-                raise InvalidRequestError(
-                    f"{param}: Invalid `signature` in `thinking` block: this site has not written "
-                    "it for this project.",
-                    param=f"{param}.signature",
-                )
-            turn.thoughts.append(block.thinking)
+            turn.thoughts.append(_thoughts(block, param, project_id))
         case _:
             raise InvalidRequestError(
                 f"{param}: a block of the type '{block.type}' is not of an assistant.", param=param
             )
+
+
+def _thoughts(block: wire.ThinkingBlock, param: str, project_id: int) -> str:
+    """Return the thoughts; those that were left out of the answer are sealed in the signature."""
+    signature = signature_of(block.thinking, project_id)
+    if hmac.compare_digest(signature.encode(), block.signature.encode()):
+        return block.thinking
+    if not block.thinking:
+        with suppress(InvalidRequestError):
+            return unseal(block.signature, project_id, param)
+    raise InvalidRequestError(
+        f"{param}: Invalid `signature` in `thinking` block: this site has not written it for this "
+        "project.",
+        param=f"{param}.signature",
+    )
 
 
 def _site_result(
@@ -351,7 +367,7 @@ def _tools(body: wire.MessagesRequest | wire.CountTokensRequest, functions: Iter
     tools: list[Body] = []
     for tool in _client_tools(body):
         if (schema := _schema_of(tool)) is not None:
-            function = _function(tool.name, *schema)
+            function = _function(short_name(tool.name), *schema)
             if tool.strict is not None:
                 function["function"]["strict"] = tool.strict
             tools.append(function)
@@ -366,12 +382,13 @@ def _tools(body: wire.MessagesRequest | wire.CountTokensRequest, functions: Iter
         case wire.ToolChoice(type="none"):
             chat["tool_choice"] = "none"
         case wire.ToolChoice(type="tool", name=name):
-            if name not in {offered["function"]["name"] for offered in tools}:
+            called = short_name(name or "")
+            if called not in {offered["function"]["name"] for offered in tools}:
                 raise InvalidRequestError(
                     f"tool_choice.name: there is no tool named '{name}' in `tools`.",
                     param="tool_choice.name",
                 )
-            chat["tool_choice"] = {"type": "function", "function": {"name": name}}
+            chat["tool_choice"] = {"type": "function", "function": {"name": called}}
     if choice is not None and choice.disable_parallel_tool_use:
         chat["parallel_tool_calls"] = False
     return chat

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from completions.anthropic import wire
-from inference_site.core.domain.request import Tool, distinct_name, function_name
+from inference_site.core.domain.request import Tool, distinct_name, function_name, short_name
 from inference_site.core.domain.site_tools import WebResult
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.core.storage.cipher import seal, unreadable, unseal
@@ -89,8 +89,8 @@ class ServerTools:
 
 def server_tools(body: AnyRequest, project_id: int) -> ServerTools:
     """Return the tools of a request. Raise InvalidRequestError for what may not be used."""
-    names = (tool.name for tool in body.tools or () if isinstance(tool, wire.RequestTool))
-    offered = ServerTools(taken=frozenset(names))
+    clients = (tool for tool in body.tools or () if isinstance(tool, wire.RequestTool))
+    offered = ServerTools(taken=frozenset(short_name(tool.name) for tool in clients))
     toolsets: dict[str, tuple[int, wire.McpToolset]] = {}
     for position, tool in enumerate(body.tools or ()):
         param = f"tools[{position}]"

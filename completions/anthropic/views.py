@@ -12,7 +12,7 @@ from rest_framework.request import Request
 
 from completions.anthropic import wire
 from completions.anthropic.assembler import INPUT_TOKENS, MESSAGE, MessageAssembly
-from completions.anthropic.mapping import History, ignored_tools, to_chat
+from completions.anthropic.mapping import History, ignored_tools, long_names, to_chat
 from completions.anthropic.server_tools import AnyRequest, ServerTools, numbered, server_tools
 from completions.mapping import to_generation_request
 from completions.wire.chat import DialectChat
@@ -110,6 +110,8 @@ def message_submission(caller: Caller, body: wire.MessagesRequest, betas: str = 
     model, asked, tools = given.model, given.asked, given.tools
     if asked.max_output_tokens is not None and asked.max_output_tokens >= context_of(model.spec):
         asked = replace(asked, max_output_tokens=None)  # The context is the shorter limit.
+    # How much of the context is left is known only to the server that counts the prompt.
+    asked = replace(asked, lowers_max_output=asked.max_output_tokens is not None)
     # "auto" is the default, and means priority for those who have it.
     tier = service_tier(caller, None if body.service_tier == "standard_only" else "priority")
     assembly = MessageAssembly(
@@ -123,6 +125,8 @@ def message_submission(caller: Caller, body: wire.MessagesRequest, betas: str = 
         max_searches=tools.max_searches,
         results=numbered(given.results) if tools.options else [],
         shows_listings=_knows_listings(betas),
+        names=long_names(body),
+        hides_thinking=body.thinking is not None and body.thinking.display == "omitted",
         site_tools=tools.options,
     )
     # So the first event of a stream knows the tokens of the prompt.

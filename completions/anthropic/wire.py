@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from inference_site.core.domain.function_names import MAX_FUNCTIONS
 from inference_site.gateway.api.payload import Omittable, WireObject, WireRequest
 from inference_site.gateway.request_fields.web_search import Location
-from inference_site.gateway.request_fields.wire import FunctionName
 from inference_site.mcp.access import MAX_HEADERS_BYTES
 
 # --- Request -------------------------------------------------------------------------------------
@@ -22,6 +22,7 @@ def _content_kind(value: object) -> str:
 
 
 CallId = Annotated[str, Field(min_length=1, max_length=256)]
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 
 
 class CacheControl(WireRequest):
@@ -268,7 +269,7 @@ class RequestTool(_Block):
     """``tools[]``: a tool of the client's, or, by its ``type``, another one of Anthropic's."""
 
     type: Annotated[str, Field(pattern=r"^[a-z0-9_]{1,48}$")] | None = None
-    name: FunctionName
+    name: ToolName
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
@@ -402,7 +403,7 @@ class _Prompt(WireRequest):
         ]
         | None
     ) = None
-    tools: Annotated[list[AnyTool], Field(max_length=128)] | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=MAX_FUNCTIONS)] | None = None
     mcp_servers: Annotated[list[McpServerDefinition], Field(max_length=20)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
@@ -451,10 +452,10 @@ class ServerToolUsage(WireObject):
 
 
 class MessagesUsage(WireObject):
-    """``usage``: the tokens of the prompt are ``input_tokens`` and those read from the cache."""
+    """``usage``: the prompt has ``input_tokens`` and those read from and written to a cache."""
 
     input_tokens: int
-    cache_creation_input_tokens: int = 0
+    cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
     server_tool_use: Omittable[ServerToolUsage] = None

@@ -93,6 +93,10 @@ OTHER_MODELS = """
     guard: qwen3_guard
     slots: 2
     context_length: 5000
+  wide:
+    engine: scripted
+    slots: 2
+    context_length: 65536
   sounds:
     engine: openai_upstream
     base_url: {odd}

@@ -276,17 +276,50 @@ def test_hostile_tools_and_items_leave_a_bystander_served(
     ]
     first = respond(client, call("space_39__tool_11", "{}"), tools=many)
     assert (first.output[0].namespace, first.output[0].name) == ("space_39", "tool_11")
-    rule = "start: " + '"a" ' * 75_000
-    grammar = {"type": "grammar", "syntax": "lark", "definition": rule}
     too_many = [{**space, "name": f"more_{n}"} for n, space in enumerate(many * 3)]
-    for fields in (
-        {"tools": [{"type": "custom", "name": "patch", "format": grammar}]},
-        {"tools": too_many},
-    ):
-        refused = http.post("/v1/responses", json={"model": "scripted", "input": "x", **fields})
-        assert refused.status_code == 400, refused.text[:300]
-        assert refused.json()["error"]["param"] == "tools"
+    refused = http.post(
+        "/v1/responses", json={"model": "scripted", "input": "x", "tools": too_many}
+    )
+    assert refused.status_code == 400, refused.text[:300]
+    assert refused.json()["error"]["param"] == "tools"
     large = {"type": "item_of_tomorrow", "data": "x" * 10_000_000}
     body = {"model": "scripted", "input": [large, SAY], "store": False}
     assert http.post("/v1/responses", json=body).status_code == 200
     assert respond(client, {"text": "served"}).output_text == "served"
+
+
+LARGE: dict[str, Any] = {"type": "object", "properties": {"x" * 1_000_000: {}}}
+WRONG: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}
+
+
+def patch(definition: str) -> dict[str, Any]:
+    """A custom tool of this grammar."""
+    grammar = {"type": "grammar", "syntax": "lark", "definition": definition}
+    return {"type": "custom", "name": "patch", "format": grammar}
+
+
+@pytest.mark.parametrize(
+    ("tool", "choice", "field"),
+    [
+        (patch("start: " + '"a" ' * 75_000), "auto", "format.definition"),
+        (patch("start: missing"), {"type": "custom", "name": "patch"}, "format.definition"),
+        ({**FIND, "name": "f", "parameters": LARGE}, "auto", "parameters"),
+        ({**FIND, "name": "f", "parameters": WRONG}, "auto", "parameters"),
+        ({**FIND, "name": "f", "parameters": WRONG}, {"type": "function", "name": "f"},
+         "parameters"),
+    ],
+    ids=["large grammar", "wrong grammar", "large schema", "wrong schema", "forced wrong schema"],
+)  # fmt: skip
+def test_bad_grammar_or_schema_of_a_tool_is_named_by_its_path(
+    http: httpx.Client, tool: dict[str, Any], choice: Any, field: str
+) -> None:
+    space = {"type": "namespace", "name": "space", "tools": [{**FIND, "name": "other"}, tool]}
+    inside = choice if choice == "auto" else {**choice, "namespace": "space"}
+    for tools, chosen, path in (
+        ([FIND, tool], choice, f"tools[1].{field}"),
+        ([FIND, space], inside, f"tools[1].tools[1].{field}"),
+    ):
+        body = {"model": "demo", "input": "x", "tools": tools, "tool_choice": chosen}
+        refused = http.post("/v1/responses", json=body)
+        assert refused.status_code == 400, refused.text[:300]
+        assert refused.json()["error"]["param"] == path

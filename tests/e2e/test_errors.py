@@ -221,6 +221,7 @@ def test_models_are_listed_and_found(client: openai.OpenAI) -> None:
         "seeing-guard",
         "told-guard",
         "sounds",
+        "wide",
     }
     found = client.models.retrieve("demo")
     assert found == listed["demo"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.e2e.test_files import pdf
 from tests.image_server import ImageServer
 from tests.images import PNG, encoded
 from tests.served_stack import ServedStack, wait_until
-from tests.upstream_server import UpstreamServer
+from tests.upstream_server import Talk, UpstreamServer, streamed
 
 HELLO: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 WEATHER: dict[str, Any] = {
@@ -157,6 +158,32 @@ def test_a_tool_is_called_and_its_result_is_read(claude: anthropic.Anthropic) ->
     assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
 
 
+def test_many_tools_and_long_names_are_taken(claude: anthropic.Anthropic) -> None:
+    question: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
+    name = "get_weather_" + "x" * 116
+    tools: list[Any] = [{**WEATHER, "name": f"tool_{number}"} for number in range(1023)]
+    asked: Any = {**DEMO, "max_tokens": 300, "messages": question}
+    asked["tools"] = [*tools, {**WEATHER, "name": name}]
+    asked["tool_choice"] = {"type": "tool", "name": name}
+    [use] = claude.messages.create(**asked).content
+    assert (use.type, use.name, use.input) == ("tool_use", name, {"city": "Oslo"})
+    events = list(claude.messages.create(**asked, stream=True))
+    [begun] = [event.content_block for event in events if event.type == "content_block_start"]
+    assert begun.name == name
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": "Sunny"}
+    asked["messages"] += [
+        {"role": "assistant", "content": [use.to_dict()]},
+        {"role": "user", "content": [result]},
+    ]
+    assert claude.messages.create(**asked).stop_reason == "tool_use"
+    for refused in (
+        {"tools": [*asked["tools"], WEATHER]},
+        {"tools": [{**WEATHER, "name": f"{name}x"}]},
+    ):
+        with pytest.raises(anthropic.BadRequestError, match="tools"):
+            claude.messages.create(**{**asked, **refused})
+
+
 def test_thoughts_are_signed_and_only_the_signed_are_taken_back(
     claude: anthropic.Anthropic, stack: ServedStack
 ) -> None:
@@ -181,6 +208,37 @@ def test_thoughts_are_signed_and_only_the_signed_are_taken_back(
         other.messages.create(**DEMO, messages=more, thinking=thinking)
 
 
+def test_thoughts_that_are_left_out_come_back_in_their_signature(
+    claude: anthropic.Anthropic,
+) -> None:
+    steps = [{"reasoning": "Oslo is "}, {"reasoning": "in Norway."}]
+    steps.append(call("get_weather", '{"city": "Oslo"}'))
+    tools: list[Any] = [WEATHER]
+    omitted: Any = {"tools": tools, "thinking": {"type": "adaptive", "display": "omitted"}}
+    shown = play(claude, *steps, tools=tools).content
+    hidden = play(claude, *steps, **omitted).content
+    assert (shown[0].thinking, hidden[0].thinking) == ("Oslo is in Norway.", "")
+    assert "Norway" not in hidden[0].signature
+    events = list(play(claude, *steps, **omitted, stream=True))
+    deltas = [event.delta.type for event in events if event.type == "content_block_delta"]
+    assert deltas == ["signature_delta", "input_json_delta"]
+
+    def tokens(blocks: list[Any]) -> int:
+        result = {"type": "tool_result", "tool_use_id": blocks[-1].id, "content": "Sunny"}
+        turns: list[Any] = [
+            *HELLO,
+            {"role": "assistant", "content": [block.to_dict() for block in blocks]},
+            {"role": "user", "content": [result]},
+        ]
+        count = claude.messages.count_tokens(model="demo", messages=turns, tools=tools)
+        return count.input_tokens
+
+    assert tokens(hidden) == tokens(shown) > tokens(shown[1:])
+    hidden[0].signature = shown[0].signature
+    with pytest.raises(anthropic.BadRequestError, match="signature"):
+        tokens(hidden)
+
+
 def test_a_model_does_not_think_unless_it_is_asked(claude: anthropic.Anthropic) -> None:
     for fields in ({}, {"thinking": {"type": "disabled"}}):
         answer = claude.messages.create(**DEMO, messages=HELLO, **fields)  # type: ignore[call-overload]  # Both are given.
@@ -200,6 +258,42 @@ def test_ends_are_told_in_anthropics_words(claude: anthropic.Anthropic) -> None:
         **DEMO, messages=HELLO, stop_sequences=["Paris", "x1", "x2", "x3", "x4"]
     )
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "Paris")
+
+
+@pytest.mark.parametrize(
+    ("said", "param", "left"),
+    [
+        ("'max_tokens' is too large: 8000. This model's maximum context length is 8192 tokens and "
+         "your request has 5000 input tokens (8000 > 8192 - 5000).", None, 3192),
+        ("This model's maximum context length is 8192 tokens. However, you requested 8000 output "
+         "tokens and your prompt contains at least 193 input tokens.", None, None),
+        ("max_tokens is too large.", "max_tokens", None),
+    ],
+    ids=["exact", "at least", "no numbers"],
+)  # fmt: skip
+def test_max_tokens_is_lowered_once_to_what_the_server_has_left(
+    claude: anthropic.Anthropic,
+    client: openai.OpenAI,
+    odd: UpstreamServer,
+    said: str,
+    param: str | None,
+    left: int | None,
+) -> None:
+    def refuse(talk: Talk) -> None:
+        talk.say(400, {"error": {"message": said, "type": "BadRequestError", "param": param}})
+
+    odd.answers = [refuse, streamed("Fits")]
+    before = len(odd.asked)
+    answer = claude.messages.create(model="odd", max_tokens=8000, messages=HELLO)
+    assert [getattr(block, "text", None) for block in answer.content] == ["Fits"]
+    assert [one.body.get("max_tokens") for one in odd.asked[before:]] == [8000, left]
+    odd.answers, before = [refuse], len(odd.asked)
+    with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
+        claude.messages.create(model="odd", max_tokens=8000, messages=HELLO)
+    assert len(odd.asked) == before + 2
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="odd", max_tokens=8000, messages=HELLO)
+    assert (caught.value.param, len(odd.asked)) == ("max_tokens", before + 3)
 
 
 def test_an_answer_is_continued_from_where_it_stands(claude: anthropic.Anthropic) -> None:
@@ -272,6 +366,60 @@ def test_documents_and_images_by_url_and_by_file_are_read(
     assert "r.pdf:\nProfit was 42" in texts
     data = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
     assert [p["image_url"]["url"] for p in shown if p["type"] == "image_url"] == [data, data]
+
+
+def test_a_failed_result_and_its_image_are_shown_to_the_model(
+    claude: anthropic.Anthropic, odd: UpstreamServer
+) -> None:
+    data = base64.b64encode(PNG).decode()
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    content = [{"type": "text", "text": "It broke."}, {"type": "image", "source": source}]
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "is_error": True, "content": content}
+    use = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Oslo"}}
+    said: list[Any] = [
+        *HELLO,
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result]},
+    ]
+    claude.messages.create(model="seeing", max_tokens=9, messages=said)
+    told, shown = odd.body["messages"][-2:]
+    assert (told["role"], told["tool_call_id"]) == ("tool", "toolu_1")
+    assert told["content"] == "Error: It broke."
+    url = f"data:image/png;base64,{data}"
+    assert shown == {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+
+
+def test_strict_tools_and_single_calls_are_asked_of_the_server(
+    claude: anthropic.Anthropic, odd: UpstreamServer
+) -> None:
+    asked: Any = {"model": "odd", "max_tokens": 9, "messages": HELLO}
+    for strict, single in ((True, True), (False, False)):
+        tools: Any = [{**WEATHER, "strict": strict}, {**WEATHER, "name": "other"}]
+        choice: Any = {"type": "auto", "disable_parallel_tool_use": single}
+        claude.messages.create(**asked, tools=tools, tool_choice=choice)
+        assert odd.body["parallel_tool_calls"] is not single
+        first, second = (tool["function"] for tool in odd.body["tools"])
+        assert (first.get("strict"), second.get("strict")) == (strict or None, None)
+
+
+def test_large_tools_need_room_in_the_context(http: httpx.Client) -> None:
+    tools = [
+        {**WEATHER, "name": f"tool_{number}", "description": "Find the weather of a city. " * 30}
+        for number in range(64)
+    ]
+    assert len(json.dumps(tools)) >= 64 * 1024
+    said = [{"role": "user", "content": script({"text": "Fits"})}]
+    body = {"model": "wide", "max_tokens": 100, "messages": said, "tools": tools}
+    taken = http.post("/v1/messages", json=body)
+    assert (taken.status_code, taken.json()["content"][0]["text"]) == (200, "Fits")
+    refused = http.post("/v1/messages", json={**body, "model": "demo"})
+    assert refused.status_code == 400
+    error = refused.json()
+    assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
+    assert error["error"]["details"] == {"error_code": "context_length_exceeded"}
+    numbers = re.findall(r"(\d+) tokens", error["error"]["message"])
+    context, needed = map(int, numbers)
+    assert context < needed
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def refusing(odd: UpstreamServer) -> UpstreamServer:
     """The server of the model ``odd``, which refuses, and says what it wrote to its cache."""
     first = delta({"role": "assistant", "content": "", "refusal": None})
     pieces = [delta({"refusal": text}) for text in ("I can", "not.")]
-    odd.answers = [chunks(first, *pieces, finish(), usage(**WROTE))]
+    odd.answers = [chunks(first, *pieces, finish(), usage(10, **WROTE))]
     return odd
 
 
@@ -69,5 +69,7 @@ def test_apis_without_refusals_have_it_as_text(
     body = {"model": "odd", "messages": HELLO, "max_tokens": 50, "stream": False}
     message = http.post("/v1/messages", json=body).json()
     assert message["content"][0]["text"] == "I cannot."
+    read, written = (message["usage"][f"cache_{use}_input_tokens"] for use in ("read", "creation"))
+    assert (message["usage"]["input_tokens"], read, written) == (3, 2, 5)
     chat = http.post("/api/chat", json=body).json()
     assert chat["message"]["content"] == "I cannot."

@@ -12,6 +12,7 @@ import pytest
 
 from tests.e2e.scripts import ENDLESS, dicts, events, replay_raw, respond, slow, types
 from tests.served_stack import ServedStack, wait_until
+from tests.upstream_server import UpstreamServer
 
 UNKNOWN = "resp_" + "0" * 32
 
@@ -171,11 +172,31 @@ def test_failure_in_the_background_is_stored(client: openai.OpenAI, http: httpx.
     failed = client.responses.retrieve(made.id)
     assert failed.error is not None
     assert failed.error.to_dict() == {
-        "code": "model_error",
+        "code": "server_error",
         "message": "The model failed: boom",
     }
     assert failed.output_text == "half"
     assert types(replay_raw(http, made.id))[-2:] == ["error", "failed"]
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "code"),
+    [
+        (429, "Slow down.", "rate_limit_exceeded"),
+        (400, "Bad.", "invalid_prompt"),
+        (400, "This model's maximum context length is 8192 tokens. However, your messages resulted "
+              "in 9000 tokens.", "context_length_exceeded"),
+    ],
+)  # fmt: skip
+def test_failures_have_the_codes_of_openai(
+    client: openai.OpenAI, odd: UpstreamServer, status: int, said: str, code: str
+) -> None:
+    odd.answers = [lambda talk: talk.say(status, {"error": {"message": said}})]
+    made = client.responses.create(model="odd", input="Hi", background=True)
+    wait_until(lambda: client.responses.retrieve(made.id).status == "failed", 120, "failed")
+    failed = client.responses.retrieve(made.id)
+    assert failed.error is not None
+    assert failed.error.code == code
 
 
 def test_failure_before_the_first_word_is_a_stream_in_the_background(

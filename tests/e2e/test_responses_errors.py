@@ -19,21 +19,23 @@ def test_failure_keeps_what_was_said(client: openai.OpenAI, stack: ServedStack) 
     assert error["code"] == "model_error"
     partial = error["partial_response"]
     assert partial["status"] == "failed"
-    assert partial["error"] == {"code": "model_error", "message": error["message"]}
+    assert partial["error"] == {"code": "server_error", "message": error["message"]}
     assert partial["output"][0]["content"][0]["text"] == "half "
     assert partial["output"][0]["status"] == "incomplete"
     stored = client.responses.retrieve(partial["id"])
     assert stored.status == "failed"
     assert stored.output_text == "half "
     assert stored.to_dict() == partial
-    assert stack.row(partial["id"])["status"] == "failed"
+    row = stack.row(partial["id"])
+    assert (row["status"], row["error_code"]) == ("failed", "model_error")
 
 
 def test_failure_of_a_stream_is_an_error_and_a_failed_response(http: httpx.Client) -> None:
     raw = stream_raw(http, input=script({"text": "half "}, {"sleep_ms": 50}, {"fail": "boom"}))
     assert types(raw)[-2:] == ["error", "failed"]
     error, failed = events(raw)[-2:]
-    assert error["code"] == error["error"]["code"] == failed["response"]["error"]["code"]
+    assert error["code"] == error["error"]["code"] == "model_error"
+    assert failed["response"]["error"] == {"code": "server_error", "message": error["message"]}
     assert failed["response"]["output"][0]["content"][0]["text"] == "half "
     again = http.get(f"/v1/responses/{failed['response']['id']}").json()
     assert again == failed["response"]

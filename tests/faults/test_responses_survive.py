@@ -202,7 +202,7 @@ def test_response_in_the_foreground_fails_with_its_worker_and_keeps_what_it_said
     assert numbers(events) == list(range(len(events)))
     assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
     failed = events[-1]["response"]
-    assert failed["error"]["code"] == "worker_lost"
+    assert (events[-2]["code"], failed["error"]["code"]) == ("worker_lost", "server_error")
     assert failed["output"][0]["content"][0]["text"].startswith("x x")
     assert shown(stack, failed["id"]) == failed
 

@@ -500,6 +500,15 @@ def _only_when(field: str, statuses: tuple[str, ...]) -> Schema:
     }
 
 
+ERROR_CODE = const(
+    *("server_error", "rate_limit_exceeded", "invalid_prompt", "data_residency_mismatch"),
+    *("bio_policy", "vector_store_timeout", "invalid_image", "invalid_image_format"),
+    *("invalid_base64_image", "invalid_image_url", "image_too_large", "image_too_small"),
+    *("image_parse_error", "image_content_policy_violation", "invalid_image_mode"),
+    *("image_file_too_large", "unsupported_image_media_type", "empty_image_file"),
+    *("failed_to_download_image", "image_file_not_found"),
+    "context_length_exceeded",  # Of OpenAI's servers, and not of the specification.
+)
 RESPONSE: Schema = {
     **record(
         {
@@ -509,7 +518,7 @@ RESPONSE: Schema = {
             "completed_at": nullable(INTEGER),
             "status": const("queued", "in_progress", *ENDED),
             "background": BOOLEAN,
-            "error": nullable(record({"code": STRING, "message": STRING})),
+            "error": nullable(record({"code": ERROR_CODE, "message": STRING})),
             "incomplete_details": nullable(
                 record({"reason": const("max_output_tokens", "content_filter")})
             ),

@@ -139,7 +139,7 @@ def test_failure_keeps_what_was_made() -> None:
     assert not ending.is_early
     response = final(frames)
     assert response["status"] == "failed"
-    assert response["error"] == {"code": "model_error", "message": "The model failed: boom"}
+    assert response["error"] == {"code": "server_error", "message": "The model failed: boom"}
     assert orjson.loads(ending.body)["error"]["partial_response"] == response
 
 

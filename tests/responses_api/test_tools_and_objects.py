@@ -48,6 +48,7 @@ def planned(**fields: Any) -> ToolPlan:
         ({"type": "custom", "name": "run"}, (RUN,), True),
         ({"type": "allowed_tools", "mode": "auto",
           "tools": [{"type": "custom", "name": "run"}, {"type": "web_search"}]}, (RUN,), False),
+        ({"type": "allowed_tools", "tools": [{"type": "custom", "name": "run"}]}, (RUN,), False),
         ({"type": "allowed_tools", "mode": "required",
           "tools": [{"type": "function", "name": "f"}]}, (F,), True),
         ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}, (), False),
@@ -190,6 +191,20 @@ def test_tools_that_only_programs_may_call_are_not_offered() -> None:
     assert [t.name for t in offer_tools(given.tools or (), project_id=1).tools] == ["run"]
     shown = tool_object((given.tools or [])[0])
     assert shown == {**tool, "description": None, "strict": True}
+    typed: list[dict[str, Any]] = [
+        {"type": "shell"},
+        {"type": "apply_patch"},
+        {"type": "web_search"},
+        {"type": "mcp", "server_label": "a", "server_url": "https://a.example/mcp"},
+        {"type": "code_interpreter", "container": {"type": "auto"}},
+    ]
+    hidden = offered(*({**tool, "allowed_callers": ["programmatic"]} for tool in typed))
+    assert (hidden.tools, hidden.site_tools, hidden.first_calls) == ((), [], [])
+    assert hidden.unsupported == [tool["type"] for tool in typed]
+    both = {"allowed_callers": ["programmatic", "direct"]}
+    assert [t.name for t in offered({**typed[0], **both}, {**typed[1], **both}).tools] == [
+        *("shell", "apply_patch")
+    ]
 
 
 def test_shell_runs_at_the_client_unless_its_environment_is_a_container() -> None:

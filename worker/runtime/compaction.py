@@ -28,7 +28,11 @@ from inference_site.core.domain.deltas import (
     Finish,
     Usage,
 )
-from inference_site.core.domain.errors import ContextLengthExceeded
+from inference_site.core.domain.errors import (
+    AnswerTooLong,
+    ContextLengthExceeded,
+    InvalidRequest,
+)
 from inference_site.core.domain.request import (
     Compaction,
     GenerationRequest,
@@ -58,7 +62,7 @@ def start_truncating(
 ) -> bool:
     """Start the request like ``Engine.start``, without its oldest turns if it must be truncated.
 
-    The number of tokens of a prompt is known only after the engine has refused it. So the turns to
+    A limit of the answer that the engine refuses is lowered, if the request allows that. The number of tokens of a prompt is known only after the engine has refused it. So the turns to
     drop are estimated from the lengths of their texts, and the engine is asked again. Nothing is
     started once the sink is cancelled. Raise, or end with, ContextLengthExceeded when even the last
     turn does not fit or the request does not allow truncation.
@@ -68,16 +72,16 @@ def start_truncating(
         while not sink.cancelled:
             try:
                 return engine.start(request, sink, partial(on_end, request))
-            except ContextLengthExceeded as exc:
-                request = _truncated(request, exc)
+            except InvalidRequest as exc:
+                request = _fitted(request, exc)
         return False
 
     def on_end(request: GenerationRequest, error: Exception | None) -> None:
-        if not isinstance(error, ContextLengthExceeded):
+        if not isinstance(error, InvalidRequest):
             ended(error)
             return
         try:
-            is_over = not start(_truncated(request, error))
+            is_over = not start(_fitted(request, error))
         except Exception as exc:  # noqa: BLE001  # The caller of ``start`` has returned.
             ended(exc)
         else:
@@ -85,6 +89,15 @@ def start_truncating(
                 ended(None)
 
     return start(request)
+
+
+def _fitted(request: GenerationRequest, refused: InvalidRequest) -> GenerationRequest:
+    """Return a request that the engine may take after this refusal, else raise ``refused``."""
+    if isinstance(refused, ContextLengthExceeded):
+        return _truncated(request, refused)
+    if isinstance(refused, AnswerTooLong) and request.lowers_max_output:
+        return replace(request, max_output_tokens=refused.left, lowers_max_output=False)
+    raise refused
 
 
 def _truncated(request: GenerationRequest, refused: ContextLengthExceeded) -> GenerationRequest:

@@ -3,6 +3,7 @@
     EngineError
     ├── InvalidRequest              the request is invalid (the client's fault)
     │   ├── ContextLengthExceeded
+    │   ├── AnswerTooLong           the limit of the answer exceeds the rest of the context
     │   └── RequestTooLarge         larger than the quota of a project
     ├── GenerationFailed            the library failed while generating
     │   └── ConnectionLost          the model's server disconnected during the answer
@@ -75,6 +76,17 @@ class ContextLengthExceeded(InvalidRequest):
         return ContextLengthExceeded(
             self.context_length, self.input_tokens, param, is_estimated=self.is_estimated
         )
+
+
+class AnswerTooLong(InvalidRequest):
+    """The limit of the answer is more than the context has left after the prompt.
+
+    ``left`` is the number of tokens that are left; None if it is not known exactly.
+    """
+
+    def __init__(self, message: str, left: int | None = None) -> None:
+        super().__init__(message, "max_tokens")
+        self.left = left
 
 
 class RequestTooLarge(InvalidRequest):

@@ -253,7 +253,8 @@ class Tool:
 
     ``is_custom``: it stands for a custom tool (see ``custom_tool``), whose text must match the
     ``grammar``, if there is one. ``is_strict``: calls that the model chooses to make must match the
-    schema; forced calls always must.
+    schema; forced calls always must. ``param`` is the field of the client's request that the schema
+    came from, if it is known.
     """
 
     name: str
@@ -262,6 +263,7 @@ class Tool:
     is_custom: bool = False
     grammar: Constraint | None = None
     is_strict: bool = False
+    param: str = field(default="", compare=False)
 
 
 ConstraintKind = Literal["json_object", "json_schema", "gbnf", "lark", "regex", "llguidance"]
@@ -311,7 +313,8 @@ class GenerationRequest:
     ``translate`` hear the ``audio``, and ``speak`` says the one prompt; ``fields`` are the other
     fields of their requests, and with ``streams`` the answer has events.
 
-    Length: ``max_output_tokens=None`` means "until the context is full". ``stop`` has texts and
+    Length: ``max_output_tokens=None`` means "until the context is full". With ``lowers_max_output``
+    a limit that a server refuses as too high is lowered, once. ``stop`` has texts and
     ``stop_token_ids`` tokens that end an answer and are not in the output. ``ignore_eos`` continues
     after the model's end-of-sequence token (for benchmarks). ``reasoning_budget`` ends the
     reasoning after this number of tokens. ``truncate`` drops the oldest turns, but no instructions,
@@ -380,6 +383,7 @@ class GenerationRequest:
     audio: AudioFile | None = None
     fields: dict[str, Any] = field(default_factory=dict)
     streams: bool = False
+    lowers_max_output: bool = False
 
     @property
     def answers(self) -> int:
@@ -393,6 +397,11 @@ class GenerationRequest:
         If the model may choose a tool, the grammar is only part of the prompt.
         """
         return self.tools[0].grammar if self.must_call and len(self.tools) == 1 else None
+
+    @property
+    def tools_param(self) -> str:
+        """The field of the client's request with the schema of the only tool, or with all tools."""
+        return (self.tools[0].param if len(self.tools) == 1 else "") or "tools"
 
     @property
     def scores_prompts(self) -> bool:
@@ -450,6 +459,11 @@ def function_name(name: str, namespace: str | None, kind: str) -> str:
     joint = "" if (namespace or "").endswith("__") else "__"
     whole = re.sub(r"[^A-Za-z0-9_-]", "_", f"{namespace}{joint}{name}" if namespace else name)
     return whole if len(whole) <= _NAME_LENGTH else distinct_name(whole, name, namespace, kind)
+
+
+def short_name(name: str) -> str:
+    """Return the name by which a model calls a client's function: a long one ends in a digest."""
+    return name if len(name) <= _NAME_LENGTH else distinct_name(name, name, None, "function")
 
 
 def distinct_name(usual: str, name: str, namespace: str | None, kind: str) -> str:

@@ -210,7 +210,7 @@ FIELDS = {
     "MessagesRequest.thinking": "Whether the model thinks before it answers, and for how long.",
     "CountTokensRequest.thinking": "Whether the model would think before it answers.",
     "signature": "Seals the thoughts, so that the site knows that they are its own.",
-    "display": "Whether thoughts are shown.",
+    "display": "Whether thoughts are shown, or left out: `omitted`.",
     "budget_tokens": "The most tokens of the thoughts.",
     "phase": "Whether the message is a comment on the way or the final answer.",
     "annotations": "Citations of the web pages that the text names, if the site has searched.",

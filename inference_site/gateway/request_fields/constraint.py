@@ -193,8 +193,9 @@ def encode_schema(schema: dict[str, Any], param: str) -> str:
 def check_tools(tools: tuple[Tool, ...], param: str) -> None:
     """Raise InvalidRequestError for tools with parameters beyond the bounds of schemas."""
     for tool in tools:
-        _check_size(encode_schema(tool.parameters, param), _MOST_SCHEMA_BYTES, param)
-        _check_schema(tool.parameters, param)
+        where = tool.param or param
+        _check_size(encode_schema(tool.parameters, where), _MOST_SCHEMA_BYTES, where)
+        _check_schema(tool.parameters, where)
         check_constraint(tool.grammar)
 
 

@@ -155,9 +155,9 @@ def select_tools(
     return tuple(tool for tool in tools if tool.name in names)
 
 
-def to_grammar(given: GrammarDefinition | None) -> Constraint | None:
+def to_grammar(given: GrammarDefinition | None, param: str = "tools") -> Constraint | None:
     """Return the constraint on the input of a custom tool, None for any text."""
-    return None if given is None else Constraint(given.syntax, given.definition, "tools")
+    return None if given is None else Constraint(given.syntax, given.definition, param)
 
 
 def require_stream_for_options(stream_options: object, stream: bool | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby
 
 import pytest
@@ -9,7 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_site.core.domain.deltas import Finish, Usage
-from inference_site.core.domain.errors import ContextLengthExceeded, InvalidRequest
+from inference_site.core.domain.errors import (
+    AnswerTooLong,
+    ContextLengthExceeded,
+    InvalidRequest,
+)
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import (
     GenerationRequest,
@@ -161,3 +166,19 @@ def test_other_refusals_pass_through() -> None:
     request = GenerationRequest("m", (user("x"),), truncate=True)
     with pytest.raises(InvalidRequest, match="no"):
         start_truncating(engine, request, RecordingSink(), lambda _: None)
+
+
+@pytest.mark.parametrize("left", [7, None])
+def test_limit_of_an_answer_is_lowered_once_where_it_may_be(left: int | None) -> None:
+    limits: list[int | None] = []
+
+    class Refusing(CountingEngine):
+        def chat(self, request: GenerationRequest, sink: Sink) -> None:
+            limits.append(request.max_output_tokens)
+            raise AnswerTooLong("too long", left)
+
+    request = GenerationRequest("m", (user("x"),), max_output_tokens=99)
+    for asked in (request, replace(request, lowers_max_output=True)):
+        with pytest.raises(AnswerTooLong):
+            start_truncating(Refusing(10), asked, RecordingSink(), lambda _: None)
+    assert limits == [99, 99, left]

@@ -115,7 +115,7 @@ def call_schema(tools: tuple[Tool, ...]) -> dict[str, Any]:
 def forced_constraint(request: GenerationRequest) -> Constraint:
     """Return the constraint of an answer that must be a call."""
     schema = json.dumps(call_schema(request.tools))
-    return request.forced_grammar or Constraint("json_schema", schema, "tools")
+    return request.forced_grammar or Constraint("json_schema", schema, request.tools_param)
 
 
 def forced_reader(request: GenerationRequest, index: int) -> ForcedCall | ForcedText:

@@ -418,7 +418,7 @@ class LlamaCppErrors(ErrorReader):
         if "invalid tokens" in message:
             return request.subject
         if request.tools and "JSON schema" in message:
-            return "tools"
+            return request.tools_param
         return request.constraint.param if request.constraint else request.subject
 
 

@@ -218,18 +218,21 @@ class LlamaCppPayloads(Payloads):
             from_start = self._has_llguidance and not self._thinks(request)
             return {
                 **variables,
-                **schema_fields(call_schema(request.tools), "tools", from_start=from_start),
+                **schema_fields(
+                    call_schema(request.tools), request.tools_param, from_start=from_start
+                ),
             }
         if "grammar" in self._constraint(request):
             return variables
         for tool in tools:
             tool["function"]["parameters"] = plain_schema(tool["function"]["parameters"])
         parameters = [tool["function"]["parameters"] for tool in tools]
-        check_schemas(parameters, "tools")
-        for schema in objects_in(parameters):
-            pattern = schema.get("pattern")
-            if isinstance(pattern, str) and not knows_pattern(pattern, "tools"):
-                del schema["pattern"]  # llama.cpp would misread it.
+        check_schemas(parameters, request.tools_param)
+        for tool, given in zip(request.tools, parameters, strict=True):
+            for schema in objects_in(given):
+                pattern = schema.get("pattern")
+                if isinstance(pattern, str) and not knows_pattern(pattern, tool.param or "tools"):
+                    del schema["pattern"]  # llama.cpp would misread it.
         return {"tools": tools, "parallel_tool_calls": request.parallel_tool_calls}
 
     def _lora(self, request: GenerationRequest) -> dict[str, Any]:

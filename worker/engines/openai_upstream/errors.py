@@ -3,6 +3,7 @@
 | the server answers | the engine raises |
 |---|---|
 | 400, 413, 422 | InvalidRequest; ContextLengthExceeded when it names both numbers of tokens |
+| the same, about max_tokens | AnswerTooLong |
 | 401, 403, 404 | EngineUnavailable: the operator must fix it, so the details go to the log |
 | 429 | RateLimited, with its Retry-After |
 | 503 | EngineUnavailable, with its Retry-After |
@@ -28,6 +29,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from inference_site.core.domain.errors import (
+    AnswerTooLong,
     ContextLengthExceeded,
     EngineError,
     EngineUnavailable,
@@ -163,7 +165,9 @@ class ErrorReader:
     ) -> InvalidRequest:
         overflow = _overflow(message, error, self._context_length)
         if overflow is None or (overflow.from_rest and request.max_output_tokens == 0):
-            return InvalidRequest(message, self._param(error, request))
+            param = self._param(error, request)
+            is_length = param == "max_tokens"
+            return AnswerTooLong(message) if is_length else InvalidRequest(message, param)
         if overflow.tokens >= overflow.context or request.truncate:
             return ContextLengthExceeded(
                 overflow.context,
@@ -171,7 +175,8 @@ class ErrorReader:
                 request.subject,
                 is_estimated=overflow.is_estimated,
             )
-        return InvalidRequest(message, "max_tokens")
+        left = overflow.context - overflow.tokens
+        return AnswerTooLong(message, None if overflow.is_estimated else left)
 
     def _param(self, error: dict[str, Any], request: GenerationRequest) -> str | None:
         """Return the request's name of the field that the server's error names, if it names one."""

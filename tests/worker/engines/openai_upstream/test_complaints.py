@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from inference_site.core.domain.errors import (
+    AnswerTooLong,
     ContextLengthExceeded,
     EngineError,
     EngineUnavailable,
@@ -207,8 +208,8 @@ def test_an_answer_that_is_too_long_is_not_the_prompts_fault(
     message = OVERFLOWS[0].replace("5000", "100").replace("100 in the comp", "5000 in the comp")
     server.answers = [answer(400, {"error": {"message": message}})]
     error = refused(engine)
-    assert type(error) is InvalidRequest
-    assert error.param == "max_tokens"
+    assert isinstance(error, AnswerTooLong)
+    assert (error.param, error.left) == ("max_tokens", 3996)
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
