@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from inference_site.core.domain.function_names import MAX_FUNCTIONS
+from inference_site.core.domain.request import MAX_FUNCTIONS
 from inference_site.gateway.api.payload import Omittable, WireObject, WireRequest
 from inference_site.gateway.request_fields.web_search import Location
 from inference_site.mcp.access import MAX_HEADERS_BYTES
