@@ -30,7 +30,7 @@ from inference_site.core.domain.deltas import (
 from inference_site.core.domain.errors import Cancelled
 from inference_site.core.domain.site_tools import WebResult
 from inference_site.core.errors.exceptions import api_error
-from inference_site.gateway.request_fields.sealing import seal
+from inference_site.core.storage.cipher import seal
 from inference_site.runs.kinds import Assembler, PromptCountAssembler, cancelled, error_ending
 from inference_site.runs.streams.batches import Ending, Sent
 from inference_site.runs.streams.request_documents import Assembly

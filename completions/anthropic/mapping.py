@@ -16,8 +16,8 @@ from completions.anthropic.server_tools import unseal_result
 from inference_site.core.domain.request import Tool, function_name, short_name
 from inference_site.core.domain.site_tools import WebResult, web_results_text
 from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.core.storage.cipher import unseal
 from inference_site.gateway.request_fields.mcp import MCP
-from inference_site.gateway.request_fields.sealing import unseal
 
 Body = dict[str, Any]
 

@@ -204,9 +204,7 @@ def test_later_turns_begin_with_what_a_compaction_has_left() -> None:
 
     compaction = Compaction(1000, 100, instructions=1, leading=1)
     instructions = Message("system", "Be brief.")
-    request = replace(
-        REQUEST, messages=(instructions, *REQUEST.messages), compaction=compaction
-    )
+    request = replace(REQUEST, messages=(instructions, *REQUEST.messages), compaction=compaction)
     fold = folding()
     sent = [*fold.begin(), *fed(fold, *call(0, "count", "{}"), Finish("tool_calls"))]
     sent += fold.add_result(ToolResult("one"))

@@ -62,10 +62,11 @@ def start_truncating(
 ) -> bool:
     """Start the request like ``Engine.start``, without its oldest turns if it must be truncated.
 
-    A limit of the answer that the engine refuses is lowered, if the request allows that. The number of tokens of a prompt is known only after the engine has refused it. So the turns to
-    drop are estimated from the lengths of their texts, and the engine is asked again. Nothing is
-    started once the sink is cancelled. Raise, or end with, ContextLengthExceeded when even the last
-    turn does not fit or the request does not allow truncation.
+    A limit of the answer that the engine refuses is lowered, if the request allows that. The number
+    of tokens of a prompt is known only after the engine has refused it. So the turns to drop are
+    estimated from the lengths of their texts, and the engine is asked again. Nothing is started
+    once the sink is cancelled. Raise, or end with, ContextLengthExceeded when even the last turn
+    does not fit or the request does not allow truncation.
     """
 
     def start(request: GenerationRequest) -> bool:

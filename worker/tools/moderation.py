@@ -74,9 +74,7 @@ class Moderation:
             logger.warning("moderation: %s", exc)
             return _error("server_error", "The moderation model cannot be asked now.")
 
-    def _judged(
-        self, text: str, images: tuple[ImagePart, ...], context: CallContext
-    ) -> ToolResult:
+    def _judged(self, text: str, images: tuple[ImagePart, ...], context: CallContext) -> ToolResult:
         with release_connection_after():
             payer = Generation.objects.get(public_id=context.generation_id)
         if payer.api_key_id is None:

@@ -28,7 +28,17 @@ def claim(slots: ClientSlots, claimed: Claim | None) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("slots", "percent", "most"), [(8, 12, 7), (16, 12, 14), (2, 12, 1), (8, 25, 6), (4, 25, 3), (3, 25, 2), (2, 25, 1), (8, 0, 8)]
+    ("slots", "percent", "most"),
+    [
+        (8, 12, 7),
+        (16, 12, 14),
+        (2, 12, 1),
+        (8, 25, 6),
+        (4, 25, 3),
+        (3, 25, 2),
+        (2, 25, 1),
+        (8, 0, 8),
+    ],
 )
 def test_a_part_is_kept_once_a_client_has_come(
     settings: Any, slots: int, percent: int, most: int

@@ -228,10 +228,12 @@ class LlamaCppPayloads(Payloads):
             tool["function"]["parameters"] = plain_schema(tool["function"]["parameters"])
         parameters = [tool["function"]["parameters"] for tool in tools]
         check_schemas(parameters, request.tools_param)
-        for tool, given in zip(request.tools, parameters, strict=True):
+        for offered, given in zip(request.tools, parameters, strict=True):
             for schema in objects_in(given):
                 pattern = schema.get("pattern")
-                if isinstance(pattern, str) and not knows_pattern(pattern, tool.param or "tools"):
+                if isinstance(pattern, str) and not knows_pattern(
+                    pattern, offered.param or "tools"
+                ):
                     del schema["pattern"]  # llama.cpp would misread it.
         return {"tools": tools, "parallel_tool_calls": request.parallel_tool_calls}
 
