@@ -26,9 +26,9 @@ from inference_site.console.request_filters import (
     VIEW,
     LogFilters,
     filters_of,
-    may_filter,
 )
 from inference_site.console.request_log_page import log_page
+from inference_site.console.tiles import may_filter
 from inference_site.core.admin_pages.base_admin import log_action
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.runs.models import Generation

@@ -32,7 +32,6 @@ ACCEPTED = "accepted"
 SORTS = ("time", "duration", "ttft", "queue", "tokens", "cost")
 """Columns by which a list can be sorted; with a minus, the largest values come first."""
 VIEW = "generations.view_generation"
-_VIEW_STORED = ("responses_api.view_storedresponse", "completions.view_storedcompletion")
 FILTER_NAMES = (
     *("q", "project", "key", "model", "status", "error", "since"),
     *("kind", "user", "metadata", "slower", "sort"),
@@ -248,11 +247,6 @@ def tabs_of(filters: LogFilters, query: QueryDict) -> list[Tab]:
             changed[name] = value
         tabs.append(Tab(title, changed.urlencode(), is_chosen(filters)))
     return tabs
-
-
-def may_filter(user: Any, metadata: str | None) -> bool:
-    """Return whether the user may see the stored objects that a filter by metadata searches."""
-    return not metadata or bool(user.has_perms(_VIEW_STORED))
 
 
 def saved_query(query: QueryDict) -> str:

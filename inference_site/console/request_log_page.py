@@ -49,13 +49,13 @@ from inference_site.console.request_filters import (
     VIEW,
     LogFilters,
     filters_of,
-    may_filter,
     posted_query,
     saved_query,
     seconds_text,
     tabs_of,
 )
 from inference_site.console.sorted_requests import SortedPage, sorted_page
+from inference_site.console.tiles import may_filter
 from inference_site.core.admin_pages.base_admin import SPAN_NAMES, KeysetPage, keyset_page
 from inference_site.core.admin_pages.labels import PREVIEW_LENGTH, may_see_content, preview
 from inference_site.runs.kept_content.models import KeptContent

@@ -28,9 +28,9 @@ from inference_site.console.request_filters import (
     REFUSED,
     VIEW,
     filters_of,
-    may_filter,
 )
 from inference_site.console.request_log_page import contents_of
+from inference_site.console.tiles import may_filter
 from inference_site.core.admin_pages.base_admin import keyset_page
 from inference_site.core.admin_pages.labels import may_see_content, milliseconds
 from inference_site.runs.models import Generation

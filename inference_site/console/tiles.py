@@ -18,7 +18,6 @@ from inference_site.accounts.models import END_USER, TAG
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.fleet.leases import live_workers
 from inference_site.catalogue.model_labels import NO_PRICE, is_priced
-from inference_site.console.request_filters import VIEW, may_filter
 from inference_site.core.admin_pages.labels import milliseconds, money, time_since
 from inference_site.core.storage.old_rows import first_id_since
 from inference_site.runs.models import Generation, Status
@@ -41,6 +40,7 @@ from inference_site.runs.usage.queries import (
     without_table_scans,
 )
 
+_VIEW_STORED = ("responses_api.view_storedresponse", "completions.view_storedcompletion")
 LATEST = 5_000
 """The newest generations, among which pages search for failures."""
 _MAX_ERRORS = 10
@@ -96,7 +96,13 @@ def requests_filter(span: Span) -> dict[str, Any] | None:
 
 def may_list(user: Any, filters: Mapping[str, Any]) -> bool:
     """Return whether a user may see the list of requests with these filters."""
-    return bool(user.has_perm(VIEW)) and may_filter(user, filters.get("metadata"))
+    may_view = bool(user.has_perm("generations.view_generation"))
+    return may_view and may_filter(user, filters.get("metadata"))
+
+
+def may_filter(user: Any, metadata: str | None) -> bool:
+    """Return whether the user may see the stored objects that a filter by metadata searches."""
+    return not metadata or bool(user.has_perms(_VIEW_STORED))
 
 
 def linked(tiles: Iterable[Tile], user: Any, span: Span, since: str = "") -> list[Tile]:
