@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 
-from inference_site.core.domain import request
 from inference_site.core.domain.site_tools import ToolResult
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.request_fields.mcp import (

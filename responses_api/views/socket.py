@@ -211,9 +211,7 @@ class KeptHistories:
 
     async def keep(self, lane: Lane, response_id: str, items: list[IdentifiedItem]) -> None:
         """Keep the history of a lane's latest response instead of the one before."""
-        size = await asyncio.to_thread(
-            lambda: sum(len(orjson.dumps(item.data)) for item in items)
-        )
+        size = await asyncio.to_thread(lambda: sum(len(orjson.dumps(item.data)) for item in items))
         self._kept.pop(lane.stream_id, None)
         self._kept[lane.stream_id] = response_id, items, size
         total = sum(size for _, _, size in self._kept.values())
