@@ -29,8 +29,7 @@ from inference_site.core.domain.request import GenerationRequest
 from worker.engines.base import Sink
 from worker.engines.openai_upstream.errors import ErrorReader, retry_after_s
 from worker.engines.openai_upstream.event_loop import Cancelled, Lost, Silent, Watch, event_loop
-from worker.engines.openai_upstream.health import Address, Addresses, Health
-from worker.engines.openai_upstream.server import Server
+from worker.engines.openai_upstream.server import Address, Addresses, Health, Server
 
 logger = logging.getLogger(__name__)
 

@@ -1,15 +1,23 @@
-"""The connection settings of a model's servers, from the model's options."""
+"""The servers of a model: how to connect to them, their health checks, and the choice of one."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import math
 import os
-from collections.abc import Mapping
+import random
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import aiohttp
 import httpx
+import orjson
 
 from inference_site.catalogue.engines.openai_upstream import (
     FLAVORS,
@@ -20,6 +28,21 @@ from inference_site.catalogue.engines.openai_upstream import (
 from inference_site.core.domain.addresses import AllowedAddresses
 from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
+
+logger = logging.getLogger(__name__)
+
+NOT_ASKED = "It has not been asked yet."
+PATIENCE_S = 10.0
+_DOWN_S = 1.0
+"""Interval of the health checks while a server is down."""
+_GONE_AFTER_S = 2.0
+"""Twice that interval: a server that is down for longer counts as gone."""
+_ENDS_S = 5.0
+"""How long a server may take to end after its engine."""
+_MAX_NAMES_LOGGED = 50
+_MAX_BODY_LOGGED = 200
+_ALIVE = (429,)
+"""Status of a server that limits requests: it is up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +160,235 @@ def _key(spec: ModelSpec, options: UpstreamOptions) -> str | None:
     except ValueError as exc:
         raise EngineLoadError(f"Model '{spec.id}': '{option}' {exc}.") from exc
     return None
+
+
+class Address:
+    """One server of the model. ``fault`` says why it cannot be used; empty while it can.
+
+    ``model`` is the model's name there, once it is known; ``contexts`` are the context lengths of
+    its models by name. ``is_silent``: the fault is a timeout, which may mean that it is busy.
+    """
+
+    def __init__(self, base_url: str) -> None:
+        self.base_url = base_url
+        self.model: str | None = None
+        self.contexts: dict[str, int | None] = {}
+        self.fault = NOT_ASKED
+        self.busy = 0
+        self.is_silent = True
+        self._down_at = 0.0
+        self._heard_at = self._avoided_until = self._doubted_until = -math.inf
+
+    @property
+    def root_url(self) -> str:
+        """The address without ``/v1``: some servers have their own endpoints there."""
+        return self.base_url.removesuffix("/v1")
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it can be used."""
+        return not self.fault
+
+    def note(self, fault: str, *, is_silent: bool) -> None:
+        """Set the fault; empty: the server is up."""
+        if not self.fault:
+            self._down_at = time.monotonic()
+        self.fault, self.is_silent, self._doubted_until = fault, is_silent, -math.inf
+
+    def doubt(self) -> None:
+        """Ignore good health checks for a while: the engine has ended, the port is still open."""
+        self._doubted_until = time.monotonic() + _ENDS_S
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether good health checks are ignored."""
+        return time.monotonic() < self._doubted_until
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has been down for some time, not only silent."""
+        is_long = time.monotonic() - self._down_at > _GONE_AFTER_S
+        return bool(self.fault) and not self.is_silent and is_long
+
+    @property
+    def is_avoided(self) -> bool:
+        """Whether a pause that it has asked for is not over."""
+        return time.monotonic() < self._avoided_until
+
+    def avoid(self, seconds: float) -> None:
+        """Prefer other servers during this time."""
+        self._avoided_until = time.monotonic() + seconds
+
+    def heard(self) -> None:
+        """Note that it has sent data of a run."""
+        self._heard_at = time.monotonic()
+
+    def was_heard_within(self, seconds: float) -> bool:
+        """Whether it has sent data of a run within this time."""
+        return time.monotonic() - self._heard_at < seconds
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Count a run on it during the ``with`` block."""
+        self.busy += 1
+        try:
+            yield
+        finally:
+            self.busy -= 1
+
+
+class Addresses:
+    """The servers of one model, all alike. For the event loop; ``fault`` is for any thread."""
+
+    def __init__(self, base_urls: Collection[str]) -> None:
+        self.all = [Address(url) for url in base_urls]
+
+    @property
+    def fault(self) -> str:
+        """Why nothing can be run; empty while one of them is up."""
+        if any(address.is_up for address in self.all):
+            return ""
+        return "\n".join(address.fault for address in self.all)
+
+    def best(self, tried: Collection[Address] = ()) -> Address:
+        """Return the server that is up and has the fewest runs, an untried one if there is any."""
+        untried = [address for address in self.all if address not in tried] or self.all
+        # Random among equals, so that the workers of a site do not all begin with the same server.
+        return min(untried, key=lambda a: (not a.is_up, a.is_avoided, a.busy, random.random()))  # noqa: S311  # No secret.
+
+    def has_another(self, tried: Collection[Address]) -> bool:
+        """Whether an untried server is up."""
+        return any(address.is_up and address not in tried for address in self.all)
+
+
+class Fault(Exception):
+    """Why a server cannot be used; names its address.
+
+    The console shows it to people who may have chosen the address. So it quotes nothing of the
+    server's answer: they could read any service of the network that way. ``is_silent``: a timeout.
+    """
+
+    def __init__(self, message: str, *, is_silent: bool = False) -> None:
+        super().__init__(message)
+        self.is_silent = is_silent
+
+
+class Health:
+    """Finds the model on each of its servers, and updates their faults."""
+
+    def __init__(
+        self, model_id: str, server: Server, addresses: Addresses, session: aiohttp.ClientSession
+    ) -> None:
+        self._id, self._server = model_id, server
+        self._addresses, self._session = addresses, session
+        self._patience_s = min(server.timeout_s, PATIENCE_S)
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when the first server is up, and when the last one goes down."""
+
+    async def watch(self) -> None:
+        """Check the servers for ever."""
+        while True:
+            is_whole = all(address.is_up for address in self._addresses.all)
+            await asyncio.sleep(self._server.check_every_s if is_whole else _DOWN_S)
+            try:
+                await self.check()
+            except Exception:  # The loop must go on: nothing else notices a server that is back.
+                logger.exception("model %s: its servers could not be checked", self._id)
+
+    async def check(self) -> None:
+        """Check each server that is down, or has sent no data of a run since the last check."""
+        every_s = self._server.check_every_s
+        due = (a for a in self._addresses.all if not (a.is_up and a.was_heard_within(every_s)))
+        await asyncio.gather(*map(self.look_at, due))
+
+    async def look_at(self, address: Address) -> None:
+        """Check one server now."""
+        try:
+            address.model = await self._model_name(address)
+        except Fault as exc:
+            # A busy server may be slow to answer this; data of a run shows that it is up.
+            patience_s = self._patience_s + self._server.check_every_s
+            if not exc.is_silent or not address.was_heard_within(patience_s):
+                self.note(address, str(exc), is_silent=exc.is_silent)
+        else:
+            self.note(address, "")
+
+    def note_end(self, address: Address) -> None:
+        """Note that a server's engine has ended, though its port may still be open."""
+        self.note(address, f"Model '{self._id}': the engine of {address.base_url} has ended.")
+        address.doubt()
+
+    def note(self, address: Address, fault: str, *, is_silent: bool = False) -> None:
+        """Set the fault of a server, empty if it is up; log the change."""
+        if not fault and address.is_doubted:
+            return
+        before, could_run = address.fault, not self._addresses.fault
+        address.note(fault, is_silent=is_silent)
+        if fault and fault != before:
+            logger.error("%s", fault)
+        elif before and not fault:
+            logger.info("model %s: %s can be used", self._id, address.base_url)
+        if could_run != (not self._addresses.fault):
+            self.on_change()
+
+    async def _model_name(self, address: Address) -> str:
+        """Return the model's name there: the option, else the id, else the only model's.
+
+        Raise Fault naming the address and the reason.
+        """
+        url = f"{address.base_url}/models"
+        listed = await self._listed(address, url)
+        if listed is None:
+            return address.model or self._server.model or self._id
+        wanted = self._server.model or self._id
+        for name in (wanted, f"{wanted}:latest"):  # Ollama's default tag.
+            if name in listed:
+                return wanted
+        if self._server.model is None and len(set(listed.values())) == 1:
+            return next(iter(listed.values()))
+        if not listed and self._server.model is not None:  # Some servers list cached models only.
+            return wanted
+        names = sorted(set(listed.values()))
+        self._log(address, f"it lists {', '.join(names[:_MAX_NAMES_LOGGED]) or 'no model'}")
+        raise Fault(
+            f"Model '{self._id}': {url} lists no model '{wanted}', but {len(names)} others; the "
+            "log of the worker names them."
+        )
+
+    def _log(self, address: Address, answer: str) -> None:
+        """Log a server's answer, unless the server was down before."""
+        if not address.fault or address.fault == NOT_ASKED:
+            answer = self._server.without_key(answer)
+            logger.warning("model %s: %s: %r", self._id, address.base_url, answer)
+
+    async def _listed(self, address: Address, url: str) -> dict[str, str] | None:
+        """Return the server's models: their ids by name and alias; None if it limits requests."""
+        try:
+            async with asyncio.timeout(self._patience_s):
+                async with self._session.get(url, allow_redirects=False) as answer:
+                    body, status = await answer.read(), answer.status
+        except (aiohttp.ClientError, OSError) as exc:
+            reason = str(exc) or type(exc).__name__
+            fault = f"Model '{self._id}': {url} cannot be reached: {reason}"
+            raise Fault(fault, is_silent=isinstance(exc, TimeoutError)) from exc
+        if status in _ALIVE:
+            return None
+        if status != 200:
+            beginning = body[:_MAX_BODY_LOGGED].decode(errors="replace")
+            self._log(address, f"status {status}: {beginning}")
+            raise Fault(f"Model '{self._id}': {url} answers with status {status}.")
+        try:
+            entries = orjson.loads(body)["data"]
+            names = {str(entry["id"]): str(entry["id"]) for entry in entries}
+            aliases = {str(a): str(e["id"]) for e in entries for a in e.get("aliases") or ()}
+            contexts = {str(entry["id"]): _context_of(entry) for entry in entries}
+        except (AttributeError, LookupError, TypeError, ValueError) as exc:
+            raise Fault(f"Model '{self._id}': {url} is no list of models.") from exc
+        address.contexts = contexts
+        return aliases | names
+
+
+def _context_of(entry: dict[str, Any]) -> int | None:
+    """Return the context length that vLLM, SGLang and other inference sites list."""
+    length = entry.get("max_model_len") or entry.get("context_length")
+    return length if isinstance(length, int) and length > 0 else None

@@ -39,7 +39,8 @@ from tests.upstream_server import (
 from tests.waiting import wait_until
 from tests.worker.engines.openai_upstream.conftest import Load
 from worker.engines.base import Engine
-from worker.engines.openai_upstream import client, health
+from worker.engines.openai_upstream import client
+from worker.engines.openai_upstream import server as servers
 
 pytestmark = pytest.mark.slow  # Connections time out and are tried again.
 
@@ -173,7 +174,7 @@ def test_a_silent_stream_ends_once_its_server_is_gone(
 ) -> None:
     """vLLM stops its engine at a SIGTERM, closes its port, and keeps its connections."""
     monkeypatch.setattr(client, "_SILENT_S", 0.2)
-    monkeypatch.setattr(health, "_GONE_AFTER_S", 0.1)
+    monkeypatch.setattr(servers, "_GONE_AFTER_S", 0.1)
 
     def answer(talk: Talk) -> None:
         talk.begin()
@@ -193,7 +194,7 @@ def test_a_server_that_stops_ends_what_it_has_begun(
     server: UpstreamServer, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "_SILENT_S", 1.0)
-    monkeypatch.setattr(health, "_GONE_AFTER_S", 0.1)
+    monkeypatch.setattr(servers, "_GONE_AFTER_S", 0.1)
 
     def answer(talk: Talk) -> None:
         talk.begin()
