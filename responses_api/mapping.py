@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
-from inference_site.core.domain import request as domain, request
+from inference_site.core.domain import request
+from inference_site.core.domain import request as domain
 from inference_site.core.domain.request import (
     Compaction,
     Constraint,
