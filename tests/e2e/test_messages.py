@@ -166,7 +166,7 @@ def test_many_tools_and_long_names_are_taken(claude: anthropic.Anthropic) -> Non
     asked["tools"] = [*tools, {**WEATHER, "name": name}]
     asked["tool_choice"] = {"type": "tool", "name": name}
     [use] = claude.messages.create(**asked).content
-    assert (use.type, use.name, use.input) == ("tool_use", name, {"city": "Oslo"})
+    assert (use.type, use.name, set(use.input)) == ("tool_use", name, {"city"})
     events = list(claude.messages.create(**asked, stream=True))
     [begun] = [event.content_block for event in events if event.type == "content_block_start"]
     assert begun.name == name
