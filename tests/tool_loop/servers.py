@@ -127,7 +127,7 @@ def play(talk: Talk) -> None:
 
 
 def _next_turn(messages: list[dict[str, Any]]) -> int:
-    """Return the number of the turn after the ``turn`` of the last call, if its arguments say it."""
+    """Return the number of the turn after the ``turn`` in the arguments of the last call."""
     made = [message for message in messages if message["role"] == "assistant"]
     if made and (calls := made[-1].get("tool_calls")):
         arguments = json.loads(calls[-1]["function"]["arguments"])

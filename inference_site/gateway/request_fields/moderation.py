@@ -90,7 +90,8 @@ def moderation_options(
     """Return the options for the worker and for ``AnswerModeration``; empty without moderation.
 
     The input is what came since the last answer: its text, and the place of its images. Without
-    ``model``, the catalogue has it no more. Raise InvalidRequestError for images that would pass unjudged.
+    ``model``, the catalogue has it no more. Raise InvalidRequestError for images that would pass
+    unjudged.
     """
     if asked is None:
         return []
