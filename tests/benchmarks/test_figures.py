@@ -93,7 +93,7 @@ SAID = (
 )
 
 
-@pytest.mark.parametrize(("part", "said"), zip(OPTIONAL, SAID, strict=True), ids=list(OPTIONAL))
+@pytest.mark.parametrize(("part", "said"), [*zip(OPTIONAL, SAID, strict=True)], ids=list(OPTIONAL))
 def test_a_part_is_in_the_text_once_it_was_measured(part: str, said: tuple[str, ...]) -> None:
     before = {name: runs for name, runs in figures.read().items() if name not in OPTIONAL}
     after = figures.with_run(before, part, OPTIONAL[part], HERE)

@@ -44,7 +44,7 @@ _MODELS = """
     engine: openai_upstream
     base_url: {url}
     flavor: vllm
-    capabilities: [chat, tools, vision]
+    capabilities: [chat, grammar, tools, vision]
     context_length: 65536
     slots: 8
   {small}:

@@ -161,6 +161,7 @@ def _codex(site: Site, folder: Path) -> Steps:
     (folder / "config.toml").write_text(
         f"{site.documented('Codex')}\n[mcp_servers.weather]\n"
         f'command = "{python}"\nargs = ["{SCRIPTS / "weather_server.py"}"]\n'
+        "startup_timeout_sec = 60\n"
     )
     env = {**site.env, "CODEX_HOME": str(folder), "HOME": str(folder)}
     binary = str(FOLDER / "codex" / "node_modules" / ".bin" / "codex")
@@ -183,7 +184,7 @@ def _codex(site: Site, folder: Path) -> Steps:
                 folder, ask(f"Please.\nCALL exec_command {call}\n{_SAY_DONE}"), "patched.txt"
             ),
             "MCP tool": lambda: _holds(
-                ask('Please.\nCALL get_weather {"city": "Oslo"}'), "sunny in Oslo"
+                ask(_weather("exec_command", {"cmd": "sleep 8"})), "sunny in Oslo"
             ),
             "session resumed": lambda: _holds(ask("Go on.", resume=_RESUMED), "sunny in Oslo"),
             "plan": lambda: _plans(folder, ask),
@@ -239,7 +240,7 @@ def _claude_code(site: Site, folder: Path) -> Steps:
             ),
             "MCP tool": lambda: _holds(
                 ask(
-                    'Please.\nCALL get_weather {"city": "Oslo"}',
+                    _weather("Bash", {"command": "sleep 8", "description": "wait"}),
                     "--mcp-config",
                     str(folder / "mcp.json"),
                 ),
@@ -415,6 +416,11 @@ def _command(tool: str, argument: str, *, described: bool = False) -> str:
     arguments = {argument: f"echo made > {_MADE}"}
     arguments |= {"description": "make a file"} if described else {}
     return f"Please.\nCALL {tool} {json.dumps(arguments)}\n{_SAY_DONE}"
+
+
+def _weather(tool: str, wait: dict[str, str]) -> str:
+    """Return the prompt that has a tool of the MCP server called, once that has started."""
+    return f'Please.\nCALL {tool} {json.dumps(wait)}\nCALL get_weather {{"city": "Oslo"}}'
 
 
 def _made(folder: Path, said: str, name: str = _MADE) -> None:

@@ -2,7 +2,7 @@
 
 The newest user message with such lines is the script, one line for each turn of the model:
 
-    CALL get_weather {"city": "Oslo"}     a call of the offered tool whose name ends so
+    CALL get_weather {"city": "Oslo"}     a call of the shortest offered name that ends so
     SAY The answer, or {"a": "JSON"}      a text; one in quotes is JSON
     SEE images                            the sizes of all images of the request
 
@@ -62,7 +62,7 @@ def _turn(body: Body) -> Body:
         return _said(f"I see {' and '.join(_images(messages)) or 'no image'}.")
     name, _, arguments = rest.partition(" ")
     offered = [tool["function"]["name"] for tool in body.get("tools") or ()]
-    named = next((tool for tool in offered if tool.endswith(name)), None)
+    named = next((tool for tool in sorted(offered, key=len) if tool.endswith(name)), None)
     if named is None:
         return _said(f"There is no tool {name}; offered are: {', '.join(offered)}.")
     if arguments:  # An agent may put words of its own behind the prompt.

@@ -19,7 +19,7 @@ import httpx
 from tests.served_stack import ROOT
 
 BODIES = ROOT / "tests" / "e2e" / "bodies"
-_TURNS, _LONGEST_TEXT = 2, 60
+_TURNS, _LONGEST_TEXT, _TIMEOUT_S = 2, 60, 1800
 _PATHS = ("/v1/responses", "/v1/messages", "/v1/chat/completions")
 _HEADERS = re.compile(r"accept|content-type|user-agent|x-app|originator|anthropic-.*")
 _TEXTS = frozenset({"content", "description", "instructions", "output", "system", "text"})
@@ -69,7 +69,7 @@ class Recorder:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"] or 0))
-                recorder._keep(self.path, self.headers, body)
+                recorder._keep(self.path, dict(self.headers.items()), body)
                 self._forward(body)
 
             def do_GET(self) -> None:
@@ -82,7 +82,7 @@ class Recorder:
                 url, self.close_connection = recorder._site + self.path, True
                 with (
                     httpx.stream(
-                        self.command, url, headers=headers, content=body, timeout=None
+                        self.command, url, headers=headers, content=body, timeout=_TIMEOUT_S
                     ) as answer,
                     suppress(OSError),  # The client may hang up.
                 ):

@@ -24,7 +24,7 @@ def recorded() -> Iterator[Any]:
             yield pytest.param(request, id=f"{file.stem}, turn {turn}")
 
 
-@pytest.mark.parametrize("sent", recorded())
+@pytest.mark.parametrize("sent", list(recorded()))
 def test_request_of_an_agent_is_answered_to_its_end(
     http: httpx.Client, sent: dict[str, Any]
 ) -> None:
