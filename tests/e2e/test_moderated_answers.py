@@ -452,9 +452,8 @@ def test_an_image_that_is_a_file_is_judged(client: openai.OpenAI, judge: Upstrea
     assert of_input(made).flagged
     assert judge.asked[0].body["input"] == [{"type": "image_url", "image_url": {"url": RED}}]
     judge.asked.clear()
-    unseen = client.responses.create(
-        **asked, moderation={**policy(input="block"), "model": "guard"}
-    )
+    blocks: Any = {**policy(input="block"), "model": "guard"}
+    unseen = client.responses.create(**asked, moderation=blocks)
     assert (unseen.output, of_input(unseen).code) == ([], "image_not_judged")
     assert judge.asked == []
 

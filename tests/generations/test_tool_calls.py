@@ -118,8 +118,9 @@ def test_a_stored_result_counts_for_the_same_arguments_only(claim: Claim) -> Non
     register("judge", lambda options: judge)
     stream: Any = SimpleNamespace(cancelled=False)
 
-    def judged(text: str) -> str:
-        calls = SiteCalls(claim, stream, [{"type": "judge"}], keeps=True)
+    def judged(text: str, images: str = "") -> str:
+        options = [{"type": "judge", "images_hash": images}]
+        calls = SiteCalls(claim, stream, options, keeps=True)
         made = [SiteCall(7, 0, "judge", f'{{"text":"{text}"}}')]
         [result] = calls.run(made, {}, Usage(), lambda: ())
         return result.output
@@ -127,4 +128,7 @@ def test_a_stored_result_counts_for_the_same_arguments_only(claim: Claim) -> Non
     said = [judged(text) for text in ("a", "a", "b", "b", "a")]
     assert said == ["of a", "of a", "of b", "of b", "of a"]
     assert judge.texts == ["a", "b", "a"]
-    assert ToolCall.objects.get(generation_id=claim.public_id).attempt == 3
+    judged("a", "other images")
+    assert judge.texts == ["a", "b", "a", "a"]
+    judged("a", "other images")
+    assert ToolCall.objects.get(generation_id=claim.public_id).attempt == 4

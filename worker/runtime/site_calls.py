@@ -154,12 +154,14 @@ class SiteCalls:
             raise Stopped
 
     def _run(self, call: SiteCall, row: ToolCall, sources: Sequence[Source]) -> ToolResult:
-        arguments_hash = hash_of(call.arguments)
+        fingerprint = self._options[call.tool].get("images_hash", "")
+        arguments_hash = hash_of(call.arguments + fingerprint)
         with self._creates:
             if call.tool not in self._tools:
                 self._tools[call.tool] = create_tool(self._options[call.tool])
             tool = self._tools[call.tool]
-        # An answer that was generated again is another text for those who judge it.
+        # An answer that was generated again is another text for those who judge it, and what was
+        # fetched again may be another image.
         is_same = row.arguments_hash == arguments_hash or not tool.is_idempotent(call.name)
         if is_same and row.status == CallStatus.DONE and (stored := row.stored_result):
             return stored
