@@ -81,10 +81,10 @@ class Recorder:
                 headers = {n: v for n, v in self.headers.items() if _is_forwarded(n)}
                 url, self.close_connection = recorder._site + self.path, True
                 with (
+                    suppress(OSError, httpx.HTTPError),  # Either side may hang up.
                     httpx.stream(
                         self.command, url, headers=headers, content=body, timeout=_TIMEOUT_S
                     ) as answer,
-                    suppress(OSError),  # The client may hang up.
                 ):
                     self.send_response_only(answer.status_code)
                     for name, value in answer.headers.multi_items():
