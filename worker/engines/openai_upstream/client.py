@@ -286,8 +286,9 @@ class Upstream:
                     reader.feed(data)
 
                 try:
-                    # Take the first piece at once, not at the next tick.
-                    take(await answer.content.readany())
+                    # The first token is taken at once, not at the next tick.
+                    while not reader.begun and (data := await answer.content.readany()):
+                        take(data)
                     await self._loop.read(answer.content, take)
                 except (aiohttp.ClientError, Lost):
                     if not reader.is_complete:
