@@ -125,6 +125,12 @@ class ModelMemory:
         )
 
     @property
+    def holds_all_prompts(self) -> bool:
+        """Whether the prompt cache holds the prompts of all slots at once. Raise OSError."""
+        needs = self.needs
+        return needs.cache <= needs.prompts
+
+    @property
     def vocabulary(self) -> int:
         """The tokens of the vocabulary; 0 if unknown."""
         shapes = (t.shape for t in self.tensors if t.name == "token_embd.weight")

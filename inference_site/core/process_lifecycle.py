@@ -161,6 +161,14 @@ class RestartDelay:
         return delay_s
 
 
+def signal_name(number: int) -> str:
+    """Return the name of a signal; a real-time signal has a number only."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def give_large_blocks_back() -> None:
     """Have the C library return a large block to the system as soon as it is freed.
 

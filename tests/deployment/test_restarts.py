@@ -29,6 +29,16 @@ def test_one_that_has_run_for_a_while_comes_back_at_once_and_one_that_does_not_s
     assert delays == ["0.5", "1", "2", "0", "0.5", "1"]
 
 
+def test_one_that_was_killed_by_a_signal_without_a_name_comes_back(tmp_path: Path) -> None:
+    said: list[str] = []
+    program = Program("short", ["sh", "-c", "kill -36 $$"], tmp_path / "log")
+    child = Child(program, os.environ, said.append)
+    child.start()
+    wait_until(lambda: child.pid is None, 120, "its end")
+    child.restart_if_dead(time.monotonic() + 60)
+    assert "short was killed by signal 36; restarting in 0 s" in said[-1]
+
+
 STATES = """
 trap 'echo stopping >&$NOTIFY_FD; sleep 0.2; exit 0' TERM
 trap 'echo restart >&$NOTIFY_FD' HUP

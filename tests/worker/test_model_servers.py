@@ -83,6 +83,7 @@ def test_a_server_gets_nothing_of_the_workers_environment_but_what_is_listed(
     ("command", "reason"),
     [
         ([PYTHON, "-c", "import os; os.kill(os.getpid(), 11)"], "it was ended by SIGSEGV"),
+        ([PYTHON, "-c", "import os; os.kill(os.getpid(), 36)"], "it was ended by signal 36"),
         ([PYTHON, "-c", "raise SystemExit(3)"], "it ended with exit status 3"),
         (["/no/such/program"], "could not be started (No such file or directory"),
     ],

@@ -2,7 +2,8 @@
 
 It runs without the platform's packages: ``python -I llama_server.py --model FILE …``. Arguments
 have the names and values of ``llama-server``, so a build of that program can replace this one. The
-API key of the server is in ``LLAMA_API_KEY``, as it is there.
+API key of the server is in ``LLAMA_API_KEY``, and whether it copies the prompts of idle slots in
+``LLAMA_ARG_CACHE_IDLE_SLOTS``, as it is there.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ def parameters(args: argparse.Namespace) -> Any:
     params.endpoint_metrics = args.metrics
     params.endpoint_slots, params.ui = not args.no_slots, not args.no_webui
     params.prefill_assistant = not args.no_prefill_assistant
+    params.cache_idle_slots = os.environ.get("LLAMA_ARG_CACHE_IDLE_SLOTS") != "0"
     _set_given(
         params,
         n_threads_http=args.threads_http,

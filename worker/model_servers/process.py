@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from inference_site.core.process_lifecycle import signal_name
 from worker.model_servers import nvml
 
 logger = logging.getLogger(__name__)
@@ -126,7 +127,7 @@ class ServerProcess:
         if self.status is None:
             return "its guardian was killed"
         if self.status < 0:
-            return f"it was ended by {signal.Signals(-self.status).name}"
+            return f"it was ended by {signal_name(-self.status)}"
         return f"it ended with exit status {self.status}"
 
     @property

@@ -27,7 +27,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inference_site.core.process_lifecycle import NOTIFY_FD, REPLACES_PID, RestartDelay, State
+from inference_site.core.process_lifecycle import (
+    NOTIFY_FD,
+    REPLACES_PID,
+    RestartDelay,
+    State,
+    signal_name,
+)
 from inference_site.ops.serve.services import ServiceError, made_directories, remove_at_exit
 
 if TYPE_CHECKING:
@@ -256,7 +262,7 @@ class Child:
         delay_s = self._delay.after(now - self._started_at)
         how = f"exited with status {status}"
         if status < 0:
-            how = f"was killed by {signal.Signals(-status).name}"
+            how = f"was killed by {signal_name(-status)}"
         self._say(
             f"{self.program.name} {how}; restarting in {delay_s:g} s (log: {self.program.log})"
         )

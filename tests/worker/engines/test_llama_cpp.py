@@ -481,6 +481,28 @@ def test_another_build_of_the_server_takes_the_same_arguments(
     assert noted.read_text().startswith("--no-slots --model ")
 
 
+@pytest.mark.parametrize(("prompt_cache_mib", "copies"), [(256, True), (64, False), (0, False)])
+def test_prompts_of_idle_slots_are_copied_only_if_the_prompt_cache_holds_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prompt_cache_mib: int, copies: bool
+) -> None:
+    """Else each request waits for copies that displace each other: seconds, with a large model.
+
+    The slots of this one have 8 x 2,048 tokens of 4,608 bytes.
+    """
+    noted = tmp_path / "environment"
+    build = tmp_path / "llama-server"
+    name = "LLAMA_ARG_CACHE_IDLE_SLOTS"
+    program = f"{sys.executable} -I {llama_server.__file__}"
+    build.write_text(f'#!/bin/sh\necho "${name}" > {noted}\nexec {program} "$@"\n')
+    build.chmod(0o755)
+    options = {"llama_server": str(build), "prompt_cache_mib": prompt_cache_mib}
+    load_engine(replace(SPEC, options=options)).close()
+    value = noted.read_text().strip()
+    assert value == ("1" if copies else "0")  # A build of llama.cpp reads these as on and off.
+    monkeypatch.setenv(name, value)
+    assert _parameters(SPEC).cache_idle_slots == copies
+
+
 def test_an_argument_that_a_build_does_not_know_is_refused_at_load() -> None:
     build = f"{sys.executable} -I {llama_server.__file__} --unheard-of"
     with pytest.raises(EngineLoadError, match="it ended with exit status 2"):

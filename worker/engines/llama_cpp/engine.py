@@ -26,6 +26,7 @@ import httpx
 from inference_site.catalogue.engines.llama_cpp import PREFILL_BATCH, LlamaCppOptions
 from inference_site.catalogue.engines.openai_upstream import FLAVORS
 from inference_site.catalogue.gguf_files import is_gguf
+from inference_site.catalogue.memory import ModelMemory
 from inference_site.core.domain.errors import EngineError, EngineLoadError, InvalidRequest
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest
@@ -450,8 +451,25 @@ def order(spec: ModelSpec, arguments: list[str], at: Endpoint) -> Order:
     return Order(
         name=server_settings.file_of(spec.id, "").name,
         command=[*arguments, "--host", HOST, "--port", str(at.port)],
-        env={"LLAMA_API_KEY": at.key, "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", _SPINS)},
+        env={
+            "LLAMA_API_KEY": at.key,
+            "LLAMA_ARG_CACHE_IDLE_SLOTS": "1" if _copies_idle_slots(spec) else "0",
+            "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", _SPINS),
+        },
     )
+
+
+def _copies_idle_slots(spec: ModelSpec) -> bool:
+    """Whether a request first copies the prompts of idle slots, so that its slot finds them.
+
+    In a prompt cache that does not hold all of them, each copy displaces another, and every request
+    copies all of them again, which takes seconds with many slots on a GPU. A prompt that loses its
+    slot is copied in any case.
+    """
+    try:
+        return spec.file is not None and ModelMemory(spec, spec.file).holds_all_prompts
+    except (OSError, ValueError):
+        return False
 
 
 def _check_gguf(spec: ModelSpec, path: Path) -> None:
