@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.core.management import call_command
@@ -109,6 +110,24 @@ def test_a_gpu_of_another_maker_is_known_by_what_llama_cpp_sees(host: Host) -> N
     assert findings["llama.cpp"].level == "ok"
     assert "Intel Arc A770" in findings["llama.cpp"].found
     assert "7 of 7 layers fit" in findings["all"].found
+
+
+def test_a_build_of_the_servers_own_is_asked_what_it_sees(
+    host: Host, settings: Any, tmp_path: Path
+) -> None:
+    program = tmp_path / "llama-server"
+    settings.LLAMA_SERVER = f"{program} --threads-http 4"
+    host("NVIDIA H200, 143771, 143000, 9.0", cuda="11.0")
+    assert found()["llama.cpp"].level == "fail", "there is no such program"
+    device = "  CUDA0: NVIDIA H200 (143771 MiB, 143000 MiB free)"
+    program.write_text(f"#!/bin/sh\necho 'Available devices:'\necho '{device}'\n")
+    program.chmod(0o755)
+    findings = found()
+    assert findings["llama.cpp"].level == findings["driver"].level == "ok"
+    assert "LLAMA_SERVER sees NVIDIA H200" in findings["llama.cpp"].found
+    assert "7 of 7 layers fit" in findings["all"].found
+    program.write_text("#!/bin/sh\necho 'Available devices:'\n")
+    assert found()["llama.cpp"].level == "fail", "it was built for the CPU"
 
 
 def test_without_a_gpu_everything_runs_on_the_cpu(

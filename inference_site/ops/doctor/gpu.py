@@ -1,5 +1,7 @@
 """``manage.py doctor --gpu``: the wheel that this host needs, and the layers that fit on its GPUs.
 
+A host with ``LLAMA_SERVER`` needs no wheel: that program is asked for the GPUs that it sees.
+
 The programs of the drivers are run, and llama.cpp is loaded in another process: a library that does
 not match the driver may crash the process that loads it.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import json
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,6 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from django.conf import settings
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.memory import layers_that_fit
@@ -38,6 +43,8 @@ _QUERY = (
     "--query-gpu=name,memory.total,memory.free,compute_cap",
     "--format=csv,noheader,nounits",
 )
+_DEVICE = re.compile(r"^ +\w+: (.+) \((\d+) MiB, (\d+) MiB free\)$", re.MULTILINE)
+"""A line of ``llama-server --list-devices``."""
 _PRINT_DEVICES = """
 import json, xllamacpp
 print(json.dumps([
@@ -73,8 +80,12 @@ def check_gpus() -> Iterator[Finding]:
             "Install the GPU's driver. Intel's GPUs, and others with Vulkan alone: "
             + install_command("vulkan"),
         )
-    devices = library_gpus()
-    yield from _library_findings(wheel, devices)
+    if settings.LLAMA_SERVER:
+        devices = program_gpus()
+        yield _program_finding(devices, bool(gpus or wheel))
+    else:
+        devices = library_gpus()
+        yield from _library_findings(wheel, devices)
     yield from _model_findings(gpus or devices or [])
 
 
@@ -134,7 +145,7 @@ def _driver_findings(gpus: list[Gpu], wheel: str) -> Iterator[Finding]:
         f"CUDA {cuda}",
         "The wheels need a driver for CUDA 12.8 and GPUs from Maxwell on: update the driver, or "
         + install_command("vulkan"),
-        fail=not wheel,
+        fail=not wheel and not settings.LLAMA_SERVER,
     )
 
 
@@ -156,6 +167,25 @@ def _library_findings(wheel: str, devices: list[Gpu] | None) -> Iterator[Finding
         warn=not devices,
         fail=devices is None or bool(wheel and not devices),
     )
+
+
+def _program_finding(devices: list[Gpu] | None, has_gpu: bool) -> Finding:
+    named = ", ".join(gpu.name for gpu in devices or ()) or "no GPU"
+    return graded(
+        "llama.cpp",
+        "LLAMA_SERVER does not run" if devices is None else f"LLAMA_SERVER sees {named}",
+        "Build llama.cpp's server for this GPU, or leave LLAMA_SERVER out and install a wheel.",
+        warn=not devices,
+        fail=devices is None or (has_gpu and not devices),
+    )
+
+
+def program_gpus() -> list[Gpu] | None:
+    """Return the GPUs that ``LLAMA_SERVER`` sees; None if it does not list them."""
+    text = _output(*shlex.split(settings.LLAMA_SERVER), "--list-devices")
+    if "Available devices" not in text:
+        return None
+    return [Gpu(name, int(t) * _MIB, int(f) * _MIB) for name, t, f in _DEVICE.findall(text)]
 
 
 def library_gpus() -> list[Gpu] | None:
