@@ -155,15 +155,15 @@ def measure_search(chunks: int, questions: int) -> None:
     print(f"\nrecall@{_LIMIT}: {recall:.3f}")
 
 
-def _pdf(pages: int, seed: int) -> bytes:
-    """Return a PDF with about 400 words on each page."""
+def _pdf(pages: int, words_a_page: int, seed: int) -> bytes:
+    """Return a PDF with about so many words on each page."""
     rng = random.Random(seed)
     words = [w for w in (DEMO_FILE.parents[2] / "docs/operations.md").read_text().split()
              if w.isalpha()]  # fmt: skip
     objects = [b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"]
     kids = []
     for _ in range(pages):
-        lines = (" ".join(rng.choices(words, k=12)) for _ in range(34))
+        lines = (" ".join(rng.choices(words, k=12)) for _ in range(words_a_page // 12))
         shown = b" ".join(f"({line}) Tj T*".encode("latin-1", "replace") for line in lines)
         drawn = zlib.compress(b"BT /F1 10 Tf 50 780 Td 12 TL " + shown + b" ET")
         objects.append(b"<< /Length %d /Filter /FlateDecode >>\nstream\n%s\nendstream"
@@ -191,6 +191,7 @@ def _first_tokens(http: httpx.Client, count: int) -> Iterator[float]:
         began = time.monotonic()
         asked = [{"role": "user", "content": f"What is the capital of Japan? {number}"}]
         body = {"model": "demo", "stream": True, "max_tokens": 16, "messages": asked}
+        body["enable_thinking"] = False
         with http.stream("POST", "/chat/completions", json=body) as answer:
             for line in answer.iter_lines():
                 if '"content":"' in line and '"content":""' not in line:
@@ -198,21 +199,24 @@ def _first_tokens(http: httpx.Client, count: int) -> Iterator[float]:
                     break
 
 
-def measure_indexing(documents: int, pages: int) -> None:
+def measure_indexing(documents: int, pages: int, words: int, overlap: int) -> None:
     """Print how many pages are indexed a second, and what that costs a client beside it."""
-    demo = {"file": str(DEMO_FILE), "slots": 4, "threads": 1}
+    demo = {"file": str(DEMO_FILE), "slots": 4}
     models = {"demo": demo, "demo-embedding": {**demo, "embedding": "mean", "slots": 2}}
     with platform_with(models) as endpoint, _client(endpoint) as http:
         alone = list(_first_tokens(http, 100))
         measured, of_model = _tokens_a_second(http)
         ids = []
         for number in range(documents):
-            upload = {"file": (f"{number}.pdf", io.BytesIO(_pdf(pages, number)))}
+            upload = {"file": (f"{number}.pdf", io.BytesIO(_pdf(pages, words, number)))}
             made = http.post("/files", data={"purpose": "assistants"}, files=upload)
             ids.append(made.json()["id"])
         store = http.post("/vector_stores", json={"name": "bench"}).json()
         began = time.monotonic()
-        http.post(f"/vector_stores/{store['id']}/file_batches", json={"file_ids": ids})
+        chunks = {"max_chunk_size_tokens": 800, "chunk_overlap_tokens": overlap}
+        strategy = {"type": "static", "static": chunks}
+        batch = {"file_ids": ids, "chunking_strategy": strategy}
+        http.post(f"/vector_stores/{store['id']}/file_batches", json=batch)
         beside: list[float] = []
         while (counts := _counts(http, store["id"]))["in_progress"]:
             beside += _first_tokens(http, 20)
@@ -220,12 +224,12 @@ def measure_indexing(documents: int, pages: int) -> None:
         assert counts["completed"] == documents, counts
         began = time.monotonic()
         again = http.post("/vector_stores", json={"name": "bench"}).json()
-        http.post(f"/vector_stores/{again['id']}/file_batches", json={"file_ids": ids})
+        http.post(f"/vector_stores/{again['id']}/file_batches", json=batch)
         while _counts(http, again["id"])["in_progress"]:
             time.sleep(0.2)
         quiet = time.monotonic() - began
         embedded = (_embedded_tokens(http) - measured) // 2
-    print(f"| {documents} PDFs of {pages} pages, {embedded:,} tokens with overlaps | |")
+    print(f"| {documents} PDFs of {pages} pages of {words} words, {embedded:,} tokens | |")
     print("|---|---|")
     print(f"| the model alone, two clients: tokens/s | {of_model:,.0f} |")
     for name, seconds in (("nothing beside it", quiet), ("one client beside it", took)):
@@ -279,11 +283,13 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--documents", type=int, default=100)
     parser.add_argument("--pages", type=int, default=20)
+    parser.add_argument("--words", type=int, default=400, help="on a page")
+    parser.add_argument("--overlap", type=int, default=400, help="tokens that chunks share")
     options = parser.parse_args()
     if options.what == "search":
         measure_search(options.chunks, options.questions)
     else:
-        measure_indexing(options.documents, options.pages)
+        measure_indexing(options.documents, options.pages, options.words, options.overlap)
 
 
 if __name__ == "__main__":
