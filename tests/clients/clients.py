@@ -157,7 +157,7 @@ def _script(name: str) -> Callable[[Site, Path], Steps]:
 
 def _codex(site: Site, folder: Path) -> Steps:
     """Run OpenAI's Codex: its tools, one of an MCP server, an image, a session and its summary."""
-    python = FOLDER / "openai-agents" / "bin" / "python"
+    python = sys.executable  # It has the SDK of MCP, which the platform uses too.
     (folder / "config.toml").write_text(
         f"{site.documented('Codex')}\n[mcp_servers.weather]\n"
         f'command = "{python}"\nargs = ["{SCRIPTS / "weather_server.py"}"]\n'
@@ -221,7 +221,7 @@ def _claude_code(site: Site, folder: Path) -> Steps:
     told, claude = site.documented_command("Claude Code", binary)
     env = site.env | told | {"HOME": str(folder), "IS_SANDBOX": "1"}
     env |= {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
-    python = str(FOLDER / "openai-agents" / "bin" / "python")
+    python = sys.executable
     server = {"command": python, "args": [str(SCRIPTS / "weather_server.py")]}
     (folder / "mcp.json").write_text(json.dumps({"mcpServers": {"weather": server}}))
 
