@@ -185,9 +185,10 @@ def _pdf(pages: int, words_a_page: int, seed: int) -> bytes:
     )
 
 
-def _first_tokens(http: httpx.Client, count: int) -> Iterator[float]:
-    """Yield the times to first token, in ms, of chats one after the other."""
+def _first_tokens(http: httpx.Client, count: int, pause_s: float) -> Iterator[float]:
+    """Yield the times to first token, in ms, of chats one after the other, with a pause between."""
     for number in range(count):
+        time.sleep(pause_s)
         began = time.monotonic()
         asked = [{"role": "user", "content": f"What is the capital of Japan? {number}"}]
         body = {"model": "demo", "stream": True, "max_tokens": 16, "messages": asked}
@@ -199,12 +200,13 @@ def _first_tokens(http: httpx.Client, count: int) -> Iterator[float]:
                     break
 
 
-def measure_indexing(documents: int, pages: int, words: int, overlap: int) -> None:
+def measure_indexing(options: argparse.Namespace) -> None:
     """Print how many pages are indexed a second, and what that costs a client beside it."""
+    documents, pages, words = options.documents, options.pages, options.words
     demo = {"file": str(DEMO_FILE), "slots": 4}
     models = {"demo": demo, "demo-embedding": {**demo, "embedding": "mean", "slots": 2}}
     with platform_with(models) as endpoint, _client(endpoint) as http:
-        alone = list(_first_tokens(http, 100))
+        alone = list(_first_tokens(http, 100, options.pause_s))
         measured, of_model = _tokens_a_second(http)
         ids = []
         for number in range(documents):
@@ -213,13 +215,13 @@ def measure_indexing(documents: int, pages: int, words: int, overlap: int) -> No
             ids.append(made.json()["id"])
         store = http.post("/vector_stores", json={"name": "bench"}).json()
         began = time.monotonic()
-        chunks = {"max_chunk_size_tokens": 800, "chunk_overlap_tokens": overlap}
+        chunks = {"max_chunk_size_tokens": 800, "chunk_overlap_tokens": options.overlap}
         strategy = {"type": "static", "static": chunks}
         batch = {"file_ids": ids, "chunking_strategy": strategy}
         http.post(f"/vector_stores/{store['id']}/file_batches", json=batch)
         beside: list[float] = []
         while (counts := _counts(http, store["id"]))["in_progress"]:
-            beside += _first_tokens(http, 20)
+            beside += _first_tokens(http, 5, options.pause_s)
         took = time.monotonic() - began
         assert counts["completed"] == documents, counts
         began = time.monotonic()
@@ -284,12 +286,13 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=100)
     parser.add_argument("--pages", type=int, default=20)
     parser.add_argument("--words", type=int, default=400, help="on a page")
+    parser.add_argument("--pause-s", type=float, default=0, help="between a client's chats")
     parser.add_argument("--overlap", type=int, default=400, help="tokens that chunks share")
     options = parser.parse_args()
     if options.what == "search":
         measure_search(options.chunks, options.questions)
     else:
-        measure_indexing(options.documents, options.pages, options.words, options.overlap)
+        measure_indexing(options)
 
 
 if __name__ == "__main__":
