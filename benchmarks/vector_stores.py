@@ -156,7 +156,7 @@ def measure_search(chunks: int, questions: int) -> None:
 
 
 def _pdf(pages: int, words_a_page: int, seed: int) -> bytes:
-    """Return a PDF with about so many words on each page."""
+    """Return a PDF whose pages have about ``words_a_page`` words each."""
     rng = random.Random(seed)
     words = [w for w in (DEMO_FILE.parents[2] / "docs/operations.md").read_text().split()
              if w.isalpha()]  # fmt: skip

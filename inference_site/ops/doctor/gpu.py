@@ -82,7 +82,13 @@ def check_gpus() -> Iterator[Finding]:
         )
     if settings.LLAMA_SERVER:
         devices = program_gpus()
-        yield _program_finding(devices, bool(gpus or wheel))
+        yield _devices_finding(
+            devices,
+            bool(gpus or wheel),
+            "LLAMA_SERVER",
+            "LLAMA_SERVER does not run",
+            "Build llama.cpp's server for this GPU, or leave LLAMA_SERVER out and install a wheel.",
+        )
     else:
         devices = library_gpus()
         yield from _library_findings(wheel, devices)
@@ -158,23 +164,25 @@ def _library_findings(wheel: str, devices: list[Gpu] | None) -> Iterator[Finding
             f"The wheel {wheel} needs glibc 2.35: Ubuntu 22.04, Debian 12 or newer.",
             fail=name != "glibc" or _version(libc) < _GLIBC,
         )
-    named = ", ".join(gpu.name for gpu in devices or ()) or "no GPU"
     fix = f"Install the wheel for it: {install_command(wheel)}" if wheel else ""
-    yield graded(
-        "llama.cpp",
-        "it cannot be loaded" if devices is None else f"the installed wheel sees {named}",
+    yield _devices_finding(
+        devices,
+        bool(wheel),
+        "the installed wheel",
+        "it cannot be loaded",
         fix or "Install the extra llama-cpp, or a wheel for the GPU (docs/engines.md).",
-        warn=not devices,
-        fail=devices is None or bool(wheel and not devices),
     )
 
 
-def _program_finding(devices: list[Gpu] | None, has_gpu: bool) -> Finding:
+def _devices_finding(
+    devices: list[Gpu] | None, has_gpu: bool, build: str, broken: str, fix: str
+) -> Finding:
+    """Say which GPUs a build of llama.cpp sees; it fails if it sees none though there is one."""
     named = ", ".join(gpu.name for gpu in devices or ()) or "no GPU"
     return graded(
         "llama.cpp",
-        "LLAMA_SERVER does not run" if devices is None else f"LLAMA_SERVER sees {named}",
-        "Build llama.cpp's server for this GPU, or leave LLAMA_SERVER out and install a wheel.",
+        broken if devices is None else f"{build} sees {named}",
+        fix,
         warn=not devices,
         fail=devices is None or (has_gpu and not devices),
     )
