@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import psycopg
 import redis
 
 from tests import migrated_postgres
+from tests.manage_forks import Manage, manage_forks
 from tests.ports import free_port
 from tests.responses_api.validation import ClientCheck
 from tests.waiting import pauses
@@ -83,6 +84,8 @@ class ServedStack:
         self._clients: list[openai.OpenAI] = []
         self._database: psycopg.Connection[tuple[Any, ...]] | None = None
         self._database_lock = threading.Lock()
+        self._opened = ExitStack()
+        self._manage: Manage | None = None
         self.check = ClientCheck()
 
     def start(self, timeout_s: float = 300) -> None:
@@ -145,7 +148,12 @@ class ServedStack:
         assert violations == [], violations
 
     def close_clients(self) -> None:
-        """Close the connections of every client that was handed out, and that to the database."""
+        """Close the connections of every client that was handed out, and that to the database.
+
+        End the process of the management commands, too.
+        """
+        self._opened.close()
+        self._manage = None
         for client in self._clients:
             client.close()
         if self._database is not None:
@@ -231,16 +239,16 @@ class ServedStack:
         )
 
     def manage(self, *arguments: str) -> str:
-        """The output of a management command."""
+        """The output of a management command, which finds the site's services by its directory.
+
+        Raise CalledProcessError if it fails.
+        """
+        if self._manage is None:
+            env = {**self.env, "SECRET_KEY": "only-for-this-command"}
+            self._manage = self._opened.enter_context(manage_forks(env))
+        done = self._manage(*arguments)
         try:
-            done = subprocess.run(
-                [sys.executable, "manage.py", *arguments],
-                cwd=ROOT,
-                env={**self.env, "SECRET_KEY": "only-for-this-command"},
-                capture_output=True,
-                text=True,
-                check=True,
-            )
+            done.check_returncode()
         except subprocess.CalledProcessError as exc:
             exc.add_note(f"{exc.stdout}{exc.stderr}")  # Else it says only that it failed.
             raise

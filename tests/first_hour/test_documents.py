@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import yaml
 
 from inference_site.catalogue.models_file import read_models_file
 from tests.first_hour.documents import DOCUMENTS, ROOT, Example, commands, examples
+from tests.manage_forks import Manage, manage_forks
 from tests.served_stack import ServedStack
 
 pytestmark = pytest.mark.timeout(400)  # The first test starts a whole site.
@@ -29,32 +30,14 @@ pytestmark = pytest.mark.timeout(400)  # The first test starts a whole site.
 ALL = [example for path in DOCUMENTS for example in examples(path)]
 RUN = [path for path in DOCUMENTS if any(e.language in ("sh", "python") for e in examples(path))]
 _MANAGE = ".venv/bin/python manage.py "
-Manage = Callable[[list[str]], tuple[int, str]]
 
 
 @pytest.fixture(scope="package")
 def manage(stack: ServedStack) -> Iterator[Manage]:
     """Runs a command of ``manage.py`` as a newcomer does, without any settings."""
     env = {name: value for name, value in stack.env.items() if name not in _GIVEN}
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.first_hour.manage"],
-        cwd=ROOT,
-        env=env | {"DATA_DIR": str(stack.data_dir)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        ask, answer = process.stdin, process.stdout
-
-        def run(arguments: list[str]) -> tuple[int, str]:
-            ask.write(json.dumps(arguments) + "\n")
-            ask.flush()
-            status, output = json.loads(answer.readline())
-            return status, output
-
-        yield run
+    with manage_forks(env | {"DATA_DIR": str(stack.data_dir)}) as forks:
+        yield forks
 
 
 _GIVEN = ("SECRET_KEY", "HTTPS", "MODELS_FILE", "MODEL", "DATABASE_URL", "REDIS_URL")
@@ -70,9 +53,9 @@ def run_shell(example: Example, stack: ServedStack, manage: Manage) -> None:
     for command in commands(here(example.text, stack)):
         if command.startswith(_MANAGE):
             words, _, target = command.removeprefix(_MANAGE).partition(" > ")
-            status, output = manage(shlex.split(words, comments=True))
+            done = manage(*shlex.split(words, comments=True))
             if target:
-                Path(target).write_text(output)
+                Path(target).write_text(done.stdout)
         else:
             local = command.replace(".venv/bin/python", sys.executable)
             done = subprocess.run(
@@ -83,8 +66,7 @@ def run_shell(example: Example, stack: ServedStack, manage: Manage) -> None:
                 check=False,
                 timeout=120,
             )
-            status, output = done.returncode, done.stdout + done.stderr
-        assert status == 0, f"{example.place}: {command}\n{output}"
+        assert done.returncode == 0, f"{example.place}: {command}\n{done.stdout}{done.stderr}"
 
 
 @pytest.mark.parametrize("path", RUN, ids=lambda path: path.stem)
@@ -129,8 +111,8 @@ def test_other_examples_are_well_formed(example: Example) -> None:
 
 
 def test_doctor_is_green_beside_a_fresh_site(stack: ServedStack, manage: Manage) -> None:
-    status, output = manage(["doctor"])
+    done = manage("doctor")
     # A machine that is short of disk or busy may well have a warning; the settings have none.
-    assert status == 0, output
-    assert "0 fail" in output
-    assert all("SECRET_KEY" not in line for line in output.splitlines() if line[:2] != "ok")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 fail" in done.stdout
+    assert all("SECRET_KEY" not in line for line in done.stdout.splitlines() if line[:2] != "ok")
