@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from django.conf import settings
+from django.conf import global_settings, settings
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Permission
 from django.test import Client
@@ -15,7 +15,6 @@ from inference_site.accounts.models import ApiKey, Project
 from tests import emptied_tables
 from tests.ports import free_port
 from tests.served_stack import ServedStack, served_stack
-from tests.site_settings import PASSWORD_HASHERS
 from tests.upstream_server import UpstreamServer
 
 
@@ -25,7 +24,8 @@ def pytest_configure() -> None:
     Usually a password takes half a second to be hashed, and each test client, whose middleware
     looks for all static files, a tenth of that to be made.
     """
-    settings.PASSWORD_HASHERS = PASSWORD_HASHERS
+    quick = "django.contrib.auth.hashers.MD5PasswordHasher"
+    settings.PASSWORD_HASHERS = [quick, *global_settings.PASSWORD_HASHERS]
     settings.WHITENOISE_AUTOREFRESH = True
     emptied_tables.use_it()
 

@@ -149,7 +149,8 @@ class RestartDelay:
     """The delays between restarts of one program; each is twice the last while it ends early."""
 
     def __init__(self) -> None:
-        self._next_s = _FIRST_DELAY_S
+        # Kept here, because the supervisor is pickled into a process that knows no settings.
+        self._next_s, self._max_s = _FIRST_DELAY_S, _MAX_DELAY_S
 
     def after(self, ran_s: float) -> float:
         """Return the delay in seconds before the restart of a process that ran for ``ran_s``.
@@ -157,7 +158,7 @@ class RestartDelay:
         It is 0 after a run of more than 30 s, and the delays then start from the shortest.
         """
         delay_s = 0.0 if ran_s > _STABLE_S else self._next_s
-        self._next_s = min(max(delay_s * 2, _FIRST_DELAY_S), _MAX_DELAY_S)
+        self._next_s = min(max(delay_s * 2, _FIRST_DELAY_S), self._max_s)
         return delay_s
 
 
