@@ -1,9 +1,11 @@
 """A tool of the site for tests: it sends each call to a server, which counts the calls.
 
 It takes the place of ``code_interpreter``, which this product does not run. The functions
-``count`` and ``again`` send a call; a call of ``again`` may be repeated. The arguments may have the
-worker killed: ``die`` is ``before`` the call is sent, or ``after`` it was answered, in the first
-attempt. ``more`` is how many characters the result has beside the answer.
+``count`` and ``again`` send a call; a call of ``again`` may be repeated. In the first attempt the
+arguments may have the worker killed: ``die`` is ``before`` the call is sent, or ``after`` it was
+answered. With ``hold`` the call stays at that point until the test kills the worker; ``in_tool``
+has the server never say that it is done. ``more`` is how many characters the result has beside the
+answer.
 """
 
 from __future__ import annotations
@@ -69,9 +71,13 @@ class CountedTool:
 
     def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolResult:
         """Send the call; the answer is the result."""
-        die = arguments.get("die") if context.attempt == 1 else None
+        die, hold = (
+            arguments.get(name) if context.attempt == 1 else None for name in ("die", "hold")
+        )
         if die == "before":
             os.kill(os.getpid(), signal.SIGKILL)
+        if hold == "before":
+            self._wait_for_death(arguments)
         if arguments.get("deaf"):  # It looks at no clock, and never asks whether it must stop.
             time.sleep(3600)
         if "huge" in arguments:
@@ -83,7 +89,14 @@ class CountedTool:
             raise ToolUnreachable(str(exc)) from exc
         if die == "after":
             os.kill(os.getpid(), signal.SIGKILL)
+        if hold == "after":
+            self._wait_for_death(arguments)
         return ToolResult(answer + "x" * int(arguments.get("more", 0)))
+
+    def _wait_for_death(self, arguments: Mapping[str, Any]) -> None:
+        """Let the test know that the call is at its point, and stay there."""
+        httpx.post(f"{self._url}held", json=arguments)
+        time.sleep(3600)
 
     def _post(self, sent: dict[str, Any], context: CallContext) -> str:
         """Return the answer of the server, which may take its time."""

@@ -16,19 +16,33 @@ POINTS = ("before", "after", "beside", "in_tool", "in_turn", "random")
 while it runs, in the turn after it, at any time."""
 
 
-def turns(point: str, function: str, mark: str, worker: int) -> list[dict[str, Any]]:
-    """Return turns of the model with a kill at this point; ``mark`` makes the calls unique."""
-    first = [[function, {"mark": f"{mark} 1"}]]
+def turns(point: str, function: str, mark: str, worker: int | None) -> list[dict[str, Any]]:
+    """Return turns of the model with a kill at this point; ``mark`` makes the calls unique.
+
+    The turns kill this process themselves; without one they wait at the point to be killed.
+    """
+    act = "hold" if worker is None else "die"
+    first: dict[str, Any] = {"mark": f"{mark} 1"}
     second: dict[str, Any] = {"mark": f"{mark} 2", "sleep": 0.3}
     if point in ("before", "after"):
-        second["die"] = point
+        second[act] = point
     last: dict[str, Any] = {"say": "It is done."}
     if point == "beside":
-        both = [*first, [function, {**second, "die": "after"}]]
-        return [{"say": "Now.", "calls": both}, last]
+        second[act] = "after"
+    if worker is None and point in ("in_tool", "beside"):
+        (second if point == "in_tool" else first)["hold"] = "in_tool"
     if point == "in_turn":
-        last["kill"] = worker
-    return [{"say": "Now.", "calls": first}, {"calls": [[function, second]]}, last]
+        last |= {"hold": mark} if worker is None else {"kill": worker}
+    calls = [[function, first], [function, second]]
+    if point == "beside":
+        return [{"say": "Now.", "calls": calls}, last]
+    return [{"say": "Now.", "calls": calls[:1]}, {"calls": calls[1:]}, last]
+
+
+def held(point: str, mark: str) -> set[str]:
+    """Return the marks of what waits to be killed at this point, of turns without a worker."""
+    calls = {"in_turn": (), "beside": (f"{mark} 1", f"{mark} 2")}
+    return set(calls.get(point, (f"{mark} 2",))) or {mark}
 
 
 def effects(site: LoopSite, mark: str) -> list[int]:

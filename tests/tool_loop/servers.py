@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -34,15 +35,26 @@ MODELS = """
     flavor: vllm
     context_length: 65536
     slots: 1
+  mortal:
+    engine: openai_upstream
+    base_url: {url}
+    flavor: vllm
+    context_length: 65536
+    slots: 16
 """
+"""The site's own worker has the first two; a test starts and kills workers of ``mortal``."""
 
 
 class CountingServer:
-    """Answers a call after ``sleep`` seconds, by default at once; ``effects`` counts the calls."""
+    """Answers a call after ``sleep`` seconds, by default at once; ``effects`` counts the calls.
+
+    ``held`` has the marks of the calls that wait for the death of their worker.
+    """
 
     def __init__(self) -> None:
         self.effects: Counter[str] = Counter()
         self.calls: list[dict[str, Any]] = []
+        self.held: set[str] = set()
         self._done_at: dict[str, float] = {}
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
@@ -54,9 +66,10 @@ class CountingServer:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 call = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                site.calls.append(call)
-                site.effects[call["key"]] += 1
-                site._done_at[call["key"]] = time.monotonic() + call.get("sleep", 0)
+                if self.path == "/held":
+                    site.held.add(call["mark"])
+                else:
+                    site._begin(call)
                 self._say(204, "")
 
             def do_GET(self) -> None:
@@ -77,6 +90,15 @@ class CountingServer:
 
         return Handler
 
+    def _begin(self, call: dict[str, Any]) -> None:
+        self.calls.append(call)
+        self.effects[call["key"]] += 1
+        takes_s = call.get("sleep", 0)
+        if call.get("hold") == "in_tool" and call["attempt"] == 1:
+            takes_s = math.inf
+            self.held.add(call["mark"])
+        self._done_at[call["key"]] = time.monotonic() + takes_s
+
     @contextmanager
     def running(self) -> Iterator[CountingServer]:
         """Serve."""
@@ -92,7 +114,8 @@ def play(talk: Talk) -> None:
     """Play the turns that the last message of the user lists, each after the results before it.
 
     A turn has ``calls`` (pairs of a name and arguments), ``say``, both, or ``kill``: the id of a
-    process to kill before anything is said, the first time.
+    process to kill before anything is called, the first time. With ``hold``, a unique mark, it
+    waits there the first time, until ``release`` is called.
     """
     messages = talk.body["messages"]
     begun = max(place for place, message in enumerate(messages) if message["role"] == "user")
@@ -113,6 +136,10 @@ def play(talk: Talk) -> None:
     if (pid := turn.get("kill")) and (text, pid) not in _KILLED:
         _KILLED.add((text, pid))
         os.kill(pid, signal.SIGKILL)
+        return
+    if (mark := turn.get("hold")) and mark not in HELD_TURNS:
+        HELD_TURNS.add(mark)
+        _RELEASED.wait(60)
         return
     for index, (name, arguments) in enumerate(turn.get("calls", ())):
         given = arguments if isinstance(arguments, str) else json.dumps(arguments)
@@ -162,6 +189,14 @@ def is_summary(body: dict[str, Any]) -> bool:
 
 
 _KILLED: set[tuple[str, int]] = set()
+HELD_TURNS: set[str] = set()
+"""The marks of the turns that wait, or have waited, for the death of their worker."""
+_RELEASED = threading.Event()
+
+
+def release() -> None:
+    """End the turns that wait: their worker is dead."""
+    _RELEASED.set()
 
 
 @dataclass(frozen=True)
@@ -178,9 +213,9 @@ class LoopSite:
         return {"model": "player", "input": json.dumps(turns), "tools": [tool], **fields}
 
 
-def start_worker(stack: ServedStack, model: str) -> subprocess.Popen[bytes]:
+def start_worker(stack: ServedStack, model: str, **env: str) -> subprocess.Popen[bytes]:
     """Start a worker of this model beside the site's own."""
-    environment = {**stack.env, **stack.services, "SECRET_KEY": "x"}
+    environment = {**stack.env, **stack.services, "SECRET_KEY": "x", **env}
     command = [sys.executable, "manage.py", "worker", "--models", model]
     return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
 
@@ -191,6 +226,7 @@ def loop_site(**env: str) -> Iterator[LoopSite]:
     model, tool = UpstreamServer(), CountingServer()
     model.answers = [play]
     settings = {"DJANGO_SETTINGS_MODULE": "tests.tool_loop.site_settings", **env}
+    settings["START_MODELS"] = "player,narrow"
     with (
         model.running(),
         tool.running(),

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-from contextlib import suppress
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.served_stack import wait_until
-from tests.tool_loop.kills import POINTS, effects, problems, turns, wait_until_ended
-from tests.tool_loop.servers import LoopSite, is_summary, start_worker
+from tests.tool_loop.kills import POINTS, effects, held, problems, turns, wait_until_ended
+from tests.tool_loop.servers import (
+    HELD_TURNS,
+    LoopSite,
+    is_summary,
+    play,
+    playing_in,
+    release,
+    start_worker,
+)
 from tests.tool_loop.test_loop import SAY, compacting, created, ended, kinds, roles, shown
 
 
@@ -30,55 +41,104 @@ def worker_of(site: LoopSite) -> int:
     return found[0]
 
 
-@pytest.mark.parametrize("function", ["count", "again"])
-@pytest.mark.parametrize("point", POINTS[:5])
-def test_a_killed_worker_doubles_nothing(site: LoopSite, point: str, function: str) -> None:
-    worker, mark = worker_of(site), f"{point} {function}"
-    body = site.request(*turns(point, function, mark, worker), background=True)
-    id_ = created(site, body)["id"]
-    if point == "in_tool":
-        wait_until(lambda: effects(site, mark)[1], 30, "the call")
-        os.kill(worker, signal.SIGKILL)
-    [response] = wait_until_ended(site, [id_], 90)
+CASES = [(point, function) for point in POINTS[:5] for function in ("count", "again")]
+COMPACTED = ("in_turn", "after")
+
+
+@pytest.fixture(scope="module")
+def killed(site: LoopSite) -> Iterator[dict[str, dict[str, Any]]]:
+    """The responses of all cases by their marks: one kill ends the worker of all of them.
+
+    Each waits at its point to be killed. The next worker has to end all of them.
+    """
+    bodies, waiting = dict[str, dict[str, Any]](), set[str]()
+    for point, function in CASES:
+        mark = f"{point} {function}"
+        bodies[mark] = site.request(*turns(point, function, mark, None))
+        waiting |= held(point, mark)
+    for point in COMPACTED:
+        mark = f"compacted {point}"
+        first = {"mark": f"{mark} 1", "more": 3200, "turn": 0}
+        second: dict[str, Any] = {"mark": f"{mark} 2", "turn": 1}
+        if point == "after":
+            second["hold"] = "after"
+        turn = {"calls": [["count", second]], **({"hold": mark} if point == "in_turn" else {})}
+        played = ({"calls": [["count", first]]}, turn, SAY)
+        bodies[mark] = compacting(site, *played, mark=mark)
+        waiting |= held(point, mark)
+    site.model.answers = [playing_in(7000)]
+    site.model.asked.clear()
+    with site.stack.http() as http:
+
+        def is_served() -> bool:
+            return bool(http.get("/v1/models/mortal").json()["workers"])
+
+        with mortal_worker(site) as victim:
+            wait_until(is_served, 120, "the worker")
+            ids = {
+                mark: created(site, {**body, "model": "mortal", "background": True})["id"]
+                for mark, body in bodies.items()
+            }
+            wait_until(lambda: site.tool.held | HELD_TURNS == waiting, 45, "all at their points")
+            victim.kill()
+            release()
+        with mortal_worker(site):
+            found = wait_until_ended(site, list(ids.values()), 120)
+    yield dict(zip(ids, found, strict=True))
+    site.model.answers = [play]
+
+
+@contextmanager
+def mortal_worker(site: LoopSite) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a worker of its own model, whose calls may take a minute."""
+    worker = start_worker(site.stack, "mortal", TOOL_TIMEOUT_S="60", DRAIN_TIMEOUT_S="1")
+    try:
+        yield worker
+    finally:
+        worker.terminate()
+        worker.wait(90)
+
+
+@pytest.mark.parametrize(("point", "function"), CASES)
+def test_a_killed_worker_doubles_nothing(
+    site: LoopSite, killed: dict[str, dict[str, Any]], point: str, function: str
+) -> None:
+    mark = f"{point} {function}"
+    response = killed[mark]
     assert list(problems(site, response, mark, function)) == []
     assert response["status"] == "completed"
     assert kinds(response) == ["message", "mcp_call", "mcp_call", "message"]
-    assert site.stack.row(id_)["attempt"] == 2
+    assert site.stack.row(response["id"])["attempt"] == 2
     assert response["usage"]["output_tokens"] == (10 if point == "beside" else 15)
-    second = response["output"][2]
+    first, second = response["output"][1:3]
     made = effects(site, mark)
-    if point == "beside":  # The first call may have been at any point when the worker died.
-        assert made[0] <= 1 or function == "again"
-        assert made[1] == (2 if function == "again" else 1)
+    if function == "again" and point == "beside":
+        assert made == [2, 2]
     elif function == "count" and point != "in_turn":
         assert second["error"]["content"][0]["text"].startswith("Outcome unknown")
+        assert bool(first["error"]) == (point == "beside")
         assert made == [1, int(point != "before")]
     else:
         assert second["status"] == "completed"
         assert made == [1, 2 if function == "again" and point in ("after", "in_tool") else 1]
 
 
-@pytest.mark.parametrize("point", ["in_turn", "after"])
-def test_a_worker_that_dies_after_a_compaction_doubles_nothing(tight: LoopSite, point: str) -> None:
+@pytest.mark.parametrize("point", COMPACTED)
+def test_a_worker_that_dies_after_a_compaction_doubles_nothing(
+    site: LoopSite, killed: dict[str, dict[str, Any]], point: str
+) -> None:
     """It dies in the turn that was compacted, or in a call of that turn."""
-    site = tight
-    worker, mark = worker_of(site), f"compacted {point}"
-    first = {"mark": f"{mark} 1", "more": 3200, "turn": 0}
-    second: dict[str, Any] = {"mark": f"{mark} 2", "turn": 1}
-    if point == "after":
-        second["die"] = "after"
-    turn = {"calls": [["count", second]], **({"kill": worker} if point == "in_turn" else {})}
-    body = compacting(site, {"calls": [["count", first]]}, turn, SAY, background=True)
-    id_ = created(site, body)["id"]
-    [response] = wait_until_ended(site, [id_], 90)
+    mark = f"compacted {point}"
+    response = killed[mark]
     assert list(problems(site, response, mark, "count")) == []
     assert response["status"] == "completed"
     assert kinds(response) == ["mcp_call", "compaction", "mcp_call", "message"]
     assert effects(site, mark) == [1, 1]
-    assert site.stack.row(id_)["attempt"] == 2
+    assert site.stack.row(response["id"])["attempt"] == 2
+    asked = [one.body for one in site.model.asked if mark in json.dumps(one.body)]
     # The turns after the restart begin with what the compaction has left.
-    assert roles(site.model.body) == ["system", "user", *("assistant", "tool") * 2]
-    summaries = sum(is_summary(asked.body) for asked in site.model.asked)
+    assert roles(asked[-1]) == ["system", "user", *("assistant", "tool") * 2]
+    summaries = sum(map(is_summary, asked))
     assert summaries == (2 if point == "in_turn" else 1)
 
 

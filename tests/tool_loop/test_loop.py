@@ -22,10 +22,15 @@ def created(site: LoopSite, body: dict[str, Any]) -> dict[str, Any]:
         return found
 
 
-def compacting(site: LoopSite, *turns: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """Return the body of a request with a history, that is compacted when it is too long."""
+def compacting(
+    site: LoopSite, *turns: dict[str, Any], mark: str = "word", **fields: Any
+) -> dict[str, Any]:
+    """Return the body of a request with a history, that is compacted when it is too long.
+
+    The history, and so what is asked for its summary, has the mark.
+    """
     history = [
-        {"role": "user", "content": "word " * 700},
+        {"role": "user", "content": f"{mark} {'word ' * 700}"},
         {"role": "assistant", "content": "A"},
         {"role": "user", "content": json.dumps(turns)},
     ]
