@@ -44,7 +44,8 @@ LONG: list[Any] = [{"role": "user", "content": "word " * 400}, *HELLO]
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[ServedStack]:
-    with served_stack(MODELS, SERVER_WAIT_S="2") as running:
+    names = "small,large,held,own,vectors,away,hidden"
+    with served_stack(MODELS, SERVER_WAIT_S="2", START_MODELS=names) as running:
         yield running
 
 

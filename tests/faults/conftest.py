@@ -1,4 +1,4 @@
-"""The stack of the tests of this folder."""
+"""The stacks of the tests of this folder."""
 
 from __future__ import annotations
 
@@ -9,11 +9,24 @@ import pytest
 from tests.served_stack import ServedStack, served_stack
 
 
+_SETTINGS = {
+    "ENGINE_STALL_S": "5",
+    "READER_TIMEOUT_S": "3",
+    "DRAIN_TIMEOUT_S": "15",
+    "CLIENT_SLOTS_PERCENT": "0",  # Tests fill all slots with work in the background.
+    "ON_CHUNK": "tests.hook_functions.freeze",
+}
+
+
 @pytest.fixture(scope="package")
 def stack() -> Iterator[ServedStack]:
     """A stack to be ill-treated."""
-    soon = {"ENGINE_STALL_S": "5", "READER_TIMEOUT_S": "3"}
-    soon["DRAIN_TIMEOUT_S"] = "15"
-    soon["CLIENT_SLOTS_PERCENT"] = "0"  # Tests fill all slots with work in the background.
-    with served_stack(**soon, ON_CHUNK="tests.hook_functions.freeze") as running:
+    with served_stack(**_SETTINGS) as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def scripted_stack() -> Iterator[ServedStack]:
+    """The same with one model only, for tests that kill worker after worker."""
+    with served_stack(**_SETTINGS, START_MODELS="scripted") as running:
         yield running

@@ -66,7 +66,9 @@ def running() -> Iterator[Site]:
     with (
         talker.running(),
         judge.running(),
-        served_stack(MODELS.format(talker=talker.url, judge=judge.url)) as stack,
+        served_stack(
+            MODELS.format(talker=talker.url, judge=judge.url), START_MODELS="talker,judge"
+        ) as stack,
     ):
         site = Site(stack, talker)
         judge.answers = [site.judge]

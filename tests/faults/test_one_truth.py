@@ -36,6 +36,12 @@ WHERE (r.status IN ('queued', 'in_progress')) != coalesce(g.status IN ('queued',
 """
 
 
+@pytest.fixture(scope="module")
+def stack(scripted_stack: ServedStack) -> ServedStack:
+    """The stack whose workers have one model."""
+    return scripted_stack
+
+
 @pytest.fixture(autouse=True)
 def _one_truth(stack: ServedStack) -> Iterator[None]:
     """Begin with all parts up; in the end no response and generation may disagree."""

@@ -39,7 +39,7 @@ def stack() -> Iterator[ServedStack]:
     """A stack whose own worker has none of these models."""
     with served_stack(
         MODELS,
-        START_MODELS="demo",
+        START_MODELS="scripted",
         LOAD_WAIT_S="60",
         DRAIN_TIMEOUT_S="5",
         KEEP_ALIVE_INTERVAL="300",

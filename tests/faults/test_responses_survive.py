@@ -10,10 +10,17 @@ import time
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.served_stack import ServedStack, wait_until
 
 WORDS = 120
+
+
+@pytest.fixture(scope="module")
+def stack(scripted_stack: ServedStack) -> ServedStack:
+    """The stack whose workers have one model."""
+    return scripted_stack
 
 
 def slow(words: int = WORDS, delay_ms: int = 50) -> str:

@@ -12,12 +12,19 @@ from contextlib import contextmanager
 import httpx
 import openai
 import psutil
+import pytest
 
 from tests.faults.test_processes_die import Reader, is_ready, messages, slow, works
 from tests.served_stack import ServedStack, wait_until
 
 _LONG_S = 6
 """Longer than a process may take to end when everything stops."""
+
+
+@pytest.fixture(scope="module")
+def stack(scripted_stack: ServedStack) -> ServedStack:
+    """The stack whose workers have one model."""
+    return scripted_stack
 
 
 class Steady:

@@ -69,6 +69,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[McpSite]:
         "EMAIL_PORT": str(mail_port),
         "SITE_URL": SITE_URL,
         "WEBHOOKS_ALLOW_PRIVATE": "true",
+        "START_MODELS": "player",
     }
     with (
         model.running(),

@@ -61,5 +61,6 @@ def site() -> Iterator[ReadingSite]:
     model = UpstreamServer()
     with model.running():
         env = {"EMBEDDING_MODEL": "demo-embedding", "MAX_DOCUMENT_BYTES": "2000000"}
+        env["START_MODELS"] = "reader,demo-embedding"
         with served_stack(MODELS.format(url=model.url, root=ROOT), **env) as stack:
             yield ReadingSite(stack, model, stack.client())

@@ -47,6 +47,7 @@ def site() -> Iterator[SearchingSite]:
             "WEB_SEARCH_URL": server.url(""),
             "WEB_SEARCH_ALLOW_PRIVATE": "true",
             "TOOL_TIMEOUT_S": "12",
+            "START_MODELS": "searcher",
         }
         with served_stack(MODELS.format(url=model.url), **env) as stack:
             yield SearchingSite(stack, Web(server), model, stack.client())

@@ -72,7 +72,7 @@ class Silenced:
 def silenced() -> Iterator[Silenced]:
     """A stack of this file's own."""
     found = Silenced()
-    with served_stack("", found.around) as found.stack:
+    with served_stack("", found.around, START_MODELS="scripted") as found.stack:
         yield found
 
 
