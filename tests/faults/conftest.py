@@ -8,7 +8,6 @@ import pytest
 
 from tests.served_stack import ServedStack, served_stack
 
-
 _SETTINGS = {
     "ENGINE_STALL_S": "5",
     "READER_TIMEOUT_S": "3",
