@@ -201,7 +201,7 @@ def press(page: Page, control: Locator) -> None:
 
 
 _AXE = Axe()
-_LOOK = """async (rules) => (await axe.run({
+_LOOK = """async ([within, rules]) => (await axe.run(within, {
     resultTypes: ["violations"], iframes: false, ...rules,
 })).violations"""
 _TARGETS = {"target-size": {"enabled": True}}
@@ -224,13 +224,13 @@ _IS_SHOWN_AS_BEFORE = """() => {
 }"""
 
 
-def faults(page: Page, rules: dict[str, Any] = ALL_RULES) -> list[str]:
-    """The accessibility faults that axe-core finds, and where they are."""
+def faults(page: Page, rules: dict[str, Any] = ALL_RULES, within: str = "html") -> list[str]:
+    """The accessibility faults that axe-core finds within an element, and where they are."""
     if not page.evaluate("'axe' in window"):
         page.evaluate(_AXE.axe_script)
     return [
         f"{fault['id']}: {node['html'][:200]}"
-        for fault in page.evaluate(_LOOK, rules)
+        for fault in page.evaluate(_LOOK, [within, rules])
         for node in fault["nodes"]
     ]
 
