@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import pytest
 from django.conf import global_settings, settings
@@ -13,8 +14,9 @@ from django.test import Client
 from inference_site.accounts.keys import create_key
 from inference_site.accounts.models import ApiKey, Project
 from tests import emptied_tables
+from tests.image_server import ImageServer
 from tests.ports import free_port
-from tests.served_stack import ServedStack, served_stack
+from tests.served_stack import ROOT, ServedStack, served_stack
 from tests.upstream_server import UpstreamServer
 
 
@@ -55,6 +57,78 @@ def plain_stack(seeing: UpstreamServer) -> Iterator[ServedStack]:
     models = SEEING.format(url=seeing.url)
     with served_stack(models, WEBHOOKS_ALLOW_PRIVATE="true", **env) as running:
         yield running
+
+
+PLAYED = """
+  searcher:
+    engine: openai_upstream
+    base_url: {searcher}
+    context_length: 65536
+    slots: 4
+  reader:
+    engine: openai_upstream
+    base_url: {reader}
+    context_length: 65536
+    slots: 4
+  player:
+    engine: openai_upstream
+    base_url: {player}
+    flavor: vllm
+    context_length: 65536
+    slots: 4
+  demo-embedding:
+    file: {root}/worker/demo/demo-q8_0.gguf
+    embedding: mean
+    slots: 2
+    threads: 1
+    context_length: 512
+"""
+CALLS_MAX = 4
+"""Calls of tools of the site that an answer may make there."""
+
+
+@dataclass(frozen=True)
+class ToolsStack:
+    """A stack with tools of the site, the servers of its models, and that of its web."""
+
+    stack: ServedStack
+    searcher: UpstreamServer
+    reader: UpstreamServer
+    player: UpstreamServer
+    web: ImageServer
+
+
+@pytest.fixture(scope="session")
+def tools_stack() -> Iterator[ToolsStack]:
+    """The whole product with web search, file search and MCP servers.
+
+    For tests/web_search, tests/vector_stores and tests/mcp/test_messages.py, which share a process.
+    The web is searched with a server like SearXNG; the embedding model is the demo's.
+    """
+    with (
+        UpstreamServer().running() as searcher,
+        UpstreamServer().running() as reader,
+        UpstreamServer().running() as player,
+        ImageServer().running() as web,
+    ):
+        models = PLAYED.format(
+            searcher=searcher.url, reader=reader.url, player=player.url, root=ROOT
+        )
+        with served_stack(
+            models,
+            START_MODELS="searcher,reader,player,demo,demo-embedding",
+            WEB_SEARCH_PROVIDER="searxng",
+            WEB_SEARCH_URL=web.url(""),
+            WEB_SEARCH_ALLOW_PRIVATE="true",
+            EMBEDDING_MODEL="demo-embedding",
+            MAX_DOCUMENT_BYTES="2000000",
+            MCP_ALLOWED_HOSTS="127.0.0.1",
+            MCP_ALLOWED_NETWORKS="127.0.0.0/8",
+            TOOL_TIMEOUT_S="12",
+            TOOL_CALLS_MAX=str(CALLS_MAX),
+            TOOL_PRICES='{"web_search": 0.25, "mcp:test": 8}',
+        ) as stack:
+            yield ToolsStack(stack, searcher, reader, player, web)
 
 
 @pytest.fixture

@@ -26,6 +26,10 @@ TOGETHER = {
     "faults/silent/": "faults silent",
     "tool_loop/": "tool loop",
     "deployment/": "deployment",
+    "mcp/": "mcp",
+    "vector_stores/": "tools stack",
+    "web_search/": "tools stack",
+    "mcp/test_messages.py": "tools stack",
     "first_hour/": "first_hour",
     "real/": "real",
 }

@@ -18,11 +18,11 @@ import httpx
 import pytest
 from anthropic.types.beta import BetaMessage
 
+from tests.conftest import CALLS_MAX, ToolsStack
 from tests.e2e.keys import make_key
-from tests.image_server import ImageServer
 from tests.mcp_server import RunningServer, running_mcp_server
-from tests.served_stack import ServedStack, served_stack, wait_until
-from tests.tool_loop.servers import MODELS, play
+from tests.served_stack import ServedStack, wait_until
+from tests.tool_loop.servers import play
 from tests.upstream_server import UpstreamServer
 from tests.web_search.played import calls, says
 from tests.web_search.web import FJORDS, Web
@@ -33,7 +33,6 @@ ADD = {"calls": [["test__add", {"a": 40, "b": 2}]]}
 SEARCH: dict[str, Any] = {"type": "web_search_20250305", "name": "web_search"}
 LOOK: dict[str, Any] = {"name": "look", "input_schema": {"type": "object"}}
 TOOLSET: dict[str, Any] = {"type": "mcp_toolset", "mcp_server_name": "test"}
-CALLS_MAX = 4
 
 
 def search(*queries: str) -> dict[str, Any]:
@@ -77,29 +76,14 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    model = UpstreamServer()
+def site(tools_stack: ToolsStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    stack, model = tools_stack.stack, tools_stack.player
     model.answers = [play]
     with (
-        model.running(),
-        ImageServer().running() as pages,
         running_mcp_server(tmp_path_factory.mktemp("mcp")) as server,
+        anthropic.Anthropic(base_url=stack.url, api_key=stack.key, max_retries=0) as client,
     ):
-        settings = {
-            "MCP_ALLOWED_HOSTS": "127.0.0.1",
-            "MCP_ALLOWED_NETWORKS": "127.0.0.0/8",
-            "TOOL_TIMEOUT_S": "3",
-            "TOOL_CALLS_MAX": str(CALLS_MAX),
-            "TOOL_PRICES": '{"web_search": 0.25, "mcp:test": 8}',
-            "WEB_SEARCH_PROVIDER": "searxng",
-            "WEB_SEARCH_URL": pages.url(""),
-            "WEB_SEARCH_ALLOW_PRIVATE": "true",
-        }
-        with (
-            served_stack(MODELS.format(url=model.url), **settings) as stack,
-            anthropic.Anthropic(base_url=stack.url, api_key=stack.key, max_retries=0) as client,
-        ):
-            yield Site(stack, model, server, Web(pages), client)
+        yield Site(stack, model, server, Web(tools_stack.web), client)
 
 
 @pytest.fixture

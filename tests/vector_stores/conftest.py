@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import openai
 import pytest
 
-from tests.served_stack import ROOT, ServedStack, served_stack
+from tests.conftest import ToolsStack
+from tests.served_stack import ServedStack
 from tests.upstream_server import UpstreamServer
 
-MODELS = """
-  reader:
-    engine: openai_upstream
-    base_url: {url}
-    context_length: 65536
-    slots: 4
-  demo-embedding:
-    file: {root}/worker/demo/demo-q8_0.gguf
-    embedding: mean
-    slots: 2
-    threads: 1
-    context_length: 512
-"""
 FJORDS = "The Sognefjord in Norway is 205 km long. It is the longest fjord of the country."
 TEA = "Green tea is brewed with water of 80 degrees Celsius for two minutes."
 INVOICES = "Invoice 4711 was paid on the third of May. The reference is QX-77."
@@ -57,10 +44,5 @@ class ReadingSite:
 
 
 @pytest.fixture(scope="package")
-def site() -> Iterator[ReadingSite]:
-    model = UpstreamServer()
-    with model.running():
-        env = {"EMBEDDING_MODEL": "demo-embedding", "MAX_DOCUMENT_BYTES": "2000000"}
-        env["START_MODELS"] = "reader,demo-embedding"
-        with served_stack(MODELS.format(url=model.url, root=ROOT), **env) as stack:
-            yield ReadingSite(stack, model, stack.client())
+def site(tools_stack: ToolsStack) -> ReadingSite:
+    return ReadingSite(tools_stack.stack, tools_stack.reader, tools_stack.stack.client())

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import openai
 import pytest
 
-from tests.image_server import ImageServer
-from tests.served_stack import ServedStack, served_stack
+from tests.conftest import ToolsStack
+from tests.served_stack import ServedStack
 from tests.upstream_server import UpstreamServer
 from tests.web_search.web import Web
-
-MODELS = """
-  searcher:
-    engine: openai_upstream
-    base_url: {url}
-    context_length: 65536
-    slots: 4
-"""
 
 
 @dataclass(frozen=True)
@@ -38,19 +29,10 @@ class SearchingSite:
 
 
 @pytest.fixture(scope="package")
-def site() -> Iterator[SearchingSite]:
+def site(tools_stack: ToolsStack) -> SearchingSite:
     """A site that searches with a server like SearXNG."""
-    model = UpstreamServer()
-    with ImageServer().running() as server, model.running():
-        env = {
-            "WEB_SEARCH_PROVIDER": "searxng",
-            "WEB_SEARCH_URL": server.url(""),
-            "WEB_SEARCH_ALLOW_PRIVATE": "true",
-            "TOOL_TIMEOUT_S": "12",
-            "START_MODELS": "searcher",
-        }
-        with served_stack(MODELS.format(url=model.url), **env) as stack:
-            yield SearchingSite(stack, Web(server), model, stack.client())
+    stack, model = tools_stack.stack, tools_stack.searcher
+    return SearchingSite(stack, Web(tools_stack.web), model, stack.client())
 
 
 @pytest.fixture
