@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -15,6 +16,7 @@ from inference_site.accounts.keys import create_key
 from inference_site.accounts.models import ApiKey, Project
 from tests import emptied_tables
 from tests.image_server import ImageServer
+from tests.order import SHARED
 from tests.ports import free_port
 from tests.served_stack import ROOT, ServedStack, served_stack
 from tests.upstream_server import UpstreamServer
@@ -50,13 +52,14 @@ def seeing() -> Iterator[UpstreamServer]:
 
 
 @pytest.fixture(scope="session")
-def plain_stack(seeing: UpstreamServer) -> Iterator[ServedStack]:
+def plain_stack(seeing: UpstreamServer, pytestconfig: pytest.Config) -> ServedStack:
     """The whole product, running, for tests/browser and tests/contract, which share a process."""
     env = {"KEEP_ALIVE_INTERVAL": "400"}
     env |= {"EMAIL_HOST": "127.0.0.1", "EMAIL_PORT": str(free_port())}
     models = SEEING.format(url=seeing.url)
-    with served_stack(models, WEBHOOKS_ALLOW_PRIVATE="true", **env) as running:
-        yield running
+    return pytestconfig.stash[SHARED].enter_context(
+        served_stack(models, WEBHOOKS_ALLOW_PRIVATE="true", **env)
+    )
 
 
 PLAYED = """
@@ -99,12 +102,17 @@ class ToolsStack:
 
 
 @pytest.fixture(scope="session")
-def tools_stack() -> Iterator[ToolsStack]:
+def tools_stack(pytestconfig: pytest.Config) -> ToolsStack:
     """The whole product with web search, file search and MCP servers.
 
     For tests/web_search, tests/vector_stores and tests/mcp/test_messages.py, which share a process.
     The web is searched with a server like SearXNG; the embedding model is the demo's.
     """
+    return pytestconfig.stash[SHARED].enter_context(_tools_stack())
+
+
+@contextmanager
+def _tools_stack() -> Iterator[ToolsStack]:
     with (
         UpstreamServer().running() as searcher,
         UpstreamServer().running() as reader,

@@ -8,10 +8,15 @@ the small files at the end keep all processes busy until it is over.
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
+
+SHARED = pytest.StashKey[ExitStack]()
+"""What tests of several folders share. It is closed when the next test is of another group."""
 
 TOGETHER = {
     "e2e/": "e2e",
@@ -49,7 +54,12 @@ class ByFolderOrFile(LoadFileScheduling):  # type: ignore[misc]  # xdist ships n
     """Hands out whole folders and files (``--dist loadfile``)."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return TOGETHER.get(_prefix(nodeid)) or str(super()._split_scope(nodeid))
+        return _group(nodeid) or str(super()._split_scope(nodeid))
+
+
+def _group(nodeid: str) -> str:
+    """Return what this test stays in one process with, or an empty text."""
+    return TOGETHER.get(_prefix(nodeid), "")
 
 
 def _prefix(nodeid: str) -> str:
@@ -63,12 +73,40 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
     return ByFolderOrFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Have nothing that is shared."""
+    config.stash[SHARED] = ExitStack()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Close what is left when the run was stopped."""
+    config.stash[SHARED].close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, None, None]:
+    """Close what is shared after the last test of its group: a site that nobody asks is not free.
+
+    In one process the folders of a group need not follow each other: there it stays to the end.
+    """
+    yield
+    next_group = _group(nextitem.nodeid) if nextitem else ""
+    if nextitem is None or (_is_one_of_several() and next_group != _group(item.nodeid)):
+        item.config.stash[SHARED].close()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put what takes longest first, where tests are handed out."""
     items.sort(key=lambda item: item.nodeid.startswith(LAST))
-    if "PYTEST_XDIST_WORKER" in os.environ:
+    if _is_one_of_several():
         items.sort(key=_rank)
+
+
+def _is_one_of_several() -> bool:
+    return "PYTEST_XDIST_WORKER" in os.environ
 
 
 def _rank(item: pytest.Item) -> int:
