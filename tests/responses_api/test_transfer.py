@@ -253,7 +253,7 @@ def test_two_imports_at_once_store_each_object_once(
 
 def test_memory_does_not_grow_with_the_export(project: Project, tmp_path: Path) -> None:
     peaks = []
-    for count in (1000, 4000):
+    for count in (1000, 2500):
         rows = StoredResponse.objects.bulk_create(
             StoredResponse(
                 public_id=f"resp_{n}", project=project, model="m", status=ResponseStatus.COMPLETED
