@@ -74,9 +74,11 @@ def _run(arguments: list[str], output: int, errors: int) -> int:
 def _main() -> None:
     """Run each line."""
     import django
+    from django.core import checks
 
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "inference_site.settings")
     django.setup()
+    checks.run_checks()  # As most commands do: it imports all pages.
     for line in sys.stdin:
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             child = os.fork()
