@@ -24,6 +24,9 @@ _SMALL = """() => [...document.querySelectorAll("#swagger-ui :is(button, select,
     .map(([box, html]) => `${box.width} x ${box.height}: ${html}`)"""
 """Controls smaller than 24 pixels, wherever the mouse is: some grew only under it, in half a
 second, and the rule of axe found them on slow machines alone."""
+_DRAWN = """async () => {
+    for (let frame = 0; frame < 4; frame++) await new Promise(requestAnimationFrame);
+}"""
 OPENED = ("audio-postTranscriptions", "conversations-getConversation")
 """A form, and a path with methods of several colours, in the order of the page."""
 
@@ -34,7 +37,7 @@ def open_form(page: Page, operation: str) -> None:
     block = page.locator(f"#operations-{operation}")
     while not block.count():  # The page holds only what is near.
         page.mouse.wheel(0, 500)
-        page.wait_for_timeout(50)
+        page.evaluate(_DRAWN)  # Else a busy machine scrolls past it before it is drawn.
     block.locator(".opblock-summary-control").click()
     block.get_by_role("button", name="Try it out").click()
     expect(block.locator(".execute")).to_be_visible()
