@@ -63,7 +63,7 @@ def _run(arguments: list[str], output: int, errors: int) -> int:
     except SystemExit as exc:
         return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
     except BaseException:  # noqa: BLE001  # As Python ends a program.
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # There is one.
+        sys.excepthook(*sys.exc_info())
         return 1
     finally:
         sys.stdout.flush()
