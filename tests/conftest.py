@@ -79,6 +79,11 @@ PLAYED = """
     flavor: vllm
     context_length: 65536
     slots: 4
+  judge:
+    engine: openai_upstream
+    base_url: {judge}
+    capabilities: [moderation]
+    slots: 2
   demo-embedding:
     file: {root}/worker/demo/demo-q8_0.gguf
     embedding: mean
@@ -98,6 +103,7 @@ class ToolsStack:
     searcher: UpstreamServer
     reader: UpstreamServer
     player: UpstreamServer
+    judge: UpstreamServer
     web: ImageServer
 
 
@@ -105,8 +111,8 @@ class ToolsStack:
 def tools_stack(pytestconfig: pytest.Config) -> ToolsStack:
     """The whole product with web search, file search and MCP servers.
 
-    For tests/web_search, tests/vector_stores and tests/mcp/test_messages.py, which share a process.
-    The web is searched with a server like SearXNG; the embedding model is the demo's.
+    For tests/web_search, tests/vector_stores and what tests/order.py names beside them: they share
+    a process. The web is searched with a server like SearXNG; the embedding model is the demo's.
     """
     return pytestconfig.stash[SHARED].enter_context(_tools_stack())
 
@@ -117,14 +123,15 @@ def _tools_stack() -> Iterator[ToolsStack]:
         UpstreamServer().running() as searcher,
         UpstreamServer().running() as reader,
         UpstreamServer().running() as player,
+        UpstreamServer().running() as judge,
         ImageServer().running() as web,
     ):
         models = PLAYED.format(
-            searcher=searcher.url, reader=reader.url, player=player.url, root=ROOT
+            searcher=searcher.url, reader=reader.url, player=player.url, judge=judge.url, root=ROOT
         )
         with served_stack(
             models,
-            START_MODELS="searcher,reader,player,demo,demo-embedding",
+            START_MODELS="searcher,reader,player,judge,demo,demo-embedding",
             WEB_SEARCH_PROVIDER="searxng",
             WEB_SEARCH_URL=web.url(""),
             WEB_SEARCH_ALLOW_PRIVATE="true",
@@ -136,7 +143,7 @@ def _tools_stack() -> Iterator[ToolsStack]:
             TOOL_CALLS_MAX=str(CALLS_MAX),
             TOOL_PRICES='{"web_search": 0.25, "mcp:test": 8}',
         ) as stack:
-            yield ToolsStack(stack, searcher, reader, player, web)
+            yield ToolsStack(stack, searcher, reader, player, judge, web)
 
 
 @pytest.fixture

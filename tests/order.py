@@ -35,6 +35,7 @@ TOGETHER = {
     "vector_stores/": "tools stack",
     "web_search/": "tools stack",
     "mcp/test_messages.py": "tools stack",
+    "faults/test_killed_judgement.py": "tools stack",
     "first_hour/": "first_hour",
     "real/": "real",
 }

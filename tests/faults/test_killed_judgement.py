@@ -5,29 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from tests.served_stack import ServedStack, served_stack
+from tests.conftest import ToolsStack
+from tests.served_stack import ServedStack
 from tests.upstream_server import Talk, UpstreamServer
 from tests.waiting import wait_until
 from tests.web_search.played import says
-
-MODELS = """
-  talker:
-    engine: openai_upstream
-    base_url: {talker}
-    context_length: 65536
-    slots: 2
-  judge:
-    engine: openai_upstream
-    base_url: {judge}
-    capabilities: [moderation]
-    slots: 2
-"""
 
 
 @dataclass
@@ -61,24 +48,17 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Site]:
-    talker, judge = UpstreamServer(), UpstreamServer()
-    with (
-        talker.running(),
-        judge.running(),
-        served_stack(
-            MODELS.format(talker=talker.url, judge=judge.url), START_MODELS="talker,judge"
-        ) as stack,
-    ):
-        site = Site(stack, talker)
-        judge.answers = [site.judge]
-        yield site
+def running(tools_stack: ToolsStack) -> Site:
+    site = Site(tools_stack.stack, tools_stack.reader)
+    tools_stack.judge.answers = [site.judge]
+    return site
 
 
 @pytest.fixture
 def site(running: Site) -> Site:
     running.held = ""
     running.judged.clear()
+    running.talker.asked.clear()
     running.go_on.clear()
     running.is_asked.clear()
     return running
@@ -90,7 +70,7 @@ def blocked(site: Site, text: str, blocks: str, held: str) -> Any:
     client = site.stack.client()
     moderation = {"model": "judge", "policy": {blocks: {"mode": "block"}}}
     made = client.responses.create(  # type: ignore[call-overload]
-        model="talker", input=text, background=True, moderation=moderation
+        model="reader", input=text, background=True, moderation=moderation
     )
     site.kill_during(held)
     wait_until(lambda: client.responses.retrieve(made.id).status == "incomplete", timeout_s=90)
