@@ -24,19 +24,19 @@ TOGETHER = {
     "faults/test_one_truth.py": "faults, two",
     "faults/test_responses_survive.py": "faults, two",
     "faults/test_rolling_restarts.py": "faults, two",
-    "hostile/": "hostile",
     "browser/": "plain stack",
     "contract/": "plain stack",
     "faults/on_demand/": "faults on demand",
-    "faults/silent/": "faults silent",
-    "tool_loop/": "tool loop",
     "deployment/": "deployment",
-    "mcp/": "mcp",
     "vector_stores/": "tools stack",
     "web_search/": "tools stack",
     "mcp/test_messages.py": "tools stack",
     "faults/test_killed_judgement.py": "tools stack",
+    "hostile/": "hostile",
     "first_hour/": "first_hour",
+    "tool_loop/": "tool loop",
+    "mcp/": "mcp",
+    "faults/silent/": "faults silent",
     "real/": "real",
 }
 """The tests that share a running site, in the order of their length; the longest prefix decides.
@@ -44,7 +44,7 @@ TOGETHER = {
 Most tests of faults wait, so two processes have a site for them.
 """
 OWN_SITE = (
-    *("faults/test_replicas.py", "faults/test_room.py", "faults/test_celery.py"),
+    *("faults/test_celery.py", "faults/test_room.py", "faults/test_replicas.py"),
     "e2e/test_routes.py",
 )
 FIRST = (*TOGETHER, *OWN_SITE, "worker/")
