@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
 # In how many processes the tests run; each starts services of its own. They often wait.
-JOBS ?= 5
+JOBS ?= 6
 HOST ?= 127.0.0.1
 PORT ?= 8000
 # A model to fetch and serve beside the demo: make serve MODEL=owner/name:Q4_K_M
