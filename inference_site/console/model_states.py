@@ -124,7 +124,10 @@ def _condition(spec: ModelSpec, live: Sequence[LiveWorker], until: float) -> Mod
     if status == ModelStatus.LOADED:
         return ModelCondition(status.value)
     if status == ModelStatus.LOADING:
-        return ModelCondition(status.value, _load_reason(spec, live))
+        load = load_progress(spec.id, live)
+        read = "" if load.progress is None else f"{load.progress:.0%} of its file is read."
+        about = "" if load.expected_s is None else f"In about {load.expected_s} s."
+        return ModelCondition(status.value, " ".join(filter(None, (read, about, load.reason))))
     if status == ModelStatus.FAILED:
         why = fleet.why_absent(spec, live) or "The log of its worker says why."
         return ModelCondition(status.value, why)
@@ -136,13 +139,6 @@ def _condition(spec: ModelSpec, live: Sequence[LiveWorker], until: float) -> Mod
         where = ", and no worker has it" if found.state == MISSING else ""
         return ModelCondition(found.state, f"{found.reason}{where}.")
     return ModelCondition(status.value, _why_unloaded(spec, live))
-
-
-def _load_reason(spec: ModelSpec, live: Sequence[LiveWorker]) -> str:
-    load = load_progress(spec.id, live)
-    read = "" if load.progress is None else f"{load.progress:.0%} of its file is read."
-    about = "" if load.expected_s is None else f"In about {load.expected_s} s."
-    return " ".join(filter(None, (read, about, load.reason)))
 
 
 def _why_draining(spec: ModelSpec, live: Sequence[LiveWorker]) -> str:
