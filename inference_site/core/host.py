@@ -61,7 +61,14 @@ def memory_bytes() -> tuple[int, int]:
         lines = (line.split() for line in _MEMINFO.read_text().splitlines())
         sizes = {words[0]: int(words[1]) * 1024 for words in lines if words[-1] == "kB"}
         total, available = sizes["MemTotal:"], sizes["MemAvailable:"]
-    limit, used = _group_memory()
+    try:  # The control group may have a limit.
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
+        lines = (line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        cached = next(int(size) for name, size in lines if name == "inactive_file")
+    except (OSError, ValueError, StopIteration):  # There is no such group, or its limit is "max".
+        return total, available
+    used = max(0, used - cached)  # The group counts cached files, but the kernel can drop them.
     return min(total, limit or total), min(available, limit - used if limit else available)
 
 
@@ -99,21 +106,6 @@ def resolve_host(host: str) -> list[str]:
     except (OSError, UnicodeError):
         return []
     return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
-
-
-def _group_memory() -> tuple[int, int]:
-    """Return the memory limit of the control group, 0 for none, and how much is used.
-
-    The group counts cached files as used, but the kernel can drop them.
-    """
-    try:
-        limit = int((_CGROUP / "memory.max").read_text())
-        used = int((_CGROUP / "memory.current").read_text())
-        lines = (line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-        cached = next(int(size) for name, size in lines if name == "inactive_file")
-    except (OSError, ValueError, StopIteration):  # There is no such group, or its limit is "max".
-        return 0, 0
-    return limit, max(0, used - cached)
 
 
 def _processors() -> set[int]:
