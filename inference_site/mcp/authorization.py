@@ -117,7 +117,11 @@ def begin(wanted: Wanted, allowed: AllowedAddresses) -> Begun:
     """
 
     async def act(http: httpx2.AsyncClient) -> Begun:
-        challenge = await _challenge(http, wanted.url)
+        # How the server answers without a token; the body is not read.
+        headers = {"Accept": "application/json, text/event-stream"}
+        request = http.build_request("POST", wanted.url, json=_PING, headers=headers)
+        challenge = await http.send(request, stream=True)
+        await challenge.aclose()
         described = await _describe(http, challenge, wanted.url)
         asked = resource_url_from_server_url(wanted.url)
         resource = asked if described is None else str(described.resource)
@@ -240,15 +244,6 @@ async def _within(
                 )
         raise AuthorizationFailed(problem)
     raise AuthorizationFailed("The servers of the authorization sent too much or nothing in time.")
-
-
-async def _challenge(http: httpx2.AsyncClient, url: str) -> httpx2.Response:
-    """Return how the server answers a request without a token; its body is not read."""
-    headers = {"Accept": "application/json, text/event-stream"}
-    request = http.build_request("POST", url, json=_PING, headers=headers)
-    response = await http.send(request, stream=True)
-    await response.aclose()
-    return response
 
 
 async def _describe(
@@ -386,7 +381,11 @@ async def _tokens(
     """Return the answer of the token endpoint. Raise GrantRefused or AuthorizationFailed."""
     response = await http.send(_form(server.token_endpoint, client, fields))
     if response.status_code not in (200, 201):
-        if _error_code(response) in _REFUSALS:
+        try:
+            error: Any = response.json()
+        except ValueError:
+            error = None
+        if isinstance(error, dict) and str(error.get("error")) in _REFUSALS:
             raise GrantRefused("The authorization server refuses the access.")
         raise AuthorizationFailed("The authorization server gave no token.")
     try:
@@ -408,14 +407,6 @@ def _form(url: str, client: SiteClient, fields: Mapping[str, str]) -> httpx2.Req
         headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
     headers |= {"Accept": "application/json", "Accept-Encoding": "identity"}
     return httpx2.Request("POST", url, data=data, headers=headers)
-
-
-def _error_code(response: httpx2.Response) -> str:
-    try:
-        found: Any = response.json()
-    except ValueError:
-        return ""
-    return str(found.get("error")) if isinstance(found, dict) else ""
 
 
 def _expiry(tokens: OAuthToken) -> float:
