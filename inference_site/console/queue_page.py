@@ -93,19 +93,16 @@ def _next_in_line(rows: QuerySet[Generation]) -> list[Generation]:
         except redis.exceptions.RedisError:
             slots = len(runs_now)
         order = claim_order(waiting[model], runs_now, slots, most)
-        places |= {pk: _place(model, nth) for nth, pk in enumerate(order, start=1)}
+        for nth, pk in enumerate(order, start=1):
+            try:
+                places[pk] = place_at(model, nth)
+            except redis.exceptions.RedisError:  # The page is useful without estimates.
+                places[pk] = QueuePosition(nth, None)
     found = rows.in_bulk(places)
     shown = [found[pk] for pk in places if pk in found]  # Another may have ended meanwhile.
     for row in shown:
         row.place = places[row.pk]  # type: ignore[attr-defined]  # For the template.
     return shown
-
-
-def _place(model: str, position: int) -> QueuePosition:
-    try:
-        return place_at(model, position)
-    except redis.exceptions.RedisError:  # The page is useful without estimates.
-        return QueuePosition(position, None)
 
 
 def _waiting_groups() -> list[dict[str, Any]]:
