@@ -50,7 +50,13 @@ def physical_cores() -> int:
 
     Two logical processors of one core (hyper-threads) count once, because they compute in turns.
     """
-    cores = {_siblings(processor) for processor in _processors()}
+    cores = set()
+    for processor in _processors():
+        try:  # The kernel lists the processors of the same core.
+            siblings = _CPUS / f"cpu{processor}" / "topology" / "thread_siblings_list"
+            cores.add(siblings.read_text())
+        except OSError:
+            cores.add(str(processor))
     return max(1, min(len(cores), int(usable_cores())))
 
 
@@ -110,11 +116,3 @@ def resolve_host(host: str) -> list[str]:
 
 def _processors() -> set[int]:
     return os.sched_getaffinity(0) if _HAS_AFFINITY else set(range(os.cpu_count() or 2))
-
-
-def _siblings(processor: int) -> str:
-    """Return the kernel's list of the processors of the same core; the processor if unknown."""
-    try:
-        return (_CPUS / f"cpu{processor}" / "topology" / "thread_siblings_list").read_text()
-    except OSError:
-        return str(processor)
