@@ -122,7 +122,14 @@ def begin(wanted: Wanted, allowed: AllowedAddresses) -> Begun:
         request = http.build_request("POST", wanted.url, json=_PING, headers=headers)
         challenge = await http.send(request, stream=True)
         await challenge.aclose()
-        described = await _describe(http, challenge, wanted.url)
+        # What the server says of itself as a protected resource, if it says anything.
+        described: ProtectedResourceMetadata | None = None
+        named = extract_resource_metadata_from_www_auth(challenge)
+        for address in build_protected_resource_metadata_discovery_urls(named, wanted.url):
+            response = await http.send(create_oauth_metadata_request(address))
+            described = await handle_protected_resource_response(response)
+            if described is not None:
+                break
         asked = resource_url_from_server_url(wanted.url)
         resource = asked if described is None else str(described.resource)
         if not check_resource_allowed(asked, resource):
@@ -244,18 +251,6 @@ async def _within(
                 )
         raise AuthorizationFailed(problem)
     raise AuthorizationFailed("The servers of the authorization sent too much or nothing in time.")
-
-
-async def _describe(
-    http: httpx2.AsyncClient, challenge: httpx2.Response, url: str
-) -> ProtectedResourceMetadata | None:
-    """Return what the server says of itself as a protected resource, if it says anything."""
-    named = extract_resource_metadata_from_www_auth(challenge)
-    for address in build_protected_resource_metadata_discovery_urls(named, url):
-        response = await http.send(create_oauth_metadata_request(address))
-        if (found := await handle_protected_resource_response(response)) is not None:
-            return found
-    return None
 
 
 def _issuer(wanted: Wanted, described: ProtectedResourceMetadata | None) -> str:
