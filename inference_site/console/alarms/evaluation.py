@@ -79,8 +79,8 @@ def evaluate() -> None:
         try:
             with transaction.atomic(), connection.cursor() as cursor:
                 cursor.execute(f"SET LOCAL statement_timeout = {_TIMEOUT_MS}")
-                findings = _CONDITIONS[RuleKind(rule.kind)](rule)
-                results[rule] = list(islice(findings, _MAX_FINDINGS))
+                found = _CONDITIONS[RuleKind(rule.kind)](rule)
+                results[rule] = list(islice(found, _MAX_FINDINGS))
         except (Error, RedisError, OSError) as exc:
             logger.warning("the alarm rule %s could not be evaluated: %s", rule, exc)
     if not (any(results.values()) or _is_any_firing()):
