@@ -66,13 +66,13 @@ def test_an_error_is_for_the_one_that_reads() -> None:
 
 def test_a_value_is_kept_fresh_though_a_reading_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cached_value, "_FRESH", 1e-6)
-    answers = iter([1, ZeroDivisionError(), 2])
+    answers = iter([1, 0, 2])
     is_fresh = threading.Event()
 
     def read() -> int:
         answer = next(answers, 3)
-        if isinstance(answer, ZeroDivisionError):
-            raise answer
+        if answer == 0:
+            raise ZeroDivisionError
         if answer == 3:
             is_fresh.set()
         return answer
