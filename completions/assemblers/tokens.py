@@ -27,7 +27,6 @@ from inference_site.core.domain.deltas import (
     Usage,
 )
 from inference_site.core.domain.errors import InvalidRequest
-from inference_site.gateway.api.payload import WireObject
 from inference_site.runs.kinds import WholeAnswerAssembler
 from inference_site.runs.streams.request_documents import Assembly
 
@@ -130,20 +129,16 @@ class TokenAssembler(WholeAnswerAssembler):
 
     def answer(self) -> dict[str, Any]:
         """Return the answer."""
-        answer = self._wire().model_dump()
-        if self._assembly.answer == "tokens":
-            drop_none(answer, "token_strs")
-        return answer
-
-    def _wire(self) -> WireObject:
         if self._assembly.answer == "text":
-            return Text(model=self._assembly.model, prompt=self._text)
+            return Text(model=self._assembly.model, prompt=self._text).model_dump()
         counted: dict[str, Any] = {
             "model": self._assembly.model,
             "count": len(self._tokens),
             "max_model_len": self._assembly.context_length,
             "tokens": list(self._tokens),
         }
-        if self._assembly.answer == "tokens":
-            return Tokens(**counted, token_strs=list(self._texts) or None)
-        return ChatPrompt(prompt=self._text, **counted)
+        if self._assembly.answer != "tokens":
+            return ChatPrompt(prompt=self._text, **counted).model_dump()
+        answer = Tokens(**counted, token_strs=list(self._texts) or None).model_dump()
+        drop_none(answer, "token_strs")
+        return answer

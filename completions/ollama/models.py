@@ -109,7 +109,14 @@ class PsView(OllamaView):
         """List the models that are loaded."""
         specs = _listed(caller_of(request))
         loaded = {model.id for model in wire_models(specs) if model.status == "loaded"}
-        return Response({"models": [_running(spec) for spec in specs if spec.id in loaded]})
+        running = []
+        for spec in specs:
+            if spec.id in loaded:
+                entry = _summary(spec)
+                del entry["modified_at"]
+                entry |= {"expires_at": _FOR_EVER, "size_vram": 0}
+                running.append({**entry, "context_length": fleet.context_of(spec)})
+        return Response({"models": running})
 
 
 class ShowView(OllamaView):
@@ -206,13 +213,6 @@ def _beginning(path: Path) -> dict[str, Any]:
         return metadata_before_vocabulary(path)
     except (OSError, ValueError):  # The file is on another host, or it is a GGML file.
         return {}
-
-
-def _running(spec: ModelSpec) -> dict[str, Any]:
-    summary = _summary(spec)
-    del summary["modified_at"]
-    in_memory = {"expires_at": _FOR_EVER, "size_vram": 0, "context_length": fleet.context_of(spec)}
-    return {**summary, **in_memory}
 
 
 class PullView(OllamaView):
