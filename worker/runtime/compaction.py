@@ -93,29 +93,24 @@ def start_truncating(
 
 
 def _fitted(request: GenerationRequest, refused: InvalidRequest) -> GenerationRequest:
-    """Return a request that the engine may take after this refusal, else raise ``refused``."""
+    """Return a request that the engine may take after this refusal, else raise ``refused``.
+
+    If the prompt is too long, it lacks at least one of the oldest turns, where that is allowed.
+    """
     if isinstance(refused, ContextLengthExceeded):
-        return _truncated(request, refused)
+        if not request.truncate:
+            raise refused
+        context = refused.context_length
+        answer = min(request.max_output_tokens or context // 4, context // 2)
+        lengths = [length_of(message) for message in request.messages]
+        excess = sum(lengths) * (1 - (context - answer) / refused.input_tokens)
+        messages = drop_oldest_turns(request.messages, lengths, excess)
+        if len(messages) == len(request.messages):
+            raise refused
+        return replace(request, messages=messages)
     if isinstance(refused, AnswerTooLong) and request.lowers_max_output:
         return replace(request, max_output_tokens=refused.left, lowers_max_output=False)
     raise refused
-
-
-def _truncated(request: GenerationRequest, refused: ContextLengthExceeded) -> GenerationRequest:
-    """Return the request without at least one of its oldest turns.
-
-    Raise ``refused`` if none may be dropped.
-    """
-    if not request.truncate:
-        raise refused
-    context = refused.context_length
-    answer = min(request.max_output_tokens or context // 4, context // 2)
-    lengths = [length_of(message) for message in request.messages]
-    excess = sum(lengths) * (1 - (context - answer) / refused.input_tokens)
-    messages = drop_oldest_turns(request.messages, lengths, excess)
-    if len(messages) == len(request.messages):
-        raise refused
-    return replace(request, messages=messages)
 
 
 def length_of(message: Message) -> int:

@@ -140,29 +140,24 @@ class ModelServer:
         with self._running(stream):
             work = asyncio.ensure_future(stream.work(self._threads, self._engine))
             try:
-                return await self._streamed(asked, stream, work)
+                chunks = await stream.next_chunks()
+                if not chunks:
+                    await work  # Raises the error of the request.
+                answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+                await answer.prepare(asked)
+                while chunks:
+                    await answer.write(b"".join(b"data: " + c + b"\n\n" for c in chunks))
+                    chunks = await stream.next_chunks()
+                try:
+                    await work
+                except EngineError as exc:
+                    await answer.write(b"data: " + orjson.dumps({"error": _error(exc)}) + b"\n\n")
+                else:
+                    await answer.write(b"data: [DONE]\n\n")
+                return answer
             finally:
                 stream.cancelled_at_client = True
                 await asyncio.gather(work, return_exceptions=True)
-
-    async def _streamed(
-        self, asked: web.Request, stream: _Stream, work: asyncio.Future[None]
-    ) -> web.StreamResponse:
-        first = await stream.next_chunks()
-        if not first:
-            await work  # Raises the error of the request.
-        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await answer.prepare(asked)
-        while first:
-            await answer.write(b"".join(b"data: " + chunk + b"\n\n" for chunk in first))
-            first = await stream.next_chunks()
-        try:
-            await work
-        except EngineError as exc:
-            await answer.write(b"data: " + orjson.dumps({"error": _error(exc)}) + b"\n\n")
-        else:
-            await answer.write(b"data: [DONE]\n\n")
-        return answer
 
     @contextmanager
     def _running(self, stream: _Stream) -> Iterator[None]:
