@@ -59,22 +59,18 @@ class EmbeddingAssembler(WholeAnswerAssembler):
         """Take the next delta. Raise InvalidRequest for impossible dimensions."""
         match delta:
             case EmbeddingDelta(vector, index):
-                self._vectors[index] = self._shortened(array("f", vector))
+                floats, wanted = array("f", vector), self._assembly.dimensions
+                if wanted is not None and wanted != len(floats):
+                    if wanted > len(floats) or not self._assembly.may_shorten:
+                        raise InvalidRequest(
+                            f"Invalid 'dimensions': the model has {len(floats)}.", "dimensions"
+                        )
+                    length = math.hypot(*floats[:wanted]) or 1.0
+                    floats = array("f", (value / length for value in floats[:wanted]))
+                self._vectors[index] = floats
             case Usage():
                 self._usage = delta
         return ()
-
-    def _shortened(self, vector: array[float]) -> array[float]:
-        wanted = self._assembly.dimensions
-        if wanted is None or wanted == len(vector):
-            return vector
-        if wanted > len(vector) or not self._assembly.may_shorten:
-            raise InvalidRequest(
-                f"Invalid 'dimensions': the model has {len(vector)}.", "dimensions"
-            )
-        kept = vector[:wanted]
-        length = math.hypot(*kept) or 1.0
-        return array("f", (value / length for value in kept))
 
     def answer(self) -> dict[str, Any]:
         """Return the list."""

@@ -196,7 +196,12 @@ def _attempts(
         yield replace(request, truncate=request.truncate and not history.middle)
     newest = history.newest
     if history.middle or compaction.is_whole_answer:
-        newest = _with_question(history, compaction)
+        questions = [message for message in history.middle if message.role == "user"]
+        if newest and newest[0].role == "assistant" and questions:
+            # Results of tools come after the question that led to their calls. A question that is
+            # longer than a summary loses its middle, which the summary has.
+            text = shortened(questions[-1].all_text, compaction.summary_tokens * _TOKEN_CHARACTERS)
+            newest = (Message("user", text), *newest)
         summary = _summary(engine, request, compaction, history, sink)
         if sink.cancelled:
             return
@@ -208,19 +213,6 @@ def _attempts(
             return
         yield replace(context.applied_to(request), truncate=False)
     yield replace(request, messages=(*history.leading, *newest))
-
-
-def _with_question(history: History, compaction: Compaction) -> tuple[Message, ...]:
-    """Return the newest messages; results of tools after the question that led to their calls.
-
-    A question that is longer than a summary loses its middle, which the summary has.
-    """
-    newest = history.newest
-    questions = [message for message in history.middle if message.role == "user"]
-    if not newest or newest[0].role != "assistant" or not questions:
-        return newest
-    text = shortened(questions[-1].all_text, compaction.summary_tokens * _TOKEN_CHARACTERS)
-    return (Message("user", text), *newest)
 
 
 def _is_due(
