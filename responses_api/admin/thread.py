@@ -145,19 +145,7 @@ class BubbleMaker:
                 parts = [*data.get("summary", ()), *data.get("content", ())]
                 return Bubble("reasoning", "assistant", _pieces(parts))
             case "compaction":
-                sealed = data["encrypted_content"]
-                try:
-                    if holds_context(data):
-                        text = unseal_context(sealed, project_id, "").context.summary
-                        name = (
-                            "From here on the model is sent this summary in place of the turns "
-                            "above."
-                        )
-                    else:
-                        text, name = unseal(sealed, project_id, ""), "A summary of earlier turns."
-                except InvalidRequestError:  # It was sealed with another key.
-                    return Bubble("note", "", name="compaction: its content is sealed.")
-                return Bubble("compaction", "", [text_piece(text)], name)
+                return _compaction(data, project_id)
             case kind if make := CALLS.get(kind) or WHOLE_CALLS.get(kind):
                 call = make(data)
                 text = data.get("input") if kind == "custom_tool_call" else call.arguments
@@ -170,6 +158,20 @@ class BubbleMaker:
                 return Bubble("note", "", name=WORDS[kind](data))
             case other:
                 return Bubble("note", "", name=f"{other}: it is not shown to the model.")
+
+
+def _compaction(data: ItemData, project_id: int) -> Bubble:
+    """Return the summary that the model is sent; a note if it was sealed with another key."""
+    sealed = data["encrypted_content"]
+    try:
+        if holds_context(data):
+            text = unseal_context(sealed, project_id, "").context.summary
+            name = "From here on the model is sent this summary in place of the turns above."
+        else:
+            text, name = unseal(sealed, project_id, ""), "A summary of earlier turns."
+    except InvalidRequestError:
+        return Bubble("note", "", name="compaction: its content is sealed.")
+    return Bubble("compaction", "", [text_piece(text)], name)
 
 
 def _pieces(content: Any) -> list[Piece]:
