@@ -105,11 +105,30 @@ def _turn(message: RequestMessage, position: int, before: Sequence[Message]) -> 
         case UserMessage():
             return _with_content("user", message.content, param, name=message.name)
         case AssistantMessage():
-            return _assistant(message, position)
+            calls = tuple(_call(call) for call in message.tool_calls or ())
+            if message.function_call is not None:
+                legacy = message.function_call
+                calls = (*calls, ToolCall(f"call_{position}", legacy.name, legacy.arguments))
+            if message.content is None and message.refusal is None and not calls:
+                raise InvalidRequestError(
+                    "No content was provided, expected tool calls to be provided.", param=param
+                )
+            parts: tuple[Part, ...] = ()
+            text = message.refusal
+            if message.content is not None:
+                text, parts = to_content(message.content, param)
+            return Message(
+                "assistant",
+                text,
+                name=message.name,
+                tool_calls=calls,
+                parts=parts,
+                reasoning=message.reasoning_content or None,
+            )
         case FunctionMessage():
             # It answers the last call: there are no ids.
-            calls = before[-1].tool_calls if before else ()
-            call_id = calls[-1].id if calls else None
+            made = before[-1].tool_calls if before else ()
+            call_id = made[-1].id if made else None
             content = message.content or ""
             return _with_content("tool", content, param, name=message.name, tool_call_id=call_id)
         case ToolMessage():
@@ -120,26 +139,6 @@ def _with_content(role: Role, content: Content, param: str, **fields: Any) -> Me
     """Return the message with this content: plain text, or parts if it has others than text."""
     text, parts = to_content(content, param)
     return Message(role, text, parts=parts, **fields)
-
-
-def _assistant(message: AssistantMessage, position: int) -> Message:
-    calls = tuple(_call(call) for call in message.tool_calls or ())
-    if message.function_call is not None:
-        legacy = message.function_call
-        calls = (*calls, ToolCall(f"call_{position}", legacy.name, legacy.arguments))
-    if message.content is None and message.refusal is None and not calls:
-        raise InvalidRequestError(
-            "No content was provided, expected tool calls to be provided.",
-            param=f"messages[{position}].content",
-        )
-    parts: tuple[Part, ...] = ()
-    text = message.refusal
-    if message.content is not None:
-        text, parts = to_content(message.content, f"messages[{position}].content")
-    reasoning = message.reasoning_content or None
-    return Message(
-        "assistant", text, name=message.name, tool_calls=calls, parts=parts, reasoning=reasoning
-    )
 
 
 def _call(call: RequestToolCall) -> ToolCall:

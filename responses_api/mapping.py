@@ -294,7 +294,13 @@ class _MessageBuilder:
             case kind if kind in CALLS:
                 self._add_call(data, CALLS[kind](data))
             case kind if kind in WHOLE_CALLS:
-                self._add_whole_call(WHOLE_CALLS[kind](data), item.param)
+                # The call and its result are one item, which has no ``call_id``.
+                call = WHOLE_CALLS[kind](data)
+                call_id = f"call_{len(self.messages)}_{len(self._turn.calls)}"
+                result = {"type": "function_call_output", "call_id": call_id, "output": call.result}
+                self._outputs[call_id] = [ContextItem(result, item.param)]
+                self._add_call({"call_id": call_id}, call)
+                self._turn.is_answered = True
             case kind if kind in WORDS:
                 self.end_turn()
                 self.messages.append(Message("system", WORDS[kind](data)))
@@ -373,14 +379,6 @@ class _MessageBuilder:
             self.end_turn()
         name = self._offered.name_of(call.type, call.name, call.namespace)
         self._turn.calls.append(ToolCall(call_id, name, call.arguments))
-
-    def _add_whole_call(self, call: PromptCall, param: str) -> None:
-        """Add a call and its result, which are one item and have no ``call_id``."""
-        call_id = f"call_{len(self.messages)}_{len(self._turn.calls)}"
-        result = {"type": "function_call_output", "call_id": call_id, "output": call.result}
-        self._outputs[call_id] = [ContextItem(result, param)]
-        self._add_call({"call_id": call_id}, call)
-        self._turn.is_answered = True
 
     def _result(self, item: ContextItem) -> tuple[str | None, tuple[domain.Part, ...]]:
         output = RESULTS[item.data["type"]](item.data)

@@ -462,8 +462,21 @@ def _to_items(given: list[Any]) -> list[InputItem]:
                 if content:
                     items.append(MessageItem(role="assistant", content=content))
                 items += map(_to_call_item, calls)
-            case ResultMessage():
-                items.append(_to_output_item(entry, items))
+            case ResultMessage(tool_call_id=id_, content=output):
+                # The message does not say the type of its call, which is before it.
+                custom = [item for item in items if isinstance(item, CustomToolCallItem)]
+                if any(call.call_id == id_ for call in custom):
+                    items.append(
+                        CustomToolCallOutputItem(
+                            type="custom_tool_call_output", call_id=id_, output=output
+                        )
+                    )
+                else:
+                    items.append(
+                        FunctionCallOutputItem(
+                            type="function_call_output", call_id=id_, output=output
+                        )
+                    )
             case item:
                 items.append(item)
     return items
@@ -479,17 +492,6 @@ def _to_call_item(call: ChatFunctionCall | ChatCustomCall) -> InputItem:
     return FunctionCallItem(
         type="function_call", call_id=call.id, name=function.name, arguments=function.arguments
     )
-
-
-def _to_output_item(message: ResultMessage, before: list[InputItem]) -> InputItem:
-    """Return the output; its type is that of the call before it, which the message does not say."""
-    call_id, output = message.tool_call_id, message.content
-    custom = (item for item in before if isinstance(item, CustomToolCallItem))
-    if any(call.call_id == call_id for call in custom):
-        return CustomToolCallOutputItem(
-            type="custom_tool_call_output", call_id=call_id, output=output
-        )
-    return FunctionCallOutputItem(type="function_call_output", call_id=call_id, output=output)
 
 
 if TYPE_CHECKING:
