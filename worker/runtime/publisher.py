@@ -37,8 +37,13 @@ from inference_site.runs.streams.event_log import (
 
 logger = logging.getLogger(__name__)
 
-TICK_S = 0.02
+TICK_S = 0.03
+"""The shortest time from one tick to the next. Engines on processors compute in the threads that a
+tick interrupts: a stream of 100 tokens a second lost a tenth of them to ticks every 20 ms."""
 _LONGEST_TICK_S = 0.1
+_LATE_S = 0.02
+"""A tick that no frame has begun comes this much later. Frames come every 20 ms from the event loop
+of the upstreams, and a tick that those begin does not make them wait."""
 _PAUSE_FACTOR = 9
 """The pause after a tick is this many times as long as the tick: ticks use a tenth of the time."""
 _POLL_S = 0.1
@@ -150,7 +155,7 @@ class Stream:
         if not self._started:
             self._started = True
             self._hurry()
-        elif not self._shard.ticks:
+        elif self._shard.is_due:
             self._shard.wake()
 
     @property
@@ -279,9 +284,9 @@ class _Shard:
         self._wanted = asyncio.Event()
         self._stopping = False
         self._tick_s, self._tick_at = TICK_S, 0.0
-        self.ticks = False
-        """Whether the next tick comes by itself. While no stream has frames, ``append`` wakes."""
-        self._had_frames = False
+        self._ticks = False
+        """Whether the next tick comes by itself; not while no stream has frames."""
+        self._had_frames = self._is_woken = False
         self._rests_until = 0.0
         self._is_idle = False
         """Whether the loop may wait without a tick: no stream is open, and ``open`` wakes it."""
@@ -305,8 +310,16 @@ class _Shard:
     def streams(self) -> list[Stream]:
         return list(self._streams.values())
 
+    @property
+    def is_due(self) -> bool:
+        """Whether ``append`` must wake it: the next tick is due, or none comes by itself."""
+        if self._is_woken:
+            return False
+        return not self._ticks or time.monotonic() >= self._tick_at
+
     def wake(self) -> None:
         """Flush now rather than at the next tick. Thread-safe."""
+        self._is_woken = True
         with contextlib.suppress(RuntimeError):  # The publisher has stopped.
             self._loop.call_soon_threadsafe(self._wanted.set)
 
@@ -340,15 +353,15 @@ class _Shard:
         flush took, so that under load several requests share a flush.
         """
         tick = None
-        # Both are set before the streams are read: ``open`` adds a stream, and ``append`` adds
+        # All are set before the streams are read: ``open`` adds a stream, and ``append`` adds
         # frames, and then reads them.
-        self._is_idle, self.ticks = True, False
+        self._is_idle, self._ticks, self._is_woken = True, False, False
         streams = self.streams()
         self._is_idle = not streams
         if streams:  # Not wait_for, which creates a task.
-            self.ticks = self._had_frames or any(stream.is_pending for stream in streams)
-            at = self._tick_at
-            if not self.ticks:
+            self._ticks = self._had_frames or any(stream.is_pending for stream in streams)
+            at = self._tick_at + _LATE_S
+            if not self._ticks:
                 at = max(at, min(stream.asked_at for stream in streams) + _POLL_S)
             tick = self._loop.call_later(at - time.monotonic(), self._wanted.set)
         await self._wanted.wait()

@@ -164,7 +164,7 @@ def test_a_frame_after_a_pause_does_not_wait_until_the_cancel_flag_is_read(
         for frame in (b"0", b"1", b"2"):
             stream.append([frame])
             assert (await web.hear())[stream.id].frames == [frame]
-            wait_until(lambda: not any(shard.ticks for shard in publisher._shards))
+            wait_until(lambda: not any(shard._ticks for shard in publisher._shards))
         stream.close(END)
 
     as_web(scenario)
