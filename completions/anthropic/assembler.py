@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from completions.anthropic.mapping import signature_of
+from completions.anthropic.mapping import client_field, signature_of
 from completions.anthropic.server_tools import SiteFunction
 from completions.anthropic.wire import (
     InputTokens,
@@ -281,7 +281,9 @@ def wire_usage(usage: Usage, tier: Tier) -> MessagesUsage:
 def failure(error: Exception, *, first: int = 0) -> Ending:
     """End with an error in Anthropic's envelope; its events have no numbers."""
     answer = api_error(error)
-    body = orjson.dumps(answer.shown_at("/v1/messages"))
+    if answer.param:  # A model server names fields of the request that it got.
+        answer.param = client_field(answer.param)
+    body = orjson.dumps(answer.anthropic_envelope)
     return error_ending(answer, body, [b"event: error\ndata: " + body + b"\n\n"])
 
 

@@ -17,7 +17,7 @@ from django import db
 from django.conf import settings
 from django.http.response import HttpResponse, HttpResponseBase, StreamingHttpResponse
 
-from inference_site.core.errors.api_errors import ApiError, InternalError
+from inference_site.core.errors.api_errors import ApiError, InternalError, speaks_anthropic
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.hub import hub
 from inference_site.runs.streams.batches import Batch, Ending, frames_of
@@ -127,10 +127,12 @@ class JsonSink(Sink):
     """One body, of JSON unless the ending says otherwise, with the status of the ending.
 
     ``headers`` are those of the view's response; ``started_at`` is a time of the monotonic clock.
+    ``path`` is that of the request: it decides the form of an error that has no body.
     """
 
-    def __init__(self, send: Send, headers: Headers, started_at: float) -> None:
+    def __init__(self, send: Send, headers: Headers, started_at: float, path: str = "") -> None:
         self._send, self._headers, self._started_at = send, headers, started_at
+        self._path = path
 
     async def write(self, batches: Sequence[Batch], ending: Ending | None) -> None:
         if ending is None:
@@ -142,8 +144,12 @@ class JsonSink(Sink):
             headers.append((b"retry-after", str(ending.retry_after_s).encode()))
         await self._begin(ending.status, headers)
         # A failure without a message of its own has an empty body.
-        body = InternalError().body if ending.error_code and not ending.body else ending.body
+        is_bare = ending.error_code and not ending.body
+        body = self._unknown_error() if is_bare else ending.body
         await self._write(body, more=False)
+
+    def _unknown_error(self) -> bytes:
+        return orjson.dumps(InternalError().shown_at(self._path))
 
     async def _begin(self, status: int, headers: Headers) -> None:
         elapsed_ms = round((time.monotonic() - self._started_at) * 1000)
@@ -171,6 +177,7 @@ class SseSink(JsonSink):
         send: Send,
         headers: Headers,
         started_at: float,
+        path: str = "",
         opening: Sequence[bytes] = (),
         *,
         may_be_status: bool = True,
@@ -178,7 +185,7 @@ class SseSink(JsonSink):
         comment: Callable[[], bytes] | None = None,
         closing: Sequence[bytes] = (),
     ) -> None:
-        super().__init__(send, headers, started_at)
+        super().__init__(send, headers, started_at, path)
         self._comment, self._closing = comment, closing
         self._opening, self._may_be_status = opening, may_be_status
         self._takes_events = takes_events
@@ -235,7 +242,10 @@ class SseSink(JsonSink):
             await self._write(event, more=True)
 
     def _unknown_failure(self) -> list[bytes]:
-        return [b"data: " + InternalError().body + b"\n\n", _DONE]
+        body = self._unknown_error()
+        if speaks_anthropic(self._path, has_version=False):
+            return [b"event: error\ndata: " + body + b"\n\n"]
+        return [b"data: " + body + b"\n\n", _DONE]
 
 
 class LinesSink(SseSink):
@@ -245,7 +255,7 @@ class LinesSink(SseSink):
     _silence = b""
 
     def _unknown_failure(self) -> list[bytes]:
-        return [orjson.dumps({"error": InternalError().message}) + b"\n"]
+        return [self._unknown_error() + b"\n"]
 
 
 class BytesSink(JsonSink):
@@ -275,10 +285,13 @@ class BytesSink(JsonSink):
             await self._write(b"", more=False)
 
 
-async def send_response(response: HttpResponseBase, send: Send) -> None:
-    """Send a Django response. A streaming one has its length in a header."""
+async def send_response(response: HttpResponseBase, send: Send, path: str = "") -> None:
+    """Send a Django response. A streaming one has its length in a header.
+
+    ``path`` is that of the request: it decides the form of an error of a streaming one.
+    """
     if isinstance(response, StreamingHttpResponse):
-        await _send_stream(response, send)
+        await _send_stream(response, send, path)
         return
     body = response.content  # type: ignore[attr-defined]  # It is an HttpResponse.
     await send(
@@ -294,7 +307,7 @@ async def send_response(response: HttpResponseBase, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-async def _send_stream(response: StreamingHttpResponse, send: Send) -> None:
+async def _send_stream(response: StreamingHttpResponse, send: Send, path: str) -> None:
     """Send a response whose chunks are read from a file, each on a thread.
 
     The headers follow the first chunk, so that an error that comes before it has its status. After
@@ -319,7 +332,8 @@ async def _send_stream(response: StreamingHttpResponse, send: Send) -> None:
         if has_begun:
             await send({"type": ABORT, "more_body": True})
             return
-        failed = HttpResponse(exc.body, "application/json", exc.status, headers=exc.headers)
+        body = orjson.dumps(exc.shown_at(path))
+        failed = HttpResponse(body, "application/json", exc.status, headers=exc.headers)
         failed["x-request-id"] = failed["request-id"] = response["x-request-id"]
         await send_response(failed, send)
     finally:

@@ -8,6 +8,7 @@ items.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
@@ -280,20 +281,28 @@ class ToolSearchCallItem(KeptItem):
     arguments: Any
 
 
-class ToolSearchOutputItem(KeptItem):
+class _ToolsItem(KeptItem):
+    """Base of the items that give the model tools; unknown fields of these are reported."""
+
+    tools: list[Tool]
+
+    def _ignored(self) -> Any:
+        for place, tool in enumerate(self.tools):
+            yield from (f"tools[{place}].{name}" for name in tool._ignored())
+
+
+class ToolSearchOutputItem(_ToolsItem):
     """The tools that a search has loaded."""
 
     type: Literal["tool_search_output"]
     call_id: CallId | None = None
-    tools: list[Tool]
 
 
-class AdditionalToolsItem(KeptItem):
+class AdditionalToolsItem(_ToolsItem):
     """Tools that the model has from this item on."""
 
     type: Literal["additional_tools"]
     role: str = "developer"
-    tools: list[Tool]
 
 
 class HostedItem(KeptItem):
@@ -453,10 +462,32 @@ def _kind(value: object) -> str:
     return "item"
 
 
+class MovedItems(list[Any]):
+    """Items that are not at the positions of what the client sent for them.
+
+    ``places`` has these positions; None for an item that came with the prompt template.
+    """
+
+    def __init__(self, items: Iterable[InputItem], places: Sequence[int | None]) -> None:
+        super().__init__(items)
+        self.places = places
+
+
+def places_of(items: Sequence[InputItem]) -> Sequence[int | None]:
+    """Return the positions of items in the list that the client sent."""
+    return items.places if isinstance(items, MovedItems) else range(len(items))
+
+
+def path_of(place: int | None, field: str = "input") -> str:
+    """Return the path of an item for errors, by its position in the list that was sent."""
+    return "prompt" if place is None else f"{field}[{place}]"
+
+
 def _to_items(given: list[Any]) -> list[InputItem]:
     """Replace the messages of chat completions by items."""
     items: list[InputItem] = []
-    for entry in given:
+    places: list[int | None] = []
+    for place, entry in enumerate(given):
         match entry:
             case CallingMessage(content=content, tool_calls=calls):
                 if content:
@@ -479,7 +510,8 @@ def _to_items(given: list[Any]) -> list[InputItem]:
                     )
             case item:
                 items.append(item)
-    return items
+        places += [place] * (len(items) - len(places))
+    return items if len(items) == len(given) else MovedItems(items, places)
 
 
 def _to_call_item(call: ChatFunctionCall | ChatCustomCall) -> InputItem:

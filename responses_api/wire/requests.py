@@ -40,6 +40,7 @@ from responses_api.wire.input_items import (
     InputItems,
     InputText,
     ObjectId,
+    places_of,
 )
 from responses_api.wire.tools import Tool, ToolChoice
 
@@ -250,8 +251,10 @@ class ResponseRequest(ContextFields, ConstraintFields, SamplingFields):
 
     def _ignored(self) -> Iterator[str]:
         is_trigger = [isinstance(item, CompactionTriggerItem) for item in self.input or ()]
-        if (True, False) in pairwise(is_trigger):
-            yield "input[].compaction_trigger"  # Only at the end of the input it has an effect.
+        for position, (before, after) in enumerate(pairwise(is_trigger)):
+            if before and not after:  # Only at the end of the input it has an effect.
+                yield f"input[{places_of(self.input or [])[position]}].compaction_trigger"
+                break
         yield from super()._ignored()
 
     @property

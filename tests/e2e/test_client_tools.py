@@ -281,7 +281,7 @@ def test_hostile_tools_and_items_leave_a_bystander_served(
         "/v1/responses", json={"model": "scripted", "input": "x", "tools": too_many}
     )
     assert refused.status_code == 400, refused.text[:300]
-    assert refused.json()["error"]["param"] == "tools"
+    assert refused.json()["error"]["param"].startswith("tools[")
     large = {"type": "item_of_tomorrow", "data": "x" * 10_000_000}
     body = {"model": "scripted", "input": [large, SAY], "store": False}
     assert http.post("/v1/responses", json=body).status_code == 200

@@ -478,9 +478,9 @@ def test_an_image_on_a_model_without_eyes_is_refused_in_its_envelope(http: httpx
         ({"messages": []}, "messages"),
         (
             {"messages": [{"role": "user", "content": [{"type": "video"}]}]},
-            "messages[0].content[0]",
+            "messages.0.content.0",
         ),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
         ({"tool_choice": {"type": "tool", "name": "none"}, "tools": [WEATHER]}, "tool_choice.name"),
         (
             {

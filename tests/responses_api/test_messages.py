@@ -41,7 +41,7 @@ def messages(
     """The messages of a request with these items."""
     body = ResponseRequest.model_validate({"input": list(items), "tools": tools})
     context = [ContextItem(to_data(item), f"input[{i}]") for i, item in enumerate(body.input or ())]
-    offered = offer_tools(body.tools or (), (item.data for item in context), project_id=1)
+    offered = offer_tools(body.tools or (), context, project_id=1)
     turns = to_messages(instructions, context, PROJECT, offered)
     require_media(with_capabilities(spec), turns)
     return turns
@@ -174,14 +174,15 @@ def test_call_that_was_cut_but_answered_stays() -> None:
 
 @pytest.mark.parametrize("status", [None, "completed", "in_progress"])
 def test_call_without_its_result_is_refused(status: str | None) -> None:
-    with pytest.raises(InvalidRequestError, match="No tool output found for function call 1"):
+    with pytest.raises(InvalidRequestError, match="for function call 1") as caught:
         messages(call("1", status=status), said("user", "u"))
+    assert caught.value.param == "input[0]"
 
 
 def test_result_without_its_call_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="with call_id 1") as caught:
-        messages(result("1"))
-    assert caught.value.param == "input"
+        messages(said("user", "u"), result("1"))
+    assert caught.value.param == "input[1]"
 
 
 def test_custom_calls_are_shown_as_the_model_made_them() -> None:
