@@ -224,6 +224,7 @@ def _sending(
         handoff.opening,
         may_be_status=handoff.cancels,
         takes_events=takes_events,
+        ping=handoff.ping,
         comment=handoff.comment,
         closing=handoff.closing,
     )
