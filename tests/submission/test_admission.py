@@ -73,7 +73,9 @@ def test_prompts_of_tokens_are_counted_and_embeddings_answer_nothing() -> None:
 
 @pytest.mark.parametrize("queries", [("x" * 30,), ("x" * 30,) * 3])
 def test_a_query_is_part_of_each_pair(queries: tuple[str, ...]) -> None:
-    assert tokens(operation="rank", prompts=("x" * 300,) * 3, queries=queries) == 3 * (100 + 10 + 10)
+    assert tokens(operation="rank", prompts=("x" * 300,) * 3, queries=queries) == 3 * (
+        100 + 10 + 10
+    )
 
 
 def test_a_guard_answers_for_each_text() -> None:
