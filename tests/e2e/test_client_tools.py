@@ -197,8 +197,7 @@ AGENT_ITEMS: list[Any] = [
     {"type": "multi_agent_call_output", "call_id": "m", "action": "spawn_agent",
      "output": [{"type": "output_text", "text": "started", "annotations": []}]},
     {"type": "agent_message", "author": "scout", "recipient": "root",
-     "content": [{"type": "input_text", "text": "Found it."},
-                 {"type": "encrypted_content", "encrypted_content": "x"}]},
+     "content": [{"type": "input_text", "text": "Found it."}]},
 ]  # fmt: skip
 HOSTED_ITEMS: list[Any] = [
     *AGENT_ITEMS,
@@ -255,7 +254,7 @@ def test_what_agents_called_and_said_is_in_the_prompt(
     assert (told["role"], told["tool_call_id"], told["content"]) == ("tool", "m", "started")
     assert said == {
         "role": "user",
-        "content": "Message of the agent scout to the agent root:\nFound it.\n(encrypted_content)",
+        "content": "Message of the agent scout to the agent root:\nFound it.",
     }
     client.responses.create(model="odd", input="y", previous_response_id=raw.parse().id)
     assert odd.body["messages"][:4] == [asked, called, told, said]

@@ -6,7 +6,7 @@ Each has a row with its usage and cost, lines in the logs, and the limits of its
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,9 +144,17 @@ def wait_for_cost(stack: ServedStack, key: MadeKey, endpoint: Endpoint) -> dict[
     return found[-1]
 
 
+@pytest.fixture(scope="module")
+def browser(stack: ServedStack) -> Iterator[httpx.Client]:
+    """A browser of the first user."""
+    signed_in = stack.signed_in()
+    yield signed_in
+    signed_in.close()
+
+
 @EACH
 def test_each_has_a_row_a_cost_and_lines_in_the_logs(
-    stack: ServedStack, odd: UpstreamServer, endpoint: Endpoint
+    stack: ServedStack, odd: UpstreamServer, browser: httpx.Client, endpoint: Endpoint
 ) -> None:
     odd.answers, key = [endpoint.answer], make_key(stack)
     with key.http(stack) as http:
@@ -168,11 +176,10 @@ def test_each_has_a_row_a_cost_and_lines_in_the_logs(
     [line] = [one for one in lines if request_id in one and " answered " in one]
     for fact in (f"path={endpoint.path}", "status=200", "method=POST"):
         assert f" {fact}" in line
-    with stack.signed_in() as browser:
-        for searched in (row["public_id"], request_id):
-            page = browser.get("/admin/requests/", params={"q": searched}).text
-            assert f"/admin/requests/accepted/{row['id']}/" in page
-            assert endpoint.path.replace("/v2", "/v1") in page
+    for searched in (row["public_id"], request_id):
+        page = browser.get("/admin/requests/", params={"q": searched}).text
+        assert f"/admin/requests/accepted/{row['id']}/" in page
+        assert endpoint.path.replace("/v2", "/v1") in page
 
 
 def assert_refused(
