@@ -315,13 +315,13 @@ def _foreign_thoughts(attacker: Attacker) -> None:
 def _patch_body(size: int) -> bytes:
     """Return a request for a patch, of a grammar with one rule for each file, of this size."""
     rules = list[str]()
-    while sum(map(len, rules)) < size - size // 8:
+    while sum(map(len, rules)) < size * 15 // 16:
         n = len(rules)
-        rules.append(
-            f'\nf{n}: "*** Update File: src/module_{n}.py" /\\n/ (("+" | "-" | " ") /[^\\n]*\\n/)+'
-        )
+        path = f"packages/accounting/models/invoices/of_customers/of_the_year/module_{n}.py"
+        rules.append(f'\nf{n}: "*** Update File: src/{path}" /\\n/ line+')
     names = " | ".join(f"f{n}" for n in range(len(rules)))
-    definition = f"start: ({names})+{''.join(rules)}"
+    line = 'line: ("+" | "-" | " ") /[^\\n]*\\n/'
+    definition = f"start: ({names})+\n{line}{''.join(rules)}"
     format_ = {"type": "grammar", "syntax": "lark", "definition": definition}
     tool = {"type": "custom", "name": "apply_patch", "format": format_}
     choice = {"type": "custom", "name": "apply_patch"}
