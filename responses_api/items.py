@@ -56,6 +56,9 @@ _PREFIXES = {
     "mcp_approval_response": "mcpa_",
     "program": "prog_",
     "program_output": "progo_",
+    "agent_message": "amsg_",
+    "multi_agent_call": "mac_",
+    "multi_agent_call_output": "maco_",
 }
 _OTHER_PREFIX = "item_"
 _STATUS = {"status": "completed"}

@@ -306,7 +306,8 @@ class _MessageBuilder:
                 self._turn.is_answered = True
             case kind if kind in WORDS:
                 self.end_turn()
-                self.messages.append(Message("system", WORDS[kind](data)))
+                words = WORDS[kind](data)
+                self.messages.append(Message(words.role, words.text))
             case kind if kind in RESULTS:
                 self._add_result(item)
             case "reasoning":

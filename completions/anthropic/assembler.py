@@ -44,7 +44,8 @@ _STOP_REASONS: dict[str, StopReason] = {
     "tool_calls": "tool_use",
     "content_filter": "refusal",
 }
-_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+"""The event that Anthropic's API sends after the first event, and in long pauses."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ class MessageAssembler(Assembler):
         message = self._message().model_dump()
         message |= {"content": [], "stop_reason": None, "stop_sequence": None}
         message["usage"]["output_tokens"] = 0
-        return [_event("message_start", message=message), _PING]
+        return [_event("message_start", message=message), PING]
 
     def _open(self, block: Block) -> list[bytes]:
         """Begin a block, after the one that was open."""

@@ -37,7 +37,10 @@ FILTER_NAMES = (
     *("kind", "user", "metadata", "slower", "sort"),
 )
 """Query parameters of the filters; a saved filter keeps these."""
-ID_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "embd-", "tok-", "modr-", "audio-", "req_")
+ID_PREFIXES = (
+    *("chatcmpl-", "cmpl-", "resp_", "msg_", "embd-", "tok-", "modr-", "audio-", "rerank-"),
+    *("score-", "infill-", "ollama-", "vsearch_", "req_"),
+)
 ENDPOINTS = {
     "chat.completion": "/v1/chat/completions",
     "text_completion": "/v1/completions",

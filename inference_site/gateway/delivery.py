@@ -42,12 +42,12 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 _IDLE_S = 3600.0
 _CANCEL_S = 3.0
 _FIRST_PING_S = 0.9
-"""A stream without a frame by then gets its headers and a comment: within the first second."""
+"""A stream without a frame by then gets its headers and a ping: within the first second."""
 _COMMENT_S = 0.5
 """How long the comment of a hand-off may take to make."""
 _comment_threads = ThreadPoolExecutor(2, thread_name_prefix="comments")
 """Threads of their own: what a comment asks for may hang."""
-_PING, _DONE = b": ping\n\n", b"data: [DONE]\n\n"
+_PING_COMMENT, _DONE = b": ping\n\n", b"data: [DONE]\n\n"
 _SSE_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -162,15 +162,15 @@ class JsonSink(Sink):
 
 
 class SseSink(JsonSink):
-    """Server-sent events, with comments while nothing comes.
+    """Server-sent events, with comments, or events, while nothing comes.
 
-    ``opening``, ``comment`` and ``closing`` are those of ``HandOff``. With ``may_be_status`` a
-    stream that consists of a failure is answered as JSON, with the status of the failure. With
-    ``takes_events`` the server has the extension ``EVENTS``.
+    ``opening``, ``ping``, ``comment`` and ``closing`` are those of ``HandOff``. With
+    ``may_be_status`` a stream that consists of a failure is answered as JSON, with the status of
+    the failure. With ``takes_events`` the server has the extension ``EVENTS``.
     """
 
     _form: Headers = _SSE_HEADERS
-    _silence = _PING
+    _silence = _PING_COMMENT
 
     def __init__(
         self,
@@ -182,11 +182,12 @@ class SseSink(JsonSink):
         *,
         may_be_status: bool = True,
         takes_events: bool = False,
+        ping: bytes = b"",
         comment: Callable[[], bytes] | None = None,
         closing: Sequence[bytes] = (),
     ) -> None:
         super().__init__(send, headers, started_at, path)
-        self._comment, self._closing = comment, closing
+        self._ping, self._comment, self._closing = ping, comment, closing
         self._opening, self._may_be_status = opening, may_be_status
         self._takes_events = takes_events
         self._has_begun = False
@@ -214,24 +215,30 @@ class SseSink(JsonSink):
             self._closing = ()
         elif ending is not None:
             frames += self._closing
-        await self._write_events(frames or [await self._keep_alive()])
+        await self._write_events(frames or await self._keep_alive())
         if ending is not None:
             await self._write(b"", more=False)
 
-    async def _keep_alive(self) -> bytes:
-        """Return the comment to send while nothing comes."""
-        if self._comment is None or not self._silence:
-            return self._silence
+    async def _keep_alive(self) -> Sequence[bytes]:
+        """Return what to send while nothing comes: the comment, or it and the API's own event."""
+        comment = await self._own_comment() if self._silence else b""
+        if self._ping:
+            return [comment, self._ping] if comment else [self._ping]
+        return [comment or self._silence]
+
+    async def _own_comment(self) -> bytes:
+        """Return the comment of the hand-off; b"" if there is none now."""
+        if self._comment is None:
+            return b""
         try:
             async with asyncio.timeout(_COMMENT_S):
                 loop = asyncio.get_running_loop()
-                comment = await loop.run_in_executor(_comment_threads, self._comment)
-                return comment or self._silence
+                return await loop.run_in_executor(_comment_threads, self._comment)
         except (TimeoutError, redis.exceptions.RedisError, db.Error):
-            return self._silence
+            return b""
         except Exception:  # A comment must not end a stream.
             logger.warning("a comment could not be made", exc_info=True)
-            return self._silence
+            return b""
 
     async def _write_events(self, events: Sequence[bytes]) -> None:
         """Write each event as one part: some clients lose an event that arrives in two."""

@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 
 Answer = tuple[HttpResponseBase, Outcome]
 
-_LARGE = 256 * 1024
+_LARGE = 128 * 1024
 """Bytes from which on a body is decoded on its project's one thread for large bodies."""
 _HEALTH_THREADS = 2
 _HEALTH_PATHS = ("/health", "/health/ready", "/metrics")
@@ -231,6 +231,7 @@ def _sending(
         handoff.opening,
         may_be_status=handoff.cancels,
         takes_events=takes_events,
+        ping=handoff.ping,
         comment=handoff.comment,
         closing=handoff.closing,
     )

@@ -155,7 +155,10 @@ class BubbleMaker:
             case kind if kind in RESULTS:
                 return Bubble("result", "tool", _pieces(RESULTS[kind](data)))
             case kind if kind in WORDS:
-                return Bubble("note", "", name=WORDS[kind](data))
+                words = WORDS[kind](data)
+                if words.role == "system":
+                    return Bubble("note", "", name=words.text)
+                return Bubble("message", words.role, [text_piece(words.text)])
             case other:
                 return Bubble("note", "", name=f"{other}: it is not shown to the model.")
 

@@ -306,7 +306,9 @@ class AdditionalToolsItem(_ToolsItem):
 
 
 class HostedItem(KeptItem):
-    """An item that OpenAI's own tools make: a call with its result, an approval, a program."""
+    """An item that OpenAI's own tools and agents make: a call, its result, an approval, a program,
+    a message between agents.
+    """
 
     call_id: CallId | None = None
 
@@ -352,7 +354,7 @@ _HOSTED_TYPES = frozenset(
         *("file_search_call", "web_search_call", "image_generation_call", "mcp_call"),
         *("code_interpreter_call", "mcp_list_tools", "mcp_approval_request"),
         *("mcp_approval_response", "computer_call", "computer_call_output", "program"),
-        "program_output",
+        *("program_output", "agent_message", "multi_agent_call", "multi_agent_call_output"),
     }
 )
 

@@ -570,7 +570,7 @@ def test_a_client_that_leaves_ends_the_call(site: Site) -> None:
         headers={"x-api-key": site.stack.key},
     ) as answer:  # fmt: skip
         lines = answer.iter_lines()
-        start = next(line for line in lines if line.startswith("data: "))
+        start = next(line for line in lines if line.startswith('data: {"type":"message_start"'))
         next(line for line in lines if "mcp_tool_use" in line)
     message_id = json.loads(start.removeprefix("data: "))["message"]["id"]
     ended = lambda: site.stack.row(message_id)["status"] == "cancelled"  # noqa: E731

@@ -295,7 +295,10 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=4,
 )
-FIELDS = ("action", "output", "outputs", "results", "tools", "arguments", "operation", "name")
+FIELDS = (
+    *("action", "output", "outputs", "results", "tools", "arguments", "operation", "name"),
+    *("content", "author"),
+)
 
 
 @given(
@@ -345,6 +348,28 @@ def test_calls_of_openais_tools_are_calls_with_their_results() -> None:
     assert [turn.text for turn in turns if turn.role != "assistant"] == [
         *("(The results were not kept.)", "o", "The user refused the call", "u"),
     ]
+
+
+def test_calls_and_messages_between_agents_are_shown() -> None:
+    texts = [{"type": "output_text", "text": "started"}, {"type": "output_text", "text": "scout"}]
+    content = [
+        {"type": "input_text", "text": "Found it."},
+        {"type": "input_image", "image_url": "https://example.org/a.png"},
+        {"type": "encrypted_content", "encrypted_content": "x"},
+    ]
+    turns = messages(
+        {"type": "multi_agent_call", "call_id": "1", "action": "spawn_agent",
+         "arguments": '{"task": "t"}', "agent": {"agent_name": "root"}},
+        {"type": "multi_agent_call_output", "call_id": "1", "action": "spawn_agent",
+         "output": texts},
+        {"type": "agent_message", "author": "scout", "recipient": "root", "content": content},
+    )  # fmt: skip
+    shown = "Message of the agent scout to the agent root:\nFound it.\n(input_image)"
+    assert turns == (
+        Message("assistant", None, tool_calls=(ToolCall("1", "spawn_agent", '{"task": "t"}'),)),
+        Message("tool", "started\nscout", "spawn_agent", tool_call_id="1"),
+        Message("user", f"{shown}\n(encrypted_content)"),
+    )
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,7 @@ def respond(
     outcome.started_id = submission.generation_id
     if follower is not None:
         model, id_ = submission.document.request.model, submission.generation_id
+        kind = kind_of(submission.kind)
 
         def comment() -> bytes:
             with release_connection_after():
@@ -232,7 +233,8 @@ def respond(
             submission.stream,
             submission.frames,
             cancels=not submission.background,
-            form=kind_of(submission.kind).form,
+            form=kind.form,
+            ping=kind.ping,
             comment=comment if submission.stream else None,
         )
         answer = hand_off(request._request, handoff)
