@@ -12,7 +12,8 @@ give_large_blocks_back()
 if os.environ.get("SERVE_STATE_FD"):  # `serve` goes on, without Django.
     from inference_site.ops.serve.processes import resume
 
-    sys.exit(resume())
+    resume()
+    sys.exit()
 
 from django.core.management import execute_from_command_line  # noqa: E402  # It is an import, too.
 

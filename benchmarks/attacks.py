@@ -118,18 +118,22 @@ class Bystander:
 
 @dataclass
 class Attacker:
-    """A project that attacks."""
+    """A project that attacks. ``other`` is a key of another project."""
 
     url: str
     key: str
     http: httpx.Client
+    other: str
     long_id: str = ""
     conversation_id: str = ""
+    signed_thoughts: bytes = b""
 
-    def post(self, path: str, body: object) -> httpx.Response:
-        """Send the request; return the answer with any status."""
+    def post(self, path: str, body: object, key: str = "") -> httpx.Response:
+        """Send the request, with its own key or this one; return the answer with any status."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
         return self.http.post(path, content=content, headers=headers)
 
     @contextlib.contextmanager
@@ -272,6 +276,90 @@ def _long_conversation(attacker: Attacker) -> None:
         attacker.post("responses", {**asked, "input": "x", "truncation": truncation})
 
 
+def _many_tools(attacker: Attacker) -> None:
+    """Offer 500 tools in 40 namespaces to a model with room for them, and to one without."""
+    for body in _TOOL_BODIES:
+        attacker.post("responses", body)
+
+
+def _patch_grammars(attacker: Attacker) -> None:
+    """Force a patch of a grammar of 300 KB, and of one of the largest size that is read."""
+    for body in _PATCH_BODIES:
+        attacker.post("responses", body)
+
+
+def _foreign_thoughts(attacker: Attacker) -> None:
+    """Send back 200 thoughts of 20 KB; the signature of the last is of another project."""
+    if not attacker.signed_thoughts:
+        asked = {
+            "model": "scripted",
+            "max_tokens": 100_000,
+            "thinking": {"type": "enabled", "budget_tokens": 50_000},
+            "messages": _user(json.dumps([{"reasoning": "abcde " * 3_500}, {"text": "x"}])),
+        }
+        own, foreign = (
+            attacker.post("messages", asked, key).raise_for_status().json()["content"]
+            for key in (attacker.key, attacker.other)
+        )
+        turns = [turn for n in range(200) for turn in (
+            *_user("x"), {"role": "assistant", "content": foreign if n == 199 else own},
+        )]  # fmt: skip
+        body = {**asked, "messages": [*turns, *_user("x")]}
+        refused = attacker.post("messages", body)
+        if refused.status_code != 400 or "signature" not in refused.text:
+            raise RuntimeError(f"It was not refused: {refused.text[:300]}")
+        attacker.signed_thoughts = json.dumps(body).encode()
+    attacker.post("messages", attacker.signed_thoughts)
+
+
+def _patch_body(size: int) -> bytes:
+    """Return a request for a patch, of a grammar with one rule for each file, of this size."""
+    rules = list[str]()
+    while sum(map(len, rules)) < size * 15 // 16:
+        n = len(rules)
+        path = f"packages/accounting/models/invoices/of_customers/of_the_year/module_{n}.py"
+        rules.append(f'\nf{n}: "*** Update File: src/{path}" /\\n/ line+')
+    names = " | ".join(f"f{n}" for n in range(len(rules)))
+    line = 'line: ("+" | "-" | " ") /[^\\n]*\\n/'
+    definition = f"start: ({names})+\n{line}{''.join(rules)}"
+    format_ = {"type": "grammar", "syntax": "lark", "definition": definition}
+    tool = {"type": "custom", "name": "apply_patch", "format": format_}
+    choice = {"type": "custom", "name": "apply_patch"}
+    body = {"model": "demo", "input": "Hello", "tools": [tool], "tool_choice": choice}
+    return json.dumps({**body, "max_output_tokens": 16}).encode()
+
+
+_TOOL = {
+    "type": "function",
+    "description": "Find the customers whose name, city or number begins like this.",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            name: {"type": "string", "description": f"The {name}."}
+            for name in ("name", "city", "number")
+        },
+        "required": ["name"],
+    },
+}
+_SPACES = [
+    {
+        "type": "namespace",
+        "name": f"mcp__space_{n}",
+        "description": "Customers",
+        "tools": [{**_TOOL, "name": f"tool_{i}"} for i in range(13 if n < 20 else 12)],
+    }
+    for n in range(40)
+]
+_TOOL_BODIES = [
+    json.dumps({"model": model, "input": "Hello", "tools": _SPACES}).encode()
+    for model in ("scripted", "demo")
+]
+_PATCH_BODIES = [_patch_body(300_000), _patch_body(60_000)]
+_LARGE_ITEM = {
+    "type": "item_of_tomorrow",
+    "data": " ".join(f"{n:07}" for n in range(10 * MIB // 8)),
+}
+_TRIGGERS = [*_user("Tell me a story."), *[{"type": "compaction_trigger"}] * 1_000]
 _ACCENTS = ["e" + "\u0301" * (size // 2) for size in (900_000, 60_000)]
 """Characters that the demo's vocabulary does not have: far more than its context, and less than
 is refused by its length alone."""
@@ -316,6 +404,13 @@ ATTACKS: dict[str, Callable[[Attacker], object]] = {
     "chats of accents, left at once": _left_chats,
     "counts of 900 KB of accents": _counts,
     "conversations of 30,000 items": _long_conversation,
+    "500 tools in 40 namespaces": _many_tools,
+    "patch grammars of 300 and 60 KB": _patch_grammars,
+    "stored items of 10 MB": _body(
+        {"model": "scripted", "input": [_LARGE_ITEM, *_user("x")]}, "responses"
+    ),
+    "1,000 compaction triggers": _body({"model": "demo", "input": _TRIGGERS}, "responses"),
+    "thoughts that another project signed": _foreign_thoughts,
     "background responses": _background,
     "1,200 silent connections": _silent,
     "1,200 idle WebSockets": _idle_websockets,
@@ -325,7 +420,7 @@ ATTACKS: dict[str, Callable[[Attacker], object]] = {
 def measure(endpoint: Endpoint, other: str, name: str, duration_s: float) -> dict[str, float]:
     """Return the bystander's outcomes during the attack."""
     # In processes of their own: they share the processors with the stack, but no lock of Python's.
-    attackers = [_start(endpoint, name) for _ in range(_ATTACKERS)]
+    attackers = [_start(endpoint, other, name) for _ in range(_ATTACKERS)]
     attacked = Bystander(endpoint, other).look(duration_s)
     for process in attackers:
         process.kill()
@@ -333,10 +428,10 @@ def measure(endpoint: Endpoint, other: str, name: str, duration_s: float) -> dic
     return attacked
 
 
-def _start(endpoint: Endpoint, name: str) -> multiprocessing.Process:
+def _start(endpoint: Endpoint, other: str, name: str) -> multiprocessing.Process:
     """Start an attacker; return after its first round, which may only prepare the attack."""
     has_begun = multiprocessing.Event()
-    arguments = (endpoint.url, endpoint.key, name, has_begun)
+    arguments = (endpoint.url, endpoint.key, other, name, has_begun)
     process = multiprocessing.Process(target=attack, args=arguments)
     process.start()
     while not has_begun.wait(1):
@@ -345,12 +440,12 @@ def _start(endpoint: Endpoint, name: str) -> multiprocessing.Process:
     return process
 
 
-def attack(url: str, key: str, name: str, has_begun: Event) -> None:
+def attack(url: str, key: str, other: str, name: str, has_begun: Event) -> None:
     """Attack until this process is killed."""
     os.nice(19)
     headers = {"Authorization": f"Bearer {key}"}
     with httpx.Client(base_url=url, headers=headers, timeout=60) as http:
-        attacker = Attacker(url, key, http)
+        attacker = Attacker(url, key, http, other)
         while True:
             with contextlib.suppress(httpx.HTTPError, OSError):
                 ATTACKS[name](attacker)
@@ -390,6 +485,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", choices=ATTACKS, default=list(ATTACKS))
     parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--part", default="attacks", help="of the figures; default: attacks")
     add_write_option(parser)
     options = parser.parse_args(arguments)
     end_on_sigterm()
@@ -402,7 +498,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("\n".join(lines(rows)))
     print(f"\n{machine['Processor']}, load average before: {machine['Load average before']}")
     if options.write:
-        keep("attacks", {"rows": rows}, machine)
+        keep(options.part, {"rows": rows}, machine)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from completions.anthropic.assembler import (
     INPUT_TOKENS,
     MESSAGE,
+    PING,
     InputTokensAssembler,
     MessageAssembly,
 )
@@ -65,7 +66,7 @@ KINDS = {
     EMBEDDING: GenerationKind(EmbeddingAssembly, EmbeddingAssembler, failure),
     INFILL: GenerationKind(InfillAssembly, InfillAssembler, failure),
     INPUT_TOKENS: GenerationKind(Assembly, InputTokensAssembler, message_failure),
-    MESSAGE: GenerationKind(MessageAssembly, message_assembler, message_failure),
+    MESSAGE: GenerationKind(MessageAssembly, message_assembler, message_failure, ping=PING),
     MODERATION: GenerationKind(ModerationAssembly, ModerationAssembler, failure),
     OLLAMA: GenerationKind(OllamaAssembly, OllamaAssembler, ollama_failure, form="lines"),
     OLLAMA_EMBEDDING: GenerationKind(

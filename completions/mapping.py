@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from completions.wire.chat import ChatCompletionRequest
+from completions.wire.chat import ChatCompletionRequest, DialectChat
 from completions.wire.completion import CompletionRequest, Prompt
 from completions.wire.messages import (
     AllowedToolsChoice,
@@ -35,6 +35,7 @@ from inference_site.core.domain.request import (
     custom_tool,
 )
 from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.gateway.api.payload import shown_name
 from inference_site.gateway.request_fields.capabilities import (
     require_endpoint,
     require_fields,
@@ -67,6 +68,9 @@ from inference_site.gateway.request_fields.web_search import (
 )
 from inference_site.gateway.request_fields.wire import Content, NestedGrammarInput
 from inference_site.gateway.submission.model_access import ResolvedModel
+
+_MOST_NAMED = 10
+"""Calls without results that an error names."""
 
 
 def to_messages(messages: Sequence[RequestMessage]) -> tuple[Message, ...]:
@@ -105,11 +109,30 @@ def _turn(message: RequestMessage, position: int, before: Sequence[Message]) -> 
         case UserMessage():
             return _with_content("user", message.content, param, name=message.name)
         case AssistantMessage():
-            return _assistant(message, position)
+            calls = tuple(_call(call) for call in message.tool_calls or ())
+            if message.function_call is not None:
+                legacy = message.function_call
+                calls = (*calls, ToolCall(f"call_{position}", legacy.name, legacy.arguments))
+            if message.content is None and message.refusal is None and not calls:
+                raise InvalidRequestError(
+                    "No content was provided, expected tool calls to be provided.", param=param
+                )
+            parts: tuple[Part, ...] = ()
+            text = message.refusal
+            if message.content is not None:
+                text, parts = to_content(message.content, param)
+            return Message(
+                "assistant",
+                text,
+                name=message.name,
+                tool_calls=calls,
+                parts=parts,
+                reasoning=message.reasoning_content or None,
+            )
         case FunctionMessage():
             # It answers the last call: there are no ids.
-            calls = before[-1].tool_calls if before else ()
-            call_id = calls[-1].id if calls else None
+            made = before[-1].tool_calls if before else ()
+            call_id = made[-1].id if made else None
             content = message.content or ""
             return _with_content("tool", content, param, name=message.name, tool_call_id=call_id)
         case ToolMessage():
@@ -120,26 +143,6 @@ def _with_content(role: Role, content: Content, param: str, **fields: Any) -> Me
     """Return the message with this content: plain text, or parts if it has others than text."""
     text, parts = to_content(content, param)
     return Message(role, text, parts=parts, **fields)
-
-
-def _assistant(message: AssistantMessage, position: int) -> Message:
-    calls = tuple(_call(call) for call in message.tool_calls or ())
-    if message.function_call is not None:
-        legacy = message.function_call
-        calls = (*calls, ToolCall(f"call_{position}", legacy.name, legacy.arguments))
-    if message.content is None and message.refusal is None and not calls:
-        raise InvalidRequestError(
-            "No content was provided, expected tool calls to be provided.",
-            param=f"messages[{position}].content",
-        )
-    parts: tuple[Part, ...] = ()
-    text = message.refusal
-    if message.content is not None:
-        text, parts = to_content(message.content, f"messages[{position}].content")
-    reasoning = message.reasoning_content or None
-    return Message(
-        "assistant", text, name=message.name, tool_calls=calls, parts=parts, reasoning=reasoning
-    )
 
 
 def _call(call: RequestToolCall) -> ToolCall:
@@ -154,21 +157,24 @@ def _results_in_order(
     """Return the results in the order of the message's calls; ``position`` is the message's."""
     calls = [_call(call) for call in message.tool_calls or ()]
     by_call = {result.tool_call_id: result for result in results}
+    places = {result.tool_call_id: position + 1 + i for i, result in enumerate(results)}
     unknown = by_call.keys() - {call.id for call in calls}
     if unknown:
+        first = min(unknown, key=lambda id_: places[id_])
         raise InvalidRequestError(
-            f"No tool call found for the tool message with tool_call_id '{min(unknown)}'.",
-            param="messages",
+            f"No tool call found for the tool message with tool_call_id '{shown_name(first)}'.",
+            param=f"messages[{places[first]}].tool_call_id",
         )
     missing = [call.id for call in calls if call.id not in by_call]
     if missing:
+        shown = [shown_name(id_) for id_ in missing[:_MOST_NAMED]]
+        shown += ["…"] if len(missing) > _MOST_NAMED else []
         raise InvalidRequestError(
             "An assistant message with 'tool_calls' must be followed by tool messages responding "
             "to each 'tool_call_id'. The following tool_call_ids did not have response messages: "
-            f"{', '.join(missing)}",
+            f"{', '.join(shown)}",
             param=f"messages[{position}].tool_calls",
         )
-    places = {result.tool_call_id: position + 1 + i for i, result in enumerate(results)}
     return [
         _with_content(
             "tool",
@@ -201,12 +207,7 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
     template_vars = to_template_vars(switches, body.chat_template_kwargs, body.template_vars)
     if not prefix and _continues(body, messages, model):
         if plan.must_call or constraint is not None:
-            raise InvalidRequestError(
-                "Invalid 'messages': the last message is of the assistant and would be continued, "
-                "but an answer that must be a call or must match a format cannot be. With "
-                "'add_generation_prompt': true it is a new turn.",
-                param="messages",
-            )
+            raise _cannot_continue(body)
         messages, last = messages[:-1], messages[-1]
         prefix = last.all_text
         # The reasoning ended before the text began.
@@ -235,6 +236,18 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
     return with_token_report(request, body, stream=bool(body.stream))
 
 
+def _cannot_continue(body: ChatCompletionRequest) -> InvalidRequestError:
+    """Return the error for a last message that would have to be continued, and cannot be."""
+    last = f"messages[{len(body.messages) - 1}]"
+    instead = " With 'add_generation_prompt': true it is a new turn."
+    return InvalidRequestError(
+        f"Invalid '{last}': the last message is of the assistant and would be continued, but an "
+        "answer that must be a call or must match a format cannot be."
+        f"{'' if isinstance(body, DialectChat) else instead}",
+        param=last,
+    )
+
+
 def _with_search(body: ChatCompletionRequest, plan: ToolPlan, model: ResolvedModel) -> ToolPlan:
     """Return the plan with the functions of the web search, if the request and the site have one.
 
@@ -248,9 +261,12 @@ def _with_search(body: ChatCompletionRequest, plan: ToolPlan, model: ResolvedMod
             "Invalid 'n': with 'web_search_options' there is one choice.", param="n"
         )
     if taken := {tool.name for tool in plan.tools} & ARGUMENTS.keys():
+        names = [tool.name for tool in plan.tools]
+        name = next(name for name in names if name in taken)
+        param = "functions" if plan.is_legacy else "tools"
+        param = f"{param}[{names.index(name)}]"
         raise InvalidRequestError(
-            f"Invalid 'tools': '{min(taken)}' is a function of 'web_search_options'.",
-            param="tools",
+            f"Invalid '{param}': '{name}' is a function of 'web_search_options'.", param=param
         )
     return replace(plan, tools=(*plan.tools, *search_functions(options.location)))
 
@@ -327,7 +343,7 @@ def to_tool_plan(body: ChatCompletionRequest) -> ToolPlan:
     """Return the plan. Raise InvalidRequestError for the choice of an unknown tool."""
     if body.functions is not None or body.function_call is not None:
         return _legacy_plan(body)
-    tools = tuple(to_tool(tool) for tool in body.tools or ())
+    tools = tuple(to_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ()))
     choice = body.tool_choice
     if choice is not None and choice != "none" and not tools:
         raise InvalidRequestError(
@@ -344,24 +360,30 @@ def to_tool_plan(body: ChatCompletionRequest) -> ToolPlan:
             return ToolPlan(select_tools(tools, [choice.name]), must_call=True)
         case AllowedToolsChoice(allowed_tools=allowed):
             names = [tool.name for tool in allowed.tools]
-            return ToolPlan(select_tools(tools, names), must_call=allowed.mode == "required")
+            chosen = select_tools(tools, names, "tool_choice.allowed_tools.tools[{}]")
+            return ToolPlan(chosen, must_call=allowed.mode == "required")
         case _:
             return ToolPlan(tools)
 
 
-def to_tool(tool: RequestTool) -> Tool:
-    """Return the tool as the model sees it."""
+def to_tool(tool: RequestTool, where: str) -> Tool:
+    """Return the tool as the model sees it; ``where`` is its path in the request."""
     if isinstance(tool, CustomTool):
         input_format = tool.custom.format
         grammar = input_format.grammar if isinstance(input_format, NestedGrammarInput) else None
-        return custom_tool(tool.custom.name, tool.custom.description, to_grammar(grammar))
-    return _function(tool.function)
+        param = f"{where}.custom.format.grammar.definition"
+        return custom_tool(tool.custom.name, tool.custom.description, to_grammar(grammar, param))
+    return _function(tool.function, f"{where}.function")
 
 
-def _function(function: FunctionDefinition) -> Tool:
-    is_strict = bool(function.strict)
-    parameters = function.parameters or {}
-    return Tool(function.name, function.description, parameters, is_strict=is_strict)
+def _function(function: FunctionDefinition, where: str) -> Tool:
+    return Tool(
+        function.name,
+        function.description,
+        function.parameters or {},
+        is_strict=bool(function.strict),
+        param=f"{where}.parameters",
+    )
 
 
 def _legacy_plan(body: ChatCompletionRequest) -> ToolPlan:
@@ -374,7 +396,9 @@ def _legacy_plan(body: ChatCompletionRequest) -> ToolPlan:
             "Invalid 'function_call': it is only allowed when 'functions' are specified.",
             param="function_call",
         )
-    tools = tuple(_function(function) for function in body.functions)
+    tools = tuple(
+        _function(function, f"functions[{i}]") for i, function in enumerate(body.functions)
+    )
     match body.function_call:
         case "none":
             return ToolPlan(is_legacy=True)

@@ -129,21 +129,12 @@ def replay_of(public_id: str, after: int = -1, *, may_renumber: bool = True) -> 
 
 def replay(stored: StoredCompletion) -> Batch:
     """Return the whole stream. A comment replaces each chunk of prompt progress."""
-    body = orjson.dumps(stored.completion)
-    if stored.streamed is None:
+    completion, streamed = stored.completion, stored.streamed
+    body = orjson.dumps(completion)
+    if streamed is None:
         return Batch(0, (), Ending((), 200, body))
-    assembler = ChatAssembler(_assembly(stored.completion, stored.streamed))
-    frames: list[bytes] = []
-    for delta in _deltas(stored.completion["choices"], stored.streamed["deltas"]):
-        frames += [_LEFT_OUT] if delta is None else assembler.feed(delta)
-    assembler.feed(_usage(stored.completion))
-    frames += assembler.complete().frames
-    return Batch(0, frames, Ending((), 200, body))
-
-
-def _assembly(completion: dict[str, Any], streamed: dict[str, Any]) -> ChatAssembly:
     choices = completion["choices"]
-    return ChatAssembly(
+    assembly = ChatAssembly(
         completion["id"],
         completion["created"],
         completion["model"],
@@ -155,18 +146,23 @@ def _assembly(completion: dict[str, Any], streamed: dict[str, Any]) -> ChatAssem
         service_tier=completion["service_tier"],
         timings="timings" in completion,
     )
-
-
-def _usage(completion: dict[str, Any]) -> Usage:
+    assembler = ChatAssembler(assembly)
+    frames: list[bytes] = []
+    for delta in _deltas(choices, streamed["deltas"]):
+        frames += [_LEFT_OUT] if delta is None else assembler.feed(delta)
     usage, timings = completion["usage"], completion.get("timings", {})
-    return Usage(
-        input_tokens=usage["prompt_tokens"],
-        output_tokens=usage["completion_tokens"],
-        cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
-        reasoning_tokens=usage["completion_tokens_details"]["reasoning_tokens"],
-        prefill_ms=timings.get("prompt_ms", 0.0),
-        decode_ms=timings.get("predicted_ms", 0.0),
+    assembler.feed(
+        Usage(
+            input_tokens=usage["prompt_tokens"],
+            output_tokens=usage["completion_tokens"],
+            cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
+            reasoning_tokens=usage["completion_tokens_details"]["reasoning_tokens"],
+            prefill_ms=timings.get("prompt_ms", 0.0),
+            decode_ms=timings.get("predicted_ms", 0.0),
+        )
     )
+    frames += assembler.complete().frames
+    return Batch(0, frames, Ending((), 200, body))
 
 
 class _Choice:
@@ -209,15 +205,13 @@ class _Choice:
             elif name == "refusal":
                 yield RefusalDelta(text, self.index)
             else:
-                yield self._call(int(number), text, is_first=name == "call")
-
-    def _call(self, number: int, text: str, *, is_first: bool) -> ToolCallDelta:
-        call = self._calls[number]
-        is_custom = call["type"] == "custom"
-        if not is_first:
-            return ToolCallDelta(number, text, index=self.index, is_custom=is_custom)
-        name = call[call["type"]]["name"]
-        return ToolCallDelta(number, text, call["id"], name, self.index, is_custom)
+                call, nth = self._calls[int(number)], int(number)
+                is_custom = call["type"] == "custom"
+                if name == "call":  # The first delta of the call.
+                    called = call[call["type"]]["name"]
+                    yield ToolCallDelta(nth, text, call["id"], called, self.index, is_custom)
+                else:
+                    yield ToolCallDelta(nth, text, index=self.index, is_custom=is_custom)
 
 
 def _deltas(

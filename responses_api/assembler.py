@@ -253,18 +253,15 @@ class ResponseAssembler(Assembler):
             items = _ITEMS.validate_python(self._saved["items"])
             for item in items[len(output.items) :]:
                 frames += output.add_whole(item)
-            deltas = self._turns.restore(self._saved["turns"], self._compacted_in(items))
+            sealed = [item.encrypted_content for item in items if isinstance(item, Compaction)]
+            compacted = None
+            if sealed:
+                assert self._unseal_compaction is not None
+                compacted = self._unseal_compaction(sealed[-1])
+            deltas = self._turns.restore(self._saved["turns"], compacted)
         elif self._turns is not None and self._plan is not None and self._plan.first_calls:
             deltas = self._turns.first(self._plan.first_calls)
         return [*frames, *(frame for delta in deltas for frame in self.feed(delta))]
-
-    def _compacted_in(self, items: Sequence[OutputItem]) -> CompactedContext | None:
-        """Return the context of the newest compaction among these items, if there is one."""
-        sealed = [item.encrypted_content for item in items if isinstance(item, Compaction)]
-        if not sealed:
-            return None
-        assert self._unseal_compaction is not None
-        return self._unseal_compaction(sealed[-1])
 
     def calls(self) -> Sequence[SiteCall]:
         """Return the calls to run (see ``Assembler``); of an answer that was cut off, no tool's."""
@@ -519,7 +516,29 @@ class Output:
         self.open_item: OpenItem | None = None
         self._next_index = 0
         for event in events_of(frames):
-            self._read(event)
+            match event:
+                case wire.ResponseStateEvent(type="response.in_progress"):
+                    # Other items before it are of an earlier attempt.
+                    self.clear([item.id for item in event.response.output])
+                case wire.OutputItemEvent(type="response.output_item.added"):
+                    self._next_index = event.output_index
+                    self._start(event.item).first = event.sequence_number
+                case wire.OutputItemEvent():
+                    self._finish(event.item)
+                case (
+                    wire.OutputTextDelta()
+                    | wire.RefusalDelta()
+                    | wire.ReasoningTextDelta()
+                    | wire.FunctionCallArgumentsDelta()
+                    | wire.CustomToolCallInputDelta()
+                    | wire.McpCallArgumentsDelta()
+                ) if self.open_item is not None:
+                    logprobs = event.logprobs if isinstance(event, wire.OutputTextDelta) else []
+                    if isinstance(event, wire.RefusalDelta):
+                        self.open_item.announced = as_refusal(self.open_item.announced)
+                    self.open_item.append(event.delta, [entry.model_dump() for entry in logprobs])
+                case wire.McpCallArgumentsDone() if self.open_item is not None:
+                    self.open_item.is_called = True
 
     @property
     def is_empty(self) -> bool:
@@ -571,31 +590,6 @@ class Output:
             sizes = [len(piece) for piece in ended.pieces]
             self.sent_deltas.append(SentDeltas(ended.first, sizes, counts))
         self.open_item = None
-
-    def _read(self, event: wire.ResponseEvent) -> None:
-        match event:
-            case wire.ResponseStateEvent(type="response.in_progress"):
-                # Other items before it are of an earlier attempt.
-                self.clear([item.id for item in event.response.output])
-            case wire.OutputItemEvent(type="response.output_item.added"):
-                self._next_index = event.output_index
-                self._start(event.item).first = event.sequence_number
-            case wire.OutputItemEvent():
-                self._finish(event.item)
-            case (
-                wire.OutputTextDelta()
-                | wire.RefusalDelta()
-                | wire.ReasoningTextDelta()
-                | wire.FunctionCallArgumentsDelta()
-                | wire.CustomToolCallInputDelta()
-                | wire.McpCallArgumentsDelta()
-            ) if self.open_item is not None:
-                logprobs = event.logprobs if isinstance(event, wire.OutputTextDelta) else []
-                if isinstance(event, wire.RefusalDelta):
-                    self.open_item.announced = as_refusal(self.open_item.announced)
-                self.open_item.append(event.delta, [entry.model_dump() for entry in logprobs])
-            case wire.McpCallArgumentsDone() if self.open_item is not None:
-                self.open_item.is_called = True
 
 
 class OutputWriter(Output):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 from pydantic_core import from_json
@@ -23,6 +23,7 @@ from inference_site.core.domain.request import (
     function_name,
 )
 from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.gateway.api.payload import shown_name
 from inference_site.gateway.request_fields.mapping import to_grammar
 from inference_site.gateway.request_fields.wire import GrammarInput
 from inference_site.runs.queue import new_id
@@ -50,6 +51,9 @@ from responses_api.wire.tools import (
     TypedChoice,
     TypedTool,
 )
+
+if TYPE_CHECKING:  # The worker imports this module, and needs no context.
+    from responses_api.context import ContextItem
 
 _TOOLS: TypeAdapter[list[Tool]] = TypeAdapter(list[Tool])
 
@@ -226,7 +230,7 @@ class OfferedTools:
     new_items: list[dict[str, Any]] = field(default_factory=list)
     """Those of them that came with this request."""
     param: str = "tools"
-    """The path of the tool that is being offered, for errors."""
+    """The path of the tool that is being offered, in ``tools`` or in an item, for errors."""
     _names: dict[Route, str] = field(default_factory=dict)
 
     @property
@@ -254,9 +258,9 @@ class OfferedTools:
             return
         if len(self.routes) >= MAX_FUNCTIONS:
             raise InvalidRequestError(
-                f"Invalid 'tools': there are more than {MAX_FUNCTIONS} functions, those in "
-                "namespaces and in items included.",
-                param="tools",
+                f"Invalid '{self.param}': with it there are more than {MAX_FUNCTIONS} functions, "
+                "those in namespaces and in items included.",
+                param=self.param,
                 code="array_above_max_length",
             )
         name = route.usual_name
@@ -266,21 +270,26 @@ class OfferedTools:
 
     def add_function(self, route: Route, function: request.Tool) -> None:
         """Offer a function as it is, but for its name (see ``add``)."""
-        self.add(route, lambda name: replace(function, name=name))
+        param = self.param
+        self.add(route, lambda name: replace(function, name=name, param=param))
 
-    def select(self, choices: Iterable[NamedChoice | TypedChoice]) -> tuple[request.Tool, ...]:
+    def select(
+        self, choices: Iterable[NamedChoice | TypedChoice], param: str = "tool_choice"
+    ) -> tuple[request.Tool, ...]:
         """Return the functions of the tools that these choices name; typed tools may be missing.
 
-        Raise InvalidRequestError for a name that no tool has.
+        ``param`` is the path of a choice, with ``{}`` for its position among several. Raise
+        InvalidRequestError for a name that no tool has.
         """
         chosen: set[str] = set()
-        for choice in choices:
+        for position, choice in enumerate(choices):
             found = {name for name, route in self.routes.items() if _is_chosen(choice, name, route)}
             if not found and isinstance(choice, NamedChoice):
+                place = param.format(position)
                 raise InvalidRequestError(
-                    f"Invalid value for 'tool_choice': there is no tool named '{choice.name}' in "
-                    "'tools'.",
-                    param="tool_choice",
+                    f"Invalid value for '{place}': there is no tool named "
+                    f"'{shown_name(choice.name)}' in 'tools'.",
+                    param=place,
                 )
             chosen |= found
         return tuple(self.functions[name] for name in self.functions if name in chosen)
@@ -305,7 +314,7 @@ def _is_chosen(choice: NamedChoice | TypedChoice, name: str, route: Route) -> bo
 
 def offer_tools(
     tools: Sequence[Tool],
-    items: Iterable[dict[str, Any]] = (),
+    items: Iterable[ContextItem] = (),
     *,
     project_id: int,
     include: Iterable[str] = (),
@@ -314,20 +323,29 @@ def offer_tools(
     """Return the functions of a request: its tools, and those that its stored items have loaded.
 
     Tools with ``defer_loading`` are left out until an item has loaded them, if the request has a
-    tool search that the client executes. Raise InvalidRequestError for too many tools.
+    tool search that the client executes. Raise InvalidRequestError for too many tools; errors about
+    the tools of an item name their place in it.
     """
-    offered = OfferedTools(items=list(items), new_items=list(new_items), include=frozenset(include))
+    placed = list(items)
+    offered = OfferedTools(
+        items=[item.data for item in placed],
+        new_items=list(new_items),
+        include=frozenset(include),
+    )
     deferred = list[str]()
-    given, loaded = list(tools), list[Tool]()
-    for item in offered.items:
-        if item["type"] == "additional_tools":
-            given += _TOOLS.validate_python(item["tools"])
-        elif item["type"] == "tool_search_output":
-            loaded += _TOOLS.validate_python(item["tools"])
-    searches = [t for t in given if isinstance(t, ToolSearchTool) and t.execution == "client"]
-    for position, tool in enumerate(given):
-        where = f"tools[{position}]" if position < len(tools) else ""  # Others are in items.
-        offered.param = where or "tools"
+    given, loaded = list(_placed(tools, "tools")), list[tuple[str, Tool]]()
+    for item in placed:
+        if item.data["type"] == "additional_tools":
+            given += _tools_of(item)
+        elif item.data["type"] == "tool_search_output":
+            loaded += _tools_of(item)
+    searches = [
+        (where, tool)
+        for where, tool in given
+        if isinstance(tool, ToolSearchTool) and tool.execution == "client"
+    ]
+    for where, tool in given:
+        offered.param = where
         match tool:
             case ToolSearchTool(execution="client"):
                 pass
@@ -346,11 +364,11 @@ def offer_tools(
                 offered.unsupported.append(tool.type)
             case _:
                 deferred += _offer_callable(offered, tool, where, is_loaded=not searches)
-    for tool in loaded:
+    for where, tool in loaded:
         if isinstance(tool, (FunctionTool, CustomTool, NamespaceTool)):
-            _offer_callable(offered, tool, "", is_loaded=True)
+            _offer_callable(offered, tool, where, is_loaded=True)
     if searches:
-        search, known = searches[0], CLIENT_TOOLS["tool_search"]
+        (offered.param, search), known = searches[0], CLIENT_TOOLS["tool_search"]
         lines = [search.description or known.description]
         lines += ["It can find:", *dict.fromkeys(deferred)] if deferred else []
         parameters = search.parameters or known.parameters
@@ -358,11 +376,22 @@ def offer_tools(
     return offered
 
 
+def _placed(tools: Iterable[Tool], where: str) -> Iterator[tuple[str, Tool]]:
+    """Yield tools after their paths; ``where`` is that of their list."""
+    return ((f"{where}[{position}]", tool) for position, tool in enumerate(tools))
+
+
+def _tools_of(item: ContextItem) -> Iterator[tuple[str, Tool]]:
+    return _placed(_TOOLS.validate_python(item.data["tools"]), f"{item.param}.tools")
+
+
 def _offer_typed(
     offered: OfferedTools, tool: ClientTool, description: str, parameters: dict[str, Any]
 ) -> None:
+    param = offered.param
     offered.add(
-        Route(tool.type, tool.type), lambda name: request.Tool(name, description, parameters)
+        Route(tool.type, tool.type),
+        lambda name: request.Tool(name, description, parameters, param=param),
     )
 
 
@@ -384,8 +413,8 @@ def _offer_callable(
 ) -> list[str]:
     """Offer a tool or those of a namespace; return the names of what stays deferred.
 
-    ``where`` is the path of the tool, empty for one of an item. The description of a namespace
-    stands before that of its first function.
+    ``where`` is the path of the tool. The description of a namespace stands before that of its
+    first function.
     """
     if isinstance(tool, NamespaceTool):
         note = tool.description
@@ -394,7 +423,7 @@ def _offer_callable(
             if inner.defer_loading and not is_loaded:
                 deferred.append(f"- {tool.name}: {tool.description or ''}")
             elif _may_call(inner):
-                place = where and f"{where}.tools[{number}]"
+                place = f"{where}.tools[{number}]"
                 _offer_function(offered, inner, place, tool.name, note)
                 note = None
         return deferred
@@ -423,16 +452,17 @@ def _offer_function(
     def make(name: str) -> request.Tool:
         if isinstance(tool, CustomTool):
             grammar = tool.format if isinstance(tool.format, GrammarInput) else None
-            param = f"{where}.format.definition" if where else "tools"
-            return custom_tool(name, description, to_grammar(grammar, param))
+            constraint = to_grammar(grammar, f"{where}.format.definition")
+            return custom_tool(name, description, constraint)
         return request.Tool(
             name,
             description,
             tool.parameters or {},
             is_strict=bool(tool.strict),
-            param=where and f"{where}.parameters",
+            param=f"{where}.parameters",
         )
 
+    offered.param = where
     offered.add(Route(tool.type, tool.name, namespace), make)
 
 

@@ -37,7 +37,11 @@ def mend() -> None:
     for (public_id,) in _read_open_responses():
         _end(public_id)
     for (pk,) in _read_stale_locks():
-        _unlock(pk)
+        with transaction_with_timeouts():
+            found = Conversation.objects.select_for_update().filter(pk=pk).first()
+            # Another response may have taken it meanwhile.
+            if found is not None and _stale_locks().filter(pk=pk).exists():
+                Conversation.objects.filter(pk=pk).update(locked_by="")
 
 
 @cached_sql
@@ -83,11 +87,3 @@ def _end(public_id: str) -> None:
         status = Status.FAILED
         assembler.fail(RuntimeError("Its end was not stored."))
     store_result(public_id, status, assembler, None)
-
-
-@transaction_with_timeouts()
-def _unlock(pk: int) -> None:
-    """Remove a lock, unless another response has taken it meanwhile."""
-    found = Conversation.objects.select_for_update().filter(pk=pk).first()
-    if found is not None and _stale_locks().filter(pk=pk).exists():
-        Conversation.objects.filter(pk=pk).update(locked_by="")

@@ -30,7 +30,7 @@ from responses_api.mcp_approvals import answers_in
 from responses_api.models import ENDED, Conversation, Item, StoredResponse
 from responses_api.prompt_items import CALLS, RESULTS
 from responses_api.stored_responses import row_of
-from responses_api.wire.input_items import InputItem
+from responses_api.wire.input_items import InputItem, path_of, places_of
 from responses_api.wire.requests import CompactRequest, ContextFields
 
 T = TypeVar("T")
@@ -101,13 +101,17 @@ class ContextItem:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The stored items before a request (``before``), oldest first, and its own items (``new``)."""
+    """The stored items before a request (``before``), oldest first, and its own items (``new``).
+
+    ``places`` are the positions of its items in what the client sent, if these are not theirs.
+    """
 
     new: list[IdentifiedItem]
     before: list[IdentifiedItem] = field(default_factory=list)
     previous: StoredResponse | None = None
     conversation: Conversation | None = None
     previous_response_id: str | None = None
+    places: Sequence[int | None] = ()
 
     @property
     def is_unstored(self) -> bool:
@@ -135,7 +139,11 @@ class Context:
         """
         field_ = "conversation" if self.conversation else "previous_response_id"
         items = [ContextItem(item.data, field_) for item in self.before]
-        items += [ContextItem(item.data, f"input[{i}]") for i, item in enumerate(self.new)]
+        places = self.places or range(len(self.new))
+        items += [
+            ContextItem(item.data, path_of(place))
+            for item, place in zip(self.new, places, strict=True)
+        ]
         newest = max((i for i, item in enumerate(items) if holds_context(item.data)), default=0)
         first = takewhile(lambda item: is_instruction(item.data), items[:newest])
         return [*first, *items[newest:]]
@@ -232,23 +240,24 @@ def resolve(
         )
     if len(given or ()) > limit.bound.items and not limit.may_truncate:
         raise limit.bound.exceeded(0, len(given or ()), "input")
-    new = new_items(project_id, given or ())
+    new, places = new_items(project_id, given or ()), places_of(given or ())
     if not new and previous_response_id is None and conversation_id is None:
         raise InvalidRequestError(
             "Missing required parameter: 'input'.", param="input", code="missing_required_parameter"
         )
     if conversation_id is not None:
         conversation = find_conversation(project_id, conversation_id, "conversation")
-        return Context(new, conversation_items(conversation, limit), conversation=conversation)
+        before = conversation_items(conversation, limit)
+        return Context(new, before, conversation=conversation, places=places)
     if previous_response_id is None:
-        return Context(new)
+        return Context(new, places=places)
     if unstored is not None and previous_response_id in unstored:
         items = unstored[previous_response_id]
         before = limit.read(lambda n: items[: -n - 1 : -1], lambda n: items[:n], lambda item: item)
-        return Context(new, before, previous_response_id=previous_response_id)
+        return Context(new, before, previous_response_id=previous_response_id, places=places)
     previous = _find_previous(project_id, previous_response_id)
     before = history_of(previous, limit)
-    return Context(new, before, previous, previous_response_id=previous_response_id)
+    return Context(new, before, previous, previous_response_id=previous_response_id, places=places)
 
 
 def find_conversation(

@@ -34,6 +34,7 @@ from responses_api.assembler import RESPONSE, ResponseAssembly
 from responses_api.client_tools import TOOL_ITEMS, OfferedTools, offer_tools
 from responses_api.context import (
     Context,
+    ContextItem,
     HistoryLimit,
     UnstoredHistories,
     continued_response_id,
@@ -197,7 +198,7 @@ def to_document(
     tool_items: list[ItemData] = []  # Those that a compaction seals.
     if request.compaction is not None:
         items = _items_of_prompt(context, project_id)
-        tool_items = [item for item in items if item["type"] in TOOL_ITEMS]
+        tool_items = [item.data for item in items if item.data["type"] in TOOL_ITEMS]
     assembly = ResponseAssembly(
         response,
         emits=bool(body.stream) or response["store"],
@@ -257,14 +258,15 @@ def _check_approvals(
             )
 
 
-def _items_of_prompt(context: Context, project_id: int) -> Iterator[ItemData]:
+def _items_of_prompt(context: Context, project_id: int) -> Iterator[ContextItem]:
     """Yield the items that a prompt is made of; for a compaction, those it has sealed."""
     for item in context.items():
         if holds_context(item.data):
             param = f"{item.param}.encrypted_content"
-            yield from unseal_context(item.data["encrypted_content"], project_id, param).items
+            sealed = unseal_context(item.data["encrypted_content"], project_id, param)
+            yield from (ContextItem(data, param) for data in sealed.items)
         else:
-            yield item.data
+            yield item
 
 
 def rebuild(generation_id: str) -> Document[ResponseAssembly] | None:

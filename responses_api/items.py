@@ -24,7 +24,7 @@ from responses_api.models import Item
 from responses_api.prompt_items import texts_of
 from responses_api.wire import input_items as given
 from responses_api.wire import objects as shown
-from responses_api.wire.input_items import InputItem, ItemReference
+from responses_api.wire.input_items import InputItem, ItemReference, path_of, places_of
 
 _PREFIXES = {
     "message": "msg_",
@@ -56,6 +56,9 @@ _PREFIXES = {
     "mcp_approval_response": "mcpa_",
     "program": "prog_",
     "program_output": "progo_",
+    "agent_message": "amsg_",
+    "multi_agent_call": "mac_",
+    "multi_agent_call_output": "maco_",
 }
 _OTHER_PREFIX = "item_"
 _STATUS = {"status": "completed"}
@@ -180,15 +183,18 @@ def _text(type_: TextType, text: str) -> shown.Part:
     return shown.TextPart(type=type_, text=text)
 
 
-def new_items(project_id: int, items: Sequence[InputItem]) -> list[IdentifiedItem]:
+def new_items(
+    project_id: int, items: Sequence[InputItem], param: str = "input"
+) -> list[IdentifiedItem]:
     """Return the items of a request, each with a new id; a reference is replaced by a copy.
 
-    Raise NotFoundError for a reference to an item that is not stored, InvalidRequestError if the
-    copies have more than ``MAX_BODY_BYTES`` together.
+    ``param`` is the request's field with the items. Raise NotFoundError for a reference to an item
+    that is not stored, InvalidRequestError if the copies have more than ``MAX_BODY_BYTES``
+    together.
     """
     stored = _read_references(project_id, {i.id for i in items if isinstance(i, ItemReference)})
     new, copied = list[IdentifiedItem](), 0
-    for item in items:
+    for position, item in enumerate(items):
         if not isinstance(item, ItemReference):
             new.append(new_item(to_data(item)))
             continue
@@ -196,15 +202,15 @@ def new_items(project_id: int, items: Sequence[InputItem]) -> list[IdentifiedIte
             raise NotFoundError(
                 f"Item with id '{item.id[:100]}' not found. Items are not persisted when `store` "
                 "is set to false.",
-                param="input",
+                param=f"{path_of(places_of(items)[position], param)}.id",
             )
         data, size = stored[item.id]
         copied += size
         if copied > settings.MAX_BODY_BYTES:
             raise InvalidRequestError(
-                "The items that 'input' refers to are too large: together they have more than "
+                f"The items that '{param}' refers to are too large: together they have more than "
                 f"{settings.MAX_BODY_BYTES} bytes.",
-                param="input",
+                param=param,
             )
         new.append(new_item(data))
     return new

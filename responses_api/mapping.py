@@ -113,7 +113,7 @@ def to_counting_request(
 ) -> GenerationRequest:
     """Return the request to render the prompt of a context, in order to count its tokens."""
     require_fields(model, "render", body, unused=("tools", "text.format"))
-    offered = offer_tools(body.tools or (), (item.data for item in items), project_id=project_id)
+    offered = offer_tools(body.tools or (), items, project_id=project_id)
     messages = to_messages(body.instructions, items, project_id, offered)
     require_media(model, messages)
     return GenerationRequest(
@@ -194,7 +194,8 @@ def to_tool_plan(body: ContextFields, offered: OfferedTools) -> ToolPlan:
         case NamedChoice() as choice:
             return ToolPlan(offered.select([choice]), must_call=True)
         case AllowedTools(mode=mode, tools=allowed):
-            tools, must_call = offered.select(allowed), mode == "required"
+            tools = offered.select(allowed, "tool_choice.tools[{}]")
+            must_call = mode == "required"
             return ToolPlan(_require_any(tools, offered) if must_call else tools, must_call)
         case TypedChoice(type=kind) as choice:
             if not (tools := offered.select([choice])) and not offered.first_calls:
@@ -272,6 +273,8 @@ class _MessageBuilder:
         """Whether the message after these is the summary of a compaction."""
         self._project_id, self._offered = project_id, offered
         self._turn = _Turn()
+        self._places: dict[str, str] = {}
+        """The field of the request that each call is in, by its id, for errors."""
         self._outputs: dict[str | None, list[ContextItem]] = {}
         for item in items:
             if item.data["type"] in RESULTS:
@@ -292,12 +295,19 @@ class _MessageBuilder:
                 text, parts = _to_content(data["content"], f"{item.param}.content")
                 self.messages.append(Message(role, text, parts=parts))
             case kind if kind in CALLS:
-                self._add_call(data, CALLS[kind](data))
+                self._add_call(data, CALLS[kind](data), item.param)
             case kind if kind in WHOLE_CALLS:
-                self._add_whole_call(WHOLE_CALLS[kind](data), item.param)
+                # The call and its result are one item, which has no ``call_id``.
+                call = WHOLE_CALLS[kind](data)
+                call_id = f"call_{len(self.messages)}_{len(self._turn.calls)}"
+                result = {"type": "function_call_output", "call_id": call_id, "output": call.result}
+                self._outputs[call_id] = [ContextItem(result, item.param)]
+                self._add_call({"call_id": call_id}, call, item.param)
+                self._turn.is_answered = True
             case kind if kind in WORDS:
                 self.end_turn()
-                self.messages.append(Message("system", WORDS[kind](data)))
+                words = WORDS[kind](data)
+                self.messages.append(Message(words.role, words.text))
             case kind if kind in RESULTS:
                 self._add_result(item)
             case "reasoning":
@@ -337,7 +347,8 @@ class _MessageBuilder:
             outputs = self._outputs.get(call.id)
             if outputs is None:
                 raise InvalidRequestError(
-                    f"No tool output found for function call {call.id}.", param="input"
+                    f"No tool output found for function call {call.id}.",
+                    param=self._places[call.id],
                 )
             # Some clients reuse the ids of calls in each turn: the first call has the first output.
             text, parts = self._result(outputs.pop(0) if len(outputs) > 1 else outputs[0])
@@ -360,11 +371,11 @@ class _MessageBuilder:
         elif call_id is not None and call_id not in self._called:
             raise InvalidRequestError(
                 f"No tool call found for function call output with call_id {call_id}.",
-                param="input",
+                param=item.param,
             )
         self._turn.is_answered |= any(call.id == call_id for call in self._turn.calls)
 
-    def _add_call(self, data: ItemData, call: PromptCall) -> None:
+    def _add_call(self, data: ItemData, call: PromptCall, param: str) -> None:
         call_id = data.get("call_id")
         is_whole = data.get("status", "completed") == "completed"
         if call_id is None or (not is_whole and call_id not in self._outputs):
@@ -373,14 +384,7 @@ class _MessageBuilder:
             self.end_turn()
         name = self._offered.name_of(call.type, call.name, call.namespace)
         self._turn.calls.append(ToolCall(call_id, name, call.arguments))
-
-    def _add_whole_call(self, call: PromptCall, param: str) -> None:
-        """Add a call and its result, which are one item and have no ``call_id``."""
-        call_id = f"call_{len(self.messages)}_{len(self._turn.calls)}"
-        result = {"type": "function_call_output", "call_id": call_id, "output": call.result}
-        self._outputs[call_id] = [ContextItem(result, param)]
-        self._add_call({"call_id": call_id}, call)
-        self._turn.is_answered = True
+        self._places[call_id] = param
 
     def _result(self, item: ContextItem) -> tuple[str | None, tuple[domain.Part, ...]]:
         output = RESULTS[item.data["type"]](item.data)

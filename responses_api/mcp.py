@@ -157,18 +157,6 @@ def _options(tool: McpTool, param: str, project_id: int) -> dict[str, Any]:
     allowed = tool.allowed_tools
     if isinstance(allowed, list):
         allowed = McpFilter(tool_names=allowed)
-    return {
-        "type": "mcp",
-        "server_label": tool.server_label,
-        **_server_options(tool, param, project_id),
-        "tool_names": allowed and allowed.tool_names,
-        "read_only": allowed and allowed.read_only,
-        _ASK: _ask(tool, param),
-    }
-
-
-def _server_options(tool: McpTool, param: str, project_id: int) -> dict[str, Any]:
-    """Return where the server is. Raise InvalidRequestError if it may not be used."""
     fields = ServerFields(
         label=f"{param}.server_label",
         url=f"{param}.server_url",
@@ -177,16 +165,23 @@ def _server_options(tool: McpTool, param: str, project_id: int) -> dict[str, Any
     )
     if tool.server_url is None:
         has_credentials = bool(tool.authorization or tool.headers)
-        options = registered_server(
+        server = registered_server(
             tool.server_label, project_id, fields, has_credentials=has_credentials
         )
     else:
-        options = requested_server(
+        server = requested_server(
             tool.server_url, tool.headers or {}, tool.authorization, project_id, fields
         )
     if tool.server_description:
-        options["description"] = tool.server_description
-    return options
+        server["description"] = tool.server_description
+    return {
+        "type": "mcp",
+        "server_label": tool.server_label,
+        **server,
+        "tool_names": allowed and allowed.tool_names,
+        "read_only": allowed and allowed.read_only,
+        _ASK: _ask(tool, param),
+    }
 
 
 def narrow(offered: OfferedTools, choice: Any) -> None:

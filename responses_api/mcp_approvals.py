@@ -85,18 +85,15 @@ def publish_questions(
     shows_content = site_settings().show_content
     for has_arguments in (False, True):
         told = [one for one in endpoints if (one.with_arguments and shows_content) == has_arguments]
-        asked = [_told(one, has_arguments) for one in questions[:_MAX_QUESTIONS_TOLD]]
+        asked = []
+        for one in questions[:_MAX_QUESTIONS_TOLD]:
+            question = {"id": one.id, "server_label": one.server_label, "name": one.name}
+            if has_arguments:
+                text = one.arguments
+                is_cut = len(text) > _MAX_ARGUMENTS_TOLD
+                question["arguments"] = f"{text[: _MAX_ARGUMENTS_TOLD - 1]}…" if is_cut else text
+            asked.append(question)
         send(told, APPROVAL_EVENT, response_id, {**data, "approval_requests": asked})
-
-
-def _told(question: McpApprovalRequest, has_arguments: bool) -> dict[str, str]:
-    """Return what a message says of a question."""
-    told = {"id": question.id, "server_label": question.server_label, "name": question.name}
-    if has_arguments:
-        text = question.arguments
-        is_cut = len(text) > _MAX_ARGUMENTS_TOLD
-        told["arguments"] = f"{text[: _MAX_ARGUMENTS_TOLD - 1]}…" if is_cut else text
-    return told
 
 
 def needs_credentials(tools: Sequence[Mapping[str, Any]]) -> bool:

@@ -2,7 +2,7 @@
 
 Models know function calls and their results. Every call becomes one: those that the client ran, and
 those of OpenAI's own tools, whose items hold their result. An item that is neither becomes words of
-the system, or is left out.
+the system or of a user, or is left out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inference_site.core.domain.request import custom_arguments
+from inference_site.core.domain.request import Role, custom_arguments
 
 Data = dict[str, Any]
 
@@ -29,6 +29,14 @@ class PromptCall:
     arguments: str
     namespace: str | None = None
     result: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptWords:
+    """A message that stands for an item."""
+
+    role: Role
+    text: str
 
 
 def _json(value: Any) -> str:
@@ -69,6 +77,9 @@ CALLS: dict[str, Callable[[Data], PromptCall]] = {
     "tool_search_call": _of_tool("tool_search", "arguments"),
     "computer_call": _of_tool("computer", "action"),
     "program": lambda data: PromptCall("program", "program", _json({"code": data.get("code")})),
+    "multi_agent_call": lambda data: PromptCall(
+        "multi_agent", str(data.get("action")), _json(data.get("arguments") or {})
+    ),
 }
 """Calls whose result is an item of its own, with the same ``call_id``."""
 
@@ -123,6 +134,15 @@ def _shell_result(data: Data) -> str:
     return "\n".join(texts)
 
 
+def _plain(parts: Any) -> str:
+    """Return the texts of parts as lines; what is no text is named."""
+    texts = [
+        str(part.get("text") or part.get("refusal") or f"({part.get('type')})")
+        for part in _objects(parts)
+    ]
+    return "\n".join(texts)
+
+
 def _loaded(data: Data) -> str:
     names = list[str]()
     for tool in data["tools"]:
@@ -142,21 +162,30 @@ RESULTS: dict[str, Callable[[Data], str | list[Data]]] = {
     "tool_search_output": _loaded,
     "computer_call_output": lambda data: "(a screenshot)",
     "program_output": lambda data: _json(data.get("result") or ""),
+    "multi_agent_call_output": lambda data: _plain(data.get("output")),
 }
 """Results of ``CALLS``: a text, or parts of a message."""
 
 
-WORDS: dict[str, Callable[[Data], str]] = {
-    "mcp_approval_request": lambda data: (
+WORDS: dict[str, Callable[[Data], PromptWords]] = {
+    "mcp_approval_request": lambda data: PromptWords(
+        "system",
         f"Approval was asked to call {data.get('name')} of {data.get('server_label')} "
-        f"with {data.get('arguments')}"
+        f"with {data.get('arguments')}",
     ),
-    "mcp_approval_response": lambda data: (
+    "mcp_approval_response": lambda data: PromptWords(
+        "system",
         f"The user {'approved' if data.get('approve') else 'refused'} the call"
-        + (f": {data['reason']}" if data.get("reason") else "")
+        + (f": {data['reason']}" if data.get("reason") else ""),
+    ),
+    # Not of the system: a model has written it, who may have read anything.
+    "agent_message": lambda data: PromptWords(
+        "user",
+        f"Message of the agent {data.get('author')} to the agent {data.get('recipient')}:\n"
+        + _plain(data.get("content")),
     ),
 }
-"""Items that become words of the system."""
+"""Items that become words."""
 
 
 def texts_of(data: Data) -> Sequence[str]:
@@ -166,6 +195,6 @@ def texts_of(data: Data) -> Sequence[str]:
         call = make(data)
         return call.name, call.arguments, call.result or ""
     if kind in WORDS:
-        return (WORDS[kind](data),)
+        return (WORDS[kind](data).text,)
     result = RESULTS[kind](data) if kind in RESULTS else ""
     return (result if isinstance(result, str) else "",)

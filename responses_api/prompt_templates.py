@@ -20,7 +20,7 @@ from django.db.models import F
 
 from inference_site.core.errors.api_errors import InvalidRequestError
 from responses_api.models import PromptVersion
-from responses_api.wire.input_items import InputText, MessageItem
+from responses_api.wire.input_items import InputText, MessageItem, MovedItems, places_of
 from responses_api.wire.requests import PromptParam, PromptValue, ResponseRequest
 
 _VARIABLE = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]{0,63})\s*\}\}")
@@ -53,7 +53,9 @@ def with_template(project_id: int, body: ResponseRequest) -> ResponseRequest:
     if body.instructions is None and version.developer_message:
         fields["instructions"] = instructions_of(version, values)
     if version.user_message:
-        fields["input"] = [user_message_of(version, values), *(body.input or ())]
+        given = body.input or []
+        items = [user_message_of(version, values), *given]
+        fields["input"] = MovedItems(items, [None, *places_of(given)])
     return body.model_copy(update=fields)
 
 

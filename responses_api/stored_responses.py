@@ -87,7 +87,25 @@ def rows_of(project_id: int, public_ids: Sequence[str]) -> list[StoredResponse]:
     Their ``previous`` and ``conversation`` have only ids; other fields are read on access.
     """
     parameters = {"project": project_id, "ids": list(public_ids)}
-    return [_to_model(row) for row in execute_prepared(_rows_statement(), parameters)]
+    fields, of_other = StoredResponse._meta.concrete_fields, ("id", "public_id")
+    found = []
+    for *values, previous_id, conversation_id in execute_prepared(_rows_statement(), parameters):
+        response = StoredResponse.from_db(
+            DEFAULT_DB_ALIAS,
+            [field.attname for field in fields],
+            [
+                orjson.loads(value) if isinstance(field, JSONField) and value is not None else value
+                for field, value in zip(fields, values, strict=True)
+            ],
+        )
+        if previous_id is not None:
+            ids = (response.previous_id, previous_id)
+            response.previous = StoredResponse.from_db(DEFAULT_DB_ALIAS, of_other, ids)
+        if conversation_id is not None:
+            ids = (response.conversation_id, conversation_id)
+            response.conversation = Conversation.from_db(DEFAULT_DB_ALIAS, of_other, ids)
+        found.append(response)
+    return found
 
 
 @cache
@@ -102,27 +120,6 @@ def _rows_statement() -> str:
         WHERE response.public_id = ANY((SELECT %(ids)s)::text[])
               AND response.project_id = %(project)s AND response.deleted_at IS NULL
     """  # noqa: S608  # Only names of columns are inserted.
-
-
-def _to_model(row: Sequence[Any]) -> StoredResponse:
-    *values, previous_id, conversation_id = row
-    fields = StoredResponse._meta.concrete_fields
-    response = StoredResponse.from_db(
-        DEFAULT_DB_ALIAS,
-        [field.attname for field in fields],
-        [
-            orjson.loads(value) if isinstance(field, JSONField) and value is not None else value
-            for field, value in zip(fields, values, strict=True)
-        ],
-    )
-    names = ("id", "public_id")
-    if previous_id is not None:
-        ids = (response.previous_id, previous_id)
-        response.previous = StoredResponse.from_db(DEFAULT_DB_ALIAS, names, ids)
-    if conversation_id is not None:
-        ids = (response.conversation_id, conversation_id)
-        response.conversation = Conversation.from_db(DEFAULT_DB_ALIAS, names, ids)
-    return response
 
 
 def new_response(
@@ -257,18 +254,18 @@ def current_responses(rows: Sequence[StoredResponse]) -> list[ResponseObject]:
     output: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for pk, public_id, data in execute_prepared(_OUTPUT, {"responses": [row.pk for row in rows]}):
         output[pk].append({"id": public_id, **orjson.loads(data)})
-    return [
-        stored_response(row, output[row.pk]) if row.status in ENDED else _running_response(row)
-        for row in rows
-    ]
-
-
-def _running_response(stored: StoredResponse) -> ResponseObject:
-    waits = Generation.objects.filter(public_id=stored.public_id, status=Status.QUEUED)
-    if stored.background and waits.exists():
-        return stored_response(stored, [], "queued")  # The output of an earlier attempt is void.
-    output = Output(sent_so_far(read_log(stored.public_id)).frames)
-    return stored_response(stored, output.so_far(), "in_progress")
+    responses = []
+    for row in rows:
+        if row.status in ENDED:
+            responses.append(stored_response(row, output[row.pk]))
+            continue
+        waits = Generation.objects.filter(public_id=row.public_id, status=Status.QUEUED)
+        if row.background and waits.exists():  # The output of an earlier attempt is void.
+            responses.append(stored_response(row, [], "queued"))
+        else:
+            sent = Output(sent_so_far(read_log(row.public_id)).frames)
+            responses.append(stored_response(row, sent.so_far(), "in_progress"))
+    return responses
 
 
 def stored_response(

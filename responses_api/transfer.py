@@ -222,7 +222,16 @@ def _responses(rows: Sequence[StoredResponse], project_id: int) -> Iterator[Resp
 
 
 def _part(item: Item, project_id: int) -> ItemPart:
-    data, text = _unsealed(item, project_id)
+    data: dict[str, Any] = item.data
+    text = None
+    sealed = data.get("encrypted_content")
+    if isinstance(sealed, str) and sealed:
+        prefix, sealed = split_sealed(sealed)
+        data = {**data, "encrypted_content": prefix}
+        try:
+            text = unseal(sealed, project_id, "encrypted_content")
+        except InvalidRequestError:  # The site's key has changed.
+            logger.warning("item %s: its encrypted content cannot be read", item.public_id)
     approval = getattr(item, "approval", None)  # Of the other end of the relation, if there is one.
     return ItemPart(
         id=item.public_id,
@@ -233,24 +242,6 @@ def _part(item: Item, project_id: int) -> ItemPart:
         unsealed=text,
         approval=approval and ApprovalPart(**{name: getattr(approval, name) for name in _APPROVAL}),
     )
-
-
-def _unsealed(item: Item, project_id: int) -> tuple[dict[str, Any], str | None]:
-    """Return the data of an item without sealed content, and its text.
-
-    The text is None if there is none, or if it cannot be read because the site's key has changed.
-    """
-    data: dict[str, Any] = item.data
-    sealed = data.get("encrypted_content")
-    if not isinstance(sealed, str) or not sealed:
-        return data, None
-    prefix, sealed = split_sealed(sealed)
-    try:
-        text = unseal(sealed, project_id, "encrypted_content")
-    except InvalidRequestError:
-        logger.warning("item %s: its encrypted content cannot be read", item.public_id)
-        return {**data, "encrypted_content": prefix}, None
-    return {**data, "encrypted_content": prefix}, text
 
 
 def _item(project_id: int, part: ItemPart, **owner: Any) -> Item:

@@ -45,7 +45,7 @@ Most tests of faults wait, so two processes have a site for them.
 """
 OWN_SITE = (
     *("faults/test_celery.py", "faults/test_room.py", "faults/test_replicas.py"),
-    "e2e/test_routes.py",
+    *("e2e/test_routes.py", "strict_fields/test_strict_fields.py"),
 )
 FIRST = (*TOGETHER, *OWN_SITE, "worker/")
 LAST = "tests/faults/test_serve.py"  # It stops the sites of its folder.

@@ -47,19 +47,6 @@ def text_of(content: bytes, filename: str) -> str:
         return _read("docx", "DOCX", content)
     if _HTML.match(content[:_SNIFFED]) or filename.lower().endswith(_HTML_NAMES):
         return _read("html", "HTML page", content)
-    return _decoded(content)
-
-
-def text_of_pdf(content: bytes) -> str:
-    """Return the text of a PDF, pages apart by form feeds. Raise UnreadableDocument.
-
-    It may have 2,000 pages; a text of more than 4 million characters is cut.
-    """
-    return _read("pdf", "PDF", content)
-
-
-def _decoded(content: bytes) -> str:
-    """Return the text of a file that is text. Raise UnreadableDocument."""
     bom = next((bom for bom in _BOMS if content.startswith(bom)), None)
     try:
         text = content.decode(_BOMS[bom] if bom else "utf-8")
@@ -77,6 +64,14 @@ def _decoded(content: bytes) -> str:
     if not text.strip():
         raise UnreadableDocument("The file has no text.")
     return text[:_MAX_CHARACTERS]
+
+
+def text_of_pdf(content: bytes) -> str:
+    """Return the text of a PDF, pages apart by form feeds. Raise UnreadableDocument.
+
+    It may have 2,000 pages; a text of more than 4 million characters is cut.
+    """
+    return _read("pdf", "PDF", content)
 
 
 _UNKNOWN = "The file is neither text nor a PDF, DOCX or HTML file."

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from completions.anthropic.mapping import signature_of
+from completions.anthropic.mapping import client_field, signature_of
 from completions.anthropic.server_tools import SiteFunction
 from completions.anthropic.wire import (
     InputTokens,
@@ -44,7 +44,8 @@ _STOP_REASONS: dict[str, StopReason] = {
     "tool_calls": "tool_use",
     "content_filter": "refusal",
 }
-_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+"""The event that Anthropic's API sends after the first event, and in long pauses."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ class MessageAssembler(Assembler):
         message = self._message().model_dump()
         message |= {"content": [], "stop_reason": None, "stop_sequence": None}
         message["usage"]["output_tokens"] = 0
-        return [_event("message_start", message=message), _PING]
+        return [_event("message_start", message=message), PING]
 
     def _open(self, block: Block) -> list[bytes]:
         """Begin a block, after the one that was open."""
@@ -281,7 +282,9 @@ def wire_usage(usage: Usage, tier: Tier) -> MessagesUsage:
 def failure(error: Exception, *, first: int = 0) -> Ending:
     """End with an error in Anthropic's envelope; its events have no numbers."""
     answer = api_error(error)
-    body = orjson.dumps(answer.shown_at("/v1/messages"))
+    if answer.param:  # A model server names fields of the request that it got.
+        answer.param = client_field(answer.param)
+    body = orjson.dumps(answer.anthropic_envelope)
     return error_ending(answer, body, [b"event: error\ndata: " + body + b"\n\n"])
 
 

@@ -125,9 +125,10 @@ class MessageBatchesView(MessagesApiView):
         project_id = caller_of(request).project_id
         rows = Batch.objects.of(project_id, ANTHROPIC).order_by("-pk")
         if query.after_id:
-            rows = rows.filter(pk__lt=_find(request, query.after_id).pk)
+            rows = rows.filter(pk__lt=_find(request, query.after_id, "after_id").pk)
         if query.before_id:
-            newer = rows.filter(pk__gt=_find(request, query.before_id).pk).order_by("pk")
+            before = _find(request, query.before_id, "before_id")
+            newer = rows.filter(pk__gt=before.pk).order_by("pk")
             found = list(newer[: query.limit + 1])
             shown = found[: query.limit][::-1]
         else:
@@ -228,8 +229,15 @@ def _create(caller: Caller, body: MessageBatchRequest) -> Batch:
     return accept_batch(caller, batch, lines)
 
 
-def _find(request: Request, message_batch_id: str) -> Batch:
-    return Batch.objects.get_of(caller_of(request).project_id, ANTHROPIC, message_batch_id)
+def _find(request: Request, message_batch_id: str, param: str = "message_batch_id") -> Batch:
+    """Return a batch. Raise NotFoundError, or InvalidRequestError for one that a query names."""
+    try:
+        return Batch.objects.get_of(caller_of(request).project_id, ANTHROPIC, message_batch_id)
+    except NotFoundError as exc:
+        if param != "message_batch_id":
+            raise InvalidRequestError(exc.message, param=param) from exc
+        exc.param = param
+        raise
 
 
 def _wire(batch: Batch, request: Request) -> MessageBatch:

@@ -1,22 +1,35 @@
-"""Maps Anthropic's requests to chat completions, which the site runs."""
+"""Maps Anthropic's requests to chat completions, which the site runs.
+
+Each message, part and tool of the chat is ``Placed``: it knows the path of what the client sent, so
+that errors about the chat name the client's field (``client_path``).
+"""
 
 from __future__ import annotations
 
 import hmac
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.utils.crypto import salted_hmac
 
 from completions.anthropic import wire
 from completions.anthropic.server_tools import unseal_result
-from inference_site.core.domain.request import Tool, function_name, short_name
+from inference_site.core.domain.request import (
+    GenerationRequest,
+    Message,
+    TextPart,
+    Tool,
+    function_name,
+    short_name,
+)
 from inference_site.core.domain.site_tools import WebResult, web_results_text
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.core.storage.cipher import unseal
+from inference_site.gateway.api.payload import shown_name
 from inference_site.gateway.request_fields.mcp import MCP
 
 Body = dict[str, Any]
@@ -57,6 +70,89 @@ _CLIENT_TOOLS = {
 part of a request; the models of Anthropic know them."""
 
 
+_FIELDS = {
+    "enable_thinking": "thinking",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "reasoning_budget": "thinking.budget_tokens",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+    "user": "metadata.user_id",
+}
+"""Fields of a chat, and those of Anthropic's that they are made from; others have the same name."""
+_SCHEMA = "output_config.format.schema"
+_STEP = re.compile(r"[^.\[\]]+")
+
+
+class Placed(dict[str, Any]):
+    """A part of a chat. ``where`` is the path of what the client sent for it."""
+
+    __slots__ = ("where",)
+
+    def __init__(self, where: str, /, **fields: Any) -> None:
+        super().__init__(fields)
+        self.where = where
+
+
+def client_path(chat: Body, param: str) -> str:
+    """Return the path in the client's request for a path in its chat."""
+    first, *rest = _STEP.findall(param) or [""]
+    value, where = chat.get(first), ""
+    for step in rest:
+        match value:
+            case list() if step.isdecimal() and int(step) < len(value):
+                value = value[int(step)]
+            case dict():
+                value = value.get(step)
+            case _:
+                break
+        if isinstance(value, Placed):
+            where = value.where
+    return where or client_field(param)
+
+
+def client_field(param: str) -> str:
+    """Return the client's field for a path in its chat or in the request of a model server.
+
+    Positions in lists are left out: they are not those of the client's lists. Paths of the client
+    have dots only, and stay as they are.
+    """
+    field_ = _STEP.match(param)
+    name = field_[0] if field_ else param
+    return _FIELDS.get(name, name if "[" in param else param)
+
+
+def name_client_field(exc: InvalidRequestError, path: str) -> None:
+    """Have an error name the client's path in place of that of the chat."""
+    if exc.param:
+        exc.message = exc.message.replace(f"'{exc.param}'", f"'{path}'")
+        exc.param = path
+
+
+def with_client_paths(asked: GenerationRequest, chat: Body) -> GenerationRequest:
+    """Return the request whose parts, tools and format name the client's fields in errors."""
+    messages = tuple(
+        _with_client_paths(message, chat) if message.parts else message
+        for message in asked.messages
+    )
+    tools = tuple(
+        replace(tool, param=client_path(chat, tool.param)) if tool.param else tool
+        for tool in asked.tools
+    )
+    constraint = asked.constraint
+    if constraint is not None:
+        constraint = replace(constraint, param=_SCHEMA)
+    return replace(asked, messages=messages, tools=tools, constraint=constraint)
+
+
+def _with_client_paths(message: Message, chat: Body) -> Message:
+    parts = (
+        part if isinstance(part, TextPart) else replace(part, param=client_path(chat, part.param))
+        for part in message.parts
+    )
+    return replace(message, parts=tuple(parts))
+
+
 def signature_of(thinking: str, project_id: int) -> str:
     """Return the signature of thoughts that a model of this site has written for a project."""
     salt = f"completions.anthropic.thinking.{project_id}"
@@ -85,14 +181,16 @@ def to_chat(
 
     ``functions`` are those that the site runs. ``has_template``: the model takes variables of its
     chat template, such as whether it thinks. Raise InvalidRequestError for thoughts and results of
-    searches that are not of this site, and for contradictions.
+    searches that are not of this site, for calls without results, and for contradictions.
     """
     given = body.system or ""
     text = given if isinstance(given, str) else "\n\n".join(block.text for block in given)
-    system = [{"role": "system", "content": text}] if text else []
+    system = [Placed("system", role="system", content=text)] if text else []
+    messages = [*system, *_messages(body.messages, history)]
+    _require_results(messages)
     chat: Body = {
         "model": body.model,
-        "messages": [*system, *_messages(body.messages, history)],
+        "messages": messages,
         # A last message of the assistant is continued, as it is by Anthropic's API.
         **_tools(body, functions),
         **(_thinking(body) if has_template else {}),
@@ -135,9 +233,9 @@ def _sampling(body: wire.MessagesRequest) -> Body:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _messages(given: Sequence[wire.RequestMessage], history: History) -> Iterator[Body]:
+def _messages(given: Sequence[wire.RequestMessage], history: History) -> Iterator[Placed]:
     """Yield the turns. Turns of one role that follow each other are one, as in Anthropic's API."""
-    turn: Body | None = None
+    turn: Placed | None = None
     for position, message in enumerate(given):
         where = f"messages.{position}.content"
         if message.role == "assistant":
@@ -156,63 +254,103 @@ def _messages(given: Sequence[wire.RequestMessage], history: History) -> Iterato
 
 
 def _join(turn: Body, entry: Body) -> None:
-    """Add a message to the turn before it, which has the same role."""
-    turn["content"] = [*turn["content"], *entry["content"]]
+    """Add a message to the turn before it, which has the same role; its lists are the turn's."""
+    turn["content"] += entry["content"]
     for name in ("tool_calls", "reasoning_content"):
         if entry.get(name):
             turn[name] = (turn[name] + entry[name]) if turn.get(name) else entry[name]
 
 
+def _require_results(messages: Iterable[Placed]) -> None:
+    """Raise InvalidRequestError for a result without its call, and a call without its result."""
+    calls = dict[str, Placed]()
+    missing = dict[str, Placed]()
+    for message in messages:
+        if message["role"] == "tool":
+            id_ = message["tool_call_id"]
+            if id_ not in calls:
+                raise InvalidRequestError(
+                    f"{message.where}: unexpected `tool_use_id` found in `tool_result` blocks: "
+                    f"{shown_name(id_)}. Each `tool_result` block must have a corresponding "
+                    "`tool_use` block in the previous message.",
+                    param=message.where,
+                )
+            missing.pop(id_, None)
+            continue
+        _require_none(missing)
+        calls = {call["id"]: call for call in message.get("tool_calls", ())}
+        missing = dict(calls)
+    _require_none(missing)
+
+
+def _require_none(missing: dict[str, Placed]) -> None:
+    for id_, call in missing.items():
+        raise InvalidRequestError(
+            f"{call.where}: `tool_use` ids were found without `tool_result` blocks immediately "
+            f"after: {shown_name(id_)}. Each `tool_use` block must have a corresponding "
+            "`tool_result` block in the next message.",
+            param=call.where,
+        )
+
+
 class _Turn:
     """A turn of the assistant so far: what it has said and called, and the site's results.
 
-    ``answered`` are the calls that the site has run, with their results as they come.
+    ``answered`` are the calls that the site has run, with their results as they come. ``where`` is
+    the path of the message.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, where: str) -> None:
+        self.where = where
         self.parts, self.calls, self.thoughts = list[Body](), list[Body](), list[str]()
-        self.answered: dict[str, str] = {}
+        self.answered: dict[str, Placed] = {}
         self.has_results = False
 
-    def call(self, call_id: str, name: str, arguments: Body, *, is_run: bool) -> None:
-        """Add a call; ``is_run``: the site has run it."""
-        called = {"name": name, "arguments": json.dumps(arguments)}
-        self.calls.append({"id": call_id, "type": "function", "function": called})
+    def call(self, where: str, call_id: str, name: str, given: Body, *, is_run: bool) -> None:
+        """Add a call with the arguments that are given; ``is_run``: the site has run it."""
+        called = {"name": name, "arguments": json.dumps(given)}
+        self.calls.append(Placed(where, id=call_id, type="function", function=called))
         if is_run:
-            self.answered[call_id] = _NO_RESULT
+            self.answer(where, call_id, _NO_RESULT)
 
-    def messages(self) -> Iterator[Body]:
+    def answer(self, where: str, call_id: str, text: str) -> None:
+        """Set the result of a call that the site has run."""
+        self.answered[call_id] = Placed(where, role="tool", tool_call_id=call_id, content=text)
+
+    def messages(self) -> Iterator[Placed]:
         """Yield the message, and those of the results."""
-        message: Body = {"role": "assistant", "content": self.parts}
+        message = Placed(self.where, role="assistant", content=self.parts)
         if self.calls:
             message["tool_calls"] = self.calls
         if self.thoughts:
             message["reasoning_content"] = "".join(self.thoughts)
         yield message
-        for call_id, text in self.answered.items():
-            yield {"role": "tool", "tool_call_id": call_id, "content": text}
+        yield from self.answered.values()
 
 
-def _assistant(content: str | Sequence[Any], where: str, history: History) -> Iterator[Body]:
+def _assistant(content: str | Sequence[Any], where: str, history: History) -> Iterator[Placed]:
     """Yield the messages of a turn of the assistant: more than one if the site has run tools."""
-    turn, is_empty = _Turn(), True
-    blocks = [_text(content)] if isinstance(content, str) else content
-    for number, block in enumerate(blocks):
+    if isinstance(content, str):
+        yield Placed(where, role="assistant", content=[_text(content, where)])
+        return
+    turn, is_empty = _Turn(where), True
+    for number, block in enumerate(content):
         param = f"{where}.{number}"
         if isinstance(block, wire.WebSearchResultBlock | wire.McpToolResultBlock):
             if block.tool_use_id not in turn.answered:
                 raise InvalidRequestError(
-                    f"{param}.tool_use_id: there is no call '{block.tool_use_id}' before it.",
+                    f"{param}.tool_use_id: there is no call '{shown_name(block.tool_use_id)}' "
+                    "before it.",
                     param=f"{param}.tool_use_id",
                 )
-            turn.answered[block.tool_use_id] = _site_result(block, param, history)
+            turn.answer(param, block.tool_use_id, _site_result(block, param, history))
             turn.has_results = True
             continue
         if isinstance(block, wire.RedactedThinkingBlock | wire.McpToolListingBlock):
             continue
         if turn.has_results:  # The next turn of the model begins.
             yield from turn.messages()
-            turn = _Turn()
+            turn = _Turn(where)
         is_empty = False
         _add_block(turn, block, param, history.project_id)
     if is_empty or turn.parts or turn.calls or turn.thoughts:
@@ -221,15 +359,15 @@ def _assistant(content: str | Sequence[Any], where: str, history: History) -> It
 
 def _add_block(turn: _Turn, block: Any, param: str, project_id: int) -> None:
     match block:
-        case wire.TextBlock(text=text) | {"text": str(text)}:
-            turn.parts.append(_text(text))
+        case wire.TextBlock(text=text):
+            turn.parts.append(_text(text, param))
         case wire.ToolUseBlock():
-            turn.call(block.id, short_name(block.name), block.input, is_run=False)
+            turn.call(param, block.id, short_name(block.name), block.input, is_run=False)
         case wire.ServerToolUseBlock():
-            turn.call(block.id, block.name, block.input, is_run=True)
+            turn.call(param, block.id, block.name, block.input, is_run=True)
         case wire.McpToolUseBlock():
             name = function_name(block.name, block.server_name, MCP)
-            turn.call(block.id, name, block.input, is_run=True)
+            turn.call(param, block.id, name, block.input, is_run=True)
         case wire.ThinkingBlock():
             turn.thoughts.append(_thoughts(block, param, project_id))
         case _:
@@ -247,8 +385,8 @@ def _thoughts(block: wire.ThinkingBlock, param: str, project_id: int) -> str:
         with suppress(InvalidRequestError):
             return unseal(block.signature, project_id, param)
     raise InvalidRequestError(
-        f"{param}: Invalid `signature` in `thinking` block: this site has not written it for this "
-        "project.",
+        f"{param}.signature: Invalid `signature` in `thinking` block: this site has not written it "
+        "for this project.",
         param=f"{param}.signature",
     )
 
@@ -275,31 +413,32 @@ def _site_result(
     return web_results_text(results)
 
 
-def _user(message: wire.RequestMessage, where: str) -> Iterator[Body]:
+def _user(message: wire.RequestMessage, where: str) -> Iterator[Placed]:
     """Yield the results of tools, and then what else a message of the user has."""
     if message.role == "system":
-        text = _all_text(message.content)
-        yield {"role": "user", "content": [_text(_REMINDER.format(text))]}
+        text = _REMINDER.format(_all_text(message.content))
+        yield Placed(where, role="user", content=[_text(text, where)])
         return
     if isinstance(message.content, str):
-        yield {"role": "user", "content": [_text(message.content)]}
+        yield Placed(where, role="user", content=[_text(message.content, where)])
         return
     parts: list[Body] = []
     for number, block in enumerate(message.content):
+        place = f"{where}.{number}"
         if isinstance(block, wire.ToolResultBlock):
-            text, media = _result(block, f"{where}.{number}.content")
-            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
+            text, media = _result(block, f"{place}.content")
+            yield Placed(place, role="tool", tool_call_id=block.tool_use_id, content=text)
             parts += media
         else:
-            parts += _parts(block, f"{where}.{number}")
+            parts += _parts(block, place)
     if parts:
-        yield {"role": "user", "content": parts}
+        yield Placed(where, role="user", content=parts)
 
 
 def _result(block: wire.ToolResultBlock, where: str) -> tuple[str, list[Body]]:
     """Return the text of a result, and its images, which stand in the message after it."""
     given = block.content or ""
-    parts = [_text(given)] if isinstance(given, str) else []
+    parts = [_text(given, where)] if isinstance(given, str) else []
     if not isinstance(given, str):
         for number, one in enumerate(given):
             parts += _parts(one, f"{where}.{number}")
@@ -312,19 +451,19 @@ def _parts(block: Any, where: str) -> list[Body]:
     """Return the parts of a chat message that a block of a user is."""
     match block:
         case wire.TextBlock(text=text):
-            return [_text(text)]
+            return [_text(text, where)]
         case wire.ImageBlock(source=wire.UrlSource(url=url)):
-            return [{"type": "image_url", "image_url": {"url": url}}]
+            return [_image(url, f"{where}.source.url")]
         case wire.ImageBlock(source=wire.Base64Source(media_type=kind, data=data)):
-            return [{"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}]
+            return [_image(f"data:{kind};base64,{data}", f"{where}.source.data")]
         case wire.ImageBlock(source=wire.FileSource(file_id=id_)):
-            return [{"type": "file", "file": {"file_id": id_}}]
+            return [_file(f"{where}.source.file_id", file_id=id_)]
         case wire.SearchResultBlock():
             texts = "\n".join(text.text for text in block.content)
-            return [_text(f"{block.title} ({block.source})\n{texts}")]
+            return [_text(f"{block.title} ({block.source})\n{texts}", where)]
         case wire.DocumentBlock():
             head = "\n".join(filter(None, (block.title, block.context)))
-            return [*([_text(f"{head}\n")] if head else []), *_document(block, where)]
+            return [*([_text(f"{head}\n", where)] if head else []), *_document(block, where)]
         case _:
             raise InvalidRequestError(
                 f"{where}: a block of the type '{block.type}' is not of a user.", param=where
@@ -334,9 +473,9 @@ def _parts(block: Any, where: str) -> list[Body]:
 def _document(block: wire.DocumentBlock, where: str) -> list[Body]:
     match block.source:
         case wire.TextSource(data=data):
-            return [_text(data)]
+            return [_text(data, where)]
         case wire.ContentSource(content=str(text)):
-            return [_text(text)]
+            return [_text(text, where)]
         case wire.ContentSource(content=blocks):
             return [
                 part
@@ -344,17 +483,26 @@ def _document(block: wire.DocumentBlock, where: str) -> list[Body]:
                 for part in _parts(one, f"{where}.source.content.{number}")
             ]
         case wire.FileSource(file_id=id_):
-            return [{"type": "file", "file": {"file_id": id_}}]
+            return [_file(f"{where}.source.file_id", file_id=id_)]
         case wire.Base64Source(media_type=kind, data=data):
             name = {"filename": block.title} if block.title else {}
-            return [{"type": "file", "file": {"file_data": f"data:{kind};base64,{data}", **name}}]
+            data = f"data:{kind};base64,{data}"
+            return [_file(f"{where}.source.data", file_data=data, **name)]
         case wire.UrlSource(url=url):
             name = {"filename": block.title} if block.title else {}
-            return [{"type": "file", "file": {"file_url": url, **name}}]
+            return [_file(f"{where}.source.url", file_url=url, **name)]
 
 
-def _text(text: str) -> Body:
-    return {"type": "text", "text": text}
+def _text(text: str, where: str) -> Body:
+    return Placed(where, type="text", text=text)
+
+
+def _image(url: str, where: str) -> Body:
+    return Placed(where, type="image_url", image_url={"url": url})
+
+
+def _file(where: str, **file: str) -> Body:
+    return Placed(where, type="file", file=file)
 
 
 def _all_text(content: str | Sequence[Any]) -> str:
@@ -365,13 +513,15 @@ def _all_text(content: str | Sequence[Any]) -> str:
 
 def _tools(body: wire.MessagesRequest | wire.CountTokensRequest, functions: Iterable[Tool]) -> Body:
     tools: list[Body] = []
-    for tool in _client_tools(body):
-        if (schema := _schema_of(tool)) is not None:
-            function = _function(short_name(tool.name), *schema)
-            if tool.strict is not None:
-                function["function"]["strict"] = tool.strict
-            tools.append(function)
-    tools += [_function(one.name, one.description, one.parameters) for one in functions]
+    for position, tool in enumerate(body.tools or ()):
+        if not isinstance(tool, wire.RequestTool) or (schema := _schema_of(tool)) is None:
+            continue
+        where = f"tools.{position}.input_schema" if tool.input_schema else f"tools.{position}"
+        function = _function(where, short_name(tool.name), *schema)
+        if tool.strict is not None:
+            function["function"]["strict"] = tool.strict
+        tools.append(function)
+    tools += [_function(one.param, one.name, one.description, one.parameters) for one in functions]
     choice = body.tool_choice
     if not tools:
         return {}
@@ -385,7 +535,8 @@ def _tools(body: wire.MessagesRequest | wire.CountTokensRequest, functions: Iter
             called = short_name(name or "")
             if called not in {offered["function"]["name"] for offered in tools}:
                 raise InvalidRequestError(
-                    f"tool_choice.name: there is no tool named '{name}' in `tools`.",
+                    f"tool_choice.name: there is no tool named '{shown_name(name or '')}' in "
+                    "`tools`.",
                     param="tool_choice.name",
                 )
             chat["tool_choice"] = {"type": "function", "function": {"name": called}}
@@ -402,9 +553,9 @@ def _schema_of(tool: wire.RequestTool) -> tuple[str | None, Body] | None:
     return next(known, None)
 
 
-def _function(name: str, description: str | None, parameters: Body) -> Body:
+def _function(where: str, name: str, description: str | None, parameters: Body) -> Body:
     function = {"name": name, "description": description, "parameters": parameters}
-    return {"type": "function", "function": function}
+    return Placed(where, type="function", function=function)
 
 
 def _thinking(body: wire.MessagesRequest | wire.CountTokensRequest) -> Body:

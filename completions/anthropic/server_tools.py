@@ -65,14 +65,17 @@ class ServerTools:
     taken: frozenset[str] = frozenset()
     """The names of functions of the client's."""
 
-    def add(self, function: Tool, place: int, server: str | None = None) -> Tool:
-        """Offer a function under a name that no other one has; return it with this name."""
+    def add(self, function: Tool, place: int, server: str | None = None, param: str = "") -> Tool:
+        """Offer a function under a name that no other one has; return it with this name.
+
+        ``param`` is the field of the request that it came from.
+        """
         kind = WEB_SEARCH if server is None else MCP
         name = function_name(function.name, server, kind)
         if name in self.routes or name in self.taken:
             name = distinct_name(name, function.name, server, kind)
         self.routes[name] = SiteFunction(place, function.name, server)
-        self.functions[name] = offered = replace(function, name=name)
+        self.functions[name] = offered = replace(function, name=name, param=param)
         return offered
 
     def narrow(self, choice: wire.ToolChoice | None) -> ServerTools:
@@ -93,7 +96,7 @@ def server_tools(body: AnyRequest, project_id: int) -> ServerTools:
     offered = ServerTools(taken=frozenset(short_name(tool.name) for tool in clients))
     toolsets: dict[str, tuple[int, wire.McpToolset]] = {}
     for position, tool in enumerate(body.tools or ()):
-        param = f"tools[{position}]"
+        param = f"tools.{position}"
         match tool:
             case wire.ServerSearchTool():
                 if tool.name in offered.taken or tool.name in offered.routes:
@@ -110,12 +113,12 @@ def server_tools(body: AnyRequest, project_id: int) -> ServerTools:
     for name, (position, _) in toolsets.items():
         if name not in servers:
             raise _invalid(
-                f"tools[{position}].mcp_server_name", f"`mcp_servers` has no server '{name}'"
+                f"tools.{position}.mcp_server_name", f"`mcp_servers` has no server '{name}'"
             )
     listings = _listings(body)
     taken = set[str]()
     for position, server in enumerate(body.mcp_servers or ()):
-        param = f"mcp_servers[{position}]"
+        param = f"mcp_servers.{position}"
         if server.name in taken:
             raise _invalid(f"{param}.name", f"another server is named '{server.name}'")
         taken.add(server.name)
@@ -131,7 +134,7 @@ def server_tools(body: AnyRequest, project_id: int) -> ServerTools:
             offered.unlisted.append(place)
             continue
         for function in listed_functions([one.model_dump() for one in known], options):
-            offered.add(function, place, server.name)
+            offered.add(function, place, server.name, param)
     return offered.narrow(body.tool_choice)
 
 
@@ -149,7 +152,7 @@ def _offer_search(offered: ServerTools, tool: wire.ServerSearchTool, param: str)
     options = search_options((), None, tool.user_location, tool.allowed_domains or ())
     options |= {"shows_results": True, "blocked_domains": tool.blocked_domains or []}
     [function] = search_functions(tool.user_location, [WEB_SEARCH])
-    offered.add(function, len(offered.options))
+    offered.add(function, len(offered.options), param=param)
     offered.options.append(options)
     offered.max_searches = tool.max_uses
 

@@ -12,7 +12,16 @@ from rest_framework.request import Request
 
 from completions.anthropic import wire
 from completions.anthropic.assembler import INPUT_TOKENS, MESSAGE, MessageAssembly
-from completions.anthropic.mapping import History, ignored_tools, long_names, to_chat
+from completions.anthropic.mapping import (
+    Body,
+    History,
+    client_path,
+    ignored_tools,
+    long_names,
+    name_client_field,
+    to_chat,
+    with_client_paths,
+)
 from completions.anthropic.server_tools import AnyRequest, ServerTools, numbered, server_tools
 from completions.mapping import to_generation_request
 from completions.wire.chat import DialectChat
@@ -171,18 +180,25 @@ class _Given:
         history = History(caller.project_id)
         has_template = "chat_template" in model.capabilities
         functions = tools.functions.values()
-        chat = parse(DialectChat, to_chat(body, history, functions, has_template=has_template))
+        converted = to_chat(body, history, functions, has_template=has_template)
         try:
+            chat = parse(DialectChat, converted)
             asked = to_generation_request(chat, model)
         except InvalidRequestError as exc:
-            if (exc.param or "").startswith("messages["):  # Its places are those of the chat.
-                exc.param = "messages"
+            name_client_field(exc, _client_path(converted, exc.param or "", body))
             raise
+        asked = with_client_paths(asked, converted)
         if tools.unlisted:
             asked = _with_listing(asked, body, model)
         names: list[Any] = [*body.ignored_params, *ignored_tools(body)]
         names += ignored_fields(model, chat, asked)
         return cls(model, asked, tools, history.results, names, chat.user or "")
+
+
+def _client_path(converted: Body, param: str, body: AnyRequest) -> str:
+    """Return the path in the client's request; all tools may be those of MCP servers."""
+    path = client_path(converted, param)
+    return "mcp_servers" if path == "tools" and not body.tools else path
 
 
 def _with_listing(
@@ -198,9 +214,10 @@ def _with_listing(
     if body.tool_choice is None or body.tool_choice.type != "any" or asked.must_call:
         return asked
     if asked.response_prefix:
+        last = f"messages.{len(body.messages) - 1}"
         raise InvalidRequestError(
-            "Invalid 'messages': the last message is of the assistant and would be continued, but "
+            f"Invalid '{last}': the last message is of the assistant and would be continued, but "
             "an answer that must be a call cannot be.",
-            param="messages",
+            param=last,
         )
     return replace(asked, must_call=True, constraint=None)

@@ -289,7 +289,7 @@ class ChatAssembler(Assembler):
                 return self._chunks(index, b'{"refusal":' + orjson.dumps(text) + b"}", b"null")
             case ToolCallDelta():
                 self._choices[delta.index].take_call(delta)
-                piece = _function_call_piece(delta) if self._is_legacy else _call_piece(delta)
+                piece = _call_piece(delta, is_legacy=self._is_legacy)
                 return self._chunks(delta.index, piece, b"null")
             case Finish(index=index, stop=stop):
                 reason = orjson.dumps(self._choices[index].take_finish(delta))
@@ -298,8 +298,16 @@ class ChatAssembler(Assembler):
                 return self._chunks(index, b"{}", reason)
             case Usage():
                 self._usage = delta
-            case PromptProgress():
-                return self._progress_chunk(delta)
+            case PromptProgress() if self._stream:
+                self._begun_reading = True
+                progress = {  # In llama-server's format.
+                    "total": delta.total,
+                    "cache": delta.cached,
+                    "processed": delta.processed,
+                    "time_ms": delta.elapsed_ms,
+                }
+                field = b',"prompt_progress":' + orjson.dumps(progress)
+                return (self.chunk_without_choices(field),)
             case PromptTokens():
                 self._prompt = delta
             case AnswerTokens(ids, index):
@@ -392,19 +400,6 @@ class ChatAssembler(Assembler):
         }
         return orjson.dumps(fields)[:-1]
 
-    def _progress_chunk(self, progress: PromptProgress) -> Sequence[bytes]:
-        """Return a chunk in llama-server's format."""
-        if not self._stream:
-            return ()
-        self._begun_reading = True
-        fields = {
-            "total": progress.total,
-            "cache": progress.cached,
-            "processed": progress.processed,
-            "time_ms": progress.elapsed_ms,
-        }
-        return (self.chunk_without_choices(b',"prompt_progress":' + orjson.dumps(fields)),)
-
     def chunk_without_choices(self, fields: bytes) -> bytes:
         """Return a chunk with these fields, which are JSON after a comma."""
         return b"data: " + self._chunk_start() + b',"choices":[]' + fields + self._tail
@@ -430,8 +425,11 @@ class ChatAssembler(Assembler):
         return completion
 
 
-def _call_piece(delta: ToolCallDelta) -> bytes:
+def _call_piece(delta: ToolCallDelta, *, is_legacy: bool) -> bytes:
     """Return the delta of a chunk: id, type and name once, or the SDKs would add them up."""
+    if is_legacy:  # The answer to ``functions``, from before there were tools.
+        named = {} if delta.name is None else {"name": delta.name}
+        return orjson.dumps({"function_call": {**named, "arguments": delta.arguments}})
     kind, value = ("custom", "input") if delta.is_custom else ("function", "arguments")
     piece: dict[str, Any] = {"index": delta.call}
     called: dict[str, Any] = {value: delta.arguments}
@@ -439,12 +437,6 @@ def _call_piece(delta: ToolCallDelta) -> bytes:
         piece |= {"id": delta.id, "type": kind}
         called = {"name": delta.name, **called}
     return orjson.dumps({"tool_calls": [{**piece, kind: called}]})
-
-
-def _function_call_piece(delta: ToolCallDelta) -> bytes:
-    """Return the same as it was before there were tools."""
-    name = {} if delta.name is None else {"name": delta.name}
-    return orjson.dumps({"function_call": {**name, "arguments": delta.arguments}})
 
 
 def arguments_object(text: str) -> dict[str, Any]:

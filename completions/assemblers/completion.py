@@ -100,7 +100,13 @@ class _ChoiceFold:
         return CompletionLogprobs(
             tokens=[entry.token for entry in logprobs],
             token_logprobs=[None if math.isnan(e.logprob) else e.logprob for e in logprobs],
-            top_logprobs=[_with_likeliest(entry) for entry in logprobs],
+            # The likeliest tokens and the sampled one; null for the first token of a prompt.
+            top_logprobs=[
+                None
+                if math.isnan(e.logprob)
+                else {other.token: other.logprob for other in e.top} | {e.token: e.logprob}
+                for e in logprobs
+            ],
             text_offset=[self._offsets.before(entry.text_bytes) for entry in logprobs],
         )
 
@@ -117,13 +123,6 @@ class _TextOffsets:
         offset = self._offset
         self._offset += len(self._decoder.decode(piece))
         return offset
-
-
-def _with_likeliest(entry: TokenLogprob) -> dict[str, float] | None:
-    """Return the likeliest tokens and the sampled one; None for the first token of a prompt."""
-    if math.isnan(entry.logprob):
-        return None
-    return {other.token: other.logprob for other in entry.top} | {entry.token: entry.logprob}
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,17 @@ class SearchingAssembler(ChatAssembler):
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta; return the chunks it makes, none of a search."""
         if isinstance(delta, ToolCallDelta):
-            return self._feed_call(delta)
+            if delta.id is not None and delta.name in ARGUMENTS:
+                is_run = self._turns.made < settings.TOOL_CALLS_MAX
+                self._by_call[delta.call] = (
+                    self._turns.begin_call(0, delta.name, delta.id, delta.name) if is_run else None
+                )
+            if delta.call in self._by_call:
+                if search := self._by_call[delta.call]:
+                    search.arguments += delta.arguments
+                return ()
+            place = self._shown.setdefault(delta.call, len(self._shown))
+            return super().feed(replace(delta, call=place))
         self._turns.take(delta)
         if not isinstance(delta, Finish):
             return super().feed(delta)
@@ -76,19 +86,6 @@ class SearchingAssembler(ChatAssembler):
         if annotations:
             chunk = self._chunks(0, orjson.dumps({"annotations": annotations}), b"null")
         return [*chunk, *super().feed(delta)]
-
-    def _feed_call(self, delta: ToolCallDelta) -> Sequence[bytes]:
-        if delta.id is not None and delta.name in ARGUMENTS:
-            is_run = self._turns.made < settings.TOOL_CALLS_MAX
-            self._by_call[delta.call] = (
-                self._turns.begin_call(0, delta.name, delta.id, delta.name) if is_run else None
-            )
-        if delta.call in self._by_call:
-            if search := self._by_call[delta.call]:
-                search.arguments += delta.arguments
-            return ()
-        place = self._shown.setdefault(delta.call, len(self._shown))
-        return super().feed(replace(delta, call=place))
 
     def calls(self) -> Sequence[SiteCall]:
         """Return the searches of the turn that has ended."""

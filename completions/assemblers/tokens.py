@@ -27,7 +27,6 @@ from inference_site.core.domain.deltas import (
     Usage,
 )
 from inference_site.core.domain.errors import InvalidRequest
-from inference_site.gateway.api.payload import WireObject
 from inference_site.runs.kinds import WholeAnswerAssembler
 from inference_site.runs.streams.request_documents import Assembly
 
@@ -60,22 +59,18 @@ class EmbeddingAssembler(WholeAnswerAssembler):
         """Take the next delta. Raise InvalidRequest for impossible dimensions."""
         match delta:
             case EmbeddingDelta(vector, index):
-                self._vectors[index] = self._shortened(array("f", vector))
+                floats, wanted = array("f", vector), self._assembly.dimensions
+                if wanted is not None and wanted != len(floats):
+                    if wanted > len(floats) or not self._assembly.may_shorten:
+                        raise InvalidRequest(
+                            f"Invalid 'dimensions': the model has {len(floats)}.", "dimensions"
+                        )
+                    length = math.hypot(*floats[:wanted]) or 1.0
+                    floats = array("f", (value / length for value in floats[:wanted]))
+                self._vectors[index] = floats
             case Usage():
                 self._usage = delta
         return ()
-
-    def _shortened(self, vector: array[float]) -> array[float]:
-        wanted = self._assembly.dimensions
-        if wanted is None or wanted == len(vector):
-            return vector
-        if wanted > len(vector) or not self._assembly.may_shorten:
-            raise InvalidRequest(
-                f"Invalid 'dimensions': the model has {len(vector)}.", "dimensions"
-            )
-        kept = vector[:wanted]
-        length = math.hypot(*kept) or 1.0
-        return array("f", (value / length for value in kept))
 
     def answer(self) -> dict[str, Any]:
         """Return the list."""
@@ -130,20 +125,16 @@ class TokenAssembler(WholeAnswerAssembler):
 
     def answer(self) -> dict[str, Any]:
         """Return the answer."""
-        answer = self._wire().model_dump()
-        if self._assembly.answer == "tokens":
-            drop_none(answer, "token_strs")
-        return answer
-
-    def _wire(self) -> WireObject:
         if self._assembly.answer == "text":
-            return Text(model=self._assembly.model, prompt=self._text)
+            return Text(model=self._assembly.model, prompt=self._text).model_dump()
         counted: dict[str, Any] = {
             "model": self._assembly.model,
             "count": len(self._tokens),
             "max_model_len": self._assembly.context_length,
             "tokens": list(self._tokens),
         }
-        if self._assembly.answer == "tokens":
-            return Tokens(**counted, token_strs=list(self._texts) or None)
-        return ChatPrompt(prompt=self._text, **counted)
+        if self._assembly.answer != "tokens":
+            return ChatPrompt(prompt=self._text, **counted).model_dump()
+        answer = Tokens(**counted, token_strs=list(self._texts) or None).model_dump()
+        drop_none(answer, "token_strs")
+        return answer

@@ -109,7 +109,14 @@ class PsView(OllamaView):
         """List the models that are loaded."""
         specs = _listed(caller_of(request))
         loaded = {model.id for model in wire_models(specs) if model.status == "loaded"}
-        return Response({"models": [_running(spec) for spec in specs if spec.id in loaded]})
+        running = []
+        for spec in specs:
+            if spec.id in loaded:
+                entry = _summary(spec)
+                del entry["modified_at"]
+                entry |= {"expires_at": _FOR_EVER, "size_vram": 0}
+                running.append({**entry, "context_length": fleet.context_of(spec)})
+        return Response({"models": running})
 
 
 class ShowView(OllamaView):
@@ -208,13 +215,6 @@ def _beginning(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _running(spec: ModelSpec) -> dict[str, Any]:
-    summary = _summary(spec)
-    del summary["modified_at"]
-    in_memory = {"expires_at": _FOR_EVER, "size_vram": 0, "context_length": fleet.context_of(spec)}
-    return {**summary, **in_memory}
-
-
 class PullView(OllamaView):
     """``POST /api/pull``."""
 
@@ -243,28 +243,23 @@ class PullView(OllamaView):
             done = wire.OllamaPulled(status="success", model=known.id)
             response: HttpResponse = Response(done.model_dump())
         else:
-            response = _pull(request, caller, name, stream=body.stream is not False)
+            if caller.allowed_models:
+                raise ForbiddenError(
+                    "This API key allows some models only, so it pulls no others.",
+                    param="model",
+                    code="model_not_allowed",
+                )
+            reference = str(_reference(name))
+            try:
+                pull = Pull.objects.join(reference)
+            except TooManyPulls as exc:
+                raise RateLimitError(f"{MOST_UNFINISHED} pulls wait or run already.") from exc
+            logger.info("the pull %s of %s is asked for", pull.pk, reference)
+            lines = _lines(_FollowedPull(pull.pk, caller.project_name))
+            response = hand_feed(request, Feed(lines, stream=body.stream is not False, lines=True))
         if body.ignored_params:
             response["x-unsupported-params"] = ",".join(body.ignored_params)
         return response
-
-
-def _pull(request: Request, caller: Caller, name: str, *, stream: bool) -> HttpResponse:
-    """Create or join the pull of this name, and answer with its progress."""
-    if caller.allowed_models:
-        raise ForbiddenError(
-            "This API key allows some models only, so it pulls no others.",
-            param="model",
-            code="model_not_allowed",
-        )
-    reference = str(_reference(name))
-    try:
-        pull = Pull.objects.join(reference)
-    except TooManyPulls as exc:
-        raise RateLimitError(f"{MOST_UNFINISHED} pulls wait or run already.") from exc
-    logger.info("the pull %s of %s is asked for", pull.pk, reference)
-    lines = _lines(_FollowedPull(pull.pk, caller.project_name))
-    return hand_feed(request, Feed(lines, stream=stream, lines=True))
 
 
 def _reference(name: str) -> Reference:

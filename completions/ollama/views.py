@@ -132,17 +132,14 @@ def _messages(messages: Sequence[wire.Message]) -> Iterator[Body]:
                 for call_id, function in calls
             ]
         elif message.role == "tool":
-            entry["tool_call_id"] = message.tool_call_id or _take_call_id(message, open_calls)
+            call_id = message.tool_call_id or ""  # An empty one is refused later.
+            if not call_id and open_calls:
+                # The first open call of this result's tool, else the first one.
+                names = [name for _, name in open_calls]
+                tool = message.tool_name
+                call_id, _ = open_calls.pop(names.index(tool) if tool in names else 0)
+            entry["tool_call_id"] = call_id
         yield entry
-
-
-def _take_call_id(message: wire.Message, open_calls: list[tuple[str, str]]) -> str:
-    """Remove the first open call of this result's tool, else the first call; return its id."""
-    names = [name for _, name in open_calls]
-    if not names:
-        return ""  # Refused later as a result without its call.
-    position = names.index(message.tool_name) if message.tool_name in names else 0
-    return open_calls.pop(position)[0]
 
 
 def _content(text: str, images: Sequence[str] | None) -> Any:

@@ -17,6 +17,7 @@ from completions.wire.models import (
     AdaptersScaled,
     AnthropicModel,
     AnthropicModelList,
+    AnthropicModelsQuery,
     ListedAdapter,
     Model,
     ModelCommand,
@@ -41,18 +42,22 @@ from inference_site.catalogue.model_store import adapters
 from inference_site.catalogue.model_store.adapters import adapter_file, added_view
 from inference_site.catalogue.models_file import Route
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.errors.api_errors import ConflictError, InvalidRequestError, NotFoundError
+from inference_site.core.errors.api_errors import (
+    ANTHROPIC_VERSION,
+    ConflictError,
+    InvalidRequestError,
+    NotFoundError,
+)
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.gateway.api.authentication import caller_of, require_scope
-from inference_site.gateway.api.payload import parse
+from inference_site.gateway.api.paging import position_of
+from inference_site.gateway.api.payload import parse, parse_query
 from inference_site.gateway.api.schema import documented
 from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.handoff import Feed, hand_feed
 from inference_site.gateway.submission.model_access import load_progress, may_use
 from inference_site.runs.queue_position import waiting_by_model
 
-ANTHROPIC_VERSION = "anthropic-version"
-"""The header that every request of Anthropic's clients has."""
 _BEST_FIRST = ("loaded", "loading", "failed", "unloaded")
 
 
@@ -68,10 +73,8 @@ class ModelsView(ApiView):
         routes = catalogue().listed_routes(caller.project_name)
         models += [wire_route(one, caller) for one in routes if may_use(caller, one)]
         if ANTHROPIC_VERSION in request.headers:
-            data = [_anthropic_model(model) for model in models]
-            first, last = (data[0].id, data[-1].id) if data else (None, None)
-            answer = AnthropicModelList(data=data, first_id=first, last_id=last)
-            return Response(answer.model_dump())
+            query = parse_query(AnthropicModelsQuery, request.query_params.dict())
+            return Response(_anthropic_page(models, query).model_dump())
         return Response(ModelList(data=models).model_dump())
 
 
@@ -89,6 +92,28 @@ class ModelView(ApiView):
         if ANTHROPIC_VERSION in request.headers:
             return Response(_anthropic_model(model).model_dump())
         return Response(model.model_dump())
+
+
+def _anthropic_page(models: Sequence[Model], query: AnthropicModelsQuery) -> AnthropicModelList:
+    """Return the page after ``after_id``, or the one that ends before ``before_id``.
+
+    Raise InvalidRequestError for an id that is not in the list.
+    """
+    ids, limit = [model.id for model in models], query.limit
+    first, end = 0, len(ids)
+    if query.after_id:
+        first = position_of(query.after_id, ids, "model", "after_id") + 1
+    if query.before_id:
+        end = position_of(query.before_id, ids, "model", "before_id")
+    is_backwards = bool(query.before_id) and not query.after_id
+    found = models[first:end]
+    shown = [_anthropic_model(one) for one in (found[-limit:] if is_backwards else found[:limit])]
+    return AnthropicModelList(
+        data=shown,
+        has_more=len(found) > len(shown),
+        first_id=shown[0].id if shown else None,
+        last_id=shown[-1].id if shown else None,
+    )
 
 
 def _anthropic_model(model: Model) -> AnthropicModel:

@@ -89,9 +89,17 @@ class AnthropicModelList(WireObject):
     """The answer of ``GET /v1/models`` to requests with the header ``anthropic-version``."""
 
     data: list[AnthropicModel]
-    has_more: Literal[False] = False
+    has_more: bool
     first_id: str | None
     last_id: str | None
+
+
+class AnthropicModelsQuery(BaseModel):
+    """Query parameters of the list in Anthropic's form; OpenAI's list is whole."""
+
+    limit: Annotated[int, Field(ge=1, le=1_000)] = 1_000
+    after_id: str | None = None
+    before_id: str | None = None
 
 
 class ModelCommand(WireRequest):

@@ -75,34 +75,32 @@ class BatchAdmin(KeysetAdmin):
         """Show what has become of the lines."""
         context = dict(extra_context or {})
         if batch := self.get_object(request, object_id):
-            context |= self._context(request, batch)
+            failures = batch.failures
+            if not batch.has_ended:
+                failures = BatchLine.objects.filter(batch=batch).failures()
+            may_change = self._may_change(request)
+            context |= {
+                "batch": batch,
+                "status_badge": status_label(batch.status),
+                "model": model_link(batch.model) if batch.model else "—",
+                "ended": batch.completed + batch.failed,
+                "estimate": _shown_estimate(batch, estimate_of(batch)) if batch.total else None,
+                "cost": cost_label(batch.model, batch.cost),
+                "failures": sorted(failures.items(), key=lambda one: -one[1]),
+                "times": [
+                    (status.label, dt.datetime.fromtimestamp(at, dt.UTC))
+                    for status in BatchStatus
+                    if (at := batch.time_of(status)) is not None
+                ],
+                "may_cancel": may_change
+                and batch.status in (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS),
+                "may_repeat": may_change
+                and batch.dialect == OPENAI
+                and batch.has_ended
+                and bool(batch.error_file_id),
+                "may_download": may_see_content(request) and batch.has_ended,
+            }
         return super().change_view(request, object_id, form_url, context)
-
-    def _context(self, request: HttpRequest, batch: Batch) -> dict[str, Any]:
-        failures = batch.failures
-        if not batch.has_ended:
-            failures = BatchLine.objects.filter(batch=batch).failures()
-        return {
-            "batch": batch,
-            "status_badge": status_label(batch.status),
-            "model": model_link(batch.model) if batch.model else "—",
-            "ended": batch.completed + batch.failed,
-            "estimate": _shown_estimate(batch, estimate_of(batch)) if batch.total else None,
-            "cost": cost_label(batch.model, batch.cost),
-            "failures": sorted(failures.items(), key=lambda one: -one[1]),
-            "times": [
-                (status.label, dt.datetime.fromtimestamp(at, dt.UTC))
-                for status in BatchStatus
-                if (at := batch.time_of(status)) is not None
-            ],
-            "may_cancel": self._may_change(request)
-            and batch.status in (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS),
-            "may_repeat": self._may_change(request)
-            and batch.dialect == OPENAI
-            and batch.has_ended
-            and bool(batch.error_file_id),
-            "may_download": may_see_content(request) and batch.has_ended,
-        }
 
     def _may_change(self, request: HttpRequest) -> bool:
         return request.user.has_perm("batches.change_batch")
@@ -118,7 +116,21 @@ class BatchAdmin(KeysetAdmin):
         """Make a new batch of the lines that failed, with the key of the old one."""
         batch = self._changeable(request, pk)
         try:
-            made = _repeat_failed(batch)
+            caller = caller_of_key(batch.api_key_id)
+            if caller is None:
+                raise ApiError("the key of the batch is not valid any more.")
+            made = accept_batch(
+                caller,
+                Batch(
+                    public_id=new_id("batch_"),
+                    dialect=batch.dialect,
+                    endpoint=batch.endpoint,
+                    input_file_id=store_failed_requests(batch),
+                    output_lifetime_s=batch.output_lifetime_s,
+                    metadata=batch.metadata,
+                    window_s=batch.window_s,
+                ),
+            )
         except ApiError as exc:
             messages.error(request, f"The failed lines cannot be run again: {exc.message}")
             return self._page_of(batch)
@@ -187,22 +199,3 @@ def _shown_estimate(batch: Batch, estimate: BatchEstimate) -> dict[str, str]:
         left_s = at - timezone.now().timestamp()
         shown = f"in {duration(left_s)}"
     return {"cost": cost_label(batch.model, Decimal(estimate.cost)), "end": shown}
-
-
-def _repeat_failed(batch: Batch) -> Batch:
-    """Make a batch of the failed lines. Raise ApiError."""
-    caller = caller_of_key(batch.api_key_id)
-    if caller is None:
-        raise ApiError("the key of the batch is not valid any more.")
-    return accept_batch(
-        caller,
-        Batch(
-            public_id=new_id("batch_"),
-            dialect=batch.dialect,
-            endpoint=batch.endpoint,
-            input_file_id=store_failed_requests(batch),
-            output_lifetime_s=batch.output_lifetime_s,
-            metadata=batch.metadata,
-            window_s=batch.window_s,
-        ),
-    )

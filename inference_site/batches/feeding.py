@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 
 import orjson
 from django.db.models import Count, Q
@@ -108,8 +108,10 @@ class Feeder:
 
     def prepare(self) -> None:
         """Validate new batches, and write the results of those whose lines have ended."""
-        waiting = Batch.objects.filter(status=BatchStatus.VALIDATING).order_by("pk")
-        validating = _in_turn(waiting)[:_IN_TURN]
+        waiting: dict[int, list[Batch]] = defaultdict(list)
+        for batch in Batch.objects.filter(status=BatchStatus.VALIDATING).order_by("pk"):
+            waiting[batch.project_id].append(batch)
+        validating = list(islice(_alternate(waiting.values()), _IN_TURN))
         for known in self._validations.keys() - {batch.pk for batch in validating}:
             del self._validations[known]
         ending = Batch.objects.filter(status__in=(BatchStatus.FINALIZING, BatchStatus.CANCELLING))
@@ -231,14 +233,6 @@ class Feeder:
 def _ids_in_queue(batch: Batch) -> list[str]:
     lines = BatchLine.objects.filter(batch=batch, state=LineState.RUNNING)
     return [id_ for id_ in lines.values_list("generation_id", flat=True) if id_]
-
-
-def _in_turn(batches: Iterable[Batch]) -> list[Batch]:
-    """Return the batches so that the projects take turns."""
-    of_project: dict[int, list[Batch]] = defaultdict(list)
-    for batch in batches:
-        of_project[batch.project_id].append(batch)
-    return list(_alternate(of_project.values()))
 
 
 def _alternate(sources: Iterable[Iterable[Batch]]) -> Iterator[Batch]:

@@ -95,24 +95,20 @@ class CaseSourceAdmin(RatedAdmin):
                 raise ConflictError("Name a set.")
             if len({row.project_id for row in rows}) > 1:
                 raise ConflictError("A set belongs to one project: filter the list by a project.")
-            count, case_set = self._saved(request, rows, name)
+            if not rows:
+                raise ConflictError("There is nothing to save.")
+            fields = {"endpoint": self.case_endpoint, "created_by": request.user}
+            case_set, is_new = CaseSet.objects.get_or_create(
+                project_id=rows[0].project_id, name=name, defaults=fields
+            )
+            if case_set.endpoint != self.case_endpoint:
+                raise ConflictError(f"The cases of “{name}” are for {case_set.endpoint}.")
+            if is_new:
+                self.log_addition(request, case_set, "Made by saving answers.")
+            count = case_set.add(self.saved_answer(row) for row in rows)
+            self.log_change(request, case_set, f"Saved {count} cases.")
         except ApiError as exc:
             messages.error(request, exc.message)
             return HttpResponseRedirect(page)
         messages.success(request, f"Saved {count} of {len(rows)} as cases; the set had the others.")
         return HttpResponseRedirect(reverse("admin:cases_caseset_change", args=[case_set.pk]))
-
-    def _saved(self, request: HttpRequest, rows: Sequence[Any], name: str) -> tuple[int, CaseSet]:
-        if not rows:
-            raise ConflictError("There is nothing to save.")
-        fields = {"endpoint": self.case_endpoint, "created_by": request.user}
-        case_set, is_new = CaseSet.objects.get_or_create(
-            project_id=rows[0].project_id, name=name, defaults=fields
-        )
-        if case_set.endpoint != self.case_endpoint:
-            raise ConflictError(f"The cases of “{name}” are for {case_set.endpoint}.")
-        if is_new:
-            self.log_addition(request, case_set, "Made by saving answers.")
-        count = case_set.add(self.saved_answer(row) for row in rows)
-        self.log_change(request, case_set, f"Saved {count} cases.")
-        return count, case_set

@@ -209,7 +209,18 @@ def header(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
 def _read_header(file: BinaryIO) -> tuple[dict[str, Any], list[Tensor]]:
     tensor_count, pair_count = _read_counts(file)
     found = dict(_read_pairs(file, pair_count))
-    return found, [_read_tensor(file) for _ in range(tensor_count)]
+    tensors = []
+    for _ in range(tensor_count):
+        name = _read_text(file)
+        (dimensions,) = _unpack(file, "I")
+        if dimensions > _MAX_DIMENSIONS:
+            raise ValueError("it is damaged")
+        shape = _unpack(file, f"{dimensions}Q")
+        kind, offset = _unpack(file, "IQ")
+        block_elements, block_bytes = _block_sizes().get(int(kind), (1, 0))
+        size = math.prod(shape) // block_elements * block_bytes
+        tensors.append(Tensor(name, shape, kind, offset, size))
+    return found, tensors
 
 
 def _read_counts(file: BinaryIO) -> tuple[int, int]:
@@ -257,17 +268,6 @@ def _read_array(file: BinaryIO, is_wanted: bool) -> list[Any] | None:
     if length > _MAX_TEXT_BYTES:
         raise ValueError("it is damaged")
     return list(struct.unpack(f"<{count}{_FORMATS[kind]}", _read(file, length)))
-
-
-def _read_tensor(file: BinaryIO) -> Tensor:
-    name = _read_text(file)
-    (dimensions,) = _unpack(file, "I")
-    if dimensions > _MAX_DIMENSIONS:
-        raise ValueError("it is damaged")
-    shape = _unpack(file, f"{dimensions}Q")
-    kind, offset = _unpack(file, "IQ")
-    block_elements, block_bytes = _block_sizes().get(int(kind), (1, 0))
-    return Tensor(name, shape, kind, offset, math.prod(shape) // block_elements * block_bytes)
 
 
 @cache

@@ -76,7 +76,13 @@ class Reference:
             if self.file not in files:
                 raise HubError(f"{self.repository} has no file {self.file}.")
             return self.file
-        models = [file for file in files if _is_model(file)]
+        models = [
+            file
+            for file in files
+            if (name := Path(file).name.lower()).endswith(".gguf")
+            and "mmproj" not in name
+            and not is_later_part(Path(file))
+        ]
         pattern = rf"(?<![a-z0-9]){re.escape(self.quantisation)}(?![a-z0-9_])"
         matches = [
             file
@@ -98,11 +104,6 @@ class HubFile:
     path: str
     size: int
     sha256: str
-
-
-def _is_model(file: str) -> bool:
-    name = Path(file).name.lower()
-    return name.endswith(".gguf") and "mmproj" not in name and not is_later_part(Path(file))
 
 
 def downloaded(reference: Reference, folder: Path) -> Path | None:

@@ -271,7 +271,15 @@ class StoredModelForm(forms.ModelForm[StoredModel]):
         except (InvalidSetting, ValueError, TypeError) as exc:
             self._add_error_of_entry(exc)
             return values
-        self._check_names(spec.id, spec.aliases)
+        known = catalogue()
+        if known.is_fixed(spec.id):
+            self.add_error("model_id", "The models file or the product has a model of this ID.")
+        elif isinstance(known.named(spec.id), Route):
+            self.add_error("model_id", "The models file has a route of this name.")
+        for alias in spec.aliases:
+            other = known.named(alias)
+            if other is not None and other.id != spec.id:
+                self.add_error("aliases", f"{alias} is a name of the model {other.id}.")
         self.file_condition = file_condition(spec)
         if self.file_condition is not None and self.file_condition.state == BROKEN:
             self.add_error("file", f"{self.file_condition.reason}.")
@@ -287,17 +295,6 @@ class StoredModelForm(forms.ModelForm[StoredModel]):
         field = _FIELD_OF.get(key, key)
         prefix = "" if key in self.fields else f"{'.'.join(parts)}: "
         self.add_error(field if field in self.fields else "more", f"{prefix}{exc}.")
-
-    def _check_names(self, id_: str, aliases: tuple[str, ...]) -> None:
-        known = catalogue()
-        if known.is_fixed(id_):
-            self.add_error("model_id", "The models file or the product has a model of this ID.")
-        elif isinstance(known.named(id_), Route):
-            self.add_error("model_id", "The models file has a route of this name.")
-        for alias in aliases:
-            other = known.named(alias)
-            if other is not None and other.id != id_:
-                self.add_error("aliases", f"{alias} is a name of the model {other.id}.")
 
 
 class PullForm(forms.ModelForm[Pull]):
@@ -344,20 +341,6 @@ class PullForm(forms.ModelForm[Pull]):
         return id_
 
 
-def _estimate_of(posted: Mapping[str, Any]) -> str:
-    """Return the estimate for the values of a form, or what is wrong with them."""
-    fields = StoredModelForm.base_fields
-    names = (*PLAIN, "more")
-    try:
-        values = {name: fields[name].clean(posted.get(name)) for name in names}
-        return estimate(read_stored_entry("model", entry_of({**values, "is_listed": True}, {})))
-    except ValidationError as exc:
-        return " ".join(exc.messages)
-    except (InvalidSetting, ValueError, TypeError) as exc:
-        key = ".".join(getattr(exc, "path", ()))
-        return f"{key}: {exc}." if key else f"{exc}."
-
-
 @admin.register(StoredModel)
 class StoredModelAdmin(SiteAdmin):
     """Models that operators keep in the database, beside those of the models file."""
@@ -398,7 +381,18 @@ class StoredModelAdmin(SiteAdmin):
         if request.POST.get("engine") not in LIBRARIES:
             text = "It runs on its own server, or needs no weights: no memory is needed here."
         else:
-            text = _estimate_of(request.POST)
+            fields = StoredModelForm.base_fields
+            try:
+                values = {
+                    name: fields[name].clean(request.POST.get(name)) for name in (*PLAIN, "more")
+                }
+                entry = entry_of({**values, "is_listed": True}, {})
+                text = estimate(read_stored_entry("model", entry))
+            except ValidationError as exc:
+                text = " ".join(exc.messages)
+            except (InvalidSetting, ValueError, TypeError) as exc:
+                key = ".".join(getattr(exc, "path", ()))
+                text = f"{key}: {exc}." if key else f"{exc}."
         return HttpResponse(text, content_type="text/plain; charset=utf-8")
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:

@@ -53,19 +53,18 @@ def download(
 async def _lines(
     form: str, columns: Sequence[str], batches: Iterator[Rows]
 ) -> AsyncIterator[bytes]:
-    read = sync_to_async(_next, thread_sensitive=False)
+    @sync_to_async(thread_sensitive=False)
+    def read_next() -> Rows | None:
+        with release_connection_after():
+            return next(batches, None)
+
     if form == "csv":
         yield _csv([columns])
-    while (rows := await read(batches)) is not None:
+    while (rows := await read_next()) is not None:
         if form == "csv":
             yield _csv(csv_row(row, columns) for row in rows)
         else:
             yield b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows)
-
-
-def _next(batches: Iterator[Rows]) -> Rows | None:
-    with release_connection_after():
-        return next(batches, None)
 
 
 def _csv(rows: Iterable[Sequence[Any]]) -> bytes:

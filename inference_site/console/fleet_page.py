@@ -292,13 +292,28 @@ def model_context(request: HttpRequest, model: str) -> dict[str, Any]:
 def _details(spec: ModelSpec, reports: list[ModelReport]) -> list[tuple[str, str]]:
     """Return names and values: from a worker's report, or else from the file on this host."""
     report = next((one for one in reports if one.size_bytes), None)
-    facts = file_facts(spec) if report is None else _facts_of(report)
+    facts: FileFacts
+    if report is None:
+        facts = file_facts(spec)
+    else:
+        facts = {
+            "size_bytes": report.size_bytes,
+            "memory_bytes": report.memory_bytes,
+            "memory_parts": report.memory_parts,
+            "architecture": report.architecture,
+            "quantisation": report.quantisation,
+            "trained_context": report.trained_context,
+        }
     library = next((one.library for one in reports if one.library), "")
     reported = next((one.capabilities for one in reports if one.capabilities), None)
     capabilities = model_capabilities(spec) if reported is None else reported
     trained, parts = facts.get("trained_context", 0), facts.get("memory_parts")
     context = f"{fleet.context_among(spec, reports):,} tokens in each slot"
     memory = size(facts.get("memory_bytes", 0))
+    price = NO_PRICE
+    if is_priced(spec.id):
+        price = f"input {money(spec.price.input)}, cached {money(spec.price.cached)}"
+        price += f", output {money(spec.price.output)} for a million tokens"
     return [
         ("Source", _source(spec)),
         ("Engine", f"{spec.engine} ({library})" if library else spec.engine),
@@ -309,7 +324,7 @@ def _details(spec: ModelSpec, reports: list[ModelReport]) -> list[tuple[str, str
         ("Context", f"{context}; trained with {trained:,}" if trained else context),
         ("Slots", f"{spec.slots} in each worker"),
         ("Memory needed (about)", f"{memory}: {parts}" if parts else memory),
-        ("Price", _price(spec)),
+        ("Price", price),
         ("Aliases", ", ".join(spec.aliases) or "—"),
         ("Projects", ", ".join(spec.projects) or "all"),
         ("Capabilities", ", ".join(sorted(capabilities)) or "—"),
@@ -324,17 +339,6 @@ def _stored_entry(model: str) -> dict[str, Any] | None:
     return entry if isinstance(entry, dict) else None
 
 
-def _facts_of(report: ModelReport) -> FileFacts:
-    return {
-        "size_bytes": report.size_bytes,
-        "memory_bytes": report.memory_bytes,
-        "memory_parts": report.memory_parts,
-        "architecture": report.architecture,
-        "quantisation": report.quantisation,
-        "trained_context": report.trained_context,
-    }
-
-
 def _source(spec: ModelSpec) -> str:
     known = catalogue()
     if known.is_stored(spec.id):
@@ -342,14 +346,6 @@ def _source(spec: ModelSpec) -> str:
     if known.is_fixed(spec.id):
         return "the models file, or the product itself: read-only here"
     return "a file in MODELS_DIR, without an entry"
-
-
-def _price(spec: ModelSpec) -> str:
-    if not is_priced(spec.id):
-        return NO_PRICE
-    price = spec.price
-    inputs = f"input {money(price.input)}, cached {money(price.cached)}"
-    return f"{inputs}, output {money(price.output)} for a million tokens"
 
 
 def _edit_address(request: HttpRequest, model: str) -> str:

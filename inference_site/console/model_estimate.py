@@ -113,11 +113,12 @@ def settings_in_force(
     values that are in force are known.
     """
     contexts = {one.context_length for one in reports if one.context_length}
+    layers = "all that fit" if spec.gpu_layers < 0 else str(spec.gpu_layers)
     return [
         _setting("Slots", entry, "slots", spec.slots, {one.slots for one in reports}),
         _setting("Context length", entry, "context_length", spec.context_length, contexts),
         _setting("Threads", entry, "threads", spec.threads),
-        _setting("GPU layers", entry, "gpu_layers", _layers(spec.gpu_layers)),
+        _setting("GPU layers", entry, "gpu_layers", layers),
         _setting("Keep alive (s)", entry, "keep_alive", _or_dash(spec.keep_alive_s)),
         _setting("Replicas", entry, "replicas", _or_dash(spec.replicas)),
     ]
@@ -137,10 +138,6 @@ def _setting(
 
 def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-def _layers(count: int) -> str:
-    return "all that fit" if count < 0 else str(count)
 
 
 def _or_dash(value: object) -> str:

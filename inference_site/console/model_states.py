@@ -124,35 +124,27 @@ def _condition(spec: ModelSpec, live: Sequence[LiveWorker], until: float) -> Mod
     if status == ModelStatus.LOADED:
         return ModelCondition(status.value)
     if status == ModelStatus.LOADING:
-        return ModelCondition(status.value, _load_reason(spec, live))
+        load = load_progress(spec.id, live)
+        read = "" if load.progress is None else f"{load.progress:.0%} of its file is read."
+        about = "" if load.expected_s is None else f"In about {load.expected_s} s."
+        return ModelCondition(status.value, " ".join(filter(None, (read, about, load.reason))))
     if status == ModelStatus.FAILED:
         why = fleet.why_absent(spec, live) or "The log of its worker says why."
         return ModelCondition(status.value, why)
-    if why := _why_draining(spec, live):
-        return ModelCondition(DRAINING, why)
+    # Workers that have the model and serve it no more.
+    reports = [report for worker in live if (report := worker.model(spec.id)) is not None]
+    if leaving := [one for one in reports if one.state == ModelState.DRAINING]:
+        runs = sum(report.busy for report in leaving)
+        ends = f"{_counted(runs, 'run')} of it end{'s' * (runs == 1)} first"
+        return ModelCondition(DRAINING, f"It takes no new work; {ends}.")
+    if any(report.state == ModelState.READY for report in reports):
+        return ModelCondition(DRAINING, "Its workers take no new work until Resume.")
     has_file = any(spec.id in worker.loadable for worker in live)
     found = file_condition(spec, until)
     if found is not None and not (found.state == MISSING and has_file):
         where = ", and no worker has it" if found.state == MISSING else ""
         return ModelCondition(found.state, f"{found.reason}{where}.")
     return ModelCondition(status.value, _why_unloaded(spec, live))
-
-
-def _load_reason(spec: ModelSpec, live: Sequence[LiveWorker]) -> str:
-    load = load_progress(spec.id, live)
-    read = "" if load.progress is None else f"{load.progress:.0%} of its file is read."
-    about = "" if load.expected_s is None else f"In about {load.expected_s} s."
-    return " ".join(filter(None, (read, about, load.reason)))
-
-
-def _why_draining(spec: ModelSpec, live: Sequence[LiveWorker]) -> str:
-    """Return what workers that have the model, and serve it no more, are doing; "" without any."""
-    reports = [report for worker in live if (report := worker.model(spec.id)) is not None]
-    if leaving := [one for one in reports if one.state == ModelState.DRAINING]:
-        runs = sum(report.busy for report in leaving)
-        return f"It takes no new work; {_counted(runs, 'run')} of it end{'s' * (runs == 1)} first."
-    is_drained = any(report.state == ModelState.READY for report in reports)
-    return "Its workers take no new work until Resume." if is_drained else ""
 
 
 def _why_unloaded(spec: ModelSpec, live: Sequence[LiveWorker]) -> str:

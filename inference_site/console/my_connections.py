@@ -129,10 +129,18 @@ def end_connection(request: HttpRequest, pk: int) -> HttpResponse:
 
 def _page(request: HttpRequest, going_to: dict[str, Any] | None = None) -> HttpResponse:
     own = {one.server_id: one for one in McpConnection.objects.filter(user=_user_id(request))}
-    rows = [
-        {"server": server, "connection": own.get(server.pk), "state": _state(server, own)}
-        for server in _servers(request)
-    ]
+    rows = []
+    for server in _servers(request):
+        connection = own.get(server.pk)
+        if connection is None:
+            state = {"label": "idle", "word": "not connected", "sentence": ""}
+        elif connection.grant and connection.server_url == server.url:
+            state = {"label": "active", "word": "connected", "sentence": "Your keys use it."}
+        else:
+            reason = connection.error.rstrip(".") or "The server has another address now"
+            sentence = f"{reason}. Connect again."
+            state = {"label": "failed", "word": "ended", "sentence": sentence}
+        rows.append({"server": server, "connection": connection, "state": state})
     context = {
         **admin.site.each_context(request),
         "title": "My connections",
@@ -141,16 +149,6 @@ def _page(request: HttpRequest, going_to: dict[str, Any] | None = None) -> HttpR
     }
     request.current_app = admin.site.name
     return TemplateResponse(request, "console/my_connections.html", context)
-
-
-def _state(server: McpServer, own: dict[int, McpConnection]) -> dict[str, str]:
-    connection = own.get(server.pk)
-    if connection is None:
-        return {"label": "idle", "word": "not connected", "sentence": ""}
-    if connection.grant and connection.server_url == server.url:
-        return {"label": "active", "word": "connected", "sentence": "Your keys use it."}
-    reason = connection.error.rstrip(".") or "The server has another address now"
-    return {"label": "failed", "word": "ended", "sentence": f"{reason}. Connect again."}
 
 
 def _servers(request: HttpRequest) -> QuerySet[McpServer]:
@@ -167,21 +165,18 @@ def _wanted(request: HttpRequest, server: McpServer) -> Any:
     registration: SiteClient | None = None
     if server.registration and not server.oauth_client_id:
         registration = unseal_client(server.registration)
+    path = reverse("admin:my-connection-made")
+    # At the site's address, not at one that a client has sent.
+    back = f"{settings.SITE_URL}{path}" if settings.SITE_URL else request.build_absolute_uri(path)
     return Wanted(
         url=server.url,
-        redirect_uri=_redirect_uri(request),
+        redirect_uri=back,
         issuer=server.oauth_issuer,
         client_id=server.oauth_client_id,
         client_secret=unseal_secret(server.oauth_secret) if server.oauth_secret else "",
         scope=server.oauth_scope,
         registration=registration,
     )
-
-
-def _redirect_uri(request: HttpRequest) -> str:
-    """Return where users come back: at the site's address, not at one that a client has sent."""
-    path = reverse("admin:my-connection-made")
-    return f"{settings.SITE_URL}{path}" if settings.SITE_URL else request.build_absolute_uri(path)
 
 
 def _attempt(request: HttpRequest, sealed: str) -> Attempt | None:

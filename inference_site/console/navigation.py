@@ -87,16 +87,19 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
     ]
     groups: list[dict[str, Any]] = [{"items": operation}]
     for group_title, models in _MODELS:
-        items = []
-        is_of_requests = group_title == "Requests"
-        if is_of_requests:
+        items, tables = list[dict[str, Any]](), models
+        if group_title == "Requests":
             items += _views_of_requests(request, shown=sees_queue)
-        for title, icon, name in (*models, *(_tables_for(user) if is_of_requests else ())):
+            if user.has_perm("auth.view_user"):
+                tables = (*models, *_TABLES)
+        for title, icon, name in tables:
             app, model = name.split(".")
             may_view = user.has_perm(f"{app}.view_{model}")
             link = _link(title, icon, f"admin:{app}_{model}_changelist", shown=may_view)
-            if may_view and name == _APPROVALS and (waiting := _waiting_approvals()):
-                link |= {"badge": waiting, "badge_variant": "warning"}
+            if may_view and name == _APPROVALS:
+                unanswered = apps.get_model(_APPROVALS).objects.filter(answered_at=None)
+                if waiting := unanswered[:_MOST_COUNTED].count():
+                    link |= {"badge": waiting, "badge_variant": "warning"}
             items.append(link)
         groups.append({"title": group_title, "items": items})
     return groups
@@ -114,17 +117,6 @@ def _views_of_requests(request: HttpRequest, *, shown: bool) -> list[dict[str, A
         address = f"{link['link']}?{tab.query}" if tab.query else link["link"]
         links.append(link | {"link": address, "active": is_open and chosen == tab.title})
     return links
-
-
-def _tables_for(user: Any) -> tuple[tuple[str, str, str], ...]:
-    """Return the tables that the menu shows to this user."""
-    return _TABLES if user.has_perm("auth.view_user") else ()
-
-
-def _waiting_approvals() -> int:
-    """Return how many approvals wait, up to the most that is counted for a page."""
-    rows = apps.get_model(_APPROVALS).objects.filter(answered_at=None)
-    return int(rows[:_MOST_COUNTED].count())
 
 
 def _link(title: str, icon: str, route: str, *, shown: bool) -> dict[str, Any]:

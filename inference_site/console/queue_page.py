@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -88,27 +88,21 @@ def _next_in_line(rows: QuerySet[Generation]) -> list[Generation]:
             break
         runs_now = running.get(model, [])
         most = _MAX_ROWS - len(places)
-        order = claim_order(waiting[model], runs_now, _slots(model, runs_now), most)
-        places |= {pk: _place(model, nth) for nth, pk in enumerate(order, start=1)}
+        try:
+            slots = slots_of(model) or len(runs_now)
+        except redis.exceptions.RedisError:
+            slots = len(runs_now)
+        order = claim_order(waiting[model], runs_now, slots, most)
+        for nth, pk in enumerate(order, start=1):
+            try:
+                places[pk] = place_at(model, nth)
+            except redis.exceptions.RedisError:  # The page is useful without estimates.
+                places[pk] = QueuePosition(nth, None)
     found = rows.in_bulk(places)
     shown = [found[pk] for pk in places if pk in found]  # Another may have ended meanwhile.
     for row in shown:
         row.place = places[row.pk]  # type: ignore[attr-defined]  # For the template.
     return shown
-
-
-def _slots(model: str, running: Sequence[int]) -> int:
-    try:
-        return slots_of(model) or len(running)
-    except redis.exceptions.RedisError:
-        return len(running)
-
-
-def _place(model: str, position: int) -> QueuePosition:
-    try:
-        return place_at(model, position)
-    except redis.exceptions.RedisError:  # The page is useful without estimates.
-        return QueuePosition(position, None)
 
 
 def _waiting_groups() -> list[dict[str, Any]]:

@@ -37,7 +37,10 @@ FILTER_NAMES = (
     *("kind", "user", "metadata", "slower", "sort"),
 )
 """Query parameters of the filters; a saved filter keeps these."""
-ID_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "embd-", "tok-", "modr-", "audio-", "req_")
+ID_PREFIXES = (
+    *("chatcmpl-", "cmpl-", "resp_", "msg_", "embd-", "tok-", "modr-", "audio-", "rerank-"),
+    *("score-", "infill-", "ollama-", "vsearch_", "req_"),
+)
 ENDPOINTS = {
     "chat.completion": "/v1/chat/completions",
     "text_completion": "/v1/completions",
@@ -128,7 +131,14 @@ class LogFilters:
         if self.user:
             rows = rows.filter(end_user=self.user)
         if self.metadata:
-            rows = rows.filter(_has_metadata(self.metadata))
+            # The pair is in the tags, or in the stored object. That takes a look-up by id in two
+            # tables for each row, so it is only for bounded searches.
+            name, _, value = self.metadata.partition("=")
+            of_row = {"public_id": OuterRef("public_id"), "metadata__contains": {name: value}}
+            responses = Exists(StoredResponse.objects.filter(deleted_at=None, **of_row))
+            completions = Exists(StoredCompletion.objects.filter(**of_row))
+            tagged = Q(tags__contains=[self.metadata])
+            rows = rows.filter(tagged | Q(responses) | Q(completions))
         if self.slower:
             length = dt.timedelta(seconds=self.slower)
             ended = Q(finished_at__gt=F("created_at") + length)
@@ -172,19 +182,6 @@ class LogFilters:
             first = first_id_since(table, "created_at", moment)
             rows = rows.filter(pk__gte=first, created_at__gte=moment)
         return rows
-
-
-def _has_metadata(pair: str) -> Q:
-    """Return the condition that a generation is tagged with a pair of metadata, or its stored
-    object has it.
-
-    For each row this is a look-up by id in both tables, so it is only for bounded searches.
-    """
-    name, _, value = pair.partition("=")
-    of_row = {"public_id": OuterRef("public_id"), "metadata__contains": {name: value}}
-    responses = StoredResponse.objects.filter(deleted_at=None, **of_row)
-    tagged = Q(tags__contains=[pair])
-    return tagged | Q(Exists(responses)) | Q(Exists(StoredCompletion.objects.filter(**of_row)))
 
 
 def filters_of(query: QueryDict) -> LogFilters:

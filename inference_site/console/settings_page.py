@@ -132,7 +132,17 @@ def settings_page(request: HttpRequest) -> HttpResponse:
         if not may_change:
             raise PermissionDenied
         if form.is_valid():
-            _save(request, form, before)
+            saved = form.save()
+            forget()
+            after = {name: getattr(saved, name) for name in _FIELDS}
+            changes = [
+                f"{name}: {_text(before[name])} → {_text(after[name])}"
+                for name in _FIELDS
+                if before[name] != after[name]
+            ]
+            if changes:
+                log_action(request, saved, "; ".join(changes))
+            messages.success(request, "Saved. All processes use it within seconds.")
             return HttpResponseRedirect(reverse("admin:settings"))
     for field in form.fields.values():
         field.disabled = not may_change
@@ -145,19 +155,6 @@ def settings_page(request: HttpRequest) -> HttpResponse:
     }
     request.current_app = admin.site.name
     return TemplateResponse(request, "console/settings.html", context)
-
-
-def _save(request: HttpRequest, form: SettingsForm, before: dict[str, Any]) -> None:
-    saved = form.save()
-    forget()
-    changes = []
-    for name in _FIELDS:
-        old, new = before[name], getattr(saved, name)
-        if old != new:
-            changes.append(f"{name}: {_text(old)} → {_text(new)}")
-    if changes:
-        log_action(request, saved, "; ".join(changes))
-    messages.success(request, "Saved. All processes use it within seconds.")
 
 
 def _text(value: Any) -> Any:

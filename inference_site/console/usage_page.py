@@ -184,6 +184,8 @@ def chart(
     else:
         heights = [value for values in by_bucket for value in values if value is not None]
     top = _axis_top(max(heights, default=0))
+    names = ticks or labels
+    every = max(1, math.ceil(len(names) / _MAX_LABELS))
     return Chart(
         id=id_,
         title=title,
@@ -196,7 +198,10 @@ def chart(
             if shape == "lines"
         ],
         y_ticks=[Tick(_y(top * part / 4, top), text(top * part / 4)) for part in (0, 2, 4)],
-        x_ticks=_x_ticks(ticks or labels),
+        x_ticks=[
+            Tick(_x(bucket, len(names)), names[bucket])
+            for bucket in range(every // 2, len(names), every)
+        ],
         rows=[
             (label, ["—" if value is None else text(value) for value in values])
             for label, values in zip(labels, by_bucket, strict=True)
@@ -249,14 +254,6 @@ def _line(values: Sequence[float | None], top: float) -> str:
         parts.append(f"L{x} {y}" if is_drawing else f"M{x - 2} {y}L{x + 2} {y}")
         is_drawing = True
     return "".join(parts)
-
-
-def _x_ticks(labels: Sequence[str]) -> list[Tick]:
-    every = max(1, math.ceil(len(labels) / _MAX_LABELS))
-    return [
-        Tick(_x(bucket, len(labels)), labels[bucket])
-        for bucket in range(every // 2, len(labels), every)
-    ]
 
 
 def _description(series: Sequence[Series], labels: Sequence[str], text: Format) -> str:

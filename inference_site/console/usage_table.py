@@ -82,7 +82,8 @@ class UsageTable:
 
     def _of_column(self) -> list[TableRow]:
         totals = {key: usage for (key,), usage in total_by(self._span, self._group).items()}
-        ordered = sorted(totals, key=lambda key: _tokens(totals[key]), reverse=True)
+        tokens = {key: usage.input_tokens + usage.output_tokens for key, usage in totals.items()}
+        ordered = sorted(totals, key=tokens.__getitem__, reverse=True)
         shown, rest = ordered[:MAX_ROWS], ordered[MAX_ROWS:]
         names: dict[Any, str] = {}
         if self._group == "project_id":
@@ -133,10 +134,6 @@ def _rest(name: str, usage: Usage) -> list[TableRow]:
     if usage.requests <= 0:
         return []
     return [TableRow(name, "", "", usage, money(usage.cost), is_rest=True)]
-
-
-def _tokens(usage: Usage) -> int:
-    return usage.input_tokens + usage.output_tokens
 
 
 def downloaded_columns(group: str, span: Span) -> tuple[str, ...]:

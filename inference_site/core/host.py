@@ -50,7 +50,13 @@ def physical_cores() -> int:
 
     Two logical processors of one core (hyper-threads) count once, because they compute in turns.
     """
-    cores = {_siblings(processor) for processor in _processors()}
+    cores = set()
+    for processor in _processors():
+        try:  # The kernel lists the processors of the same core.
+            siblings = _CPUS / f"cpu{processor}" / "topology" / "thread_siblings_list"
+            cores.add(siblings.read_text())
+        except OSError:
+            cores.add(str(processor))
     return max(1, min(len(cores), int(usable_cores())))
 
 
@@ -61,7 +67,14 @@ def memory_bytes() -> tuple[int, int]:
         lines = (line.split() for line in _MEMINFO.read_text().splitlines())
         sizes = {words[0]: int(words[1]) * 1024 for words in lines if words[-1] == "kB"}
         total, available = sizes["MemTotal:"], sizes["MemAvailable:"]
-    limit, used = _group_memory()
+    try:  # The control group may have a limit.
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
+        lines = (line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        cached = next(int(size) for name, size in lines if name == "inactive_file")
+    except (OSError, ValueError, StopIteration):  # There is no such group, or its limit is "max".
+        return total, available
+    used = max(0, used - cached)  # The group counts cached files, but the kernel can drop them.
     return min(total, limit or total), min(available, limit - used if limit else available)
 
 
@@ -101,28 +114,5 @@ def resolve_host(host: str) -> list[str]:
     return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
 
 
-def _group_memory() -> tuple[int, int]:
-    """Return the memory limit of the control group, 0 for none, and how much is used.
-
-    The group counts cached files as used, but the kernel can drop them.
-    """
-    try:
-        limit = int((_CGROUP / "memory.max").read_text())
-        used = int((_CGROUP / "memory.current").read_text())
-        lines = (line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-        cached = next(int(size) for name, size in lines if name == "inactive_file")
-    except (OSError, ValueError, StopIteration):  # There is no such group, or its limit is "max".
-        return 0, 0
-    return limit, max(0, used - cached)
-
-
 def _processors() -> set[int]:
     return os.sched_getaffinity(0) if _HAS_AFFINITY else set(range(os.cpu_count() or 2))
-
-
-def _siblings(processor: int) -> str:
-    """Return the kernel's list of the processors of the same core; the processor if unknown."""
-    try:
-        return (_CPUS / f"cpu{processor}" / "topology" / "thread_siblings_list").read_text()
-    except OSError:
-        return str(processor)

@@ -39,9 +39,14 @@ def export_lines(project_id: int, folder: Path) -> Iterator[FileLine]:
     See ``inference_site.core.transfer.Transfer``. Raise FileStorageError if one cannot be read.
     """
     for file in each(StoredFile.objects.readable(project_id), _BATCH):
+        path, digest = folder / FILES_FOLDER / file.public_id, hashlib.sha256()
         try:
-            sha256 = _write(file, folder / FILES_FOLDER / file.public_id)
+            with path.open("wb") as content:
+                for chunk in storage.read(file):
+                    digest.update(chunk)
+                    content.write(chunk)
         except FileStorageError:
+            path.unlink()
             if StoredFile.objects.readable(project_id).filter(pk=file.pk).exists():
                 raise
             continue  # It was deleted, or has expired, meanwhile.
@@ -51,23 +56,10 @@ def export_lines(project_id: int, folder: Path) -> Iterator[FileLine]:
             purpose=FilePurpose(file.purpose),
             content_type=file.content_type,
             bytes=file.size_bytes,
-            sha256=sha256,
+            sha256=digest.hexdigest(),
             created_at=file.created_at,
             expires_at=file.expires_at,
         )
-
-
-def _write(file: StoredFile, path: Path) -> str:
-    digest = hashlib.sha256()
-    try:
-        with path.open("wb") as content:
-            for chunk in storage.read(file):
-                digest.update(chunk)
-                content.write(chunk)
-    except FileStorageError:
-        path.unlink()
-        raise
-    return digest.hexdigest()
 
 
 def import_lines(project_id: int, kind: str, lines: Sequence[ObjectLine], folder: Path) -> int:

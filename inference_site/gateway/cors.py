@@ -34,8 +34,15 @@ def with_cors(application: Application) -> Application:
             await application(scope, receive, send)
             return
         request_headers = dict(scope["headers"])
-        headers = _answer_headers(request_headers.get(b"origin", b""))
-        is_allowed = len(headers) > 1
+        allowed: list[str] = settings.CORS_ALLOWED_ORIGINS
+        origin = request_headers.get(b"origin", b"")
+        is_allowed = "*" in allowed or (origin and origin.decode("latin-1") in allowed)
+        headers: Headers = [(b"vary", b"Origin")]
+        if is_allowed:
+            headers += [
+                (b"access-control-allow-origin", b"*" if "*" in allowed else origin),
+                (b"access-control-expose-headers", b"*"),
+            ]
         if is_allowed and scope["method"] == "OPTIONS" and request_headers.keys() >= _PREFLIGHT:
             # Any header is allowed, because SDKs add many of their own.
             requested = request_headers.get(b"access-control-request-headers", b"")
@@ -56,19 +63,3 @@ def with_cors(application: Application) -> Application:
         await application(scope, receive, send_with_headers)
 
     return app
-
-
-def _answer_headers(origin: bytes) -> Headers:
-    """Return the CORS headers of an answer to this origin; only ``Vary`` if it is not allowed."""
-    allowed: list[str] = settings.CORS_ALLOWED_ORIGINS
-    if "*" in allowed:
-        permitted = b"*"
-    elif origin and origin.decode("latin-1") in allowed:
-        permitted = origin
-    else:
-        return [(b"vary", b"Origin")]
-    return [
-        (b"vary", b"Origin"),
-        (b"access-control-allow-origin", permitted),
-        (b"access-control-expose-headers", b"*"),
-    ]

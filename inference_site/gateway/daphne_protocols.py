@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
+import orjson
 from autobahn.websocket.types import ConnectionDeny
 from daphne.http_protocol import HTTPFactory, WebRequest
 from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol
@@ -53,6 +54,8 @@ _REFUSAL_LINGER_S = 5
 _BODY_LINGER_S = 30.0
 """How long a connection is read and its data dropped after a refusal, or after an answer to a body
 that still comes: if it were closed at once, the client would lose the answer."""
+_MOST_PATH = 1_000
+"""Bytes of a URL that are read to find the API which an error is for."""
 _KEY_HEADERS = ("authorization", "x-api-key")
 _TRY_AGAIN_LATER = 1013
 """A close code of WebSockets (IANA's registry)."""
@@ -139,7 +142,7 @@ class BoundedChannel(HTTPChannel):
         if self.has_room:
             self._start_head_timer()
         else:
-            self._refuse(UnavailableError("The server has too many open connections."))
+            self._refuse(UnavailableError("The server has too many open connections."), b"")
 
     def dataReceived(self, data: bytes) -> None:
         """Pass data on, unless it belongs to a refused request."""
@@ -156,14 +159,14 @@ class BoundedChannel(HTTPChannel):
         is_first = not self._head_bytes
         self._head_bytes = self._head_bytes + len(line) if line else 0
         if self._head_bytes > self.totalHeadersSize:
-            self._refuse(UriTooLongError() if is_first else HeadersTooLargeError())
+            self._refuse(UriTooLongError() if is_first else HeadersTooLargeError(), line)
         else:
             super().lineReceived(line)  # type: ignore[no-untyped-call]  # Twisted's.
 
     def lineLengthExceeded(self, line: bytes) -> None:
         """Refuse a line that is too long, of which a part has come."""
         if not self._is_refused:
-            self._refuse(HeadersTooLargeError() if self._head_bytes else UriTooLongError())
+            self._refuse(HeadersTooLargeError() if self._head_bytes else UriTooLongError(), line)
 
     def head_received(self) -> None:
         """The head is complete: a request runs."""
@@ -200,23 +203,35 @@ class BoundedChannel(HTTPChannel):
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _refuse(self, error: ApiError) -> None:
-        """Answer without a request object, and close the connection after a while."""
+    def _refuse(self, error: ApiError, line: bytes) -> None:
+        """Answer without a request object, and close the connection after a while.
+
+        ``line`` is the first one of the head, as far as it has come, unless that was read before.
+        """
         self._is_refused = True
+        # Twisted sets the path with the first line, and deletes it after the request.
+        target = getattr(self, "_path", None) or b"".join(line[:_MOST_PATH].split(b" ")[1:2])
+        body = _error_body(error, target)
         self._stop_head_timer()
         logger.info("a request is refused: %s", error.message)
         status = HTTPStatus(error.status)
         headers = {
             "Content-Type": "application/json",
-            "Content-Length": str(len(error.body)),
+            "Content-Length": str(len(body)),
             "Connection": "close",
             **SAFE_HEADERS,
             **error.headers,
         }
         lines = [f"HTTP/1.1 {status.value} {status.phrase}", *map(": ".join, headers.items())]
-        self.transport.write("\r\n".join([*lines, "\r\n"]).encode() + error.body)
+        self.transport.write("\r\n".join([*lines, "\r\n"]).encode() + body)
         self.transport.loseWriteConnection()
         self.setTimeout(_REFUSAL_LINGER_S)  # type: ignore[no-untyped-call]  # Twisted's.
+
+
+def _error_body(error: ApiError, target: bytes) -> bytes:
+    """Return the body of an error for a request to this target, of which more may come."""
+    path = target[:_MOST_PATH].partition(b"?")[0].decode("latin-1")
+    return orjson.dumps(error.shown_at(path))
 
 
 class _StreamedBody(io.BytesIO):
@@ -325,15 +340,16 @@ class BoundedRequest(FlowControl, WebRequest):  # type: ignore[misc]  # Daphne h
         error: ApiError = InternalError()
         if status == HTTPStatus.BAD_REQUEST:
             error = InvalidRequestError(f"{body}.")
+        encoded_error = _error_body(error, self.uri)
         headers = {
             "Content-Type": "application/json",
-            "Content-Length": str(len(error.body)),
+            "Content-Length": str(len(encoded_error)),
             **SAFE_HEADERS,
         }
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
         start = {"type": "http.response.start", "status": error.status, "headers": encoded}
         self.handle_reply(start)
-        self.handle_reply({"type": "http.response.body", "body": error.body})
+        self.handle_reply({"type": "http.response.body", "body": encoded_error})
 
     def connectionLost(self, reason: Any) -> None:  # Twisted's name.
         """End what waits for the client."""

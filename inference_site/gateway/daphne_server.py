@@ -30,6 +30,7 @@ from twisted.internet.defer import Deferred
 
 from inference_site.accounts.keys import find_caller
 from inference_site.catalogue.fleet.leases import live_view
+from inference_site.catalogue.model_store.adapters import added_view
 from inference_site.core.observability.tracing import start_tracing
 from inference_site.core.process_lifecycle import (
     freeze_imported_objects,
@@ -38,6 +39,7 @@ from inference_site.core.process_lifecycle import (
     notify_stopping,
     switch_threads_often,
 )
+from inference_site.core.site_settings import models as site_settings
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.core.storage.redis import broker_client
 from inference_site.gateway.bodies import SOCKET_MEMORY_KEY
@@ -241,6 +243,8 @@ def run_server(host: str, port: int, descriptor: int | None, wait: Callable[[], 
     with suppress(RedisError):
         broker_client().ping()
         live_view.workers()
+    for read_by_every_request in (live_view, added_view, site_settings):
+        read_by_every_request.keep_fresh()
     with suppress(OperationalError):
         connect_to_broker()
     freeze_imported_objects()

@@ -17,7 +17,7 @@ from django import db
 from django.conf import settings
 from django.http.response import HttpResponse, HttpResponseBase, StreamingHttpResponse
 
-from inference_site.core.errors.api_errors import ApiError, InternalError
+from inference_site.core.errors.api_errors import ApiError, InternalError, speaks_anthropic
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.hub import hub
 from inference_site.runs.streams.batches import Batch, Ending, frames_of
@@ -42,12 +42,12 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 _IDLE_S = 3600.0
 _CANCEL_S = 3.0
 _FIRST_PING_S = 0.9
-"""A stream without a frame by then gets its headers and a comment: within the first second."""
+"""A stream without a frame by then gets its headers and a ping: within the first second."""
 _COMMENT_S = 0.5
 """How long the comment of a hand-off may take to make."""
 _comment_threads = ThreadPoolExecutor(2, thread_name_prefix="comments")
 """Threads of their own: what a comment asks for may hang."""
-_PING, _DONE = b": ping\n\n", b"data: [DONE]\n\n"
+_PING_COMMENT, _DONE = b": ping\n\n", b"data: [DONE]\n\n"
 _SSE_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -127,10 +127,12 @@ class JsonSink(Sink):
     """One body, of JSON unless the ending says otherwise, with the status of the ending.
 
     ``headers`` are those of the view's response; ``started_at`` is a time of the monotonic clock.
+    ``path`` is that of the request: it decides the form of an error that has no body.
     """
 
-    def __init__(self, send: Send, headers: Headers, started_at: float) -> None:
+    def __init__(self, send: Send, headers: Headers, started_at: float, path: str = "") -> None:
         self._send, self._headers, self._started_at = send, headers, started_at
+        self._path = path
 
     async def write(self, batches: Sequence[Batch], ending: Ending | None) -> None:
         if ending is None:
@@ -142,8 +144,12 @@ class JsonSink(Sink):
             headers.append((b"retry-after", str(ending.retry_after_s).encode()))
         await self._begin(ending.status, headers)
         # A failure without a message of its own has an empty body.
-        body = InternalError().body if ending.error_code and not ending.body else ending.body
+        is_bare = ending.error_code and not ending.body
+        body = self._unknown_error() if is_bare else ending.body
         await self._write(body, more=False)
+
+    def _unknown_error(self) -> bytes:
+        return orjson.dumps(InternalError().shown_at(self._path))
 
     async def _begin(self, status: int, headers: Headers) -> None:
         elapsed_ms = round((time.monotonic() - self._started_at) * 1000)
@@ -156,30 +162,32 @@ class JsonSink(Sink):
 
 
 class SseSink(JsonSink):
-    """Server-sent events, with comments while nothing comes.
+    """Server-sent events, with comments, or events, while nothing comes.
 
-    ``opening``, ``comment`` and ``closing`` are those of ``HandOff``. With ``may_be_status`` a
-    stream that consists of a failure is answered as JSON, with the status of the failure. With
-    ``takes_events`` the server has the extension ``EVENTS``.
+    ``opening``, ``ping``, ``comment`` and ``closing`` are those of ``HandOff``. With
+    ``may_be_status`` a stream that consists of a failure is answered as JSON, with the status of
+    the failure. With ``takes_events`` the server has the extension ``EVENTS``.
     """
 
     _form: Headers = _SSE_HEADERS
-    _silence = _PING
+    _silence = _PING_COMMENT
 
     def __init__(
         self,
         send: Send,
         headers: Headers,
         started_at: float,
+        path: str = "",
         opening: Sequence[bytes] = (),
         *,
         may_be_status: bool = True,
         takes_events: bool = False,
+        ping: bytes = b"",
         comment: Callable[[], bytes] | None = None,
         closing: Sequence[bytes] = (),
     ) -> None:
-        super().__init__(send, headers, started_at)
-        self._comment, self._closing = comment, closing
+        super().__init__(send, headers, started_at, path)
+        self._ping, self._comment, self._closing = ping, comment, closing
         self._opening, self._may_be_status = opening, may_be_status
         self._takes_events = takes_events
         self._has_begun = False
@@ -207,24 +215,30 @@ class SseSink(JsonSink):
             self._closing = ()
         elif ending is not None:
             frames += self._closing
-        await self._write_events(frames or [await self._keep_alive()])
+        await self._write_events(frames or await self._keep_alive())
         if ending is not None:
             await self._write(b"", more=False)
 
-    async def _keep_alive(self) -> bytes:
-        """Return the comment to send while nothing comes."""
-        if self._comment is None or not self._silence:
-            return self._silence
+    async def _keep_alive(self) -> Sequence[bytes]:
+        """Return what to send while nothing comes: the comment, or it and the API's own event."""
+        comment = await self._own_comment() if self._silence else b""
+        if self._ping:
+            return [comment, self._ping] if comment else [self._ping]
+        return [comment or self._silence]
+
+    async def _own_comment(self) -> bytes:
+        """Return the comment of the hand-off; b"" if there is none now."""
+        if self._comment is None:
+            return b""
         try:
             async with asyncio.timeout(_COMMENT_S):
                 loop = asyncio.get_running_loop()
-                comment = await loop.run_in_executor(_comment_threads, self._comment)
-                return comment or self._silence
+                return await loop.run_in_executor(_comment_threads, self._comment)
         except (TimeoutError, redis.exceptions.RedisError, db.Error):
-            return self._silence
+            return b""
         except Exception:  # A comment must not end a stream.
             logger.warning("a comment could not be made", exc_info=True)
-            return self._silence
+            return b""
 
     async def _write_events(self, events: Sequence[bytes]) -> None:
         """Write each event as one part: some clients lose an event that arrives in two."""
@@ -235,7 +249,10 @@ class SseSink(JsonSink):
             await self._write(event, more=True)
 
     def _unknown_failure(self) -> list[bytes]:
-        return [b"data: " + InternalError().body + b"\n\n", _DONE]
+        body = self._unknown_error()
+        if speaks_anthropic(self._path, has_version=False):
+            return [b"event: error\ndata: " + body + b"\n\n"]
+        return [b"data: " + body + b"\n\n", _DONE]
 
 
 class LinesSink(SseSink):
@@ -245,7 +262,7 @@ class LinesSink(SseSink):
     _silence = b""
 
     def _unknown_failure(self) -> list[bytes]:
-        return [orjson.dumps({"error": InternalError().message}) + b"\n"]
+        return [self._unknown_error() + b"\n"]
 
 
 class BytesSink(JsonSink):
@@ -275,10 +292,13 @@ class BytesSink(JsonSink):
             await self._write(b"", more=False)
 
 
-async def send_response(response: HttpResponseBase, send: Send) -> None:
-    """Send a Django response. A streaming one has its length in a header."""
+async def send_response(response: HttpResponseBase, send: Send, path: str = "") -> None:
+    """Send a Django response. A streaming one has its length in a header.
+
+    ``path`` is that of the request: it decides the form of an error of a streaming one.
+    """
     if isinstance(response, StreamingHttpResponse):
-        await _send_stream(response, send)
+        await _send_stream(response, send, path)
         return
     body = response.content  # type: ignore[attr-defined]  # It is an HttpResponse.
     await send(
@@ -294,7 +314,7 @@ async def send_response(response: HttpResponseBase, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-async def _send_stream(response: StreamingHttpResponse, send: Send) -> None:
+async def _send_stream(response: StreamingHttpResponse, send: Send, path: str) -> None:
     """Send a response whose chunks are read from a file, each on a thread.
 
     The headers follow the first chunk, so that an error that comes before it has its status. After
@@ -319,7 +339,8 @@ async def _send_stream(response: StreamingHttpResponse, send: Send) -> None:
         if has_begun:
             await send({"type": ABORT, "more_body": True})
             return
-        failed = HttpResponse(exc.body, "application/json", exc.status, headers=exc.headers)
+        body = orjson.dumps(exc.shown_at(path))
+        failed = HttpResponse(body, "application/json", exc.status, headers=exc.headers)
         failed["x-request-id"] = failed["request-id"] = response["x-request-id"]
         await send_response(failed, send)
     finally:

@@ -39,6 +39,7 @@ from rest_framework.response import Response
 
 from inference_site.accounts.keys import Caller
 from inference_site.core.errors.api_errors import (
+    ANTHROPIC_VERSION,
     ApiError,
     InvalidRequestError,
     NotFoundError,
@@ -222,7 +223,7 @@ class ApiHandler:
         if access := scope.get(access_key):
             access.facts |= {"request_id": request_id, "error_code": error.code or error.type}
             access.error = error
-        return _with_common_headers(error_response(error, scope["path"]), request_id, started)
+        return _with_common_headers(_refusal(error, scope), request_id, started)
 
     def check(self, scope: dict[str, Any], check: Callable[[], object]) -> HttpResponseBase:
         """Run a check; return an empty 204, or the error that it raised. Never raises."""
@@ -254,12 +255,12 @@ class ApiHandler:
         except Http404:
             unknown = NotFoundError(f"Invalid URL ({request.method} {request.path})")
             note_error(request, unknown)
-            return error_response(unknown, request.path)
+            return _refusal(unknown, request.scope)  # type: ignore[attr-defined]  # As above.
         except Exception as exc:  # noqa: BLE001  # The boundary: it is logged and answered.
             error = api_error(exc)
             log_error(request, exc, error)
             note_error(request, error)
-            return error_response(error, request.path)
+            return _refusal(error, request.scope)  # type: ignore[attr-defined]  # As above.
 
 
 @contextmanager
@@ -287,9 +288,10 @@ def _with_facts(scope: dict[str, Any], request: HttpRequest, request_id: str) ->
         scope[head_key].note_user(caller)
 
 
-def error_response(error: ApiError, path: str = "") -> HttpResponse:
+def _refusal(error: ApiError, scope: dict[str, Any]) -> HttpResponse:
     """Return the response for an error, in the form that clients of this path expect."""
-    body = orjson.dumps(error.shown_at(path))
+    has_version = ANTHROPIC_VERSION.encode() in dict(scope["headers"])
+    body = orjson.dumps(error.shown_at(scope["path"], has_version=has_version))
     return HttpResponse(
         body, status=error.status, content_type="application/json", headers=error.headers
     )

@@ -34,9 +34,10 @@ class HandOff:
     ``opening``: frames before those that are followed. They are sent with the first frame that
     follows, so that a generation that fails before it can be answered with an HTTP status.
     ``cancels``: the generation is cancelled when the client leaves, unless the follower has a
-    grace. ``form`` is that of the frames, if they are no events. ``comment`` returns the SSE
-    comment for a stream without frames so far, b"" for the usual one; it blocks. ``closing``:
-    frames for a stream that ends without any, because its reader had all of them.
+    grace. ``form`` is that of the frames, if they are no events. ``ping`` is the event that is sent
+    while nothing comes, b"" for a comment. ``comment`` returns the SSE comment for a stream without
+    frames so far, b"" for the usual one; it blocks. ``closing``: frames for a stream that ends
+    without any, because its reader had all of them.
     """
 
     follower: Follower
@@ -44,6 +45,7 @@ class HandOff:
     opening: Sequence[bytes] = ()
     cancels: bool = True
     form: StreamForm = "events"
+    ping: bytes = b""
     comment: Callable[[], bytes] | None = None
     closing: Sequence[bytes] = ()
 

@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 
 Answer = tuple[HttpResponseBase, Outcome]
 
-_LARGE = 256 * 1024
+_LARGE = 128 * 1024
 """Bytes from which on a body is decoded on its project's one thread for large bodies."""
 _HEALTH_THREADS = 2
 _HEALTH_PATHS = ("/health", "/health/ready", "/metrics")
@@ -116,7 +116,8 @@ class Relay:
             except ApiError as exc:
                 await send_response(self._handler.refuse(scope, exc, started_at), send)
                 return
-            sending = _sending(answer, started_at, receive, send, takes_events=takes_events)
+            path = scope["path"].rstrip("/")
+            sending = _sending(answer, started_at, path, receive, send, takes_events=takes_events)
             del answer  # The view's response takes memory, and its stream may run for an hour.
             await sending
 
@@ -204,16 +205,22 @@ class Relay:
 
 
 def _sending(
-    answer: Answer, started_at: float, receive: Receive, send: Send, *, takes_events: bool
+    answer: Answer,
+    started_at: float,
+    path: str,
+    receive: Receive,
+    send: Send,
+    *,
+    takes_events: bool,
 ) -> Coroutine[Any, Any, None]:
     """Return the coroutine that sends an answer. For a stream it does not hold the response."""
     response, outcome = answer
-    http = (send, own_headers(response), started_at)
+    http = (send, own_headers(response), started_at, path)
     if (feed := outcome.feed) is not None:
         form = (LinesSink if feed.lines else SseSink) if feed.stream else JsonSink
         return _send_feed(feed, form(*http), receive)
     if (handoff := outcome.handoff) is None:
-        return send_response(response, send)
+        return send_response(response, send, path)
     if not handoff.stream:
         return _send_generation(handoff, JsonSink(*http), receive)
     if handoff.form == "bytes":
@@ -224,6 +231,7 @@ def _sending(
         handoff.opening,
         may_be_status=handoff.cancels,
         takes_events=takes_events,
+        ping=handoff.ping,
         comment=handoff.comment,
         closing=handoff.closing,
     )

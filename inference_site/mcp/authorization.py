@@ -117,8 +117,19 @@ def begin(wanted: Wanted, allowed: AllowedAddresses) -> Begun:
     """
 
     async def act(http: httpx2.AsyncClient) -> Begun:
-        challenge = await _challenge(http, wanted.url)
-        described = await _describe(http, challenge, wanted.url)
+        # How the server answers without a token; the body is not read.
+        headers = {"Accept": "application/json, text/event-stream"}
+        request = http.build_request("POST", wanted.url, json=_PING, headers=headers)
+        challenge = await http.send(request, stream=True)
+        await challenge.aclose()
+        # What the server says of itself as a protected resource, if it says anything.
+        described: ProtectedResourceMetadata | None = None
+        named = extract_resource_metadata_from_www_auth(challenge)
+        for address in build_protected_resource_metadata_discovery_urls(named, wanted.url):
+            response = await http.send(create_oauth_metadata_request(address))
+            described = await handle_protected_resource_response(response)
+            if described is not None:
+                break
         asked = resource_url_from_server_url(wanted.url)
         resource = asked if described is None else str(described.resource)
         if not check_resource_allowed(asked, resource):
@@ -240,27 +251,6 @@ async def _within(
                 )
         raise AuthorizationFailed(problem)
     raise AuthorizationFailed("The servers of the authorization sent too much or nothing in time.")
-
-
-async def _challenge(http: httpx2.AsyncClient, url: str) -> httpx2.Response:
-    """Return how the server answers a request without a token; its body is not read."""
-    headers = {"Accept": "application/json, text/event-stream"}
-    request = http.build_request("POST", url, json=_PING, headers=headers)
-    response = await http.send(request, stream=True)
-    await response.aclose()
-    return response
-
-
-async def _describe(
-    http: httpx2.AsyncClient, challenge: httpx2.Response, url: str
-) -> ProtectedResourceMetadata | None:
-    """Return what the server says of itself as a protected resource, if it says anything."""
-    named = extract_resource_metadata_from_www_auth(challenge)
-    for address in build_protected_resource_metadata_discovery_urls(named, url):
-        response = await http.send(create_oauth_metadata_request(address))
-        if (found := await handle_protected_resource_response(response)) is not None:
-            return found
-    return None
 
 
 def _issuer(wanted: Wanted, described: ProtectedResourceMetadata | None) -> str:
@@ -386,7 +376,11 @@ async def _tokens(
     """Return the answer of the token endpoint. Raise GrantRefused or AuthorizationFailed."""
     response = await http.send(_form(server.token_endpoint, client, fields))
     if response.status_code not in (200, 201):
-        if _error_code(response) in _REFUSALS:
+        try:
+            error: Any = response.json()
+        except ValueError:
+            error = None
+        if isinstance(error, dict) and str(error.get("error")) in _REFUSALS:
             raise GrantRefused("The authorization server refuses the access.")
         raise AuthorizationFailed("The authorization server gave no token.")
     try:
@@ -408,14 +402,6 @@ def _form(url: str, client: SiteClient, fields: Mapping[str, str]) -> httpx2.Req
         headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
     headers |= {"Accept": "application/json", "Accept-Encoding": "identity"}
     return httpx2.Request("POST", url, data=data, headers=headers)
-
-
-def _error_code(response: httpx2.Response) -> str:
-    try:
-        found: Any = response.json()
-    except ValueError:
-        return ""
-    return str(found.get("error")) if isinstance(found, dict) else ""
 
 
 def _expiry(tokens: OAuthToken) -> float:

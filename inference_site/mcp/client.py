@@ -204,6 +204,17 @@ async def _open(
     endpoint: Endpoint, transport: TransportName, traffic: Traffic
 ) -> AsyncIterator[Any]:
     """Yield the streams of a connection, for the SDK's client."""
+    auth: httpx2.Auth | None = None
+    if (oauth := endpoint.oauth) is not None:
+        # It gets a new token when the server refuses one, through the checked transport too.
+        auth = ClientCredentialsOAuthProvider(
+            endpoint.url,
+            _Tokens(oauth, endpoint.url),
+            oauth.client_id,
+            oauth.client_secret,
+            scope=oauth.scope or None,
+            issuer=oauth.issuer,
+        )
     http_client = httpx2.AsyncClient(
         transport=CheckedTransport(endpoint.allowed, traffic),
         headers={
@@ -211,7 +222,7 @@ async def _open(
             **endpoint.headers,
             "Accept-Encoding": "identity",  # The limit counts received bytes.
         },
-        auth=None if endpoint.oauth is None else _authorization(endpoint.url, endpoint.oauth),
+        auth=auth,
         timeout=None,
         trust_env=False,
     )
@@ -253,21 +264,6 @@ class _Tokens:
 
 
 _tokens: dict[tuple[str, OAuthClient], OAuthToken] = {}
-
-
-def _authorization(url: str, client: OAuthClient) -> httpx2.Auth:
-    """Return what adds a token to each request, and gets a new one when the server refuses it.
-
-    Its own requests go through the checked transport too.
-    """
-    return ClientCredentialsOAuthProvider(
-        url,
-        _Tokens(client, url),
-        client.client_id,
-        client.client_secret,
-        scope=client.scope or None,
-        issuer=client.issuer,
-    )
 
 
 def _error(failure: BaseException | None, traffic: Traffic, limits: Limits) -> McpError:

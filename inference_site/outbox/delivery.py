@@ -217,17 +217,16 @@ def send_mail(message: Message) -> None:
 
 def mail_of(event_type: str, data: Mapping[str, Any]) -> tuple[str, str]:
     """Return the subject and the text of the mail about an event."""
-    subject, lines = _approval(data) if event_type == APPROVAL_EVENT else _alarm(event_type, data)
+    if event_type == APPROVAL_EVENT:
+        subject, lines = _approval(data)
+    else:  # Of an alarm, or a test.
+        state, lines = _STATES.get(event_type, "Test"), [data["text"]]
+        subject = f"{state}: {data['text']}"
+        if data.get("started_at"):
+            lines += ["", f"{state}; began at {_shown(data['started_at'])} UTC."]
+        if data.get("resolved_at"):
+            lines.append(f"Ended at {_shown(data['resolved_at'])} UTC.")
     return _one_line(subject)[:_MAX_SUBJECT], "\n".join(lines)
-
-
-def _alarm(event_type: str, data: Mapping[str, Any]) -> tuple[str, list[str]]:
-    state, lines = _STATES.get(event_type, "Test"), [data["text"]]
-    if data.get("started_at"):
-        lines += ["", f"{state}; began at {_shown(data['started_at'])} UTC."]
-    if data.get("resolved_at"):
-        lines.append(f"Ended at {_shown(data['resolved_at'])} UTC.")
-    return f"{state}: {data['text']}", lines
 
 
 def _approval(data: Mapping[str, Any]) -> tuple[str, list[str]]:
@@ -241,22 +240,18 @@ def _approval(data: Mapping[str, Any]) -> tuple[str, list[str]]:
             lines.append(f"  {_one_line(question['arguments'])}")
     if (more := count - len(data["approval_requests"])) > 0:
         lines.append(f"- and {more} more")
-    lines += ["", *_where(data), "", f"Response: {data['id']}"]
-    return f"Approval needed: {calls} of MCP tools in {project}", lines
-
-
-def _where(data: Mapping[str, Any]) -> list[str]:
-    """Return where the questions are answered."""
     page = f"{settings.SITE_URL}{data['page']}"
     if not data["is_answered_in_console"]:
-        return [
+        how = (
             "The answer must come through the API, because a server was named by its URL and its "
-            "credentials are not stored. The calls:",
-            page,
-        ]
-    if not settings.SITE_URL:
-        return ["Approve or refuse them in the console of the site, on this page:", page]
-    return ["Approve or refuse them here, after a login. Opening the page does nothing.", page]
+            "credentials are not stored. The calls:"
+        )
+    elif not settings.SITE_URL:
+        how = "Approve or refuse them in the console of the site, on this page:"
+    else:
+        how = "Approve or refuse them here, after a login. Opening the page does nothing."
+    lines += ["", how, page, "", f"Response: {data['id']}"]
+    return f"Approval needed: {calls} of MCP tools in {project}", lines
 
 
 def _one_line(text: str) -> str:

@@ -148,6 +148,8 @@ class GenerationKind(Generic[AssemblyT]):
     its worker; None if too little is known. ``rebuild`` makes a lost request document again; None
     if it cannot. ``replay`` rebuilds the stream of an ended generation. ``is_deleted`` returns
     whether the result may not be read any more.
+
+    ``ping`` is the event that keeps a silent stream open, in APIs that have one; it is no frame.
     """
 
     assembly: type[AssemblyT]
@@ -159,6 +161,7 @@ class GenerationKind(Generic[AssemblyT]):
     replay: Replay | None = None
     is_deleted: Callable[[str], bool] | None = None
     form: StreamForm = "events"
+    ping: bytes = b""
 
 
 @cache

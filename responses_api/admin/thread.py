@@ -103,15 +103,17 @@ def site_calls(response: StoredResponse, *, with_content: bool) -> list[ShownCal
     items = list(found.order_by("position"))
     if len(items) != len(calls):
         return [ShownCall(call) for call in calls]
-    return [_shown_call(call, item.data) for call, item in zip(calls, items, strict=True)]
-
-
-def _shown_call(call: ToolCall, data: ItemData) -> ShownCall:
-    if data["type"] == "mcp_list_tools":
-        names = ", ".join(str(tool.get("name")) for tool in data.get("tools") or ())
-        return ShownCall(call, None, text_piece(str(data.get("error") or names or "No tools.")))
-    made = WHOLE_CALLS[data["type"]](data)
-    return ShownCall(call, text_piece(made.arguments), text_piece(made.result or ""))
+    shown = []
+    for call, data in zip(calls, (item.data for item in items), strict=True):
+        if data["type"] == "mcp_list_tools":
+            names = ", ".join(str(tool.get("name")) for tool in data.get("tools") or ())
+            result = str(data.get("error") or names or "No tools.")
+            shown.append(ShownCall(call, None, text_piece(result)))
+        else:
+            made = WHOLE_CALLS[data["type"]](data)
+            result = made.result or ""
+            shown.append(ShownCall(call, text_piece(made.arguments), text_piece(result)))
+    return shown
 
 
 class BubbleMaker:
@@ -153,7 +155,10 @@ class BubbleMaker:
             case kind if kind in RESULTS:
                 return Bubble("result", "tool", _pieces(RESULTS[kind](data)))
             case kind if kind in WORDS:
-                return Bubble("note", "", name=WORDS[kind](data))
+                words = WORDS[kind](data)
+                if words.role == "system":
+                    return Bubble("note", "", name=words.text)
+                return Bubble("message", words.role, [text_piece(words.text)])
             case other:
                 return Bubble("note", "", name=f"{other}: it is not shown to the model.")
 

@@ -135,7 +135,7 @@ def _find_item(conversation: Conversation, item_id: str) -> Item:
 
 def _append(conversation: Conversation, given: Sequence[InputItem]) -> list[IdentifiedItem]:
     """Add items to a conversation, whose row is locked or new."""
-    items = new_items(conversation.project_id, given)
+    items = new_items(conversation.project_id, given, "items")
     rows = Item.objects.bulk_create(
         Item(public_id=item.id, project_id=conversation.project_id, data=item.data)
         for item in items

@@ -6,7 +6,7 @@ import time
 from functools import partial
 
 from django.conf import settings
-from django.http import HttpResponse, QueryDict
+from django.http import HttpResponse
 from prometheus_client import Counter
 from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
@@ -110,7 +110,12 @@ class ResponseView(ApiView):
         if query.get("stream", "false").lower() in ("true", "1"):
             has_client = stored.status not in ENDED and not stored.background
             grace_s = disconnect_grace_s(caller_of(request)) if has_client else 0
-            return stream(request, stored, _starting_after(query), grace_s)
+            after = query.get("starting_after", "")
+            if after and (not after.isdecimal() or len(after) > 9):
+                raise InvalidRequestError(
+                    "Invalid 'starting_after': expected a whole number.", param="starting_after"
+                )
+            return stream(request, stored, int(after) if after else -1, grace_s)
         found = current_response(stored)
         place = position_of_waiting(response_id) if found.status == "queued" else None
         return Response(found.model_dump(), headers={} if place is None else place.headers)
@@ -256,17 +261,6 @@ def stream(request: Request, stored: StoredResponse, after: int, grace_s: int = 
     if source == "compacted":
         response["x-replay"] = "compacted"
     return response
-
-
-def _starting_after(query: QueryDict) -> int:
-    given = query.get("starting_after", "")
-    if not given:
-        return -1
-    if not given.isdecimal() or len(given) > 9:
-        raise InvalidRequestError(
-            "Invalid 'starting_after': expected a whole number.", param="starting_after"
-        )
-    return int(given)
 
 
 def _stop(request: Request, stored: StoredResponse) -> bool:

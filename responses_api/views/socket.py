@@ -3,7 +3,8 @@
 The client sends ``response.create``, with the fields of the endpoint, and ``response.cancel``. A
 message names its lane in ``stream_id``; without one it belongs to the default lane. The responses
 of one lane run one after the other, those of different lanes at once. The limits are those of
-OpenAI's API. Closing the socket cancels what runs.
+OpenAI's API. Closing the socket cancels what runs. What HTTP names in the header
+``x-unsupported-params`` is in the field ``unsupported_params`` of a response's first event.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from inference_site.core.errors.exceptions import api_error
 from inference_site.core.storage.postgresql import in_database_thread
 from inference_site.gateway.api.authentication import authenticate_headers, require_scope
 from inference_site.gateway.api.json_bodies import decode_json
-from inference_site.gateway.api.payload import parse
+from inference_site.gateway.api.payload import parse, shown_name, unknown_parameter
 from inference_site.gateway.bodies import SOCKET_MEMORY_KEY, SocketMemory
 from inference_site.gateway.delivery import Delivery, Sink
 from inference_site.gateway.follower import Follower
@@ -296,11 +297,8 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
                 self._lanes.add(message, size)
                 return True
             case "response.cancel":
-                if unknown := message.keys() - _OF_CANCEL:
-                    name = min(unknown)[:100]
-                    raise InvalidRequestError(
-                        f"Unknown parameter: '{name}'.", param=name, code="unknown_parameter"
-                    )
+                if unknown := [name for name in message if name not in _OF_CANCEL]:
+                    raise unknown_parameter(shown_name(unknown[0]))
                 self._lanes.cancel(message)
                 return False
             case other:
@@ -357,8 +355,10 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
         ended = changed(begun, status="completed", completed_at=int(time.time()), usage=usage)
         context, numbers = creation.context, count()
         await self._histories.keep(lane, begun.id, [*context.before, *context.new])
+        ignored = creation.submission.ignored_params
         for event in [*opening_events(begun, numbers), terminal_event(ended, numbers)]:
-            await self.send(text_data=_event_message(encode(event), lane.stream_id))
+            await self.send(text_data=_event_message(encode(event), lane.stream_id, ignored))
+            ignored = []
 
     async def _attempt(self, body: ResponseRequest) -> CallResult[Started | ConversationLocked]:
         histories = self._histories.by_id()
@@ -416,6 +416,7 @@ class _SocketSink(Sink):
         self._send, self._creation, self._lane = send, creation, lane
         self._histories = histories
         self._opening = creation.submission.frames
+        self._ignored = creation.submission.ignored_params
         self.failed_silently = False
 
     @property
@@ -427,7 +428,8 @@ class _SocketSink(Sink):
         for frame in [*opening, *frames_of(batches)]:
             if frame != DONE:
                 await self._keep_history(frame)
-                await self._send(text_data=_event_message(frame, self._lane.stream_id))
+                ignored, self._ignored = self._ignored, []  # The first event has them.
+                await self._send(text_data=_event_message(frame, self._lane.stream_id, ignored))
         if ending is not None:
             self.failed_silently = bool(ending.error_code) and not batches[-1].frames
 
@@ -481,11 +483,16 @@ def _to_request(message: dict[str, Any]) -> ResponseRequest:
     return parse(ResponseRequest, {**fields, "stream": True})
 
 
-def _event_message(frame: bytes, stream_id: object) -> str:
-    """Return the message of an event, with the ``stream_id`` of its request, if any."""
+def _event_message(frame: bytes, stream_id: object, ignored: Sequence[str] = ()) -> str:
+    """Return the message of an event, with the ``stream_id`` of its request, if any.
+
+    ``ignored`` are the names of the request's fields that are ignored.
+    """
     event = payload(frame)
     if stream_id is not None:
         event = event[:-1] + b',"stream_id":' + orjson.dumps(stream_id) + b"}"
+    if ignored:
+        event = event[:-1] + b',"unsupported_params":' + orjson.dumps(ignored) + b"}"
     return event.decode()
 
 

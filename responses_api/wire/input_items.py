@@ -8,6 +8,7 @@ items.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
@@ -280,24 +281,34 @@ class ToolSearchCallItem(KeptItem):
     arguments: Any
 
 
-class ToolSearchOutputItem(KeptItem):
+class _ToolsItem(KeptItem):
+    """Base of the items that give the model tools; unknown fields of these are reported."""
+
+    tools: list[Tool]
+
+    def _ignored(self) -> Any:
+        for place, tool in enumerate(self.tools):
+            yield from (f"tools[{place}].{name}" for name in tool._ignored())
+
+
+class ToolSearchOutputItem(_ToolsItem):
     """The tools that a search has loaded."""
 
     type: Literal["tool_search_output"]
     call_id: CallId | None = None
-    tools: list[Tool]
 
 
-class AdditionalToolsItem(KeptItem):
+class AdditionalToolsItem(_ToolsItem):
     """Tools that the model has from this item on."""
 
     type: Literal["additional_tools"]
     role: str = "developer"
-    tools: list[Tool]
 
 
 class HostedItem(KeptItem):
-    """An item that OpenAI's own tools make: a call with its result, an approval, a program."""
+    """An item that OpenAI's own tools and agents make: a call, its result, an approval, a program,
+    a message between agents.
+    """
 
     call_id: CallId | None = None
 
@@ -343,7 +354,7 @@ _HOSTED_TYPES = frozenset(
         *("file_search_call", "web_search_call", "image_generation_call", "mcp_call"),
         *("code_interpreter_call", "mcp_list_tools", "mcp_approval_request"),
         *("mcp_approval_response", "computer_call", "computer_call_output", "program"),
-        "program_output",
+        *("program_output", "agent_message", "multi_agent_call", "multi_agent_call_output"),
     }
 )
 
@@ -453,20 +464,56 @@ def _kind(value: object) -> str:
     return "item"
 
 
+class MovedItems(list[Any]):
+    """Items that are not at the positions of what the client sent for them.
+
+    ``places`` has these positions; None for an item that came with the prompt template.
+    """
+
+    def __init__(self, items: Iterable[InputItem], places: Sequence[int | None]) -> None:
+        super().__init__(items)
+        self.places = places
+
+
+def places_of(items: Sequence[InputItem]) -> Sequence[int | None]:
+    """Return the positions of items in the list that the client sent."""
+    return items.places if isinstance(items, MovedItems) else range(len(items))
+
+
+def path_of(place: int | None, field: str = "input") -> str:
+    """Return the path of an item for errors, by its position in the list that was sent."""
+    return "prompt" if place is None else f"{field}[{place}]"
+
+
 def _to_items(given: list[Any]) -> list[InputItem]:
     """Replace the messages of chat completions by items."""
     items: list[InputItem] = []
-    for entry in given:
+    places: list[int | None] = []
+    for place, entry in enumerate(given):
         match entry:
             case CallingMessage(content=content, tool_calls=calls):
                 if content:
                     items.append(MessageItem(role="assistant", content=content))
                 items += map(_to_call_item, calls)
-            case ResultMessage():
-                items.append(_to_output_item(entry, items))
+            case ResultMessage(tool_call_id=id_, content=output):
+                # The message does not say the type of its call, which is before it.
+                custom = [item for item in items if isinstance(item, CustomToolCallItem)]
+                if any(call.call_id == id_ for call in custom):
+                    items.append(
+                        CustomToolCallOutputItem(
+                            type="custom_tool_call_output", call_id=id_, output=output
+                        )
+                    )
+                else:
+                    items.append(
+                        FunctionCallOutputItem(
+                            type="function_call_output", call_id=id_, output=output
+                        )
+                    )
             case item:
                 items.append(item)
-    return items
+        places += [place] * (len(items) - len(places))
+    return items if len(items) == len(given) else MovedItems(items, places)
 
 
 def _to_call_item(call: ChatFunctionCall | ChatCustomCall) -> InputItem:
@@ -479,17 +526,6 @@ def _to_call_item(call: ChatFunctionCall | ChatCustomCall) -> InputItem:
     return FunctionCallItem(
         type="function_call", call_id=call.id, name=function.name, arguments=function.arguments
     )
-
-
-def _to_output_item(message: ResultMessage, before: list[InputItem]) -> InputItem:
-    """Return the output; its type is that of the call before it, which the message does not say."""
-    call_id, output = message.tool_call_id, message.content
-    custom = (item for item in before if isinstance(item, CustomToolCallItem))
-    if any(call.call_id == call_id for call in custom):
-        return CustomToolCallOutputItem(
-            type="custom_tool_call_output", call_id=call_id, output=output
-        )
-    return FunctionCallOutputItem(type="function_call_output", call_id=call_id, output=output)
 
 
 if TYPE_CHECKING:

@@ -40,6 +40,7 @@ from responses_api.wire.input_items import (
     InputItems,
     InputText,
     ObjectId,
+    places_of,
 )
 from responses_api.wire.tools import Tool, ToolChoice
 
@@ -153,22 +154,19 @@ class ChatNames(WireRequest):
         return self
 
     def _second_names(self) -> dict[str, tuple[str, Any]]:
+        format_: Any = self.response_format
+        if isinstance(format_, ChatSchemaFormat):  # It is flat in this API.
+            nested = format_.json_schema
+            flat = nested.model_dump(by_alias=True, exclude_unset=True)
+            format_ = JsonSchemaFormat.model_validate(
+                {**flat, "type": "json_schema", "schema": nested.json_schema}
+            )
         return {
-            "response_format": ("text.format", _flat_format(self.response_format)),
+            "response_format": ("text.format", format_),
             "reasoning_effort": ("reasoning.effort", self.reasoning_effort),
             "verbosity": ("text.verbosity", self.verbosity),
             "truncate_sequence": ("truncation", _TRUNCATION[self.truncate_sequence]),
         }
-
-
-def _flat_format(given: ResponseFormat | None) -> Any:
-    if not isinstance(given, ChatSchemaFormat):
-        return given
-    nested = given.json_schema
-    flat = nested.model_dump(by_alias=True, exclude_unset=True)
-    return JsonSchemaFormat.model_validate(
-        {**flat, "type": "json_schema", "schema": nested.json_schema}
-    )
 
 
 PromptPart = Annotated[InputText | InputImage | InputFile, Field(discriminator="type")]
@@ -253,8 +251,10 @@ class ResponseRequest(ContextFields, ConstraintFields, SamplingFields):
 
     def _ignored(self) -> Iterator[str]:
         is_trigger = [isinstance(item, CompactionTriggerItem) for item in self.input or ()]
-        if (True, False) in pairwise(is_trigger):
-            yield "input[].compaction_trigger"  # Only at the end of the input it has an effect.
+        for position, (before, after) in enumerate(pairwise(is_trigger)):
+            if before and not after:  # Only at the end of the input it has an effect.
+                yield f"input[{places_of(self.input or [])[position]}].compaction_trigger"
+                break
         yield from super()._ignored()
 
     @property

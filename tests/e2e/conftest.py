@@ -74,6 +74,7 @@ OTHER_MODELS = """
     model: odd
     capabilities: [moderation, vision]
     aliases: [omni-moderation-latest]
+    price: {{input: 3, cached: 1, output: 10}}
     slots: 4
   guard:
     engine: openai_upstream
@@ -103,6 +104,13 @@ OTHER_MODELS = """
     model: odd
     capabilities: [speech, transcription, translation]
     price: {{input: 2, cached: 1, output: 10}}
+    slots: 4
+  ranker:
+    engine: openai_upstream
+    base_url: {odd}
+    model: odd
+    capabilities: [rerank]
+    price: {{input: 4, cached: 1, output: 10}}
     slots: 4
   away:
     engine: openai_upstream

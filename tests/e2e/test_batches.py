@@ -17,6 +17,10 @@ from tests.served_stack import ServedStack
 from tests.waiting import wait_until
 
 CHAT: Any = "/v1/chat/completions"
+DOCUMENT = {
+    "type": "document",
+    "source": {"type": "base64", "media_type": "application/pdf", "data": "no base64"},
+}
 
 
 def chat(custom_id: str, content: str, **fields: Any) -> dict[str, Any]:
@@ -310,6 +314,7 @@ def test_a_batch_of_messages_with_anthropics_client(claude: anthropic.Anthropic)
     requests = [
         *(message(f"m{n}", says(f"answer {n}")) for n in range(5)),
         message("wrong", says("x"), max_tokens=0),
+        message("deep", "x", messages=[{"role": "user", "content": [DOCUMENT]}]),
         message("failing", script({"fail": "it breaks"})),
     ]
     begun = claude.messages.batches.create(requests=requests)
@@ -318,13 +323,15 @@ def test_a_batch_of_messages_with_anthropics_client(claude: anthropic.Anthropic)
     with pytest.raises(anthropic.BadRequestError):
         claude.messages.batches.delete(begun.id)
     batch = messages_ended(claude, begun.id)
-    counts = {"processing": 0, "succeeded": 5, "errored": 2, "canceled": 0, "expired": 0}
+    counts = {"processing": 0, "succeeded": 5, "errored": 3, "canceled": 0, "expired": 0}
     assert batch.request_counts.to_dict() == counts
     found: Any = {each.custom_id: each.result for each in claude.messages.batches.results(begun.id)}
     assert list(found) == [request["custom_id"] for request in requests]
     for n in range(5):
         assert found[f"m{n}"].message.content[0].text == f"answer {n}"
     assert found["wrong"].error.error.type == "invalid_request_error"
+    assert found["wrong"].error.error.message.startswith("max_tokens: ")
+    assert found["deep"].error.error.message.startswith("messages.0.content.0.source.data: ")
     assert found["failing"].error.error.type == "api_error"
     assert [each.id for each in claude.messages.batches.list(limit=1)] == [begun.id]
     assert claude.messages.batches.delete(begun.id).type == "message_batch_deleted"
@@ -363,8 +370,8 @@ def test_a_cancelled_batch_of_messages_says_so_for_each(claude: anthropic.Anthro
 @pytest.mark.parametrize(
     ("requests", "where"),
     [
-        ([message("a b", says("x"))], "requests[0].custom_id"),
-        ([message("a", says("x")), message("a", says("x"))], "requests[1].custom_id"),
+        ([message("a b", says("x"))], "requests.0.custom_id"),
+        ([message("a", says("x")), message("a", says("x"))], "requests.1.custom_id"),
         ([], "requests"),
     ],
 )

@@ -206,10 +206,10 @@ def test_last_message_of_the_assistant_is_continued(client: openai.OpenAI, strea
             "continue_final_message",
             {"continue_final_message": True, "add_generation_prompt": True},
         ),
-        ("messages", {"response_format": {"type": "json_object"}}),
-        ("messages", {"grammar": 'root ::= "a"'}),
+        ("messages[1]", {"response_format": {"type": "json_object"}}),
+        ("messages[1]", {"grammar": 'root ::= "a"'}),
         (
-            "messages",
+            "messages[1]",
             {
                 "tools": [{"type": "function", "function": {"name": "f"}}],
                 "tool_choice": "required",

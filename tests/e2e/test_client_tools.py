@@ -20,6 +20,7 @@ from tests.e2e.scripts import (
     script,
     stream_raw,
 )
+from tests.upstream_server import UpstreamServer, streamed
 
 CODEX = Path(__file__).parent / "bodies" / "codex_0.169.json"
 FIND: Any = {
@@ -190,7 +191,16 @@ def test_deferred_tools_are_hidden_until_a_search_has_loaded_them(client: openai
     assert (searched.execution, searched.arguments) == ("client", {"query": "x"})
 
 
+AGENT_ITEMS: list[Any] = [
+    {"type": "multi_agent_call", "call_id": "m", "action": "spawn_agent",
+     "arguments": '{"task": "look"}', "agent": {"agent_name": "root"}},
+    {"type": "multi_agent_call_output", "call_id": "m", "action": "spawn_agent",
+     "output": [{"type": "output_text", "text": "started", "annotations": []}]},
+    {"type": "agent_message", "author": "scout", "recipient": "root",
+     "content": [{"type": "input_text", "text": "Found it."}]},
+]  # fmt: skip
 HOSTED_ITEMS: list[Any] = [
+    *AGENT_ITEMS,
     {"type": "web_search_call", "status": "completed",
      "action": {"type": "search", "query": "cats"}},
     {"type": "file_search_call", "status": "completed", "queries": ["a"], "results": None},
@@ -229,6 +239,28 @@ def test_every_item_of_the_union_is_taken_and_listed_as_it_came(client: openai.O
     assert listed(client, made.id)[:-1] == given
     after = client.responses.create(model="scripted", input="x", previous_response_id=made.id)
     assert after.status == "completed"
+
+
+def test_what_agents_called_and_said_is_in_the_prompt(
+    client: openai.OpenAI, odd: UpstreamServer
+) -> None:
+    odd.answers = [streamed("Seen.")]
+    raw = client.responses.with_raw_response.create(model="odd", input=[SAY, *AGENT_ITEMS])
+    assert "input[]" not in raw.headers.get("x-unsupported-params", "")
+    asked, called, told, said = odd.body["messages"]
+    assert asked["content"] == "x"
+    [made] = called["tool_calls"]
+    assert made["function"] == {"name": "spawn_agent", "arguments": '{"task": "look"}'}
+    assert (told["role"], told["tool_call_id"], told["content"]) == ("tool", "m", "started")
+    assert said == {
+        "role": "user",
+        "content": "Message of the agent scout to the agent root:\nFound it.",
+    }
+    client.responses.create(model="odd", input="y", previous_response_id=raw.parse().id)
+    assert odd.body["messages"][:4] == [asked, called, told, said]
+    # A model that repeats the last message.
+    spoken = client.responses.create(model="scripted", input=[SAY, *AGENT_ITEMS])
+    assert spoken.output_text == said["content"]
 
 
 @pytest.mark.parametrize(
@@ -281,7 +313,7 @@ def test_hostile_tools_and_items_leave_a_bystander_served(
         "/v1/responses", json={"model": "scripted", "input": "x", "tools": too_many}
     )
     assert refused.status_code == 400, refused.text[:300]
-    assert refused.json()["error"]["param"] == "tools"
+    assert refused.json()["error"]["param"].startswith("tools[")
     large = {"type": "item_of_tomorrow", "data": "x" * 10_000_000}
     body = {"model": "scripted", "input": [large, SAY], "store": False}
     assert http.post("/v1/responses", json=body).status_code == 200

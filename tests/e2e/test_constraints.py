@@ -178,7 +178,7 @@ def test_bad_schema_is_refused_everywhere(client: openai.OpenAI, schema: dict[st
     ):
         with pytest.raises(openai.BadRequestError) as caught:
             ask()
-        assert caught.value.param in ("guided_json", "tools")
+        assert caught.value.param in ("guided_json", "tools[0].function.parameters")
 
 
 def test_schema_that_completions_cannot_be_bound_to_is_refused(client: openai.OpenAI) -> None:

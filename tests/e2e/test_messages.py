@@ -6,6 +6,7 @@ import base64
 import json
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 from tests.e2e.keys import make_key
 from tests.e2e.scripts import ENDLESS, call, frames, script
 from tests.e2e.test_files import pdf
+from tests.e2e.test_queue import all_slots_held
 from tests.image_server import ImageServer
 from tests.images import PNG, encoded
 from tests.served_stack import ServedStack, wait_until
@@ -35,6 +37,7 @@ WEATHER: dict[str, Any] = {
     },
 }
 GREEDY: dict[str, Any] = {"model": "demo", "max_tokens": 80, "temperature": 0}
+PING = 'event: ping\ndata: {"type": "ping"}'
 DEMO: dict[str, Any] = {
     "model": "demo",
     "max_tokens": 80,
@@ -94,13 +97,14 @@ def test_events_have_names_and_come_in_anthropics_order(http: httpx.Client) -> N
     asked = {**body, "messages": [{"role": "user", "content": steps}]}
     with http.stream("POST", "/v1/messages?beta=true", json=asked) as answer:
         sent = frames(answer)
-    pairs = [frame.split("\n") for frame in sent]
+    start = next(n for n, frame in enumerate(sent) if frame != PING)
+    assert sent[start + 1] == PING
+    pairs = [frame.split("\n") for frame in sent if frame != PING]
     events = [json.loads(data.removeprefix("data: ")) for _, data in pairs]
     assert [name.removeprefix("event: ") for name, _ in pairs] == [e["type"] for e in events]
     told = [(e["type"], e.get("index")) for e in events]
     assert told == [
         ("message_start", None),
-        ("ping", None),
         ("content_block_start", 0),
         ("content_block_delta", 0),
         ("content_block_delta", 0),  # The signature.
@@ -118,10 +122,69 @@ def test_events_have_names_and_come_in_anthropics_order(http: httpx.Client) -> N
     ]
     start = events[0]["message"]
     assert (start["content"], start["stop_reason"]) == ([], None)
-    assert events[10]["content_block"]["input"] == {}
-    assert "".join(e["delta"].get("partial_json", "") for e in events[11:13]) == '{"a":1}'
+    assert events[9]["content_block"]["input"] == {}
+    assert "".join(e["delta"].get("partial_json", "") for e in events[10:12]) == '{"a":1}'
     assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
     assert events[-2]["usage"]["output_tokens"] > 0
+
+
+def paused(**fields: Any) -> dict[str, Any]:
+    """A streamed message with a pause before its first event, and one between two words."""
+    pause = {"sleep_ms": 1500}
+    steps = script(pause, {"text": "late"}, pause, {"text": " words"})
+    asked = {"model": "scripted", "max_tokens": 99, "stream": True, **fields}
+    return {**asked, "messages": [{"role": "user", "content": steps}]}
+
+
+def test_pauses_are_bridged_by_pings_which_the_client_takes(
+    claude: anthropic.Anthropic, http: httpx.Client
+) -> None:
+    with http.stream("POST", "/v1/messages", json=paused()) as answer:
+        sent = "".join(answer.iter_text()).split("\n\n")[:-1]
+    start = next(n for n, frame in enumerate(sent) if frame.startswith("event: message_start"))
+    assert sent[:start].count(PING) == start >= 2
+    first, last = [n for n, frame in enumerate(sent) if "text_delta" in frame]
+    between = sent[first + 1 : last]
+    assert between.count(PING) == len(between) >= 2
+    asked = {name: value for name, value in paused().items() if name != "stream"}
+    with claude.messages.stream(**asked) as stream:
+        types = [event.type for event in stream]
+        message = stream.get_final_message()
+    assert (types[0], types[-1]) == ("message_start", "message_stop")
+    assert [getattr(block, "text", "") for block in message.content] == ["late words"]
+
+
+def test_a_message_that_waits_in_the_queue_has_pings(
+    stack: ServedStack, http: httpx.Client
+) -> None:
+    with ExitStack() as held:
+        held.enter_context(all_slots_held(stack, make_key(stack)))
+        with http.stream("POST", "/v1/messages", json=paused()) as answer:
+            lines = answer.iter_lines()
+            assert [next(lines) for _ in range(6)] == [*PING.split("\n"), ""] * 2
+            held.close()
+            events = [line for line in lines if line.startswith("event: ")]
+    assert next(event for event in events if event != "event: ping") == "event: message_start"
+    assert events[-1] == "event: message_stop"
+
+
+def test_a_message_that_is_sent_again_has_the_same_events(http: httpx.Client) -> None:
+    headers = {"Idempotency-Key": "pauses"}
+    streams = list[list[str]]()
+    for _ in range(2):
+        asked = http.stream("POST", "/v1/messages", json=paused(), headers=headers)
+        with asked as answer:
+            streams.append(frames(answer))
+    first, again = ([frame for frame in sent if frame != PING] for sent in streams)
+    assert first == again
+    assert first[-1].startswith("event: message_stop")
+
+
+def test_a_failure_after_a_ping_is_an_event(claude: anthropic.Anthropic) -> None:
+    steps: list[dict[str, Any]] = [{"sleep_ms": 1500}, {"fail": "boom"}]
+    with pytest.raises(anthropic.APIStatusError, match="boom") as caught:
+        list(play(claude, *steps, stream=True))
+    assert caught.value.response.status_code == 200
 
 
 def test_a_tool_is_called_and_its_result_is_read(claude: anthropic.Anthropic) -> None:
@@ -478,9 +541,9 @@ def test_an_image_on_a_model_without_eyes_is_refused_in_its_envelope(http: httpx
         ({"messages": []}, "messages"),
         (
             {"messages": [{"role": "user", "content": [{"type": "video"}]}]},
-            "messages[0].content[0]",
+            "messages.0.content.0",
         ),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
         ({"tool_choice": {"type": "tool", "name": "none"}, "tools": [WEATHER]}, "tool_choice.name"),
         (
             {
@@ -601,7 +664,7 @@ def test_a_client_that_leaves_ends_its_run(stack: ServedStack, http: httpx.Clien
     said = {**body, "messages": [{"role": "user", "content": ENDLESS}]}
     with http.stream("POST", "/v1/messages", json=said) as answer:
         lines = answer.iter_lines()
-        start = next(line for line in lines if line.startswith("data: "))
+        start = next(line for line in lines if line.startswith('data: {"type":"message_start"'))
         message = json.loads(start.removeprefix("data: "))["message"]["id"]
         next(line for line in lines if "text_delta" in line)
     wait_until(lambda: stack.row(message)["status"] == "cancelled", 10, "the run is cancelled")

@@ -134,7 +134,7 @@ def test_fault_of_a_schema_is_told_without_the_engine_s_template(http: httpx.Cli
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "ghost"}}}
     body = {"model": "demo", "messages": "Hi", "tools": [tool]}
     error = http.post("/v1/chat/completions", json=body).json()["error"]
-    assert error["param"] == "tools"
+    assert error["param"] == "tools[0].function.parameters"
     assert error["message"].startswith("Invalid schema: ")
     assert "template" not in error["message"]
 

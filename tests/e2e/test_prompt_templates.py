@@ -91,7 +91,7 @@ def test_image_is_a_part_of_the_user_message(client: openai.OpenAI, prompt: str)
     variables = {**VALUES, "thing": image}
     with pytest.raises(openai.BadRequestError) as refused:  # The model sees nothing.
         client.responses.create(prompt={"id": prompt, "variables": variables})
-    assert refused.value.param == "input[0].content[1].image_url"
+    assert refused.value.param == "prompt.content[1].image_url"
     file: Any = {"type": "input_file", "file_data": "data:text/plain;base64,aGVsbG8="}
     made = client.responses.create(prompt={"id": prompt, "variables": {**VALUES, "thing": file}})
     [item] = dicts(client.responses.input_items.list(made.id))

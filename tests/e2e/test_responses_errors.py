@@ -91,7 +91,7 @@ def test_failure_before_the_first_word_is_a_status(client: openai.OpenAI, stream
         ({"conversation": {"id": "conv_" + "0" * 32}}, 404, "conversation", None),
         ({"conversation": "conv_1", "previous_response_id": "resp_1"}, 400,
          "previous_response_id", "mutually_exclusive_parameters"),
-        ({"input": [{"id": "msg_" + "0" * 32}]}, 404, "input", None),
+        ({"input": [{"id": "msg_" + "0" * 32}]}, 404, "input[0].id", None),
         ({"input": [{"id": "msg_\0"}]}, 400, "input[0].id", None),
         ({"previous_response_id": "resp_\0"}, 400, "previous_response_id", None),
         ({"conversation": {"id": "conv_\0"}}, 400, "conversation", None),

@@ -222,25 +222,26 @@ def test_hosted_tools_are_echoed_and_named_but_not_run(http: httpx.Client) -> No
 
 
 @pytest.mark.parametrize(
-    ("tools", "tool_choice"),
+    ("tools", "tool_choice", "param"),
     [
-        (HOSTED, {"type": "web_search"}),
-        (HOSTED, "required"),
-        ([WEATHER], {"type": "function", "name": "other"}),
-        ([], "required"),
+        (HOSTED, {"type": "web_search"}, "tool_choice"),
+        (HOSTED, "required", "tool_choice"),
+        ([WEATHER], {"type": "function", "name": "other"}, "tool_choice"),
+        ([], "required", "tool_choice"),
         (
             [WEATHER],
             {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "o"}]},
+            "tool_choice.tools[0]",
         ),
     ],
 )
 def test_choice_of_what_is_not_there_is_400(
-    http: httpx.Client, tools: list[Any], tool_choice: Any
+    http: httpx.Client, tools: list[Any], tool_choice: Any, param: str
 ) -> None:
     body = {"model": "demo", "input": "x", "tools": tools, "tool_choice": tool_choice}
     response = http.post("/v1/responses", json=body)
     assert response.status_code == 400, response.text
-    assert response.json()["error"]["param"] == "tool_choice"
+    assert response.json()["error"]["param"] == param
 
 
 @pytest.mark.parametrize(
@@ -258,7 +259,7 @@ def test_calls_and_results_need_each_other(
 ) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(model="scripted", input=[{"role": "user", "content": "x"}, *items])
-    assert caught.value.param == "input"
+    assert caught.value.param == "input[1]"
     error: Any = caught.value.body
     assert error["message"] == message
 

@@ -16,6 +16,8 @@ from tests.responses_api.validation import StreamCheck, check
 from tests.served_stack import ServedStack, wait_until
 
 ENDS = ("response.completed", "response.incomplete", "response.failed")
+OF_SOCKETS = ("stream_id", "unsupported_params")
+"""Fields that events have over a WebSocket alone."""
 
 
 class Socket:
@@ -41,7 +43,7 @@ class Socket:
         found: list[dict[str, Any]] = []
         while not found or found[-1]["type"] not in ENDS:
             found.append(self.event())
-            whole.take({k: v for k, v in found[-1].items() if k != "stream_id"})
+            whole.take({k: v for k, v in found[-1].items() if k not in OF_SOCKETS})
         whole.end()
         return found
 
@@ -250,6 +252,39 @@ def test_bad_message_is_told_and_the_connection_stays(
     assert error["error"]["param"] == param
     assert error["error"]["code"] == code
     assert socket.respond(input="there")["status"] == "completed"
+
+
+@pytest.mark.parametrize("lane", [{}, {"stream_id": "one"}])
+@pytest.mark.parametrize("more", [{}, {"generate": False, "store": False}])
+def test_ignored_fields_are_named_in_the_first_event(
+    socket: Socket, stack: ServedStack, lane: dict[str, str], more: dict[str, Any]
+) -> None:
+    unknown: dict[str, Any] = {
+        "frobnicate": 1,
+        "text": {"odd": 1},
+        "a\r\nb": 1,
+        "tools": [{"type": "computer"}],
+    }
+    socket.send(input="x", **unknown, **lane, **more)
+    first, *others = socket.response()
+    named = ["frobnicate", "text.odd", "tools.computer"]
+    assert first["unsupported_params"] == named
+    assert {event.get("stream_id") for event in [first, *others]} == {lane.get("stream_id")}
+    assert not any("unsupported_params" in event for event in others)
+    with stack.http() as http:
+        asked = {"model": "scripted", "input": "x", "store": False, **unknown}
+        answer = http.post("/v1/responses", json=asked)
+    assert answer.headers["x-unsupported-params"] == ",".join(named)
+    socket.send(input="x", **lane)
+    assert not any("unsupported_params" in event for event in socket.response())
+
+
+def test_official_client_has_the_names_of_ignored_fields(client: openai.OpenAI) -> None:
+    with client.responses.connect() as connection:
+        event: Any = {"type": "response.create", "model": "scripted", "input": "x", "odd": 1}
+        connection.send(event)
+        first = connection.recv()
+    assert first.to_dict().get("unsupported_params") == ["odd"]
 
 
 def test_error_names_its_stream(socket: Socket) -> None:

@@ -285,7 +285,7 @@ def test_malformed_call_in_the_history_does_not_end_the_conversation(
         (OSLO, {"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
         ([*OSLO, result("a", "x")], {}, "messages[1].role"),
         ([*OSLO, turn(("a", "{}"))], {}, "messages[1].tool_calls"),
-        ([*OSLO, turn(("a", "{}")), result("b", "x")], {}, "messages"),
+        ([*OSLO, turn(("a", "{}")), result("b", "x")], {}, "messages[2].tool_call_id"),
         ([*OSLO, {"role": "assistant", "content": None}], {}, "messages[1].content"),
         ([{"role": "assistant", "tool_calls": [{"id": "a"}]}], {},
          "messages[0].tool_calls[0].type"),
@@ -433,7 +433,7 @@ def test_reference_to_nothing_is_refused_and_names_the_tools(
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, OSLO, tools=tools, tool_choice=tool_choice)
-    assert caught.value.param == "tools"
+    assert caught.value.param == "tools[0].function.parameters"
     assert "Missing" in caught.value.message
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -47,6 +47,8 @@ class FakeHandler(ApiHandler):
         self._hub, self._stream = hub, stream
         self.bodies: list[bytes] = []
         self.feed: Feed | None = None
+        self.ping = b""
+        self.comment: Callable[[], bytes] | None = None
         self.may_answer = threading.Event()
         self.may_answer.set()
 
@@ -60,7 +62,9 @@ class FakeHandler(ApiHandler):
         scope[SCOPE_KEY].started_id = "g"
         if self._stream is None:
             return HttpResponse(b'{"plain":1}', status=201, content_type="application/json")
-        scope[SCOPE_KEY].handoff = HandOff(self._hub.follow("g"), self._stream)
+        scope[SCOPE_KEY].handoff = HandOff(
+            self._hub.follow("g"), self._stream, ping=self.ping, comment=self.comment
+        )
         return HttpResponse(headers={"x-request-id": "req_1", "openai-processing-ms": "1"})
 
 

@@ -34,9 +34,12 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
         *,
         stream: bool | None = True,
         client: FakeClient | None = None,
+        ping: bytes = b"",
+        comment: Callable[[], bytes] | None = None,
     ) -> Exchange:
         async def main() -> Exchange:
             exchange = Exchange(monkeypatch, stream)
+            exchange.handler.ping, exchange.handler.comment = ping, comment
             if client is not None:
                 exchange.client = client
             task = exchange.start()
@@ -111,6 +114,31 @@ def test_a_failure_after_a_ping_is_an_event(run: Run) -> None:
     client = run(scenario).client
     assert client.status == 200
     assert client.writes[-2:] == [event, b"data: [DONE]\n\n"]
+
+
+@pytest.mark.usefixtures("pinging")
+def test_a_ping_that_is_an_event_follows_the_comment_and_comes_between_frames(run: Run) -> None:
+    ping, comment = b"event: ping\ndata: {}\n\n", b": loading position=1\n\n"
+
+    async def written(exchange: Exchange, count: int) -> None:
+        async with asyncio.timeout(60):
+            while len(exchange.client.writes) < count:
+                await asyncio.sleep(0.002)
+
+    async def scenario(exchange: Exchange, _: asyncio.Task[None]) -> None:
+        follower = await exchange.followed()
+        await written(exchange, 2)
+        follower.offer(Batch(0, [b"data: 0\n\n"]))
+        await written(exchange, len(exchange.client.writes) + 4)
+        follower.offer(Batch(1, [b"data: 1\n\n"], END))
+
+    writes = run(scenario, ping=ping, comment=lambda: comment).client.writes
+    first = writes.index(b"data: 0\n\n")
+    assert writes[:2] == [comment, ping]
+    assert set(writes[first + 1 : -1]) == {ping}
+    assert writes[-1] == b"data: 1\n\n"
+    writes = run(scenario, ping=ping).client.writes
+    assert set(writes[: writes.index(b"data: 0\n\n")]) == {ping}
 
 
 @pytest.mark.parametrize(

@@ -542,7 +542,7 @@ def test_a_server_that_lies_about_its_tools_does_no_harm(site: Site) -> None:
         {"role": "user", "content": "x"},
         {"role": "assistant", "content": [forged, {"type": "text", "text": "y"}]},
     ]
-    with pytest.raises(anthropic.BadRequestError, match="tools"):
+    with pytest.raises(anthropic.BadRequestError, match="mcp_servers"):
         site.client.beta.messages.create(**again)
 
 
@@ -554,7 +554,7 @@ def test_a_client_that_leaves_ends_the_call(site: Site) -> None:
         headers={"x-api-key": site.stack.key},
     ) as answer:  # fmt: skip
         lines = answer.iter_lines()
-        start = next(line for line in lines if line.startswith("data: "))
+        start = next(line for line in lines if line.startswith('data: {"type":"message_start"'))
         next(line for line in lines if "mcp_tool_use" in line)
     message_id = json.loads(start.removeprefix("data: "))["message"]["id"]
     ended = lambda: site.stack.row(message_id)["status"] == "cancelled"  # noqa: E731
@@ -652,20 +652,20 @@ def test_a_call_during_which_the_worker_dies_is_not_repeated(site: Site) -> None
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"tools": [{**SEARCH, "max_uses": 0}]}, r"tools\[0\].max_uses"),
+        ({"tools": [{**SEARCH, "max_uses": 0}]}, r"tools\.0\.max_uses"),
         ({"tools": [{**SEARCH, "allowed_domains": ["a.b"], "blocked_domains": ["c.d"]}]},
-         r"tools\[0\].blocked_domains"),
+         r"tools\.0\.blocked_domains"),
         ({"tools": [{**SEARCH, "allowed_domains": ["https://a.b/c"]}]}, "allowed_domains"),
         ({"tools": [SEARCH, {**LOOK, "name": "web_search"}]}, "another tool is named"),
         ({"tools": [SEARCH, SEARCH]}, "another tool is named"),
         ({"tools": [{**TOOLSET, "mcp_server_name": "none"}]}, "has no server 'none'"),
         ({"tools": [TOOLSET, TOOLSET]}, "another toolset"),
         ({"mcp_servers": [{"url": "http://elsewhere.example/mcp"}]}, "'elsewhere.example'"),
-        ({"mcp_servers": [{"url": "file:///etc/passwd"}]}, r"mcp_servers\[0\].url"),
+        ({"mcp_servers": [{"url": "file:///etc/passwd"}]}, r"mcp_servers\.0\.url"),
         ({"mcp_servers": [{"authorization_token": "a\r\nb: c"}]},
-         r"mcp_servers\[0\].authorization_token"),
+         r"mcp_servers\.0\.authorization_token"),
         ({"mcp_servers": [{"url": None}]}, "no MCP server 'test'"),
-        ({"mcp_servers": [{}, {}]}, r"mcp_servers\[1\].name"),
+        ({"mcp_servers": [{}, {}]}, r"mcp_servers\.1\.name"),
         ({"tools": [TOOLSET], "mcp_servers": [{"tool_configuration": {}}]}, "tool_configuration"),
     ],
 )  # fmt: skip

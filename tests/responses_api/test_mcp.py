@@ -14,6 +14,7 @@ from inference_site.mcp.access import LIST_TOOLS, unseal_headers
 from inference_site.mcp.models import McpServer
 from inference_site.runs.queue import new_id
 from responses_api.client_tools import OfferedTools, Route, offer_tools
+from responses_api.context import ContextItem
 from responses_api.mcp import TYPE
 from responses_api.mcp_approvals import answer_questions, record_questions
 from responses_api.models import Item, McpApproval, StoredResponse
@@ -50,9 +51,8 @@ def offered(
 ) -> OfferedTools:
     body = ResponseRequest.model_validate({"model": "demo", "input": "x", "tools": list(tools)})
     new = new_items or []
-    return offer_tools(
-        body.tools or (), [*(items or []), *new], project_id=project.pk, new_items=new
-    )
+    placed = [ContextItem(item, f"input[{i}]") for i, item in enumerate([*(items or []), *new])]
+    return offer_tools(body.tools or (), placed, project_id=project.pk, new_items=new)
 
 
 def refused(project: Project, tool: dict[str, Any], **more: Any) -> str | None:

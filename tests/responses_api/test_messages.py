@@ -41,7 +41,7 @@ def messages(
     """The messages of a request with these items."""
     body = ResponseRequest.model_validate({"input": list(items), "tools": tools})
     context = [ContextItem(to_data(item), f"input[{i}]") for i, item in enumerate(body.input or ())]
-    offered = offer_tools(body.tools or (), (item.data for item in context), project_id=1)
+    offered = offer_tools(body.tools or (), context, project_id=1)
     turns = to_messages(instructions, context, PROJECT, offered)
     require_media(with_capabilities(spec), turns)
     return turns
@@ -174,14 +174,15 @@ def test_call_that_was_cut_but_answered_stays() -> None:
 
 @pytest.mark.parametrize("status", [None, "completed", "in_progress"])
 def test_call_without_its_result_is_refused(status: str | None) -> None:
-    with pytest.raises(InvalidRequestError, match="No tool output found for function call 1"):
+    with pytest.raises(InvalidRequestError, match="for function call 1") as caught:
         messages(call("1", status=status), said("user", "u"))
+    assert caught.value.param == "input[0]"
 
 
 def test_result_without_its_call_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="with call_id 1") as caught:
-        messages(result("1"))
-    assert caught.value.param == "input"
+        messages(said("user", "u"), result("1"))
+    assert caught.value.param == "input[1]"
 
 
 def test_custom_calls_are_shown_as_the_model_made_them() -> None:
@@ -294,7 +295,10 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=4,
 )
-FIELDS = ("action", "output", "outputs", "results", "tools", "arguments", "operation", "name")
+FIELDS = (
+    *("action", "output", "outputs", "results", "tools", "arguments", "operation", "name"),
+    *("content", "author"),
+)
 
 
 @given(
@@ -344,6 +348,28 @@ def test_calls_of_openais_tools_are_calls_with_their_results() -> None:
     assert [turn.text for turn in turns if turn.role != "assistant"] == [
         *("(The results were not kept.)", "o", "The user refused the call", "u"),
     ]
+
+
+def test_calls_and_messages_between_agents_are_shown() -> None:
+    texts = [{"type": "output_text", "text": "started"}, {"type": "output_text", "text": "scout"}]
+    content = [
+        {"type": "input_text", "text": "Found it."},
+        {"type": "input_image", "image_url": "https://example.org/a.png"},
+        {"type": "encrypted_content", "encrypted_content": "x"},
+    ]
+    turns = messages(
+        {"type": "multi_agent_call", "call_id": "1", "action": "spawn_agent",
+         "arguments": '{"task": "t"}', "agent": {"agent_name": "root"}},
+        {"type": "multi_agent_call_output", "call_id": "1", "action": "spawn_agent",
+         "output": texts},
+        {"type": "agent_message", "author": "scout", "recipient": "root", "content": content},
+    )  # fmt: skip
+    shown = "Message of the agent scout to the agent root:\nFound it.\n(input_image)"
+    assert turns == (
+        Message("assistant", None, tool_calls=(ToolCall("1", "spawn_agent", '{"task": "t"}'),)),
+        Message("tool", "started\nscout", "spawn_agent", tool_call_id="1"),
+        Message("user", f"{shown}\n(encrypted_content)"),
+    )
 
 
 @pytest.mark.parametrize(

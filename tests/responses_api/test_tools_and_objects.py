@@ -11,6 +11,7 @@ from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.api.payload import parse
 from inference_site.gateway.request_fields.mapping import ToolPlan
 from responses_api.client_tools import OfferedTools, offer_tools
+from responses_api.context import ContextItem
 from responses_api.mapping import to_tool_plan
 from responses_api.stored_responses import tool_object
 from responses_api.wire.requests import ResponseRequest
@@ -29,7 +30,8 @@ def body(**fields: Any) -> ResponseRequest:
 
 
 def offered(*tools: Any, items: Any = ()) -> OfferedTools:
-    return offer_tools(body(tools=list(tools)).tools or (), items, project_id=1)
+    placed = [ContextItem(item, f"input[{i}]") for i, item in enumerate(items)]
+    return offer_tools(body(tools=list(tools)).tools or (), placed, project_id=1)
 
 
 def planned(**fields: Any) -> ToolPlan:
@@ -103,7 +105,8 @@ def test_names_of_chats_are_put_beside_what_an_object_has() -> None:
 def test_choice_of_what_cannot_be_called_is_refused(choice: Any) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         planned(tools=[FUNCTION, SEARCH], tool_choice=choice)
-    assert caught.value.param == "tool_choice"
+    is_one_of_several = choice["type"] == "allowed_tools" and choice["mode"] == "auto"
+    assert caught.value.param == ("tool_choice.tools[0]" if is_one_of_several else "tool_choice")
 
 
 def test_call_cannot_be_required_of_nothing() -> None:
@@ -181,7 +184,7 @@ def test_item_of_an_unknown_type_is_named_or_refused(settings: Any) -> None:
     settings.STRICT_FIELDS = True
     with pytest.raises(InvalidRequestError) as caught:
         body(input=given)
-    assert caught.value.param == "input[].item_of_tomorrow"
+    assert caught.value.param == "input[0].item_of_tomorrow"
     assert caught.value.code == "unknown_parameter"
 
 

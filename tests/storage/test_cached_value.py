@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from inference_site.core.storage import cached_value
 from inference_site.core.storage.cached_value import CachedValue
 
 
@@ -61,3 +62,38 @@ def test_an_error_is_for_the_one_that_reads() -> None:
     with pytest.raises(ZeroDivisionError):
         recent.now()
     assert recent.now() == 2
+
+
+def test_a_value_is_kept_fresh_though_a_reading_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_value, "_FRESH", 1e-6)
+    answers = iter([1, 0, 2])
+    is_fresh = threading.Event()
+
+    def read() -> int:
+        answer = next(answers, 3)
+        if answer == 0:
+            raise ZeroDivisionError
+        if answer == 3:
+            is_fresh.set()
+        return answer
+
+    recent = CachedValue(read, ttl_s=3600)
+    assert recent.now() == 1
+    recent.keep_fresh()
+    assert is_fresh.wait(60)
+    assert recent.now() > 1
+
+
+def test_a_value_that_nobody_asks_for_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_value, "_FRESH", 1e-6)
+    monkeypatch.setattr(cached_value, "_ASKED_S", 0.0)
+    store = Store()
+    recent = CachedValue(store.read, ttl_s=3600)
+    recent.now()
+    store.is_read.clear()
+    recent.keep_fresh()
+    assert not store.is_read.wait(0.3)
+    monkeypatch.setattr(cached_value, "_ASKED_S", 3600.0)
+    recent.now()
+    assert store.is_read.wait(60)
+    monkeypatch.setattr(cached_value, "_ASKED_S", 0.0)

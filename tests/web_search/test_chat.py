@@ -96,7 +96,7 @@ def test_tokens_are_those_of_all_turns(site: SearchingSite, web: Web) -> None:
         ({"web_search_options": {"user_location": {"approximate": {"country": "NOR"}}}},
          "web_search_options.user_location.approximate.country"),
         ({"web_search_options": {}, "tools": [{"type": "function", "function": {
-            "name": "open_page", "parameters": {"type": "object"}}}]}, "tools"),
+            "name": "open_page", "parameters": {"type": "object"}}}]}, "tools[0]"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(site: SearchingSite, fields: Any, param: str) -> None:

@@ -11,6 +11,7 @@ from inference_site.core.domain.site_tools import ToolResult
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.api.payload import parse
 from responses_api.client_tools import OfferedTools, Route, offer_tools
+from responses_api.context import ContextItem
 from responses_api.mapping import to_tool_plan
 from responses_api.stored_responses import tool_object
 from responses_api.web_search import TYPE
@@ -29,7 +30,8 @@ def body(**fields: Any) -> ResponseRequest:
 
 
 def offered(tool: dict[str, Any], *items: dict[str, Any], include: Any = ()) -> OfferedTools:
-    return offer_tools(body(tools=[tool]).tools or (), items, project_id=1, include=include)
+    placed = [ContextItem(item, f"input[{i}]") for i, item in enumerate(items)]
+    return offer_tools(body(tools=[tool]).tools or (), placed, project_id=1, include=include)
 
 
 def said(role: str, *texts: str) -> dict[str, Any]:

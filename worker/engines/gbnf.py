@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -124,7 +123,7 @@ def parse(source: str) -> dict[str, Node]:
     bodies: dict[str, _Body] = {}
     body: _Body | None = None
     for kind, value, line in _tokens(source):
-        with _at_line(line):
+        try:
             if kind == "head":
                 body = bodies[value] = _Body(line)
             elif kind == "newline":
@@ -134,18 +133,11 @@ def parse(source: str) -> dict[str, Node]:
                 raise ValueError(f"{value!r} belongs to no rule")
             else:
                 body.add(kind, value)
+        except ValueError as exc:
+            raise ValueError(f"line {line}: {exc}") from exc
     if "root" not in bodies:
         raise ValueError("there is no rule 'root'")
     return {name: body.node() for name, body in bodies.items()}
-
-
-@contextmanager
-def _at_line(line: int) -> Iterator[None]:
-    """Have errors say in which line of the grammar they are."""
-    try:
-        yield
-    except ValueError as exc:
-        raise ValueError(f"line {line}: {exc}") from exc
 
 
 def _tokens(source: str) -> Iterator[tuple[str, str, int]]:

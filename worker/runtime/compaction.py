@@ -93,29 +93,24 @@ def start_truncating(
 
 
 def _fitted(request: GenerationRequest, refused: InvalidRequest) -> GenerationRequest:
-    """Return a request that the engine may take after this refusal, else raise ``refused``."""
+    """Return a request that the engine may take after this refusal, else raise ``refused``.
+
+    If the prompt is too long, it lacks at least one of the oldest turns, where that is allowed.
+    """
     if isinstance(refused, ContextLengthExceeded):
-        return _truncated(request, refused)
+        if not request.truncate:
+            raise refused
+        context = refused.context_length
+        answer = min(request.max_output_tokens or context // 4, context // 2)
+        lengths = [length_of(message) for message in request.messages]
+        excess = sum(lengths) * (1 - (context - answer) / refused.input_tokens)
+        messages = drop_oldest_turns(request.messages, lengths, excess)
+        if len(messages) == len(request.messages):
+            raise refused
+        return replace(request, messages=messages)
     if isinstance(refused, AnswerTooLong) and request.lowers_max_output:
         return replace(request, max_output_tokens=refused.left, lowers_max_output=False)
     raise refused
-
-
-def _truncated(request: GenerationRequest, refused: ContextLengthExceeded) -> GenerationRequest:
-    """Return the request without at least one of its oldest turns.
-
-    Raise ``refused`` if none may be dropped.
-    """
-    if not request.truncate:
-        raise refused
-    context = refused.context_length
-    answer = min(request.max_output_tokens or context // 4, context // 2)
-    lengths = [length_of(message) for message in request.messages]
-    excess = sum(lengths) * (1 - (context - answer) / refused.input_tokens)
-    messages = drop_oldest_turns(request.messages, lengths, excess)
-    if len(messages) == len(request.messages):
-        raise refused
-    return replace(request, messages=messages)
 
 
 def length_of(message: Message) -> int:
@@ -201,7 +196,12 @@ def _attempts(
         yield replace(request, truncate=request.truncate and not history.middle)
     newest = history.newest
     if history.middle or compaction.is_whole_answer:
-        newest = _with_question(history, compaction)
+        questions = [message for message in history.middle if message.role == "user"]
+        if newest and newest[0].role == "assistant" and questions:
+            # Results of tools come after the question that led to their calls. A question that is
+            # longer than a summary loses its middle, which the summary has.
+            text = shortened(questions[-1].all_text, compaction.summary_tokens * _TOKEN_CHARACTERS)
+            newest = (Message("user", text), *newest)
         summary = _summary(engine, request, compaction, history, sink)
         if sink.cancelled:
             return
@@ -213,19 +213,6 @@ def _attempts(
             return
         yield replace(context.applied_to(request), truncate=False)
     yield replace(request, messages=(*history.leading, *newest))
-
-
-def _with_question(history: History, compaction: Compaction) -> tuple[Message, ...]:
-    """Return the newest messages; results of tools after the question that led to their calls.
-
-    A question that is longer than a summary loses its middle, which the summary has.
-    """
-    newest = history.newest
-    questions = [message for message in history.middle if message.role == "user"]
-    if not newest or newest[0].role != "assistant" or not questions:
-        return newest
-    text = shortened(questions[-1].all_text, compaction.summary_tokens * _TOKEN_CHARACTERS)
-    return (Message("user", text), *newest)
 
 
 def _is_due(

@@ -363,38 +363,31 @@ class ModelLoader:
                 self.worker.note_restarted([model.spec.id])
 
     def _reserve_room(self, model: ServedModel) -> bool:
-        """Make room for a model, and reserve it; return False if it is not to be loaded."""
+        """Evict models until this one fits, and reserve the room.
+
+        Return False if the model never fits, or is not wanted any more.
+        """
         try:
-            if not self._make_room(model):
-                return False
+            while not self.worker.stopped.is_set() and self.models.get(model.spec.id) is model:
+                loaded = [m for m in tuple(self.models.values()) if m.is_loaded]
+                residents = [*loaded, *(m for m in self._placed.copy() if not m.is_loaded)]
+                fits = not uses_host(model.spec) or self._fits(model.spec, residents)
+                self._waits_for_room = not fits
+                if fits:
+                    self._placed.add(model)
+                    return True
+                model.reason = "It waits until there is room for it."
+                evicted = next_to_evict(model.spec, loaded, self._waited_for())
+                if evicted is not None:
+                    self._evict(evicted, model)
+                else:
+                    self.worker.stopped.wait(_POLL_S)
         except EngineLoadError as exc:
             model.fail(str(exc))
             logger.error("%s", exc)
             self._settle(model)
-            return False
         except Exception:
             logger.exception("model %s: no room was made for it", model.spec.id)
-            return False
-        self._placed.add(model)
-        return True
-
-    def _make_room(self, model: ServedModel) -> bool:
-        """Evict models until this one fits; return False if it is not wanted any more.
-
-        Raise EngineLoadError if it never fits.
-        """
-        while not self.worker.stopped.is_set() and self.models.get(model.spec.id) is model:
-            loaded = [m for m in tuple(self.models.values()) if m.is_loaded]
-            residents = [*loaded, *(m for m in self._placed.copy() if not m.is_loaded)]
-            self._waits_for_room = uses_host(model.spec) and not self._fits(model.spec, residents)
-            if not self._waits_for_room:
-                return True
-            model.reason = "It waits until there is room for it."
-            evicted = next_to_evict(model.spec, loaded, self._waited_for())
-            if evicted is not None:
-                self._evict(evicted, model)
-            else:
-                self.worker.stopped.wait(_POLL_S)
         return False
 
     def _fits(self, wanted: ModelSpec, residents: Sequence[ServedModel]) -> bool:

@@ -35,6 +35,7 @@ from inference_site.core.process_lifecycle import (
     handle_stop_signals,
     switch_threads_often,
 )
+from inference_site.core.site_settings import models as site_settings
 from inference_site.runs.kinds import import_kinds
 from inference_site.runs.streams.request_documents import reader_of
 from inference_site.runs.wake_ups import own_queue, queue_named
@@ -86,6 +87,7 @@ def run_worker(
     specs = wait_for_specs(names)
     default_stop_signals()
     switch_threads_often()
+    site_settings.keep_fresh()
     runtime = _runtime = Runtime(_with_adapters(specs))
     serve_metrics(runtime)
     start_tracing("worker")

@@ -64,11 +64,10 @@ from inference_site.runs.tool_calls.models import SavedTurns
 from inference_site.runs.tool_calls.models import close as close_calls
 from inference_site.runs.wake_ups import send_wake_up
 from worker.engines.base import Engine
-from worker.media import has_media, resolve_media
+from worker.media import has_media, resolve_media, with_judged_images
 from worker.runtime.compaction import start_compacting
 from worker.runtime.guards import start_moderating
 from worker.runtime.hooks import HookContext, Hooks, hooks_for
-from worker.runtime.judged_images import with_judged_images
 from worker.runtime.publisher import StopReason, Stream
 from worker.runtime.site_calls import SiteCalls, Stopped
 from worker.runtime.tool_calls import CustomCalls, TextCallParser, may_have_text_calls

@@ -115,28 +115,27 @@ class Orders:
                 self._ended.wait(_RETRY_HINTS_S)
 
     def _read(self) -> None:
+        """Read the orders, and carry out the new ones."""
         try:
             with release_connection_after():
-                self._carry_out()
+                found = orders.orders_of(self._worker)
+                of_all = (order for order in found if order.worker == orders.ALL)
+                self.unloaded = tuple(order.model_id for order in of_all)
+                new = [o for o in found if o.worker != orders.ALL and o.seen_at is None]
+                for order in new:
+                    if self._carried_out.get(order.pk) == order.ordered_at:
+                        continue  # The database was away when the order was to be marked.
+                    logger.info("order: %s", order)
+                    try:
+                        self._execute(order)
+                    except Exception:
+                        logger.exception("orders: %s failed", order)
+                    self._carried_out[order.pk] = order.ordered_at
+                orders.mark_seen(new)
         except django.db.Error as exc:
             logger.warning("orders: %s", exc)
         except Exception:  # The thread must survive.
             logger.exception("orders: cannot be read")
-
-    def _carry_out(self) -> None:
-        found = orders.orders_of(self._worker)
-        self.unloaded = tuple(order.model_id for order in found if order.worker == orders.ALL)
-        new = [order for order in found if order.worker != orders.ALL and order.seen_at is None]
-        for order in new:
-            if self._carried_out.get(order.pk) == order.ordered_at:
-                continue  # The database was away when the order was to be marked.
-            logger.info("order: %s", order)
-            try:
-                self._execute(order)
-            except Exception:
-                logger.exception("orders: %s failed", order)
-            self._carried_out[order.pk] = order.ordered_at
-        orders.mark_seen(new)
 
 
 class Runtime:

@@ -127,25 +127,23 @@ class LoopWatch:
         self._is_watching = self._must_wake = False
 
     def _main(self) -> None:
+        """Each second, evaluate the answer of the last one, and ask again."""
         while True:
             time.sleep(_CHECK_S)
-            if self._is_watching:
-                self._check()
-
-    def _check(self) -> None:
-        """Evaluate the answer of the last second, and ask again."""
-        if not self._loop_runs:
-            self._silent += 1
-            if self._silent % _SILENT == 0:
-                self._interrupt()
-            return
-        self._silent = 0
-        if self._is_cut_off:
-            self._is_cut_off = False
-            logger.warning("wake-ups are read again")
-            self._runtime.announce_consumer(reads=True)
-        self._loop_runs = False
-        self._consumer.call_soon(self._note_loop_runs)
+            if not self._is_watching:
+                continue
+            if not self._loop_runs:
+                self._silent += 1
+                if self._silent % _SILENT == 0:
+                    self._interrupt()
+                continue
+            self._silent = 0
+            if self._is_cut_off:
+                self._is_cut_off = False
+                logger.warning("wake-ups are read again")
+                self._runtime.announce_consumer(reads=True)
+            self._loop_runs = False
+            self._consumer.call_soon(self._note_loop_runs)
 
     def _note_loop_runs(self) -> None:
         self._loop_runs, self._must_wake = True, False

@@ -29,7 +29,7 @@ _KIND = "moderation"
 def create(options: Mapping[str, Any]) -> Moderation:
     """Return the tool with the options of ``gateway.request_fields.moderation``.
 
-    The run has put the ``images`` of the input there (``worker.runtime.judged_images``).
+    The run has put the ``images`` of the input there (``worker.media``).
     """
     return Moderation(
         options["model"],
@@ -80,10 +80,11 @@ class Moderation:
         if payer.api_key_id is None:
             raise NotPossible("The API key does not exist any more.")
         id_ = new_id("modr-")
+        said = (TextPart(text),) if text else ()
         request = GenerationRequest(
             self.model,
             operation="moderate",
-            messages=_message(text, images) if images else (),
+            messages=(Message("user", None, parts=(*said, *images)),) if images else (),
             prompts=() if images else (text,),
             guard=self.guard,
             top_logprobs=self.top_logprobs,
@@ -103,11 +104,6 @@ class Moderation:
             return _error(code, f"The moderation model could not judge the text: {code}.")
         [result] = orjson.loads(ending.body)["results"]
         return ToolResult("flagged" if result["flagged"] else "passed", {"result": result})
-
-
-def _message(text: str, images: tuple[ImagePart, ...]) -> tuple[Message]:
-    said = (TextPart(text),) if text else ()
-    return (Message("user", None, parts=(*said, *images)),)
 
 
 def _error(code: str, message: str) -> ToolResult:

@@ -421,7 +421,10 @@ def read_page(url: str, allowed_hosts: Sequence[str], seconds_left: SecondsLeft)
         final_url = str(answer.url)
     del content[MAX_BYTES:]
     if media_type not in _HTML:
-        return Page(final_url, "", _decoded(bytes(content), charset))
+        try:
+            return Page(final_url, "", content.decode(charset or "utf-8", "replace"))
+        except LookupError:  # The host names an encoding that does not exist.
+            return Page(final_url, "", content.decode("utf-8", "replace"))
     try:
         encoded = base64.b64encode(content).decode()
         patience_s = min(_READ_PATIENCE_S, seconds_left())
@@ -448,10 +451,3 @@ def _media_type(answer: Fetched) -> tuple[str, str]:
         raise FetchError(f"The page could not be read: it is no text but {media_type[:100]}.")
     charset = header.get_param("charset", "")
     return media_type, charset if isinstance(charset, str) else ""
-
-
-def _decoded(content: bytes, charset: str) -> str:
-    try:
-        return content.decode(charset or "utf-8", "replace")
-    except LookupError:
-        return content.decode("utf-8", "replace")

@@ -292,6 +292,10 @@ class LiveView:
     def __init__(self, ttl_s: float = 1.0) -> None:
         self._recent = CachedValue(_live_workers_or_error, ttl_s)
 
+    def keep_fresh(self) -> None:
+        """Read the workers on a thread, so that no request waits for them."""
+        self._recent.keep_fresh()
+
     def workers(self) -> list[LiveWorker]:
         """Return the workers, at most a second old. Raise redis' errors.
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import redis.exceptions
@@ -78,17 +77,16 @@ def _write(state: OrderState, workers: Collection[str], model: str) -> None:
 
 
 def _hint_and_wait(workers: Collection[str], model: str) -> None:
-    transaction.on_commit(partial(_hint, workers))
+    def hint() -> None:
+        with suppress(redis.exceptions.RedisError):  # They read their orders a little later.
+            for worker in workers:
+                site_client().publish(channel(worker), READ_ORDERS)
+
+    transaction.on_commit(hint)
     unseen = _pending(model).filter(worker__in=workers)
     until = time.monotonic() + _SEEN_WITHIN_S
     while not connection.in_atomic_block and time.monotonic() < until and unseen.exists():
         time.sleep(_POLL_S)
-
-
-def _hint(workers: Collection[str]) -> None:
-    with suppress(redis.exceptions.RedisError):  # They read their orders a little later.
-        for worker in workers:
-            site_client().publish(channel(worker), READ_ORDERS)
 
 
 def _pending(model: str) -> QuerySet[WorkerOrder]:

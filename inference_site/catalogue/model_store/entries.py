@@ -138,7 +138,14 @@ def read_stored_entry(
     ``any_address`` allows private addresses of its servers. Raise InvalidSetting, also for an
     option or a file that only the models file may name.
     """
-    _check_options(entry)
+    engine = entry.get("engine", ModelEntry.model_fields["engine"].default)
+    if isinstance(engine, str) and engine in ENGINES:  # ``read_entry`` refuses others.
+        if engine not in ALLOWED_OPTIONS:
+            raise InvalidSetting(("engine",), f"only the models file may have the engine {engine}")
+        known = {*ModelEntry.model_fields, *ENGINES[engine].options.model_fields}
+        options = ALLOWED_OPTIONS[""] | ALLOWED_OPTIONS[engine]
+        if refused := known.intersection(entry) - options:
+            raise InvalidSetting((min(refused),), "only the models file may have it")
     allowed = None if any_address else allowed_addresses()
     spec = read_entry(id_, decrypt_secrets(entry), _path_below_models_dir, allowed)
     if allowed is not None:
@@ -201,19 +208,6 @@ def _spec_or_error(id_: str, entry: Any, any_address: bool) -> ModelSpec | str:
     except Exception as exc:  # One bad row must not stop the others from being served.
         logger.exception("the model %s of the database cannot be read", id_)
         return type(exc).__name__
-
-
-def _check_options(entry: Mapping[str, Any]) -> None:
-    """Raise InvalidSetting for an engine or option that only the models file may have."""
-    engine = entry.get("engine", ModelEntry.model_fields["engine"].default)
-    if not isinstance(engine, str) or engine not in ENGINES:
-        return  # ``read_entry`` refuses it.
-    if engine not in ALLOWED_OPTIONS:
-        raise InvalidSetting(("engine",), f"only the models file may have the engine {engine}")
-    known = {*ModelEntry.model_fields, *ENGINES[engine].options.model_fields}
-    allowed = ALLOWED_OPTIONS[""] | ALLOWED_OPTIONS[engine]
-    if refused := known.intersection(entry) - allowed:
-        raise InvalidSetting((min(refused),), "only the models file may have it")
 
 
 def _path_below_models_dir(file: str, endings: Sequence[str]) -> str:

@@ -71,8 +71,18 @@ class Finding:
 
 def evaluate() -> None:
     """Evaluate all rules once. A rule whose condition cannot be read keeps its alarms."""
-    rules = list(Rule.objects.select_related("project", "api_key"))
-    results = {rule: findings for rule in rules if (findings := _findings(rule)) is not None}
+    results: dict[Rule, list[Finding]] = {}
+    for rule in Rule.objects.select_related("project", "api_key"):
+        if not rule.is_enabled:
+            results[rule] = []
+            continue
+        try:
+            with transaction.atomic(), connection.cursor() as cursor:
+                cursor.execute(f"SET LOCAL statement_timeout = {_TIMEOUT_MS}")
+                found = _CONDITIONS[RuleKind(rule.kind)](rule)
+                results[rule] = list(islice(found, _MAX_FINDINGS))
+        except (Error, RedisError, OSError) as exc:
+            logger.warning("the alarm rule %s could not be evaluated: %s", rule, exc)
     if not (any(results.values()) or _is_any_firing()):
         return
     now = timezone.now()
@@ -89,25 +99,29 @@ def _is_any_firing() -> QuerySet[Any, Any]:
     return Alarm.objects.filter(resolved_at=None).values_list("pk").order_by()[:1]
 
 
-def _findings(rule: Rule) -> list[Finding] | None:
-    if not rule.is_enabled:
-        return []
-    try:
-        with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute(f"SET LOCAL statement_timeout = {_TIMEOUT_MS}")
-            return list(islice(_CONDITIONS[RuleKind(rule.kind)](rule), _MAX_FINDINGS))
-    except (Error, RedisError, OSError) as exc:
-        logger.warning("the alarm rule %s could not be evaluated: %s", rule, exc)
-        return None
-
-
 def _raise_and_resolve(rule: Rule, findings: Sequence[Finding], now: dt.datetime) -> None:
     firing = {alarm.subject: alarm for alarm in rule.alarms.filter(resolved_at=None)}
     for finding in findings:
         subject, text = finding.subject[:200], finding.text[:400]
         alarm = firing.pop(subject, None)
         if alarm is None:
-            _raise(rule, subject, text, finding.query[:400], now)
+            raised = Alarm(
+                rule=rule,
+                subject=subject,
+                text=text,
+                query=finding.query[:400],
+                started_at=now,
+                seen_at=now,
+            )
+            # While the last alarm of the subject is snoozed, this one is too, and nobody is told.
+            last = rule.alarms.filter(subject=subject).order_by("-pk").first()
+            if last is not None and last.snoozed_until is not None and last.snoozed_until > now:
+                raised.snoozed_until, raised.handled_by_id = last.snoozed_until, last.handled_by_id
+                raised.is_told = False
+            raised.save()
+            logger.warning("alarm: %s", text)
+            if raised.is_told:
+                _publish(raised, "alarm.firing")
             continue
         alarm.text, alarm.seen_at = text, now
         changed = ["text", "seen_at"]
@@ -123,22 +137,6 @@ def _raise_and_resolve(rule: Rule, findings: Sequence[Finding], now: dt.datetime
         alarm.resolved_at = now
         if alarm.is_told:
             _publish(alarm, "alarm.resolved")
-
-
-def _raise(rule: Rule, subject: str, text: str, query: str, now: dt.datetime) -> None:
-    """Raise an alarm; while the last one of its subject is snoozed, it is too, and nobody is told.
-
-    Call it only if no alarm of the rule and the subject fires.
-    """
-    raised = Alarm(rule=rule, subject=subject, text=text, query=query, started_at=now, seen_at=now)
-    last = rule.alarms.filter(subject=subject).order_by("-pk").first()
-    if last is not None and last.snoozed_until is not None and last.snoozed_until > now:
-        raised.snoozed_until, raised.handled_by_id = last.snoozed_until, last.handled_by_id
-        raised.is_told = False
-    raised.save()
-    logger.warning("alarm: %s", text)
-    if raised.is_told:
-        _publish(raised, "alarm.firing")
 
 
 def _publish(alarm: Alarm, event: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from django.db.models import FloatField, Q
@@ -65,7 +65,7 @@ def preview(rule: Rule) -> str:
             with without_table_scans():
                 hours = _HOURS[kind](rule, span)
             lasted = sum(map(len, hours.values()))
-            alarms = sum(_runs(at) for at in hours.values())
+            alarms = sum(hour - _AN_HOUR not in at for at in hours.values() for hour in at)
             within = f", in {lasted} hour{'s' if lasted > 1 else ''} of it" if lasted else ""
             return f"{_fired(alarms, within)}{_NOTES.get(kind, '')}"
 
@@ -79,11 +79,6 @@ def _fired(times: int, within: str = "") -> str:
 def _now(rule: Rule, percent: float, what: str) -> str:
     verdict = "fire" if percent >= rule.bound else "not fire"
     return f"{what} is {percent:.0f} % full, so it would {verdict} now. The past is not recorded."
-
-
-def _runs(hours: Set[dt.datetime]) -> int:
-    """Return the number of runs of consecutive hours."""
-    return sum(hour - _AN_HOUR not in hours for hour in hours)
 
 
 def _spent_budgets(rule: Rule) -> int:

@@ -10,6 +10,4 @@ class PeopleConfig(AppConfig):
 
     def ready(self) -> None:
         """Connect the receivers that write login events to the audit log."""
-        from inference_site.console.people import login_log
-
-        login_log.connect()
+        from inference_site.console.people import login_log  # noqa: F401

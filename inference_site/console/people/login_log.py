@@ -12,6 +12,7 @@ from typing import Any
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.contrib.auth.signals import user_logged_in, user_logged_out, user_login_failed
+from django.dispatch import receiver
 from django.http import HttpRequest
 
 LOGIN, LOGIN_FAILED, LOGOUT = 4, 5, 6
@@ -57,13 +58,6 @@ def describe_attempt(username: str | None, address: str | None, *_: Any) -> str:
     return f"user {username!a} from {address}"
 
 
-def connect() -> None:
-    """Connect the receivers of Django's login signals."""
-    user_logged_in.connect(_on_login, dispatch_uid="people.logged_in")
-    user_login_failed.connect(_on_failed_login, dispatch_uid="people.login_failed")
-    user_logged_out.connect(_on_logout, dispatch_uid="people.logged_out")
-
-
 def log_own_action(user: Any, flag: int, message: str) -> None:
     """Write an audit entry about a user, with the same user as its author."""
     from inference_site.core.admin_pages.base_admin import log_entry  # Needs the loaded models.
@@ -71,12 +65,14 @@ def log_own_action(user: Any, flag: int, message: str) -> None:
     log_entry(user.pk, user, message, flag)
 
 
+@receiver(user_logged_in, dispatch_uid="people.logged_in")
 def _on_login(sender: Any, request: HttpRequest, user: Any, **_: Any) -> None:
     if _is_from_client(request):
         how = "single sign-on" if getattr(user, "backend", "") == SSO_BACKEND else "password"
         log_own_action(user, LOGIN, f"By {how}, from {client_address(request)}.")
 
 
+@receiver(user_login_failed, dispatch_uid="people.login_failed")
 def _on_failed_login(
     sender: Any, credentials: dict[str, Any], request: HttpRequest | None = None, **_: Any
 ) -> None:
@@ -90,6 +86,7 @@ def _on_failed_login(
         log_own_action(user, LOGIN_FAILED, f"From {client_address(request)}: {why}.")
 
 
+@receiver(user_logged_out, dispatch_uid="people.logged_out")
 def _on_logout(sender: Any, request: HttpRequest, user: Any, **_: Any) -> None:
     if user is not None and _is_from_client(request):
         log_own_action(user, LOGOUT, f"From {client_address(request)}.")

@@ -109,14 +109,14 @@ def mail_link(user: User, link: str, kind: LinkTokens) -> None:
     subject = "Your invitation" if kind is INVITATION else "Set a new password"
     text = render_to_string("people/link_mail.txt", context)
     mail = EmailMessage(f"Inference site: {subject}", text, settings.EMAIL_FROM, [user.email])
-    threading.Thread(target=_send, args=(mail, user.pk), name="mail").start()
 
+    def send() -> None:
+        try:
+            mail.send()
+        except Exception as exc:  # noqa: BLE001  # A thread has no caller: the log must have it.
+            logger.warning("a link for user %s was not mailed: %s", user.pk, type(exc).__name__)
 
-def _send(mail: EmailMessage, user_id: int) -> None:
-    try:
-        mail.send()
-    except Exception as exc:  # noqa: BLE001  # A thread has no caller: the log must have it.
-        logger.warning("a link for user %s was not mailed: %s", user_id, type(exc).__name__)
+    threading.Thread(target=send, name="mail").start()
 
 
 class ResetForm(PasswordResetForm):

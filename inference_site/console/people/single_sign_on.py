@@ -211,10 +211,22 @@ def user_for_claims(issuer: str, claims: dict[str, Any]) -> User:
     address identifies an existing user; otherwise a new user is created if the groups have a role.
     Raise Refused if the user has no role or is deactivated.
     """
+    subject = claims["sub"]
+    if not isinstance(subject, str) or not 0 < len(subject) <= 255 or "\0" in subject:
+        raise Refused("The provider's name for you is not one of OpenID Connect.")
     with transaction.atomic():
         with connection.cursor() as cursor:  # Concurrent logins must not create two users.
             cursor.execute("SELECT pg_advisory_xact_lock(hashtext('single sign-on'))")
-        user = _find_or_create(issuer, claims)
+        identity = Identity.objects.filter(issuer=issuer, subject=subject).first()
+        if identity is not None:
+            user = identity.user
+        else:
+            email = _verified_email(claims)
+            user = _find_by_email(email) or _create_user(claims, email)
+        if not (user.is_active and user.is_staff):
+            raise Refused("Your user has been deactivated.")
+        if identity is None:
+            Identity.objects.create(user=user, issuer=issuer, subject=subject)
         before = set(user.groups.values_list("name", flat=True))
         kept = before - set(settings.OIDC_ROLES.values())  # Roles that OIDC_ROLES does not manage.
         groups = Group.objects.filter(name__in=kept | _roles(claims))
@@ -227,23 +239,6 @@ def user_for_claims(issuer: str, claims: dict[str, Any]) -> User:
     # After the commit, so that a refused user still loses the roles.
     if not (user.is_superuser or user.groups.exists() or user.user_permissions.exists()):
         raise Refused(_NO_ROLE)
-    return user
-
-
-def _find_or_create(issuer: str, claims: dict[str, Any]) -> User:
-    subject = claims["sub"]
-    if not isinstance(subject, str) or not 0 < len(subject) <= 255 or "\0" in subject:
-        raise Refused("The provider's name for you is not one of OpenID Connect.")
-    identity = Identity.objects.filter(issuer=issuer, subject=subject).first()
-    if identity is not None:
-        user = identity.user
-    else:
-        email = _verified_email(claims)
-        user = _find_by_email(email) or _create_user(claims, email)
-    if not (user.is_active and user.is_staff):
-        raise Refused("Your user has been deactivated.")
-    if identity is None:
-        Identity.objects.create(user=user, issuer=issuer, subject=subject)
     return user
 
 

@@ -8,7 +8,7 @@ project, but a user can continue, read and stop only responses made with their o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import chain, count
 from typing import Annotated, Any, Literal
 
@@ -296,7 +296,19 @@ def _open_completion(public_id: str) -> Opened | None:
     if stored is None:
         return None
     answers = [choice["message"] for choice in stored.completion["choices"][:1]]
-    return {"model": stored.model}, _items_of_messages([*stored.messages, *answers])
+    given: list[dict[str, Any]] = []
+    for message in (*stored.messages, *answers):
+        if reasoning := message.get("reasoning_content"):
+            part = {"type": "reasoning_text", "text": reasoning}
+            given.append({"type": "reasoning", "content": [part]})
+        if message.get("content") or message.get("tool_calls") or message["role"] == "tool":
+            names = ("role", "content", "tool_calls", "tool_call_id")
+            given.append({name: message[name] for name in names if message.get(name) is not None})
+    try:
+        items = ResponseRequest.model_validate({"input": given}).input or []
+    except ValidationError as exc:  # A message has parts that items do not have.
+        raise InvalidRequestError("The messages of this chat cannot be opened.") from exc
+    return {"model": stored.model}, [to_data(item) for item in items]
 
 
 def _open_conversation(public_id: str) -> Opened | None:
@@ -327,26 +339,6 @@ _STORED: dict[str, tuple[str, Callable[[str], Opened | None]]] = {
     "conv_": ("responses_api.view_conversation", _open_conversation),
 }
 """By prefix of the id: the permission to view such an object, and the function that opens it."""
-
-
-def _items_of_messages(messages: Iterable[dict[str, Any]]) -> list[ItemData]:
-    """Return the messages of a chat as items.
-
-    Raise InvalidRequestError if a message has parts that items do not have.
-    """
-    given: list[dict[str, Any]] = []
-    for message in messages:
-        if reasoning := message.get("reasoning_content"):
-            part = {"type": "reasoning_text", "text": reasoning}
-            given.append({"type": "reasoning", "content": [part]})
-        if message.get("content") or message.get("tool_calls") or message["role"] == "tool":
-            names = ("role", "content", "tool_calls", "tool_call_id")
-            given.append({name: message[name] for name in names if message.get(name) is not None})
-    try:
-        parsed = ResponseRequest.model_validate({"input": given}).input or []
-    except ValidationError as exc:
-        raise InvalidRequestError("The messages of this chat cannot be opened.") from exc
-    return [to_data(item) for item in parsed]
 
 
 class PresetRequest(WireRequest):

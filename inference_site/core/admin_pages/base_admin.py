@@ -87,7 +87,9 @@ def form_changes(form: Any) -> list[str]:
     for name in form.changed_data:
         field = form.fields.get(name)
         label = name if field is None or not field.label else str(field.label)
-        if field is None or _is_secret(name, field):
+        # A field that refers to an API key holds no secret, whatever its name.
+        has_secret_name = _SECRET.search(name) and not isinstance(field, forms.ModelChoiceField)
+        if field is None or has_secret_name or isinstance(field.widget, forms.PasswordInput):
             changes.append(f"{label} changed")
             continue
         values = form.get_initial_for_field(field, name), form.cleaned_data.get(name)
@@ -106,13 +108,6 @@ def formset_changes(formset: Any) -> Iterator[str]:
         elif form.has_changed():
             is_new = form.instance in formset.new_objects
             yield f"added {what}" if is_new else f"{what}: {'; '.join(form_changes(form))}"
-
-
-def _is_secret(name: str, field: forms.Field) -> bool:
-    # A field that refers to an API key holds no secret, whatever its name.
-    is_reference = isinstance(field, forms.ModelChoiceField)
-    is_password = isinstance(field.widget, forms.PasswordInput)
-    return is_password or (not is_reference and bool(_SECRET.search(name)))
 
 
 def _value_text(value: Any, field: forms.Field) -> str:

@@ -154,10 +154,17 @@ class Bubble:
 
 
 def text_piece(text: str) -> Piece:
-    """Return the text as a piece; a JSON object or list is indented."""
-    indented = _indented(text)
-    if indented is not None:
-        return Piece("json", indented[:_MAX_CHARACTERS], len(indented) > _MAX_CHARACTERS)
+    """Return the text as a piece; JSON is indented, unless that would alter a number."""
+    if text.lstrip()[:1] in ("{", "["):
+        try:
+            indented = pretty(orjson.loads(text))
+        except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # No JSON, or nested too deep.
+            pass
+        else:
+            found = _STRING_OR_LONG_NUMBER.findall(text)
+            numbers = (one for one in found if not one.startswith('"'))
+            if all(pretty(orjson.loads(one)) == one for one in numbers):
+                return Piece("json", indented[:_MAX_CHARACTERS], len(indented) > _MAX_CHARACTERS)
     return Piece("text", text[:_MAX_CHARACTERS], len(text) > _MAX_CHARACTERS)
 
 
@@ -171,16 +178,3 @@ def image_piece(address: str) -> Piece:
 def pretty(value: object) -> str:
     """Return the value as indented JSON."""
     return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
-
-
-def _indented(text: str) -> str | None:
-    """Return JSON with indentation; None for other texts and if indenting would alter a number."""
-    if text.lstrip()[:1] not in ("{", "["):
-        return None
-    try:
-        indented = pretty(orjson.loads(text))
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # No JSON, or nested too deep.
-        return None
-    found = _STRING_OR_LONG_NUMBER.findall(text)
-    numbers = (one for one in found if not one.startswith('"'))
-    return indented if all(pretty(orjson.loads(one)) == one for one in numbers) else None

@@ -413,11 +413,15 @@ class GenerationRequest:
         """Whether the tokens of the prompts are requested."""
         return self.token_ids or self.prompt_logprobs is not None
 
+    @property
+    def query_of_each(self) -> tuple[str, ...]:
+        """The query with which each prompt of ``rank`` is compared."""
+        return self.queries if len(self.queries) > 1 else self.queries * len(self.prompts)
+
     def comparisons(self, most: int) -> Iterator[tuple[str, int, list[str]]]:
         """Yield the parts of ``rank``: a query, the index of its first prompt, ``most`` prompts."""
-        each = self.queries if len(self.queries) > 1 else self.queries * len(self.prompts)
         first = 0
-        for query, group in groupby(each):
+        for query, group in groupby(self.query_of_each):
             end = first + len(list(group))
             for start in range(first, end, most):
                 texts = self.prompts[start : min(start + most, end)]

@@ -26,12 +26,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import orjson
 
 RETRY_AFTER_S = 5
+ANTHROPIC_VERSION = "anthropic-version"
+"""The header that every request of Anthropic's clients has."""
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -47,6 +50,30 @@ _ANTHROPIC_TYPES = {
     504: "timeout_error",
 }
 """The names of errors in Anthropic's API, by their status."""
+_ANTHROPIC_PHRASES = {
+    "Missing required parameter: '{}'.": "Field required",
+    "Unknown parameter: '{}'.": "Extra inputs are not permitted",
+    "Invalid type for '{}': ": "",
+    "Invalid value for '{}': ": "",
+    "Invalid '{}': ": "",
+    "{}: ": "",
+}
+"""How messages begin that name their field, and what Anthropic's API says after its path."""
+_POSITION = re.compile(r"\[(\d*)\]")
+
+
+def dotted(path: str) -> str:
+    """Return the path of a field as Anthropic's API writes it: ``messages.0.content``."""
+    return _POSITION.sub(r".\1", path)
+
+
+def speaks_anthropic(path: str, *, has_version: bool) -> bool:
+    """Whether errors of requests to this path have Anthropic's form.
+
+    Models have both forms: Anthropic's for requests with the header of its version.
+    """
+    is_models = has_version and (path == "/v1/models" or path.startswith("/v1/models/"))
+    return is_models or path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
 class ApiError(Exception):
@@ -93,21 +120,37 @@ class ApiError(Exception):
         """The envelope, encoded."""
         return orjson.dumps(self.envelope)
 
-    def shown_at(self, path: str) -> dict[str, Any]:
+    def shown_at(self, path: str, *, has_version: bool = False) -> dict[str, Any]:
         """Return the response body for a request to this path.
 
-        Ollama's API has its own form, and so has Anthropic's.
+        Ollama's API has its own form, and so has Anthropic's. ``has_version``: the request has the
+        header ``anthropic-version``.
         """
         if path.startswith("/api/"):
             return {"error": self.message}
-        if path.startswith("/v1/messages"):
-            kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
-            where = f"{self.param}: " if self.param and self.param not in self.message else ""
-            error: dict[str, Any] = {"type": kind, "message": f"{where}{self.message}"}
-            if self.code:
-                error["details"] = {"error_code": self.code}
-            return {"type": "error", "error": error}
+        if speaks_anthropic(path.rstrip("/"), has_version=has_version):
+            return self.anthropic_envelope
         return self.envelope
+
+    @property
+    def anthropic_envelope(self) -> dict[str, Any]:
+        """The response body of Anthropic's API; the message begins with the path of the field."""
+        kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
+        error: dict[str, Any] = {"type": kind, "message": self._anthropic_message}
+        if self.code:
+            error["details"] = {"error_code": self.code}
+        return {"type": "error", "error": error}
+
+    @property
+    def _anthropic_message(self) -> str:
+        if not self.param:
+            return self.message
+        path, message = dotted(self.param), self.message
+        for begins, instead in _ANTHROPIC_PHRASES.items():
+            if message.startswith(said := begins.format(self.param)):
+                return f"{path}: {instead}{message[len(said) :]}"
+        quoted = message.replace(f"'{self.param}'", f"'{path}'")
+        return f"{path}: {quoted}"
 
 
 class InvalidRequestError(ApiError):

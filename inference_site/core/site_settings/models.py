@@ -160,6 +160,11 @@ def site_settings() -> SiteSettings:
     return _recent.now()
 
 
+def keep_fresh() -> None:
+    """Read the settings on a thread, so that no request waits for them."""
+    _recent.keep_fresh()
+
+
 def forget() -> None:
     """Read the settings from the database at the next use."""
     _recent.forget()

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
+
+from inference_site.core.storage.postgresql import release_connection_after
+
+logger = logging.getLogger(__name__)
+
+_FRESH = 0.75
+"""The part of ``ttl_s`` after which ``keep_fresh`` reads again."""
+_ASKED_S = 60.0
+"""``keep_fresh`` reads nothing once nobody has asked for this long."""
 
 T = TypeVar("T")
 
@@ -21,9 +31,34 @@ class CachedValue(Generic[T]):
         self._read, self._ttl_s = read, ttl_s
         self._cached: tuple[T, float] | None = None
         self._lock = threading.Lock()
+        self._asked_at = 0.0
+        self._is_asked = threading.Event()
+
+    def keep_fresh(self) -> None:
+        """Read new values on a thread, before the old ones are too old: no request waits for one.
+
+        Call it once, in a process that serves. After a minute without ``now`` the thread pauses;
+        the next call of ``now`` reads by itself.
+        """
+        threading.Thread(target=self._keep_fresh, name="cached value", daemon=True).start()
+
+    def _keep_fresh(self) -> None:
+        while True:
+            time.sleep(self._ttl_s * _FRESH)
+            if time.monotonic() - self._asked_at > _ASKED_S:
+                self._is_asked.clear()
+                self._is_asked.wait()
+                continue
+            try:
+                with self._lock, release_connection_after():
+                    self._refresh()
+            except Exception as exc:  # noqa: BLE001  # The next call of ``now`` raises it.
+                logger.warning("a cached value cannot be read: %s", exc)
 
     def now(self) -> T:
         """Return a value that is at most ``ttl_s`` old, or older while another thread reads."""
+        self._asked_at = time.monotonic()
+        self._is_asked.set()
         if (cached := self._cached) is None:
             return self.no_older_than(self._ttl_s)
         if self._is_older_than(self._ttl_s) and self._lock.acquire(blocking=False):

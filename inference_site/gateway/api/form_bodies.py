@@ -154,20 +154,14 @@ def _value(node: list[str] | Tree, branches: list[Schema], root: Schema, field: 
     if "array" in types and all(map(_INDEX.fullmatch, node)):
         items = _inner(branches, None, root)
         return [_value(node[index], items, root, field) for index in sorted(node, key=int)]
-    branches = _of_its_type(branches, node)
+    named = node.get("type")
+    if isinstance(named, list):  # It names one of the alternatives of an object.
+        kinds = [(branch, branch.get("properties", {}).get("type", {})) for branch in branches]
+        branches = [b for b, kind in kinds if kind.get("const") == named[0]] or branches
     return {
         name: _value(inner, _inner(branches, name, root), root, field)
         for name, inner in node.items()
     }
-
-
-def _of_its_type(branches: list[Schema], node: Tree) -> list[Schema]:
-    """Return those of the alternatives of an object that its field ``type`` names, or all."""
-    named = node.get("type")
-    if not isinstance(named, list):
-        return branches
-    types = [(branch, branch.get("properties", {}).get("type", {})) for branch in branches]
-    return [b for b, type_ in types if type_.get("const") == named[0]] or branches
 
 
 def _read(text: str, branches: list[Schema]) -> Any:

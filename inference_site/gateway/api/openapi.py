@@ -68,20 +68,16 @@ class Generator(SchemaGenerator):
         document: Schema = super().get_schema(request, public)  # type: ignore[no-untyped-call]
         document["paths"]["/metrics"] = {"get": _METRICS}
         schemas = document["components"]["schemas"] = dict(sorted(_schemas()[1].items()))
-        for name, schema in schemas.items():
-            _describe(name, schema.get("properties", {}))
+        for component, schema in schemas.items():
+            # A component may be one of two with its name.
+            model = component.rpartition("__")[2].removesuffix("-Input").removesuffix("-Output")
+            for name, field in schema.get("properties", {}).items():
+                text = FIELDS.get(f"{model}.{name}") or FIELDS.get(name)
+                if "const" in field:
+                    text = f"Always `{field['const']}`."
+                if text and "description" not in field:
+                    field["description"] = text
         return document
-
-
-def _describe(component: str, properties: dict[str, Schema]) -> None:
-    """Add descriptions to the fields of a component, which may be one of two with its name."""
-    model = component.rpartition("__")[2].removesuffix("-Input").removesuffix("-Output")
-    for name, field in properties.items():
-        text = FIELDS.get(f"{model}.{name}") or FIELDS.get(name)
-        if "const" in field:
-            text = f"Always `{field['const']}`."
-        if text and "description" not in field:
-            field["description"] = text
 
 
 class ViewSchema(AutoSchema):
@@ -169,7 +165,21 @@ class ViewSchema(AutoSchema):
             yield from (api_errors.RateLimitError, api_errors.QueueTimeoutError)
 
     def get_override_parameters(self) -> list[Any]:
-        parameters = list(self._query())
+        parameters: list[Any] = []
+        if self._endpoint.query is not None:
+            schema = TypeAdapter(self._endpoint.query).json_schema()
+            for name, field in schema["properties"].items():
+                kept = {k: value for k, value in field.items() if k not in ("title", "default")}
+                parameters.append(
+                    OpenApiParameter(
+                        name,
+                        kept,
+                        description=kept.pop("description", "") or FIELDS.get(name, ""),
+                        required=name in schema.get("required", ()),
+                        style="deepObject" if kept["type"] == "object" else None,
+                        default=field.get("default"),
+                    )
+                )
         parameters += [
             _header("x-request-id", str, True, "The id in the request, if it is valid."),
             _header("openai-processing-ms", int, True, "Time until the answer began."),
@@ -182,21 +192,6 @@ class ViewSchema(AutoSchema):
                 for name, type_, text in _QUEUED_HEADERS
             ]
         return parameters
-
-    def _query(self) -> Iterator[OpenApiParameter]:
-        if self._endpoint.query is None:
-            return
-        schema = TypeAdapter(self._endpoint.query).json_schema()
-        for name, field in schema["properties"].items():
-            kept = {key: value for key, value in field.items() if key not in ("title", "default")}
-            yield OpenApiParameter(
-                name,
-                kept,
-                description=kept.pop("description", "") or FIELDS.get(name, ""),
-                required=name in schema.get("required", ()),
-                style="deepObject" if kept["type"] == "object" else None,
-                default=field.get("default"),
-            )
 
 
 _QUEUED_HEADERS = (

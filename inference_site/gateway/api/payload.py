@@ -27,6 +27,11 @@ _MAX_IGNORED_SCANNED = 1_000
 _MAX_ENTRIES = 2048
 """Entries of an array or object in a request whose field declares no bound."""
 _NAME = re.compile(r"[A-Za-z0-9_.\-\[\]]{1,64}")
+_POSITION = re.compile(r"\[\d+\]")
+_MAX_NAME = 64
+"""Characters of a field's name that the path of an error repeats."""
+_MAX_PATH = 1_000
+"""Characters of the path of an error."""
 _MAX_ECHO = 100
 """Characters of an invalid value that the error message repeats."""
 
@@ -76,20 +81,31 @@ class WireRequest(BaseModel):
         A field of a nested object has its path without indexes: ``messages[].name``. Names that
         are not valid in a response header are omitted; no API has such a field.
         """
-        names = dict.fromkeys(itertools.islice(self._ignored(), _MAX_IGNORED_SCANNED))
+        paths = itertools.islice(self._ignored(), _MAX_IGNORED_SCANNED)
+        names = dict.fromkeys(_POSITION.sub("[]", path) for path in paths)
         return list(itertools.islice(filter(_NAME.fullmatch, names), _MAX_IGNORED_NAMES))
 
+    @property
+    def first_ignored(self) -> str | None:
+        """The path of the first field that is ignored, with its positions: ``messages[2].name``."""
+        return next((path[:_MAX_PATH] for path in self._ignored()), None)
+
     def _ignored(self) -> Iterator[str]:
-        yield from (name for name, value in (self.model_extra or {}).items() if value is not None)
+        """Yield the path of each field that is ignored; names are shown as in errors."""
+        for name, value in (self.model_extra or {}).items():
+            if value is not None:
+                yield shown_name(name)
         for field, value in vars(self).items():
             if value is None:  # The common case; isinstance is slow for pydantic models.
                 continue
             if isinstance(value, WireRequest):
                 yield from (f"{field}.{name}" for name in value._ignored())
             elif isinstance(value, list):
-                first = itertools.islice(value, _MAX_ENTRIES)
-                parts = (part for part in first if isinstance(part, WireRequest))
-                yield from (f"{field}[].{name}" for part in parts for name in part._ignored())
+                # Validation may replace an entry by several.
+                places = getattr(value, "places", itertools.count())
+                for place, part in zip(places, itertools.islice(value, _MAX_ENTRIES), strict=False):
+                    if isinstance(part, WireRequest):
+                        yield from (f"{field}[{place}].{name}" for name in part._ignored())
 
 
 class WireObject(BaseModel):
@@ -113,12 +129,30 @@ def parse(model: type[RequestT], body: Any) -> RequestT:
         request = model.model_validate(body)
     except ValidationError as exc:
         raise _invalid(exc.errors(include_url=False), body) from exc
-    if settings.STRICT_FIELDS and request.ignored_params:
-        name = request.ignored_params[0]
-        raise InvalidRequestError(
-            f"Unknown parameter: '{name}'.", param=name, code="unknown_parameter"
-        )
+    if settings.STRICT_FIELDS and (path := request.first_ignored) is not None:
+        raise unknown_parameter(path)
     return request
+
+
+def unknown_parameter(path: str) -> InvalidRequestError:
+    """Return the error for a field that a request may not have."""
+    return InvalidRequestError(
+        f"Unknown parameter: '{path}'.", param=path, code="unknown_parameter"
+    )
+
+
+def shown_name(name: str) -> str:
+    """Return the name of a client's field for an error: at most 64 characters, all printable.
+
+    Quotes, backslashes and what is not printable are escaped: the name stands between quotes in
+    messages, and in lines of the log.
+    """
+    if _NAME.fullmatch(name):
+        return name
+    shown = "".join(
+        c if c.isprintable() and c not in "\"'`\\" else f"\\u{ord(c):04x}" for c in name[:_MAX_NAME]
+    )
+    return shown if len(name) <= _MAX_NAME else f"{shown}…"
 
 
 QueryT = TypeVar("QueryT", bound=BaseModel)
@@ -134,10 +168,16 @@ def parse_query(model: type[QueryT], values: dict[str, Any]) -> QueryT:
 
 def _invalid(errors: list[ErrorDetails], body: Any) -> InvalidRequestError:
     # Of the branches of a union, report the one that matched the body most deeply.
-    error = max(errors, key=lambda e: len(_path(e, body)))
+    path, error = max(((_path(e, body), e) for e in errors), key=lambda pair: len(pair[0]))
     param = ""
-    for part in _path(error, body):
-        param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else str(part)
+    for part in path:
+        if isinstance(part, int):
+            param += f"[{part}]"
+        else:
+            param += f".{shown_name(part)}" if param else shown_name(part)
+        if len(param) > _MAX_PATH:
+            param = f"{param[:_MAX_PATH]}…"
+            break
     code, message = _describe(error, param)
     return InvalidRequestError(message, param=param or None, code=code)
 
@@ -149,6 +189,8 @@ def _path(error: ErrorDetails, body: Any) -> list[int | str]:
     for i, part in enumerate(loc):
         if value is error["input"] and not missing:
             break
+        if isinstance(value, dict) and part in value and _is_branch(error, value, i):
+            continue
         if isinstance(value, dict) and (part in value or i == len(loc) - 1):
             path.append(part)
             value = value.get(part)
@@ -159,7 +201,23 @@ def _path(error: ErrorDetails, body: Any) -> list[int | str]:
     discriminator = str(error.get("ctx", {}).get("discriminator", ""))
     if discriminator.startswith("'"):
         path.append(discriminator.strip("'"))
+    elif error["type"] == "union_tag_not_found" and isinstance(error["input"], dict):
+        path.append("type")  # Functions that choose the branch look there.
     return path
+
+
+def _is_branch(error: ErrorDetails, value: dict[str, Any], i: int) -> bool:
+    """Whether a part of a location names a branch of a union, and not the field of the same name.
+
+    A block of type ``text`` has a field ``text``. The location goes on in the object itself, not in
+    the field, which is no object and is not what is wrong.
+    """
+    field, after = value[str(error["loc"][i])], error["loc"][i + 1 :]
+    if isinstance(field, dict | list) or not after or not isinstance(after[0], str):
+        return False
+    if error["type"] == "missing" and len(after) == 1:
+        return True
+    return field is not error["input"] and after[0] in value
 
 
 _TYPE_NAMES = {

@@ -13,7 +13,7 @@ from rest_framework.views import APIView
 
 from inference_site.accounts.models import Scope
 from inference_site.accounts.rate_limits import count_request
-from inference_site.core.errors.api_errors import MethodNotAllowedError
+from inference_site.core.errors.api_errors import ANTHROPIC_VERSION, MethodNotAllowedError
 from inference_site.core.errors.exceptions import api_error, log_error
 from inference_site.gateway.access import note_error
 from inference_site.gateway.api.authentication import caller_of
@@ -94,4 +94,5 @@ def exception_handler(exc: Exception, context: dict[str, Any]) -> Response:
     headers = dict(error.headers)
     if isinstance(error, MethodNotAllowedError):
         headers["Allow"] = ", ".join(context["view"].allowed_methods)
-    return Response(error.shown_at(request.path), status=error.status, headers=headers)
+    body = error.shown_at(request.path, has_version=ANTHROPIC_VERSION in request.headers)
+    return Response(body, status=error.status, headers=headers)

@@ -141,8 +141,9 @@ def _first_answer(request: Request, use: KeyUse) -> HttpResponse | None:
     follower = hub.resume(use.generation_id, use.kind, grace_s=use.grace_s, has_ended=has_ended)
     if follower is None:
         raise _expired()
-    form = kind_of(use.kind).form
-    return hand_off(request, HandOff(follower, bool(use.streamed), cancels=False, form=form))
+    kind = kind_of(use.kind)
+    handoff = HandOff(follower, bool(use.streamed), cancels=False, form=kind.form, ping=kind.ping)
+    return hand_off(request, handoff)
 
 
 def _write_objects(

@@ -214,8 +214,9 @@ def require_endpoint(model: ResolvedModel, endpoint: str) -> None:
 
 def require_grammars(model: ResolvedModel, tools: Iterable[Tool]) -> None:
     """Raise InvalidRequestError for a tool with a grammar if the model cannot follow grammars."""
-    if "grammar" not in model.capabilities and any(tool.grammar for tool in tools):
-        raise _unsupported("tools", model)
+    grammars = (tool.grammar for tool in tools if tool.grammar is not None)
+    if "grammar" not in model.capabilities and (first := next(grammars, None)) is not None:
+        raise _unsupported(first.param, model)
 
 
 def require_media(model: ResolvedModel, messages: Iterable[Message]) -> None:

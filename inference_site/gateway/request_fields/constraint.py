@@ -18,7 +18,6 @@ from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.api.json_bodies import is_too_deep
 from inference_site.gateway.request_fields.wire import (
     ConstraintFields,
-    Grammar,
     JsonObjectFormat,
     JsonSchemaFormat,
     ResponseFormat,
@@ -106,8 +105,20 @@ def json_schema_constraint(
 
 def _of_extensions(body: ConstraintFields) -> Iterator[Constraint]:
     """Yield the constraint of each extension that was sent."""
-    if body.grammar is not None:
-        yield _of_grammar(body.grammar)
+    if isinstance(body.grammar, str):  # A bare text is GBNF.
+        yield Constraint("gbnf", body.grammar, "grammar")
+    elif (grammar := body.grammar) is not None:
+        value: Any = grammar.value
+        if grammar.type in ("json_schema", "llguidance"):
+            value = encode_schema(_json_object(value, "grammar.value"), "grammar")
+        elif not isinstance(value, str):
+            raise InvalidRequestError(
+                f"Invalid type for 'grammar.value': a grammar of type '{grammar.type}' is a "
+                "string.",
+                param="grammar.value",
+                code="invalid_type",
+            )
+        yield Constraint(grammar.type, value, "grammar")
     if body.json_schema is not None:
         schema = _json_object(body.json_schema, "json_schema")
         yield json_schema_constraint(schema, "json_schema")
@@ -140,22 +151,6 @@ def _guided(
         yield Constraint("regex", f"({'|'.join(escaped)})", f"{prefix}choice")
     if grammar is not None:
         yield Constraint("gbnf" if "::=" in grammar else "lark", grammar, f"{prefix}grammar")
-
-
-def _of_grammar(grammar: str | Grammar) -> Constraint:
-    """Return the constraint of a ``grammar``; a bare text is GBNF. Raise InvalidRequestError."""
-    if isinstance(grammar, str):
-        return Constraint("gbnf", grammar, "grammar")
-    value: Any = grammar.value
-    if grammar.type in ("json_schema", "llguidance"):
-        value = encode_schema(_json_object(value, "grammar.value"), "grammar")
-    elif not isinstance(value, str):
-        raise InvalidRequestError(
-            f"Invalid type for 'grammar.value': a grammar of type '{grammar.type}' is a string.",
-            param="grammar.value",
-            code="invalid_type",
-        )
-    return Constraint(grammar.type, value, "grammar")
 
 
 def _json_object(value: str | dict[str, Any], param: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from inference_site.core.domain import request as domain
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import Constraint, GenerationRequest, Tool
 from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.gateway.api.payload import shown_name
 from inference_site.gateway.request_fields.constraint import check_tools
 from inference_site.gateway.request_fields.wire import (
     AudioPart,
@@ -144,14 +145,18 @@ def select_tools(
 ) -> tuple[Tool, ...]:
     """Return the tools with these names: a model that does not see the others cannot call them.
 
-    Raise InvalidRequestError for a name that no tool has.
+    ``param`` is the path of the name, with ``{}`` for its position in a list of names. Raise
+    InvalidRequestError for a name that no tool has.
     """
     known = {tool.name for tool in tools}
-    if missing := [name for name in names if name not in known]:
-        raise InvalidRequestError(
-            f"Invalid value for '{param}': there is no tool named '{missing[0]}' in '{among}'.",
-            param=param,
-        )
+    for position, name in enumerate(names):
+        if name not in known:
+            param = param.format(position)
+            raise InvalidRequestError(
+                f"Invalid value for '{param}': there is no tool named '{shown_name(name)}' in "
+                f"'{among}'.",
+                param=param,
+            )
     return tuple(tool for tool in tools if tool.name in names)
 
 
@@ -174,8 +179,9 @@ def to_sampled_request(body: SamplingFields, spec: ModelSpec) -> GenerationReque
     biases = body.logit_bias or {}
     for token in biases:
         if not (token.isdecimal() and len(token) <= 10 and int(token) < 2**31):
+            param = f"logit_bias.{shown_name(token)}"
             raise InvalidRequestError(
-                f"Invalid 'logit_bias': {token[:100]!r} is not a token id.", param="logit_bias"
+                f"Invalid '{param}': the name is not a token id.", param=param
             )
     sampling = body.to_sampling({int(token): bias for token, bias in biases.items()})
     extensions = {name: getattr(body, name) for name in ServerFields.model_fields}

@@ -7,6 +7,7 @@ accepts the generation, so that requests that come at once do not exceed them to
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,13 +24,22 @@ from inference_site.accounts.budgets import BudgetExhausted, Estimate, reserve
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.rate_limits import count_request, takes_priority
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.core.domain.request import GenerationRequest, TextPart
+from inference_site.core.domain.request import AudioFile, GenerationRequest, TextPart
 from inference_site.core.errors.api_errors import QuotaError, RateLimitError
 from inference_site.gateway.submission.model_access import BYTES_PER_TOKEN, unknown_model
 from inference_site.runs.models import ServiceClass
 from inference_site.runs.queue import WithRow
 
 _TOKENS_PER_MESSAGE = 10
+"""Also for each pair of texts that is compared."""
+_TOKENS_PER_VERDICT = 100
+"""Of a guard, for each text that it judges: the longest that ``worker.runtime.guards`` allows."""
+_SOUND_TOKENS_PER_SECOND, _WORD_TOKENS_PER_SECOND = 10, 5
+"""Of a transcript: what usage counts for a second of sound, and what is said in it."""
+_SOUND_TOKENS_PER_BYTE = 2
+"""Of a speech as events, for each byte of its text: servers report the tokens of those only."""
+_LEAST_BYTES_PER_SECOND, _MOST_BYTES_PER_SECOND = 2_000, 768_000
+"""Of a sound: speech compressed to 16 kbit/s, and what the head of a WAV file may claim."""
 _GENERATES = ("chat", "complete")
 _LOCK_RUNS = """
 SELECT pg_advisory_xact_lock(0x1F5A0001, (%(key_id)s %% 2147483647)::int),
@@ -138,13 +148,14 @@ def most_usage(request: GenerationRequest) -> Estimate:
 
     The web process has no tokenizer: three bytes count as one token, and each message as ten more.
     An answer without a bound counts as ``RESERVED_OUTPUT_TOKENS``; none counts as more than the
-    model's context.
+    model's context. The length of a sound is taken from the size of its file.
     """
     spec = catalogue().models.get(request.model)
     if spec is None:  # It has been removed since this request was checked.
         raise unknown_model(request.model)
     input_tokens = sum(len(prompt) for prompt in request.prompts if not isinstance(prompt, str))
-    input_tokens += len(request.messages) * _TOKENS_PER_MESSAGE
+    messages = len(request.messages) + len(request.query_of_each)
+    input_tokens += messages * _TOKENS_PER_MESSAGE
     size = sum(len(text.encode()) for text in _texts(request))
     input_tokens += -(-size // BYTES_PER_TOKEN)
     output_tokens = 0
@@ -152,8 +163,25 @@ def most_usage(request: GenerationRequest) -> Estimate:
         bound = request.max_output_tokens
         each = settings.RESERVED_OUTPUT_TOKENS if bound is None else bound
         output_tokens = request.answers * min(each, spec.context_length)
+    elif request.guard:
+        output_tokens = _TOKENS_PER_VERDICT * max(1, len(request.prompts))
+    elif request.audio is not None:
+        seconds = _most_seconds(request.audio)
+        input_tokens += seconds * _SOUND_TOKENS_PER_SECOND
+        output_tokens = seconds * _WORD_TOKENS_PER_SECOND
+    elif request.operation == "speak" and request.streams:
+        output_tokens = size * _SOUND_TOKENS_PER_BYTE
     cost = spec.price.cost(input_tokens, 0, output_tokens)
     return Estimate(max(1, input_tokens + output_tokens), cost)
+
+
+def _most_seconds(audio: AudioFile) -> int:
+    """Return about how long a sound may be: a WAV file says it, others are speech."""
+    head, rate = base64.b64decode(audio.content[:4096]), 0
+    if audio.ending == "wav" and (start := head.find(b"fmt ")) >= 0:
+        rate = int.from_bytes(head[start + 16 : start + 20], "little")
+    rate = max(_LEAST_BYTES_PER_SECOND, min(rate, _MOST_BYTES_PER_SECOND))
+    return -(-len(audio.content) * 3 // 4 // rate)
 
 
 def _texts(request: GenerationRequest) -> Iterator[str]:
@@ -163,6 +191,7 @@ def _texts(request: GenerationRequest) -> Iterator[str]:
         yield from (part.text for part in message.parts if isinstance(part, TextPart))
         yield from (repr(call.arguments) for call in message.tool_calls)
     yield from (prompt for prompt in request.prompts if isinstance(prompt, str))
+    yield from request.query_of_each
     yield from (repr(tool) for tool in request.tools)
 
 

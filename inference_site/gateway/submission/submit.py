@@ -39,6 +39,9 @@ from inference_site.runs.streams.request_documents import Document, Opening
 from inference_site.runs.usage.accounting import settle_for_request
 from inference_site.runs.usage.dimensions import tags_of, values_of
 
+_OF_THIS_REQUEST = ("input", "messages", "prompt")
+"""Fields whose content comes with a request; that of others came with an earlier one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Submission:
@@ -125,7 +128,7 @@ def _require_files(request: GenerationRequest, project_id: int) -> None:
     """
     parts = [part for message in request.messages for part in message.parts]
     named = [part for part in parts if isinstance(part, FilePart) and part.file_id is not None]
-    named = [part for part in named if part.param.startswith(("input", "messages"))]
+    named = [part for part in named if part.param.startswith(_OF_THIS_REQUEST)]
     if not named:
         return
     files = StoredFile.objects.readable(project_id)
@@ -219,6 +222,7 @@ def respond(
     outcome.started_id = submission.generation_id
     if follower is not None:
         model, id_ = submission.document.request.model, submission.generation_id
+        kind = kind_of(submission.kind)
 
         def comment() -> bytes:
             with release_connection_after():
@@ -229,7 +233,8 @@ def respond(
             submission.stream,
             submission.frames,
             cancels=not submission.background,
-            form=kind_of(submission.kind).form,
+            form=kind.form,
+            ping=kind.ping,
             comment=comment if submission.stream else None,
         )
         answer = hand_off(request._request, handoff)

@@ -39,23 +39,17 @@ class Command(BaseCommand):
             raise CommandError(f"{folder} is not an empty folder.")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / FILES_FOLDER).mkdir(mode=0o700)
+        counts: Counter[str] = Counter()
+        start = ExportStart(version=VERSION, project=found.name, exported_at=timezone.now())
         try:
-            counts = _write(found, folder)
+            with (folder / LINES_FILE).open("w", encoding="utf-8") as lines:
+                lines.write(start.model_dump_json() + "\n")
+                for module in transfers():
+                    for line in module.export_lines(found.pk, folder):
+                        lines.write(line.model_dump_json() + "\n")
+                        counts[line.kind] += 1
+                lines.write(ExportEnd(counts=counts).model_dump_json() + "\n")
         except FileStorageError as exc:
             raise CommandError(f"The content of a file cannot be read: {exc.__cause__}") from exc
         for kind, count in counts.items():
             self.stdout.write(f"{count} × {kind}")
-
-
-def _write(project: Project, folder: Path) -> Counter[str]:
-    """Write the export; return the number of objects by kind."""
-    counts: Counter[str] = Counter()
-    start = ExportStart(version=VERSION, project=project.name, exported_at=timezone.now())
-    with (folder / LINES_FILE).open("w", encoding="utf-8") as lines:
-        lines.write(start.model_dump_json() + "\n")
-        for module in transfers():
-            for line in module.export_lines(project.pk, folder):
-                lines.write(line.model_dump_json() + "\n")
-                counts[line.kind] += 1
-        lines.write(ExportEnd(counts=counts).model_dump_json() + "\n")
-    return counts

@@ -6,7 +6,6 @@ from collections import Counter
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db.models import QuerySet
 
 from inference_site.accounts.models import Project
 from inference_site.gateway.idempotency.models import forget_answers
@@ -41,28 +40,20 @@ class Command(BaseCommand):
             project_id = found.pk
         rows = Generation.objects.filter(end_user=user)
         theirs = rows if project_id is None else rows.filter(project=project_id)
-        gone = self._forget_ended(theirs.filter(finished_at__isnull=False), user, project_id)
-        for name, count in gone.items():
-            self.stdout.write(f"{count} {name}")
-        if count := theirs.filter(finished_at=None).count():
-            raise CommandError(f"{count} generations of this user have not ended: run it again.")
-
-    def _forget_ended(
-        self, rows: QuerySet[Generation], user: str, project_id: int | None
-    ) -> Counter[str]:
-        """Forget the generations that have ended, batch by batch.
-
-        The user's name is removed from the rows of a batch last, so that an interrupted run is
-        continued by the next.
-        """
+        ended = theirs.filter(finished_at__isnull=False).order_by("pk")
         gone: Counter[str] = Counter({"generations": 0})
         while True:
-            batch = dict(rows.order_by("pk").values_list("pk", "public_id")[:_BATCH])
+            batch = dict(ended.values_list("pk", "public_id")[:_BATCH])
             ids = list(batch.values())
             drop_documents(ids)
             forget_answers(ids)
             for module in forgettings():
                 gone.update(module.forget(user, project_id, ids))
+            # The name is removed from the rows last: the next run continues an interrupted one.
             gone["generations"] += Generation.objects.filter(pk__in=batch).update(end_user="")
             if len(batch) < _BATCH:
-                return gone
+                break
+        for name, count in gone.items():
+            self.stdout.write(f"{count} {name}")
+        if count := theirs.filter(finished_at=None).count():
+            raise CommandError(f"{count} generations of this user have not ended: run it again.")

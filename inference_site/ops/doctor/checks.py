@@ -107,7 +107,13 @@ def check_versions() -> Iterator[Finding]:
         "Install Python 3.11 or newer and make .venv again.",
         fail=sys.version_info < (3, 11),
     )
-    yield Finding(Level.OK, "packages", ", ".join(f"{p} {_version(p)}" for p in _PACKAGES))
+    versions = []
+    for package in _PACKAGES:
+        try:
+            versions.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            versions.append(f"{package} is not installed")
+    yield Finding(Level.OK, "packages", ", ".join(versions))
 
 
 def check_bundled_redis() -> Iterator[Finding]:
@@ -157,13 +163,6 @@ def check_disk() -> Iterator[Finding]:
             warn=free < max(5 * _GIB, total // 20),
             fail=free < _GIB,
         )
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "is not installed"
 
 
 def check_postgres() -> Iterator[Finding]:

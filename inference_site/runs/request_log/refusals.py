@@ -110,7 +110,17 @@ class RefusalBuffer:
                 self._rows_of_group[group] = rows + 1
                 self._kept.append(refused)
                 return True
-            self._count(group, refused)
+            known = self._counted.get(group)
+            if known is None and len(self._counted) >= _MAX_GROUPS:
+                refused = RefusedRequest(0, "others", at=refused.at)
+                group = refused.group
+                known = self._counted.get(group)
+            if known is not None:
+                known.count += 1
+            else:
+                refused.trace_id = ""
+                refused.digest = ""  # Other requests of the group may have another key.
+                self._counted[group] = refused
             return False
 
     def take(self) -> list[RefusedRequest]:
@@ -119,19 +129,6 @@ class RefusalBuffer:
             taken = [*self._kept, *self._counted.values()]
             self._kept, self._counted = [], {}
         return taken
-
-    def _count(self, group: Group, refused: RefusedRequest) -> None:
-        known = self._counted.get(group)
-        if known is None and len(self._counted) >= _MAX_GROUPS:
-            refused = RefusedRequest(0, "others", at=refused.at)
-            group = refused.group
-            known = self._counted.get(group)
-        if known is not None:
-            known.count += 1
-            return
-        refused.trace_id = ""
-        refused.digest = ""  # Other requests of the group may have another key.
-        self._counted[group] = refused
 
 
 class RefusalWriter:

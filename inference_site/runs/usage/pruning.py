@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime as dt
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from axes.models import AccessFailureLog
@@ -67,18 +66,14 @@ def prune_old(stopped: threading.Event) -> None:
     """
     is_done = False
     while not is_done:
-        began = time.monotonic()
+        began, is_done = time.monotonic(), True
         prunes = (prune_counts, prune_generations, prune_refusals)
-        left = [_has_more(prune) for prune in (*prunes, *(app.prune for app in retentions()))]
-        is_done = not any(left)
+        for prune in (*prunes, *(app.prune for app in retentions())):
+            until = time.monotonic() + _SLICE_S
+            if prune(until) > 0 and time.monotonic() >= until:
+                is_done = False  # The slice of time was too short for all.
         if stopped.wait(0.0 if is_done else time.monotonic() - began):
             return
-
-
-def _has_more(prune: Callable[[float], int]) -> bool:
-    """Delete for a slice of time; return whether it was too short for all."""
-    until = time.monotonic() + _SLICE_S
-    return prune(until) > 0 and time.monotonic() >= until
 
 
 def prune_counts(until: float) -> int:

@@ -153,6 +153,23 @@ def test_two_streams_share_one_message_a_tick_that_an_end_does_not_wait_for(
     as_web(scenario)
 
 
+def test_a_frame_after_a_pause_does_not_wait_until_the_cancel_flag_is_read(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher_module, "_POLL_S", NEVER_S)
+
+    async def scenario(web: Web) -> None:
+        stream = publisher.open(new_id("chatcmpl-"))
+        await web.follow(stream)
+        for frame in (b"0", b"1", b"2"):
+            stream.append([frame])
+            assert (await web.hear())[stream.id].frames == [frame]
+            wait_until(lambda: not any(shard._ticks for shard in publisher._shards))
+        stream.close(END)
+
+    as_web(scenario)
+
+
 def test_frames_arrive_in_order_with_the_ending_last(publisher: Publisher) -> None:
     async def scenario(web: Web) -> None:
         stream = publisher.open(new_id("chatcmpl-"))

@@ -19,6 +19,7 @@ class CountingShard:
     def __init__(self) -> None:
         self.wakes = 0
         self.sent_bytes = 0
+        self.is_due = False
 
     def wake(self) -> None:
         self.wakes += 1
@@ -73,15 +74,18 @@ def test_a_failure_that_comes_first_goes_out_at_once() -> None:
     assert (len(batch.frames), batch.ending is not None) == (2, True)
 
 
-def test_only_the_first_frames_and_the_end_wake_the_publisher() -> None:
+def test_the_first_frames_those_at_the_time_of_a_tick_and_the_end_wake_the_publisher() -> None:
     shard = CountingShard()
     stream = new_stream(shard)
     stream.append([b"0"])
     assert shard.wakes == 1
     stream.append([b"1"])
     assert shard.wakes == 1
-    stream.close(END)
+    shard.is_due = True
+    stream.append([b"2"])
     assert shard.wakes == 2
+    stream.close(END)
+    assert shard.wakes == 3
 
 
 def test_the_first_reason_to_stop_counts() -> None:

@@ -133,21 +133,16 @@ def _syntax(spec: ModelSpec, options: ChatOptions, source: str, family: Family |
         syntax = replace(syntax, tool_format=TOOL_FORMATS[options.tool_format], channels=channels)
     if options.channels is not None:
         syntax = replace(syntax, channels=options.channels)
-    return replace(syntax, reasoning=_reasoning(spec, options, syntax.reasoning))
-
-
-def _reasoning(spec: ModelSpec, options: ChatOptions, shown: Reasoning | None) -> Reasoning | None:
-    """Return the tags of reasoning: the template's, with the options' overrides."""
     overrides = {
         name.removeprefix("reasoning_"): value
         for name, value in options.model_dump(exclude_unset=True).items()
         if name.startswith("reasoning_")
     }
     if not overrides:
-        return shown
-    reasoning = replace(shown or Reasoning(), **overrides)
+        return syntax
+    reasoning = replace(syntax.reasoning or Reasoning(), **overrides)
     if not reasoning.start or not reasoning.end or reasoning.start == reasoning.end:
         raise EngineLoadError(
             f"Model '{spec.id}': 'reasoning_start' and 'reasoning_end' must be two different texts."
         )
-    return replace(reasoning, header=reasoning.header.strip())
+    return replace(syntax, reasoning=replace(reasoning, header=reasoning.header.strip()))

@@ -140,29 +140,24 @@ class ModelServer:
         with self._running(stream):
             work = asyncio.ensure_future(stream.work(self._threads, self._engine))
             try:
-                return await self._streamed(asked, stream, work)
+                chunks = await stream.next_chunks()
+                if not chunks:
+                    await work  # Raises the error of the request.
+                answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+                await answer.prepare(asked)
+                while chunks:
+                    await answer.write(b"".join(b"data: " + c + b"\n\n" for c in chunks))
+                    chunks = await stream.next_chunks()
+                try:
+                    await work
+                except EngineError as exc:
+                    await answer.write(b"data: " + orjson.dumps({"error": _error(exc)}) + b"\n\n")
+                else:
+                    await answer.write(b"data: [DONE]\n\n")
+                return answer
             finally:
                 stream.cancelled_at_client = True
                 await asyncio.gather(work, return_exceptions=True)
-
-    async def _streamed(
-        self, asked: web.Request, stream: _Stream, work: asyncio.Future[None]
-    ) -> web.StreamResponse:
-        first = await stream.next_chunks()
-        if not first:
-            await work  # Raises the error of the request.
-        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await answer.prepare(asked)
-        while first:
-            await answer.write(b"".join(b"data: " + chunk + b"\n\n" for chunk in first))
-            first = await stream.next_chunks()
-        try:
-            await work
-        except EngineError as exc:
-            await answer.write(b"data: " + orjson.dumps({"error": _error(exc)}) + b"\n\n")
-        else:
-            await answer.write(b"data: [DONE]\n\n")
-        return answer
 
     @contextmanager
     def _running(self, stream: _Stream) -> Iterator[None]:
@@ -212,7 +207,24 @@ class _Stream:
         if isinstance(delta, Usage):
             self._used = delta
             return
-        chunk = self._chunk(delta)
+        chunk: dict[str, Any]
+        match delta:
+            case TextDelta(text, index, logprobs):
+                choice = {"index": index, "text": text, "finish_reason": None}
+                if logprobs:
+                    choice["logprobs"] = {"content": [_logprob(entry) for entry in logprobs]}
+                chunk = {"choices": [choice], **self._timings(index)}
+            case Finish(reason, index, stop):
+                ended = {"index": index, "text": "", "finish_reason": reason, "stop_reason": stop}
+                chunk = {"choices": [ended], **self._timings(index)}
+                self._before, self._index = self._used, index + 1
+            case PromptProgress(total, cached, processed, elapsed_ms):
+                read = {"total": total, "cache": cached, "processed": processed}
+                choice = {"index": self._index, "text": "", "finish_reason": None}
+                progress = {"prompt_progress": {**read, "time_ms": elapsed_ms}}
+                chunk = {"choices": [choice], **progress, **self._timings(self._index)}
+            case _:
+                raise TypeError(f"no chunk of a completion: {type(delta).__name__}")
         self._loop.call_soon_threadsafe(self._chunks.put_nowait, orjson.dumps(chunk))
 
     async def work(self, threads: ThreadPoolExecutor, engine: CtransformersEngine) -> None:
@@ -235,26 +247,6 @@ class _Stream:
         if found[-1] is None and len(found) > 1:
             self._chunks.put_nowait(None)  # For the next call.
         return [chunk for chunk in found if chunk is not None]
-
-    def _chunk(self, delta: Delta) -> dict[str, Any]:
-        match delta:
-            case TextDelta(text, index, logprobs):
-                choice = {"index": index, "text": text, "finish_reason": None}
-                if logprobs:
-                    choice["logprobs"] = {"content": [_logprob(entry) for entry in logprobs]}
-                return {"choices": [choice], **self._timings(index)}
-            case Finish(reason, index, stop):
-                ended = {"index": index, "text": "", "finish_reason": reason, "stop_reason": stop}
-                timings = self._timings(index)
-                self._before, self._index = self._used, index + 1
-                return {"choices": [ended], **timings}
-            case PromptProgress(total, cached, processed, elapsed_ms):
-                read = {"total": total, "cache": cached, "processed": processed}
-                choice = {"index": self._index, "text": "", "finish_reason": None}
-                progress = {"prompt_progress": {**read, "time_ms": elapsed_ms}}
-                return {"choices": [choice], **progress, **self._timings(self._index)}
-            case _:
-                raise TypeError(f"no chunk of a completion: {type(delta).__name__}")
 
     def _timings(self, index: int) -> dict[str, Any]:
         """Return the usage of the running choice; empty for the echo of another choice."""

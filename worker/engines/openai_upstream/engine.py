@@ -186,6 +186,8 @@ class TokenService:
                 sink.feed(EmbeddingDelta(vector, index))
                 sink.feed(Finish("stop", index))
             sink.feed(Usage(input_tokens=tokens))
+        if not tokens:  # The server does not report them.
+            sink.feed(Usage(input_tokens=estimated_input(request)))
 
     async def rank(self, request: GenerationRequest, sink: Sink) -> None:
         """Compare the prompts with their queries (see ``Engine.rank``)."""
@@ -208,6 +210,8 @@ class TokenService:
                 sink.feed(ScoreDelta(score, index))
                 sink.feed(Finish("stop", index))
             sink.feed(Usage(input_tokens=tokens))
+        if not tokens:  # The server does not report them.
+            sink.feed(Usage(input_tokens=estimated_input(request)))
 
     async def moderate(self, request: GenerationRequest, sink: Sink) -> None:
         """Judge the prompts, or the one message (see ``Engine.moderate``)."""

@@ -85,6 +85,24 @@ def test_scores_are_asked_for_query_by_query_and_put_in_order(
     assert sink.usage.input_tokens == 8
 
 
+def test_tokens_that_a_server_does_not_report_are_estimated(
+    server: UpstreamServer, load: Load
+) -> None:
+    results = [{"index": index, "relevance_score": 0.5} for index in range(2)]
+    server.answers = [lambda talk: talk.say(200, {"results": results})]
+    sink = RecordingSink()
+    asked = GenerationRequest(
+        "m", operation="rank", prompts=("x" * 40, "y" * 40), queries=("z" * 20,)
+    )
+    load().rank(asked, sink)
+    assert sink.usage.input_tokens == (40 + 20 + 40 + 20) // 4
+    vectors = [{"index": index, "embedding": [3.0, 4.0]} for index in range(2)]
+    server.answers = [lambda talk: talk.say(200, {"data": vectors})]
+    sink = RecordingSink()
+    load().embed(GenerationRequest("m", operation="embed", prompts=("x" * 40, "y" * 40)), sink)
+    assert sink.usage.input_tokens == 20
+
+
 @pytest.mark.parametrize("results", [None, [], [{"index": 0}], [{"index": 1, "score": 1}], "x"])
 def test_unreadable_scores_fail_the_run(server: UpstreamServer, load: Load, results: Any) -> None:
     server.answers = [lambda talk: talk.say(200, {"results": results})]

@@ -37,33 +37,24 @@ class Nesting:
             end = found.end() if found else at
             return end if end < len(text) else -1
         while at < len(text):
-            at = self._step_in_quotes(text, at) if self._quote else self._step(text, at)
-            if not self._quote and self._depth <= 0 and at <= len(text):
+            if self._escaped:  # Only in quotes.
+                self._escaped = False
+                at += 1
+                continue
+            ends = _ESCAPE_OR_END[self._quote] if self._quote else self._outside
+            found = ends.search(text, at)
+            if found is None:
+                return -1
+            at = found.end()
+            if found[0] == "\\":
+                self._escaped = True
+            elif found[0] in "\"'":
+                self._quote = "" if self._quote else found[0]
+            else:
+                self._depth += 1 if found[0] in "({[" else -1
+            if not self._quote and self._depth <= 0:
                 return at
         return -1
-
-    def _step_in_quotes(self, text: str, at: int) -> int:
-        if self._escaped:
-            self._escaped = False
-            return at + 1
-        found = _ESCAPE_OR_END[self._quote].search(text, at)
-        if found is None:
-            return len(text) + 1
-        if found[0] == "\\":
-            self._escaped = True
-        else:
-            self._quote = ""
-        return found.end()
-
-    def _step(self, text: str, at: int) -> int:
-        found = self._outside.search(text, at)
-        if found is None:
-            return len(text) + 1
-        if found[0] in "\"'":
-            self._quote = found[0]
-        else:
-            self._depth += 1 if found[0] in "({[" else -1
-        return found.end()
 
 
 _ARGUMENTS = frozenset({"arguments", "parameters"})

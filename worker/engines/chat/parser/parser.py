@@ -212,23 +212,19 @@ def read_harmony(source: Source, output: Output) -> Reading[None]:
     """Read messages until the text ends, beginning inside of one."""
     put: Put = output.reasoning
     if not output.in_reasoning:
-        put = yield from _first(source, output)
+        put = output.text
+        spaces = yield from source.spaces()
+        # The text may begin with a recipient: the rest of a header that begins in the prompt.
+        if recipient := (yield from source.starts_with(_TO)):
+            put = yield from _harmony_header(source, output, recipient)
+        elif spaces:
+            output.text(spaces)
     while (mark := (yield from source.copy_until(_MARKS, put))) is not None:
         output.end_call()
         output.in_reasoning = False
         put = output.text
         if mark in ("<|start|>", "<|channel|>"):
             put = yield from _harmony_header(source, output, mark)
-
-
-def _first(source: Source, output: Output) -> Reading[Put]:
-    """Read the rest of a header that begins in the prompt, if the text begins with a recipient."""
-    spaces = yield from source.spaces()
-    if recipient := (yield from source.starts_with(_TO)):
-        return (yield from _harmony_header(source, output, recipient))
-    if spaces:
-        output.text(spaces)
-    return output.text
 
 
 def _harmony_header(source: Source, output: Output, begun: str) -> Reading[Put]:
