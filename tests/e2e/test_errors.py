@@ -217,6 +217,7 @@ def test_models_are_listed_and_found(client: openai.OpenAI) -> None:
         "told",
         "seeing",
         "judge",
+        "ranker",
         "guard",
         "seeing-guard",
         "told-guard",

@@ -104,7 +104,7 @@ def test_bias_bans_a_token_or_makes_it_come(client: openai.OpenAI, http: httpx.C
 @pytest.mark.parametrize(
     ("field", "param"),
     [
-        ({"logit_bias": {"word": 1}}, "logit_bias"),
+        ({"logit_bias": {"word": 1}}, "logit_bias.word"),
         ({"logit_bias": {"5": 101}}, "logit_bias.5"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),

@@ -54,7 +54,10 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
     "rules": ({"grammar": {"type": "lark", "value": _chain("r", 4_000)}}, "grammar"),
     "terminals": ({"grammar": {"type": "lark", "value": _chain("R", 900)}}, ""),
     "values": ({"response_format": _schema({"enum": VALUES})}, "response_format"),
-    "values of tools": ({"tools": _tool({"enum": VALUES})}, "tools"),
+    "values of tools": (
+        {"tools": _tool({"enum": VALUES})},
+        "tools[0].function.parameters",
+    ),
     "references": ({"response_format": _schema(REFERENCES)}, "response_format"),
     "references in Lark": (
         {

@@ -56,8 +56,11 @@ class LocalStream(Stream):
         self._stop_at, self._reason = stop_at, reason
         self.row_when_ended: Generation | None = None
 
+    is_due = False
+    """Of the publisher's shard, for which this stands in, as is ``wake``."""
+
     def wake(self) -> None:
-        """Stand in for the publisher's shard."""
+        """Do nothing."""
 
     def append(self, frames: Sequence[bytes]) -> None:
         super().append(frames)
