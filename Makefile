@@ -131,6 +131,7 @@ INSTALL = printf 'Installing the %s packages of %s ' $$(grep -c '^[a-z0-9].*==' 
 
 .venv/.created: requirements-uv.lock
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed."; exit 1; }
+	@test ! -L .venv || { echo ".venv is a link, and what it leads to would be emptied: remove the link."; exit 1; }
 	@echo "Making .venv with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv --clear .venv
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-uv.lock
