@@ -17,6 +17,7 @@ from django.db.models.functions import Cast
 
 from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundError
 from inference_site.core.storage.postgresql import end_transaction_if_idle, execute_prepared
+from inference_site.gateway.api.payload import places_of
 from inference_site.gateway.submission.context_bound import ContextBound
 from responses_api.items import (
     IdentifiedItem,
@@ -30,7 +31,7 @@ from responses_api.mcp_approvals import answers_in
 from responses_api.models import ENDED, Conversation, Item, StoredResponse
 from responses_api.prompt_items import CALLS, RESULTS
 from responses_api.stored_responses import row_of
-from responses_api.wire.input_items import InputItem, path_of, places_of
+from responses_api.wire.input_items import InputItem, path_of
 from responses_api.wire.requests import CompactRequest, ContextFields
 
 T = TypeVar("T")

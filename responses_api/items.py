@@ -18,13 +18,14 @@ from pydantic import TypeAdapter, ValidationError
 from inference_site.core.domain.compaction import CompactedContext
 from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundError
 from inference_site.core.storage.cipher import seal, unreadable, unseal
+from inference_site.gateway.api.payload import places_of
 from inference_site.gateway.submission.context_bound import text_bytes
 from inference_site.runs.queue import new_id
 from responses_api.models import Item
 from responses_api.prompt_items import texts_of
 from responses_api.wire import input_items as given
 from responses_api.wire import objects as shown
-from responses_api.wire.input_items import InputItem, ItemReference, path_of, places_of
+from responses_api.wire.input_items import InputItem, ItemReference, path_of
 
 _PREFIXES = {
     "message": "msg_",

@@ -19,8 +19,9 @@ from django.conf import settings
 from django.db.models import F
 
 from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.gateway.api.payload import MovedEntries, places_of
 from responses_api.models import PromptVersion
-from responses_api.wire.input_items import InputText, MessageItem, MovedItems, places_of
+from responses_api.wire.input_items import InputText, MessageItem
 from responses_api.wire.requests import PromptParam, PromptValue, ResponseRequest
 
 _VARIABLE = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]{0,63})\s*\}\}")
@@ -55,7 +56,7 @@ def with_template(project_id: int, body: ResponseRequest) -> ResponseRequest:
     if version.user_message:
         given = body.input or []
         items = [user_message_of(version, values), *given]
-        fields["input"] = MovedItems(items, [None, *places_of(given)])
+        fields["input"] = MovedEntries(items, [None, *places_of(given)])
     return body.model_copy(update=fields)
 
 

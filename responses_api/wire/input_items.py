@@ -8,12 +8,11 @@ items.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from inference_site.gateway.api.payload import WireRequest
+from inference_site.gateway.api.payload import MovedEntries, WireRequest
 from inference_site.gateway.request_fields.wire import response_part
 from responses_api.wire.tools import Tool
 
@@ -464,24 +463,11 @@ def _kind(value: object) -> str:
     return "item"
 
 
-class MovedItems(list[Any]):
-    """Items that are not at the positions of what the client sent for them.
-
-    ``places`` has these positions; None for an item that came with the prompt template.
-    """
-
-    def __init__(self, items: Iterable[InputItem], places: Sequence[int | None]) -> None:
-        super().__init__(items)
-        self.places = places
-
-
-def places_of(items: Sequence[InputItem]) -> Sequence[int | None]:
-    """Return the positions of items in the list that the client sent."""
-    return items.places if isinstance(items, MovedItems) else range(len(items))
-
-
 def path_of(place: int | None, field: str = "input") -> str:
-    """Return the path of an item for errors, by its position in the list that was sent."""
+    """Return the path of an item for errors, by its position in the list that was sent.
+
+    An item that was not sent came with the prompt template.
+    """
     return "prompt" if place is None else f"{field}[{place}]"
 
 
@@ -489,6 +475,7 @@ def _to_items(given: list[Any]) -> list[InputItem]:
     """Replace the messages of chat completions by items."""
     items: list[InputItem] = []
     places: list[int | None] = []
+    custom = set[str]()  # The ids of calls of custom tools so far.
     for place, entry in enumerate(given):
         match entry:
             case CallingMessage(content=content, tool_calls=calls):
@@ -496,9 +483,7 @@ def _to_items(given: list[Any]) -> list[InputItem]:
                     items.append(MessageItem(role="assistant", content=content))
                 items += map(_to_call_item, calls)
             case ResultMessage(tool_call_id=id_, content=output):
-                # The message does not say the type of its call, which is before it.
-                custom = [item for item in items if isinstance(item, CustomToolCallItem)]
-                if any(call.call_id == id_ for call in custom):
+                if id_ in custom:  # The message itself does not say the type of its call.
                     items.append(
                         CustomToolCallOutputItem(
                             type="custom_tool_call_output", call_id=id_, output=output
@@ -512,8 +497,10 @@ def _to_items(given: list[Any]) -> list[InputItem]:
                     )
             case item:
                 items.append(item)
-        places += [place] * (len(items) - len(places))
-    return items if len(items) == len(given) else MovedItems(items, places)
+        new = items[len(places) :]
+        custom |= {item.call_id for item in new if isinstance(item, CustomToolCallItem)}
+        places += [place] * len(new)
+    return items if len(items) == len(given) else MovedEntries(items, places)
 
 
 def _to_call_item(call: ChatFunctionCall | ChatCustomCall) -> InputItem:

@@ -17,7 +17,7 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 
 from inference_site.gateway.api.paging import PageQuery
-from inference_site.gateway.api.payload import WireRequest
+from inference_site.gateway.api.payload import WireRequest, places_of
 from inference_site.gateway.request_fields.moderation import ModerationParam
 from inference_site.gateway.request_fields.wire import (
     ConstraintFields,
@@ -40,7 +40,6 @@ from responses_api.wire.input_items import (
     InputItems,
     InputText,
     ObjectId,
-    places_of,
 )
 from responses_api.wire.tools import Tool, ToolChoice
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from operator import is_
 from typing import Annotated, Any, TypeVar
@@ -101,11 +101,27 @@ class WireRequest(BaseModel):
             if isinstance(value, WireRequest):
                 yield from (f"{field}.{name}" for name in value._ignored())
             elif isinstance(value, list):
-                # Validation may replace an entry by several.
-                places = getattr(value, "places", itertools.count())
-                for place, part in zip(places, itertools.islice(value, _MAX_ENTRIES), strict=False):
+                parts = itertools.islice(value, _MAX_ENTRIES)
+                for place, part in zip(places_of(value), parts, strict=False):
                     if isinstance(part, WireRequest):
                         yield from (f"{field}[{place}].{name}" for name in part._ignored())
+
+
+class MovedEntries(list[Any]):
+    """Entries of an array that are not at the positions of what the client sent for them.
+
+    Validation may replace an entry by several. ``places`` has these positions; None for an entry
+    that the client has not sent.
+    """
+
+    def __init__(self, entries: Iterable[Any], places: Sequence[int | None]) -> None:
+        super().__init__(entries)
+        self.places = places
+
+
+def places_of(entries: Sequence[Any]) -> Sequence[int | None]:
+    """Return the positions of entries in the array that the client sent."""
+    return entries.places if isinstance(entries, MovedEntries) else range(len(entries))
 
 
 class WireObject(BaseModel):
