@@ -75,7 +75,7 @@ def memory_bytes() -> tuple[int, int]:
     except (OSError, ValueError, StopIteration):  # There is no such group, or its limit is "max".
         return total, available
     used = max(0, used - cached)  # The group counts cached files, but the kernel can drop them.
-    return min(total, limit or total), min(available, limit - used if limit else available)
+    return min(total, limit), min(available, limit - used)
 
 
 def free_port() -> int:

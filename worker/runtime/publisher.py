@@ -38,8 +38,8 @@ from inference_site.runs.streams.event_log import (
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.03
-"""The shortest time from one tick to the next. Engines on processors compute in the threads that a
-tick interrupts: a stream of 100 tokens a second lost a tenth of them to ticks every 20 ms."""
+"""The shortest time from one tick to the next. A tick interrupts the threads of models that compute
+on this host's processors."""
 _LONGEST_TICK_S = 0.1
 _LATE_S = 0.02
 """A tick that no frame has begun comes this much later. Frames come every 20 ms from the event loop
