@@ -101,7 +101,8 @@ def handle_stop_signals(
 
     SIGHUP asks for a restart. Under ``serve`` the process serves until another is ready, and then
     gets SIGTERM. Elsewhere it ends as with SIGTERM, and its supervisor (Compose, systemd) starts
-    another. The signal handler calls both functions, between any two steps of the main thread.
+    another. The signal handler calls both functions, between any two steps of the main thread: they
+    must not wait for a lock that the main thread may hold, such as that of an Event it waits for.
     """
     is_draining = False
 

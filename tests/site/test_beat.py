@@ -28,7 +28,7 @@ Key = tuple[ApiKey, str]
 
 
 def in_thread(stopped: threading.Event) -> threading.Thread:
-    thread = threading.Thread(target=run_periodically, args=(stopped,))
+    thread = threading.Thread(target=run_periodically, args=(stopped.wait,))
     thread.start()
     return thread
 

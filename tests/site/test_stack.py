@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,3 +58,33 @@ def test_nobody_else_can_take_the_lock(tmp_path: Path, mode: int) -> None:
         assert stat.S_IMODE(tmp_path.stat().st_mode) == (0o711 if os.geteuid() == 0 else 0o700)
         with pytest.raises(ServiceError, match="Another `serve` runs"):
             lock_directory(tmp_path)
+
+
+SUPERVISED = """
+from inference_site.ops.serve import processes
+processes._WATCH_S = 1e-6
+
+class Supervisor(processes.Supervisor):
+    watches = False
+
+    def restart_dead(self):
+        if not self.watches:
+            self.watches = True
+            print("watches", flush=True)
+
+while True:
+    print(Supervisor().watch(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_is_taken_at_any_moment(number: signal.Signals) -> None:
+    """Also between two waits, of which there are as many as possible here."""
+    command = [sys.executable, "-c", SUPERVISED]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for _ in range(300):
+            assert process.stdout.readline() == "watches\n"
+            process.send_signal(number)
+            assert process.stdout.readline() == "True\n"
+        process.kill()

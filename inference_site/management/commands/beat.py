@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
@@ -67,14 +68,15 @@ class Command(BaseCommand):
         watch_models()
         serve_beat_metrics()
         freeze_imported_objects()
-        stopped = threading.Event()
-        handle_stop_signals(stopped.set)
+        stops: SimpleQueue[None] = SimpleQueue()  # An Event must not be set by a signal handler.
+        handle_stop_signals(partial(stops.put, None))
         notify("ready")
-        run_periodically(stopped)
+        run_periodically(stops.get)
 
 
-def run_periodically(stopped: threading.Event) -> None:
-    """Run all jobs, each with its period in seconds, until the event is set."""
+def run_periodically(wait: Callable[[], object]) -> None:
+    """Run all jobs, each with its period in seconds, until ``wait`` returns."""
+    stopped = threading.Event()
     jobs = (
         ("maintenance", _maintain, 1.0),
         ("mending", repair_inconsistent, 1.0),
@@ -94,7 +96,8 @@ def run_periodically(stopped: threading.Event) -> None:
     ]
     for thread in threads:
         thread.start()
-    stopped.wait()
+    wait()
+    stopped.set()
     notify_stopping()
     for thread in threads:
         thread.join(_STOP_S)

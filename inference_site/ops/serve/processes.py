@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from inference_site.core.process_lifecycle import (
@@ -349,26 +350,27 @@ class Supervisor:
         SIGHUP replaces web, worker and beat, one process after the other. With a terminal, SIGHUP
         means that the terminal is closed, and stops everything. Return whether a signal arrived.
         """
-        stop, hung_up = threading.Event(), threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stop.set())
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # See ``nohup``.
-            signal.signal(
-                signal.SIGHUP, lambda *_: (stop if sys.stdout.isatty() else hung_up).set()
-            )
+        # Not an Event: a handler that sets it while ``wait`` has its lock would wait for ever.
+        received: SimpleQueue[int] = SimpleQueue()
+        for number in _SIGNALS:
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda number, _: received.put(number))  # See ``nohup``.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         to_roll: list[Child] = []
-        while not stop.wait(_WATCH_S):
-            if hung_up.is_set():
-                hung_up.clear()
+        while True:
+            with contextlib.suppress(Empty):
+                if received.get(timeout=_WATCH_S) != signal.SIGHUP or sys.stdout.isatty():
+                    return True
                 to_roll = list(self.children)
             self.restart_dead()
             # One after the other, because two processes of a program take twice the memory.
             if to_roll and not any(child.is_rolling for child in self.children):
                 to_roll.pop(0).roll(time.monotonic())
             if until is not None and until.is_set() and not to_roll:
-                return False
-        return True
+                signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # ``resume`` gets the next ones.
+                if received.empty():
+                    return False
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
     def restart_dead(self) -> None:
         """Restart each dead process whose restart delay is over."""
