@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import hashlib
+import logging
 import secrets
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,18 +18,28 @@ from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey, KeySecret, Project, Scope
 from inference_site.core.errors.api_errors import AuthenticationError
-from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE, execute_prepared
+from inference_site.core.storage.postgresql import (
+    DATABASE_UNAVAILABLE,
+    execute_prepared,
+    release_connection_after,
+)
+
+logger = logging.getLogger(__name__)
 
 _PREFIX_LENGTH = 10
 _CACHE_S = 5.0
 """How long a process may accept a key after another process has revoked it."""
 _CACHE_SIZE = 10_000
+_REFRESH_S = 3.5
+"""How often ``keep_fresh`` reads. Less than ``_CACHE_S`` by more than a read takes."""
+_ASKED_S, _MOST_REFRESHED = 60.0, 1000
+"""``keep_fresh`` reads the keys that requests of the last minute had, and no more than these."""
 _OF_IMPORTS = "import"
 _LAST_USED_INTERVAL = dt.timedelta(seconds=60)
 """``last_used_at`` of a key is written at most this often."""
 
 _CALLER = """
-SELECT key.id, key.project_id, project.name, key.scopes, key.allowed_models,
+SELECT {digest}, key.id, key.project_id, project.name, key.scopes, key.allowed_models,
        {used_earlier},
        key.requests_per_minute, key.tokens_per_minute, key.concurrent_runs,
        project.requests_per_minute, project.tokens_per_minute, project.concurrent_runs,
@@ -47,15 +59,20 @@ UPDATE accounts_keysecret SET last_used_at = %(now)s
 WHERE digest = %(digest)s AND (last_used_at IS NULL OR last_used_at < %(used_before)s)
 """
 _USED_EARLIER = "{0}.last_used_at IS NULL OR {0}.last_used_at < %(used_before)s"
-_BY_SECRET = _CALLER.format(
+_BY_SECRETS = _CALLER.format(
+    digest="secret.digest",
     secrets="JOIN accounts_keysecret secret ON secret.api_key_id = key.id",
     used_earlier=f"{_USED_EARLIER.format('key')} OR {_USED_EARLIER.format('secret')}",
     which=(
-        "secret.digest = %(digest)s AND (secret.expires_at IS NULL OR secret.expires_at > %(now)s)"
+        "secret.digest = ANY(%(digests)s) AND "
+        "(secret.expires_at IS NULL OR secret.expires_at > %(now)s)"
     ),
 )
 _BY_KEY = _CALLER.format(
-    secrets="", used_earlier=_USED_EARLIER.format("key"), which="key.id = %(key)s"
+    digest="''",
+    secrets="",
+    used_earlier=_USED_EARLIER.format("key"),
+    which="key.id = %(key)s",
 )
 
 
@@ -164,7 +181,17 @@ def read_secret(authorization: str, api_key: str) -> str:
     raise AuthenticationError
 
 
-_cache: dict[str, tuple[float, Caller]] = {}
+@dataclass(slots=True)
+class _Cached:
+    """A caller, until when it is valid, and when a request last asked (monotonic, seconds)."""
+
+    caller: Caller
+    expires_at: float
+    asked_at: float
+
+
+_cache: dict[str, _Cached] = {}
+"""By the digest of the secret."""
 
 
 def find_caller(secret: str) -> Caller | None:
@@ -175,22 +202,60 @@ def find_caller(secret: str) -> Caller | None:
     digest = digest_of(secret)
     now = time.monotonic()
     cached = _cache.get(digest)
-    if cached is not None and cached[0] > now:
-        return cached[1]
-    caller = _query_caller(_BY_SECRET, digest=digest)
+    if cached is not None and cached.expires_at > now:
+        cached.asked_at = now
+        return cached.caller
+    caller = _query_callers(_BY_SECRETS, digests=[digest]).get(digest)
     if caller is None:
         _cache.pop(digest, None)
         return None
     if len(_cache) >= _CACHE_SIZE:
         _cache.clear()
-    _cache[digest] = (now + _CACHE_S, caller)
+    _cache[digest] = _Cached(caller, now + _CACHE_S, now)
     return caller
 
 
 def cached_caller(secret: str) -> tuple[Caller | None, bool]:
     """Return the cached caller of this secret without a query, and whether it is still valid."""
-    expires_at, caller = _cache.get(digest_of(secret), (0.0, None))
-    return caller, expires_at > time.monotonic()
+    cached = _cache.get(digest_of(secret))
+    if cached is None:
+        return None, False
+    return cached.caller, cached.expires_at > time.monotonic()
+
+
+def keep_fresh() -> None:
+    """Read the callers of the last minute again on a thread, before they expire.
+
+    Call it once, in a process that serves. The query takes a lone request two milliseconds.
+    """
+    threading.Thread(target=_keep_fresh, name="keys", daemon=True).start()
+
+
+def _keep_fresh() -> None:
+    while True:
+        time.sleep(_REFRESH_S)
+        try:
+            with release_connection_after():
+                refresh_callers()
+        except Exception as exc:  # noqa: BLE001  # Requests query by themselves, and raise it.
+            logger.warning("the callers of API keys cannot be read: %s", exc)
+
+
+def refresh_callers() -> None:
+    """Read the cached callers of the last minute again, with one query; drop those not valid."""
+    now = time.monotonic()
+    recent = [each for each in _cache.copy().items() if now - each[1].asked_at < _ASKED_S]
+    recent = sorted(recent, key=lambda each: -each[1].asked_at)[:_MOST_REFRESHED]
+    if not recent:
+        return
+    used = {digest for digest, cached in recent if now - cached.asked_at < _REFRESH_S}
+    found = _query_callers(_BY_SECRETS, used, digests=[digest for digest, _ in recent])
+    for digest, cached in recent:
+        # In place: what was dropped meanwhile, because it was revoked here, stays dropped.
+        if caller := found.get(digest):
+            cached.caller, cached.expires_at = caller, now + _CACHE_S
+        else:
+            _evict([digest])
 
 
 def owners_of(digests: Iterable[str]) -> dict[str, tuple[int, int]]:
@@ -205,34 +270,41 @@ def caller_of_key(pk: int) -> Caller | None:
 
     For requests that staff make on behalf of a key.
     """
-    return _query_caller(_BY_KEY, key=pk)
+    return _query_callers(_BY_KEY, key=pk).get("")
 
 
-def _query_caller(statement: str, **params: object) -> Caller | None:
-    """Return the caller that ``_BY_SECRET`` or ``_BY_KEY`` selects, and update ``last_used_at``."""
+def _query_callers(
+    statement: str, used: Collection[str] | None = None, **params: Any
+) -> dict[str, Caller]:
+    """Return the callers that ``_BY_SECRETS`` or ``_BY_KEY`` selects, by the digest of the secret.
+
+    Update ``last_used_at`` of those in ``used``, of all by default. The digest is "" for a key.
+    """
     now = timezone.now()
     times = {"now": now, "used_before": now - _LAST_USED_INTERVAL}
-    row = execute_prepared(statement, {**params, **times}).fetchone()
-    if row is None:
-        return None
-    key, project, name, scopes, models, must_note_use, *rest, grace_s, priority, has_budget = row
-    if must_note_use:
-        with contextlib.suppress(*DATABASE_UNAVAILABLE):  # A read-only server serves what is read.
-            execute_prepared(_USED, {"key": key, **times})
-            if "digest" in params:
-                execute_prepared(_DIGEST_USED, {**params, **times})
-    return Caller(
-        api_key_id=key,
-        project_id=project,
-        project_name=name,
-        scopes=frozenset(scopes),
-        allowed_models=frozenset(models),
-        key_limits=Limits(*rest[:3]),
-        project_limits=Limits(*rest[3:]),
-        disconnect_grace_s=grace_s,
-        priority_requests_per_minute=priority,
-        has_budget=has_budget,
-    )
+    callers = {}
+    for digest, key, project, name, scopes, models, must_note_use, *rest in execute_prepared(
+        statement, {**params, **times}
+    ).fetchall():
+        if must_note_use and (used is None or digest in used):
+            with contextlib.suppress(*DATABASE_UNAVAILABLE):  # A read-only server serves reads.
+                execute_prepared(_USED, {"key": key, **times})
+                if digest:
+                    execute_prepared(_DIGEST_USED, {"digest": digest, **times})
+        *limits, grace_s, priority, has_budget = rest
+        callers[digest] = Caller(
+            api_key_id=key,
+            project_id=project,
+            project_name=name,
+            scopes=frozenset(scopes),
+            allowed_models=frozenset(models),
+            key_limits=Limits(*limits[:3]),
+            project_limits=Limits(*limits[3:]),
+            disconnect_grace_s=grace_s,
+            priority_requests_per_minute=priority,
+            has_budget=has_budget,
+        )
+    return callers
 
 
 def _new_secret() -> str:

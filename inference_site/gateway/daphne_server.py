@@ -28,7 +28,7 @@ from redis.exceptions import RedisError
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 
-from inference_site.accounts.keys import find_caller
+from inference_site.accounts import keys
 from inference_site.catalogue.fleet.leases import live_view
 from inference_site.catalogue.model_store.adapters import added_view
 from inference_site.core.observability.tracing import start_tracing
@@ -239,11 +239,11 @@ def run_server(host: str, port: int, descriptor: int | None, wait: Callable[[], 
     start_tracing("web")
     # Do once what each request does, as far as PostgreSQL and Redis are up.
     with suppress(Error), release_connection_after():
-        find_caller("")
+        keys.find_caller("")
     with suppress(RedisError):
         broker_client().ping()
         live_view.workers()
-    for read_by_every_request in (live_view, added_view, site_settings):
+    for read_by_every_request in (keys, live_view, added_view, site_settings):
         read_by_every_request.keep_fresh()
     with suppress(OperationalError):
         connect_to_broker()

@@ -6,6 +6,7 @@ import datetime as dt
 import hashlib
 from io import StringIO
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -110,6 +111,76 @@ def test_a_read_of_a_secret_in_a_minute_writes_nothing(api_key: Key, clock: Cloc
         assert find_caller(api_key[1]) is not None
         assert rows_updated("accounts_apikey") - before == 1
         clock.now += 5.1
+
+
+def test_the_callers_of_the_last_minute_are_read_again_with_one_query(
+    project: Project, clock: Clock
+) -> None:
+    secrets = [create_key(project, "n")[1] for _ in range(3)]
+    for secret in secrets:
+        find_caller(secret)
+    for _ in range(17):
+        clock.now += 3.5
+        runs = prepared_runs()
+        keys.refresh_callers()
+        assert prepared_runs() - runs == 1
+    Project.objects.update(requests_per_minute=7)
+    keys.refresh_callers()
+    clock.now += 4.9
+    runs = prepared_runs()
+    limits = {
+        found.project_limits.requests_per_minute for found in map(find_caller, secrets) if found
+    }
+    assert limits == {7}
+    assert prepared_runs() == runs
+    clock.now += 60
+    keys.refresh_callers()
+    assert prepared_runs() == runs, "Nobody asks any more."
+
+
+def test_a_key_that_another_process_revoked_is_refused_once_it_is_read_again(
+    api_key: Key, clock: Clock
+) -> None:
+    record, secret = api_key
+    find_caller(secret)
+    ApiKey.objects.filter(pk=record.pk).update(revoked_at=timezone.now())
+    assert find_caller(secret) is not None
+    keys.refresh_callers()
+    assert find_caller(secret) is None
+
+
+def test_a_key_that_is_revoked_while_callers_are_read_stays_refused(
+    api_key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, secret = api_key
+    find_caller(secret)
+    query = keys._query_callers
+
+    def revoked_after(*args: Any, **params: Any) -> dict[str, Caller]:
+        found = query(*args, **params)
+        revoke_key(record)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(keys, "_query_callers", revoked_after)
+        keys.refresh_callers()
+    assert find_caller(secret) is None
+
+
+def test_to_read_a_caller_again_is_no_use_of_the_key(api_key: Key, clock: Clock) -> None:
+    record, secret = api_key
+    find_caller(secret)
+    long_ago = timezone.now() - dt.timedelta(seconds=90)
+    ApiKey.objects.filter(pk=record.pk).update(last_used_at=long_ago)
+    clock.now += 4
+    keys.refresh_callers()
+    record.refresh_from_db()
+    assert record.last_used_at == long_ago
+    find_caller(secret)
+    clock.now += 3
+    keys.refresh_callers()
+    record.refresh_from_db()
+    assert record.last_used_at > long_ago
 
 
 def test_refused_secrets_are_not_cached(project: Project) -> None:
