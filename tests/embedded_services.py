@@ -79,6 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     """Exempt what was imported from garbage collection: it stays until the end."""
     freeze_imported_objects()
+    collect_rarely()  # Collections took a hundredth of the time of all tests.
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
