@@ -225,6 +225,12 @@ def test_page_that_never_ends_ends_with_the_time(web: Web, headers_too: bool) ->
     assert (result.is_error, result.output) == (True, "The page could not be fetched in time.")
 
 
+def test_page_for_which_no_time_is_left_has_the_same_words(web: Web) -> None:
+    url = web.server.give("/page", b"<p>Text.</p>", kind="text/html")
+    result = call("open_page", url, known_urls=[url], timeout_s=0)
+    assert (result.is_error, result.output) == (True, "The page could not be fetched in time.")
+
+
 def test_silent_host_does_not_delay_a_cancellation(web: Web) -> None:
     web.server.answers["/search"] = lambda handler: time.sleep(30)
     asked: list[float] = []

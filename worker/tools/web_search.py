@@ -127,7 +127,10 @@ class WebSearch:
         except FetchError as exc:
             return ToolResult(str(exc), is_error=True)
         except ToolTimeout:
-            return ToolResult("There was no answer in time.", is_error=True)
+            # In the same words, whether a read took too long or there was no time for another.
+            late = "The page could not be fetched in time."
+            late = late if name == "open_page" else "There was no answer in time."
+            return ToolResult(late, is_error=True)
 
     def _search(self, query: str, context: CallContext, deadline: _Deadline) -> ToolResult:
         wanted = SearchQuery(query, self.size.results, self.domains, self.location)
