@@ -127,10 +127,9 @@ class WebSearch:
         except FetchError as exc:
             return ToolResult(str(exc), is_error=True)
         except ToolTimeout:
-            # In the same words, whether a read took too long or there was no time for another.
-            late = "The page could not be fetched in time."
-            late = late if name == "open_page" else "There was no answer in time."
-            return ToolResult(late, is_error=True)
+            # Of a page in the words of FetchTimedOut, which comes if a read takes too long.
+            late = "The page could not be fetched" if key == "url" else "There was no answer"
+            return ToolResult(f"{late} in time.", is_error=True)
 
     def _search(self, query: str, context: CallContext, deadline: _Deadline) -> ToolResult:
         wanted = SearchQuery(query, self.size.results, self.domains, self.location)
