@@ -7,7 +7,7 @@ more than a proxy adds; here there is one. Each prompt is new.
 """
 
 import argparse
-import json
+import asyncio
 import sys
 import time
 from collections.abc import Iterator
@@ -20,7 +20,8 @@ from statistics import median
 import httpx
 
 from benchmarks.figures import add_write_option, keep
-from benchmarks.load import messages
+from benchmarks.gateway import platform_before
+from benchmarks.load import Address, LoadPlan, complete, request_bytes
 from benchmarks.processes import end_on_sigterm, free_port, running, wait_for_ok
 from benchmarks.real_weights import CONTEXT, PROMPT_WORDS, SLOTS, model_file
 from benchmarks.targets import (
@@ -29,14 +30,12 @@ from benchmarks.targets import (
     ServedFile,
     litellm_before,
     llama_cpp,
-    platform_with,
 )
 from inference_site.core.host import physical_cores
 
 _PAUSE_S = 0.15
 """After each answer: what is behind a proxy then ends."""
 _WARM_UP = 4
-_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,36 +58,14 @@ def bare_proxy(upstream: Endpoint) -> Iterator[Endpoint]:
         yield Endpoint(f"http://127.0.0.1:{port}/v1", "none", upstream.model, process)
 
 
-@contextmanager
-def platform_before(upstream: Endpoint) -> Iterator[Endpoint]:
-    """Run the platform in front of a server."""
-    listed = httpx.get(f"{upstream.url}/models").json()["data"]
-    entry = {"engine": "openai_upstream", "flavor": "llama_cpp", "base_url": upstream.url}
-    entry |= {"model": listed[0]["id"]}
-    with platform_with({"m": {**entry, "slots": SLOTS, "context_length": CONTEXT}}) as endpoint:
-        yield endpoint
-
-
-def first_token_ms(http: httpx.Client, endpoint: Endpoint, number: int) -> float:
+def first_token_ms(endpoint: Endpoint, number: int) -> float:
     """Stream an answer to the prompt of this number; return when its first text came."""
-    body = {"model": endpoint.model, "messages": messages(number, PROMPT_WORDS), "stream": True}
-    url, headers = f"{endpoint.url}/chat/completions", {"Authorization": f"Bearer {endpoint.key}"}
-    started = time.monotonic()
-    with http.stream(
-        "POST", url, json={**body, "max_tokens": _TOKENS, "temperature": 0}, headers=headers
-    ) as answer:
-        first = 0.0
-        for line in answer.iter_lines():
-            if not first and line.startswith("data: {") and _has_text(line):
-                first = time.monotonic()
-    if not first:
-        raise RuntimeError(f"{endpoint.url}: no token, status {answer.status_code}")
-    return (first - started) * 1000
-
-
-def _has_text(line: str) -> bool:
-    choices = json.loads(line.removeprefix("data: ")).get("choices") or [{}]
-    return bool(choices[0].get("delta", {}).get("content"))
+    plan = LoadPlan(endpoint.url, endpoint.key, endpoint.model, 1, max_tokens=8, words=PROMPT_WORDS)
+    address = Address.of(plan.url)
+    sample = asyncio.run(complete(address, request_bytes(plan, address, number)))
+    if sample.first_token is None or sample.error:
+        raise RuntimeError(f"{endpoint.url}: {sample.error or 'no token'}")
+    return (sample.first_token - sample.started) * 1000
 
 
 def measure(file: Path, requests: int, *, with_litellm: bool) -> list[Row]:
@@ -99,16 +76,13 @@ def measure(file: Path, requests: int, *, with_litellm: bool) -> list[Row]:
         ways = {"directly": direct, "bare proxy": up.enter_context(bare_proxy(direct))}
         if with_litellm:
             ways["LiteLLM"] = up.enter_context(litellm_before(direct))
-        ways["platform"] = up.enter_context(platform_before(direct))
-        # llama.cpp closes an idle connection after 5 s: reusing one just then would fail.
-        limits = httpx.Limits(keepalive_expiry=2)
-        clients = {
-            name: up.enter_context(httpx.Client(timeout=600, limits=limits)) for name in ways
-        }
+        model = httpx.get(f"{direct.url}/models").json()["data"][0]["id"]
+        entry = {"model": model, "flavor": "llama_cpp", "context_length": CONTEXT}
+        ways["platform"] = up.enter_context(platform_before(direct, SLOTS, {}, **entry))
         numbers, seen = count(1), {name: list[float]() for name in ways}
         for turn in range(_WARM_UP + requests):
             for name, endpoint in ways.items():
-                found = first_token_ms(clients[name], endpoint, next(numbers))
+                found = first_token_ms(endpoint, next(numbers))
                 if turn >= _WARM_UP:
                     seen[name].append(found)
                 time.sleep(_PAUSE_S)

@@ -131,11 +131,11 @@ def paced(tokens_per_s: float) -> Iterator[Endpoint]:
 
 
 def platform_before(
-    upstream: Endpoint, slots: int, settings: Mapping[str, str] = ROOM
+    upstream: Endpoint, slots: int, settings: Mapping[str, str] = ROOM, **fields: object
 ) -> AbstractContextManager[Endpoint]:
-    """Run the platform in front of a server."""
+    """Run the platform in front of a server; the entry of the model has these ``fields`` too."""
     entry = {"engine": "openai_upstream", "base_url": upstream.url, "slots": slots}
-    return platform_with({MODEL: entry}, settings)
+    return platform_with({MODEL: entry | fields}, settings)
 
 
 def targets(upstream: Endpoint, options: argparse.Namespace) -> Iterator[tuple[str, Endpoint]]:
