@@ -59,6 +59,7 @@ class Indexing:
     def __init__(self, worker: str) -> None:
         self._worker = worker
         self._served: Counter[int] = Counter()
+        self._looking = threading.Lock()
 
     def start(self) -> None:
         """Begin to look for files, as long as the process lives."""
@@ -68,26 +69,27 @@ class Indexing:
     def _main(self) -> None:
         while True:
             try:
-                if self.run_next():
-                    continue
+                with self._looking:  # One thread looks for a file; the others wait for their turn.
+                    while (entry := self._claimed()) is None:
+                        time.sleep(_LOOK_S)
+                _Document(entry).index()
             except (django.db.Error, redis.exceptions.RedisError) as exc:
                 logger.warning("indexing: %s", exc)
+                time.sleep(_LOOK_S)
             except Exception:
                 logger.exception("indexing: failed")
-            time.sleep(_LOOK_S)
+                time.sleep(_LOOK_S)
 
-    def run_next(self) -> bool:
-        """Index the next file; return whether there was one."""
+    def _claimed(self) -> VectorStoreFile | None:
+        """Claim the next file; None if there is none."""
         with release_connection_after():
             if not VectorStoreFile.objects.has_waiting():
-                return False
+                return None
             live = [worker.id for worker in live_workers()]
             entry = VectorStoreFile.objects.claim(self._worker, live, self._served, _HOLD_S)
-        if entry is None:
-            return False
-        self._served[entry.project_id] += 1
-        _Document(entry).index()
-        return True
+        if entry is not None:
+            self._served[entry.project_id] += 1
+        return entry
 
 
 class _Document:

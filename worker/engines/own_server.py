@@ -52,8 +52,9 @@ _ENDS_S = 2.0
 """How long to wait for the end of a process once its connections are closed."""
 _TAIL_LOGGED = 8
 _LEARNT_KEPT = 7
-_LEARN_S = 15.0
-"""Interval of memory measurements, each of which takes milliseconds."""
+_LEARN_S, _LEARN_PART = 15.0, 0.0005
+"""Interval of memory measurements, and the part of the time they may take at most: the kernel
+counts each page of the server."""
 _UNWANTED = "it is not wanted any more"
 _DROPS_WEIGHTS = 2
 """vLLM's sleep level that drops the weights, so that they must be loaded again.
@@ -378,8 +379,10 @@ class OwnServer(ForwardingEngine):
         """Measure the server's memory, and keep the maximum for its next load."""
         if time.monotonic() < self._learn_at:
             return
-        self._learn_at = time.monotonic() + _LEARN_S
+        begun = time.monotonic()
         self._taken_now = process.memory_bytes
+        ended = time.monotonic()
+        self._learn_at = ended + max(_LEARN_S, (ended - begun) / _LEARN_PART)
         taken = self._taken.at_least(Taken(self._taken_now, process.gpu_bytes))
         if taken != self._taken and not self._is_asleep:
             self._taken = taken
