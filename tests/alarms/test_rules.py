@@ -16,6 +16,7 @@ from inference_site.accounts.models import ApiKey, Budget, BudgetSpend
 from inference_site.console.alarms import evaluation
 from inference_site.console.alarms.evaluation import evaluate
 from inference_site.console.alarms.models import Alarm, Rule, RuleKind
+from inference_site.core.storage import postgresql
 from inference_site.outbox.models import Endpoint, Message
 from inference_site.runs.models import ServiceClass, Status
 from inference_site.runs.usage.models import LatencyHistogram, Period, UsageRollup, bucket_of
@@ -85,6 +86,7 @@ def test_a_rule_that_is_turned_off_ends_its_alarms(api_key: Key) -> None:
     assert firing() == []
 
 
+@pytest.mark.django_db(transaction=True)
 def test_a_rule_that_cannot_be_evaluated_leaves_its_alarm_and_stops_no_other(
     api_key: Key, monkeypatch: Any
 ) -> None:
@@ -99,7 +101,8 @@ def test_a_rule_that_cannot_be_evaluated_leaves_its_alarm_and_stops_no_other(
             cursor.execute("SELECT pg_sleep(9)")  # The statement timeout ends it.
 
     monkeypatch.setitem(evaluation._CONDITIONS, RuleKind.QUEUE_WAIT, away)
-    monkeypatch.setattr(evaluation, "_TIMEOUT_MS", 50)
+    monkeypatch.setattr(evaluation, "_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(postgresql, "_process_timeout_s", 30.0)
     monkeypatch.setattr(evaluation, "RESOLVED_AFTER_S", -1)
     assert "m" in firing()
     assert Alarm.objects.filter(resolved_at=None).count() == before

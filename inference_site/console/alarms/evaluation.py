@@ -27,7 +27,7 @@ from inference_site.catalogue.fleet.leases import ModelState, live_workers
 from inference_site.console.alarms.models import Alarm, Rule, RuleKind
 from inference_site.core.admin_pages.labels import duration, milliseconds
 from inference_site.core.storage.capacity import disks, memory_of
-from inference_site.core.storage.postgresql import cached_sql
+from inference_site.core.storage.postgresql import cached_sql, statement_timeout
 from inference_site.core.storage.redis import all_clients
 from inference_site.outbox.models import publish, send
 from inference_site.runs.models import Generation, ServiceClass, Status
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 RESOLVED_AFTER_S = 30.0
 """How long a condition must be false before its alarm is resolved, so that a condition which
 changes quickly raises one alarm."""
-_TIMEOUT_MS = 2_000
+_TIMEOUT_S = 2.0
 _LOCK = "SELECT pg_try_advisory_xact_lock(0x1F5A0004)"
 _MAX_FINDINGS = 50
 """Subjects of one rule that can fire at the same time."""
@@ -77,8 +77,7 @@ def evaluate() -> None:
             results[rule] = []
             continue
         try:
-            with transaction.atomic(), connection.cursor() as cursor:
-                cursor.execute(f"SET LOCAL statement_timeout = {_TIMEOUT_MS}")
+            with statement_timeout(_TIMEOUT_S):
                 found = _CONDITIONS[RuleKind(rule.kind)](rule)
                 results[rule] = list(islice(found, _MAX_FINDINGS))
         except (Error, RedisError, OSError) as exc:
