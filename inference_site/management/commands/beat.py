@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _STOP_S = 10.0
 """How long to wait at the end for a job that runs."""
-_LOOK_S = 0.5
+_FEED_S, _LOOK_S = 0.1, 0.5
 _looked_at, _has_open = 0.0, False
 _feeder_lock = threading.Lock()
 _known_feeder: Feeder | None = None
@@ -80,7 +80,7 @@ def run_periodically(wait: Callable[[], object]) -> None:
     jobs = (
         ("maintenance", _maintain, 1.0),
         ("mending", repair_inconsistent, 1.0),
-        ("batches", _feed_batches, 0.1),
+        ("batches", _feed_batches, _feeding_period_s),
         ("batch files", _prepare_batches, 0.5),
         ("runs of cases", _collect_results, 2.0),
         ("accounting", _with_long_timeout(account_ended), 1.0),
@@ -103,13 +103,19 @@ def run_periodically(wait: Callable[[], object]) -> None:
         thread.join(_STOP_S)
 
 
-def repeat(name: str, act: Callable[[], None], period_s: float, stopped: threading.Event) -> None:
+def repeat(
+    name: str,
+    act: Callable[[], None],
+    period_s: float | Callable[[], float],
+    stopped: threading.Event,
+) -> None:
     """Run a job once a period; a longer run delays the next one, and missed runs are skipped."""
     while not stopped.is_set():
         started = time.monotonic()
         with release_connection_after():
             try_and_log(name, act)
-        stopped.wait(max(0.0, started + period_s - time.monotonic()))
+        next_at = started + (period_s() if callable(period_s) else period_s)
+        stopped.wait(max(0.0, next_at - time.monotonic()))
 
 
 def _with_long_timeout(act: Callable[[], None]) -> Callable[[], None]:
@@ -131,6 +137,11 @@ def _feed_batches() -> None:
     """Put the lines of batches into the queue."""
     if _has_open_batches():
         _feeder().feed()
+
+
+def _feeding_period_s() -> float:
+    """Return a short period while there are batches: an idle site wakes rarely."""
+    return _FEED_S if _has_open else _LOOK_S
 
 
 def _prepare_batches() -> None:
