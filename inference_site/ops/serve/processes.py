@@ -50,7 +50,8 @@ STATE_FD = "SERVE_STATE_FD"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STOP_S, _DRAIN_S = 7.0, 3.0
 """How long processes may take to end when ``serve`` stops, and how much of it they may drain."""
-_WATCH_S = 0.2
+_WATCH_S = 0.5
+"""How often the states of the processes are read; the end of one is noticed at once."""
 
 
 @dataclass(frozen=True)
@@ -355,13 +356,16 @@ class Supervisor:
         for number in _SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda number, _: received.put(number))  # See ``nohup``.
+        signal.signal(signal.SIGCHLD, lambda number, _: received.put(number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         to_roll: list[Child] = []
         while True:
             with contextlib.suppress(Empty):
-                if received.get(timeout=_WATCH_S) != signal.SIGHUP or sys.stdout.isatty():
+                arrived = received.get(timeout=_WATCH_S)
+                if arrived == signal.SIGHUP and not sys.stdout.isatty():
+                    to_roll = list(self.children)
+                elif arrived != signal.SIGCHLD:
                     return True
-                to_roll = list(self.children)
             self.restart_dead()
             # One after the other, because two processes of a program take twice the memory.
             if to_roll and not any(child.is_rolling for child in self.children):
