@@ -3,19 +3,20 @@
 ``python -m benchmarks.real_weights [FILE]``; without a file it is that of ``make serve``, SmolLM2.
 The platform has no setting but slots and context. The reference has the number of threads that is
 best for it: all cores on a quiet machine, one less where another process has a core to itself. All
-targets are up at the same time, and take turns; figures are medians. Ratios and differences are
-medians of those of each turn: within a turn the speed of a machine drifts less than between them.
+targets are up at the same time, and take turns; figures are means, over two orders in which they
+are started, of the medians of these turns. Ratios and differences are first taken of each turn:
+within a turn the speed of a machine drifts less than between them.
 """
 
 import argparse
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from benchmarks.figures import add_write_option, keep
 from benchmarks.load import LoadResult
@@ -82,55 +83,64 @@ def measure(
     """Run all loads of all targets, which run at the same time and are loaded in turn.
 
     The speed of a machine drifts within minutes; what is compared must be measured side by side.
+    Of equal servers the one that is started first is faster, by up to a tenth: it gets other parts
+    of the memory. So all are started again in the opposite order.
     """
-    with ExitStack() as up:
-        ends = {name: up.enter_context(TARGETS[name](served)) for name, served in servers.items()}
-        for endpoint in ends.values():
-            warm_up(endpoint)
-            settle(endpoint)
-        first = 0
-        loads = [
-            (PROMPT_WORDS, streams, each, options.rounds, 96) for streams, each in STREAMS.items()
-        ]
-        if machine == "quiet" and not options.short:
-            loads += [(words, streams, 1, 1, LONG_ANSWER) for words, streams in LONG_PROMPTS]
-        for words, streams, each, turns, tokens in loads:
-            results: dict[str, list[LoadResult]] = {name: [] for name in ends}
-            for _ in range(turns):
-                first += 100
-                arguments = ["--streams", str(streams), "--words", str(words)]
-                arguments += ["--rounds", str(each), "--first-prompt", str(first)]
-                arguments += ["--max-tokens", str(tokens)]
-                for name, endpoint in ends.items():
-                    results[name].append(run_load(endpoint, arguments, _TIMEOUT_S))
-            for name, found in results.items():
-                memory = sum(memory_mib(ends[name]).values())
-                yield cell(machine, name, words, found, results["llama_cpp"], memory)
+    loads = [(PROMPT_WORDS, streams, each, options.rounds, 96) for streams, each in STREAMS.items()]
+    if machine == "quiet" and not options.short:
+        loads += [(words, streams, 1, 1, LONG_ANSWER) for words, streams in LONG_PROMPTS]
+    results: dict[tuple[int, int], list[dict[str, list[LoadResult]]]] = {}
+    memory: dict[tuple[int, int, str], float] = {}
+    for order in (list(servers), list(servers)[::-1]):
+        with ExitStack() as up:
+            ends = {name: up.enter_context(TARGETS[name](servers[name])) for name in order}
+            for endpoint in ends.values():
+                warm_up(endpoint)
+                settle(endpoint)
+            for number, (words, streams, each, turns, tokens) in enumerate(loads):
+                found: dict[str, list[LoadResult]] = {name: [] for name in servers}
+                for turn in range(turns):
+                    first = 100 * (1 + number * options.rounds + turn)
+                    arguments = ["--streams", str(streams), "--words", str(words)]
+                    arguments += ["--rounds", str(each), "--first-prompt", str(first)]
+                    arguments += ["--max-tokens", str(tokens)]
+                    for name in order:
+                        found[name].append(run_load(ends[name], arguments, _TIMEOUT_S))
+                results.setdefault((words, streams), []).append(found)
+                for name in order:
+                    memory[words, streams, name] = sum(memory_mib(ends[name]).values())
+        loads = [load for load in loads if load[0] == PROMPT_WORDS]  # Long prompts take minutes.
+    for (words, streams), orders in results.items():
+        for name in servers:
+            yield cell(machine, name, words, orders, memory[words, streams, name])
 
 
 def cell(
     machine: str,
     target: str,
     words: int,
-    results: Sequence[LoadResult],
-    reference: Sequence[LoadResult],
+    orders: Sequence[Mapping[str, Sequence[LoadResult]]],
     memory: float,
 ) -> Cell:
-    """Return the medians of one target's loads, and print them."""
-    pairs = list(zip(results, reference, strict=True))
+    """Return the means, over the orders of starting, of the medians of one target's loads."""
+    pairs = [list(zip(found[target], found["llama_cpp"], strict=True)) for found in orders]
+
+    def middle(figure: Callable[[LoadResult, LoadResult], float]) -> float:
+        return fmean(median(figure(one, other) for one, other in found) for found in pairs)
+
     found = Cell(
         machine,
         target,
         words,
-        results[0].streams,
-        median(result.tokens_per_s for result in results),
-        median(result.ttft_ms_p50 for result in results),
-        median(result.ttft_ms_p99 for result in results),
+        pairs[0][0][0].streams,
+        middle(lambda one, _: one.tokens_per_s),
+        middle(lambda one, _: one.ttft_ms_p50),
+        middle(lambda one, _: one.ttft_ms_p99),
         round(memory),
-        sum(result.errors for result in results),
-        median(one.tokens_per_s / other.tokens_per_s for one, other in pairs),
-        median(one.ttft_ms_p50 - other.ttft_ms_p50 for one, other in pairs),
-        median(one.ttft_ms_p99 / other.ttft_ms_p99 for one, other in pairs),
+        sum(one.errors for turns in pairs for one, _ in turns),
+        middle(lambda one, other: one.tokens_per_s / other.tokens_per_s),
+        middle(lambda one, other: one.ttft_ms_p50 - other.ttft_ms_p50),
+        middle(lambda one, other: one.ttft_ms_p99 / other.ttft_ms_p99),
     )
     print(found, file=sys.stderr, flush=True)
     return found
@@ -186,7 +196,7 @@ def main() -> None:
     end_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", nargs="?", type=Path, help="a GGUF file")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each target")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each target and order")
     parser.add_argument("--short", action="store_true", help="no long prompts")
     parser.add_argument("--no-litellm", dest="litellm", action="store_false")
     add_write_option(parser)
