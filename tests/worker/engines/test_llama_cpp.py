@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
+import psutil
 import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
@@ -36,6 +38,7 @@ from inference_site.core.host import free_port
 from tests.served_stack import ROOT
 from tests.sinks import RecordingSink
 from tests.tiny_weights import write_model
+from tests.waiting import wait_until
 from worker.engines import own_server
 from worker.engines.base import Engine, load_engine
 from worker.engines.llama_cpp.chat import TemplateTrial
@@ -420,6 +423,24 @@ def test_a_long_text_that_may_be_tokenized_has_the_tokens_of_one_call(
     engine.tokenize(GenerationRequest("demo", operation="tokenize", prompts=(text,)), sink)
     assert watched.characters[-1] == len(text)
     assert len(sink.deltas[0].ids) > 30_000  # type: ignore[union-attr]  # A TokensDelta.
+
+
+def test_an_idle_server_has_no_open_connection(engine: Engine) -> None:
+    """llama.cpp looks at each of them 100 times a second, and is asked every few seconds."""
+    ask(engine, STORY)
+    started = psutil.Process().children(recursive=True)
+    servers = [one for one in started if llama_server.__file__ in one.cmdline()]
+    assert servers
+
+    def none_is_open() -> bool:
+        time.sleep(0.1)
+        return not any(
+            connection.status == psutil.CONN_ESTABLISHED
+            for server in servers
+            for connection in server.net_connections("inet")
+        )
+
+    wait_until(lambda: all(none_is_open() for _ in range(20)), 20)
 
 
 @pytest.mark.parametrize("operation", ["chat", "render", "tokenize", "complete"])
