@@ -46,7 +46,7 @@ _LATE_S = 0.02
 of the upstreams, and a tick that those begin does not make them wait."""
 _PAUSE_FACTOR = 9
 """The pause after a tick is this many times as long as the tick: ticks use a tenth of the time."""
-_POLL_S = 0.2
+_POLL_S = 0.1
 """How often a stream without new frames reads whether it was cancelled."""
 _RETRY_S = 0.2
 _SEND_TIMEOUT_S = 2.0
