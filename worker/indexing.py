@@ -75,10 +75,11 @@ class Indexing:
                 _Document(entry).index()
             except (django.db.Error, redis.exceptions.RedisError) as exc:
                 logger.warning("indexing: %s", exc)
-                time.sleep(_LOOK_S)
             except Exception:
                 logger.exception("indexing: failed")
-                time.sleep(_LOOK_S)
+            else:
+                continue
+            time.sleep(_LOOK_S)
 
     def _claimed(self) -> VectorStoreFile | None:
         """Claim the next file; None if there is none."""

@@ -377,9 +377,8 @@ class OwnServer(ForwardingEngine):
 
     def _measure_memory(self, process: ServerProcess) -> None:
         """Measure the server's memory, and keep the maximum for its next load."""
-        if time.monotonic() < self._learn_at:
+        if (begun := time.monotonic()) < self._learn_at:
             return
-        begun = time.monotonic()
         self._taken_now = process.memory_bytes
         ended = time.monotonic()
         self._learn_at = ended + max(_LEARN_S, (ended - begun) / _LEARN_PART)

@@ -81,7 +81,7 @@ def run_periodically(wait: Callable[[], object]) -> None:
         ("maintenance", _maintain, 1.0),
         ("mending", repair_inconsistent, 1.0),
         ("batches", _feed_batches, _feeding_period_s),
-        ("batch files", _prepare_batches, 0.5),
+        ("batch files", _prepare_batches, _LOOK_S),
         ("runs of cases", _collect_results, 2.0),
         ("accounting", _with_long_timeout(account_ended), 1.0),
         ("values of usage", _with_long_timeout(Bound()), 60.0),

@@ -353,10 +353,9 @@ class Supervisor:
         """
         # Not an Event: a handler that sets it while ``wait`` has its lock would wait for ever.
         received: SimpleQueue[int] = SimpleQueue()
-        for number in _SIGNALS:
+        for number in (*_SIGNALS, signal.SIGCHLD):
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda number, _: received.put(number))  # See ``nohup``.
-        signal.signal(signal.SIGCHLD, lambda number, _: received.put(number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         to_roll: list[Child] = []
         while True:
