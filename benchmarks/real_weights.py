@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from statistics import fmean, median
+from typing import NamedTuple
 
 from benchmarks.figures import add_write_option, keep
 from benchmarks.load import LoadResult
@@ -24,7 +26,7 @@ from benchmarks.parts import memory_mib, settle
 from benchmarks.processes import ROOT, end_on_sigterm
 from benchmarks.report import TITLES
 from benchmarks.run import run_load, warm_up
-from benchmarks.targets import TARGETS, ServedFile
+from benchmarks.targets import TARGETS, Endpoint, ServedFile
 from inference_site.core.host import physical_cores
 from inference_site.ops.serve.real_model import link_file, packaged_file
 
@@ -40,6 +42,16 @@ MUST = {"quiet": 0.95, "one core taken": 0.75}
 ADDED_MS, BURST = 10, 1.1
 """How much later the first token of one stream may come, and the last of eight, in proportion."""
 _TIMEOUT_S = 600
+
+
+class Load(NamedTuple):
+    """Prompts of so many words, the answers of each stream in a turn, turns, and tokens."""
+
+    words: int
+    streams: int
+    answers: int
+    turns: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,33 +98,41 @@ def measure(
     Of equal servers the one that is started first is faster, by up to a tenth: it gets other parts
     of the memory. So all are started again in the opposite order.
     """
-    loads = [(PROMPT_WORDS, streams, each, options.rounds, 96) for streams, each in STREAMS.items()]
+    loads = [Load(PROMPT_WORDS, *pair, options.rounds, 96) for pair in STREAMS.items()]
     if machine == "quiet" and not options.short:
-        loads += [(words, streams, 1, 1, LONG_ANSWER) for words, streams in LONG_PROMPTS]
-    results: dict[tuple[int, int], list[dict[str, list[LoadResult]]]] = {}
-    memory: dict[tuple[int, int, str], float] = {}
+        loads += [Load(words, streams, 1, 1, LONG_ANSWER) for words, streams in LONG_PROMPTS]
+    results: dict[Load, list[dict[str, list[LoadResult]]]] = {load: [] for load in loads}
+    memory: dict[tuple[Load, str], float] = {}
     for order in (list(servers), list(servers)[::-1]):
         with ExitStack() as up:
             ends = {name: up.enter_context(TARGETS[name](servers[name])) for name in order}
             for endpoint in ends.values():
                 warm_up(endpoint)
                 settle(endpoint)
-            for number, (words, streams, each, turns, tokens) in enumerate(loads):
-                found: dict[str, list[LoadResult]] = {name: [] for name in servers}
-                for turn in range(turns):
-                    first = 100 * (1 + number * options.rounds + turn)
-                    arguments = ["--streams", str(streams), "--words", str(words)]
-                    arguments += ["--rounds", str(each), "--first-prompt", str(first)]
-                    arguments += ["--max-tokens", str(tokens)]
-                    for name in order:
-                        found[name].append(run_load(ends[name], arguments, _TIMEOUT_S))
-                results.setdefault((words, streams), []).append(found)
-                for name in order:
-                    memory[words, streams, name] = sum(memory_mib(ends[name]).values())
-        loads = [load for load in loads if load[0] == PROMPT_WORDS]  # Long prompts take minutes.
-    for (words, streams), orders in results.items():
+            first_prompts = count(100, 100)
+            for load in loads:
+                results[load].append(in_turns(load, ends, first_prompts))
+                memory |= {
+                    (load, name): sum(memory_mib(end).values()) for name, end in ends.items()
+                }
+        loads = [load for load in loads if load.words == PROMPT_WORDS]  # Long ones take minutes.
+    for load, orders in results.items():
         for name in servers:
-            yield cell(machine, name, words, orders, memory[words, streams, name])
+            yield cell(machine, name, load.words, orders, memory[load, name])
+
+
+def in_turns(
+    load: Load, ends: Mapping[str, Endpoint], first_prompts: Iterator[int]
+) -> dict[str, list[LoadResult]]:
+    """Run a load of each target, one after the other, as often as it has turns."""
+    found: dict[str, list[LoadResult]] = {name: [] for name in ends}
+    for _ in range(load.turns):
+        arguments = ["--streams", str(load.streams), "--words", str(load.words)]
+        arguments += ["--rounds", str(load.answers), "--first-prompt", str(next(first_prompts))]
+        arguments += ["--max-tokens", str(load.tokens)]
+        for name, endpoint in ends.items():
+            found[name].append(run_load(endpoint, arguments, _TIMEOUT_S))
+    return found
 
 
 def cell(
