@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 import django.db
 import redis.exceptions
 from django.conf import settings
-from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
 from inference_site.catalogue.fleet.leases import live_workers
 from inference_site.core.domain.errors import EngineError
@@ -200,6 +199,8 @@ def split(text: str, filename: str, size: int, overlap: int) -> list[str]:
 
     They end at the ends of sections, paragraphs or sentences where there are some.
     """
+    from semantic_text_splitter import MarkdownSplitter, TextSplitter  # Most workers never do this.
+
     of_markdown = filename.lower().endswith((".md", ".markdown"))
     splitter: Callable[[int, int], TextSplitter | MarkdownSplitter]
     splitter = MarkdownSplitter if of_markdown else TextSplitter

@@ -17,7 +17,6 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from django.conf import settings
-from PIL import Image
 
 from inference_site.core.domain.errors import InvalidRequest
 from inference_site.core.domain.request import (
@@ -222,6 +221,8 @@ def _image_url(content: bytes, allowance: Allowance) -> str:
     Of an animation, the first frame is used. Raise MediaError if the content is no image or is too
     large.
     """
+    from PIL import Image  # Most workers never read an image.
+
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)  # Reads the header only.
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as exc:
