@@ -5,12 +5,11 @@ Source: the NVML API reference, https://docs.nvidia.com/deploy/nvml-api/.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections.abc import Callable, Collection
 from functools import cache
-from typing import TypeVar
-
-import pynvml
+from typing import Any, TypeVar
 
 from inference_site.core.host import Device
 
@@ -18,16 +17,24 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_LIBRARY = "libnvidia-ml.so.1"
+
 
 @cache
-def _has_driver() -> bool:
+def _nvml() -> Any:
+    """Return the module ``pynvml`` after its start; None without a driver that works."""
+    try:
+        ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return None
+    import pynvml  # Most hosts have no NVIDIA driver, and it takes 2 MiB.
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as exc:
-        if not isinstance(exc, pynvml.NVMLError_LibraryNotFound):
-            logger.info("NVML does not start (%s); no GPU is used", exc)
-        return False
-    return True
+        logger.info("NVML does not start (%s); no GPU is used", exc)
+        return None
+    return pynvml
 
 
 def gpus() -> tuple[Device, ...]:
@@ -41,40 +48,44 @@ def gpu_bytes(pids: Collection[int]) -> dict[int, int]:
 
     In a container the driver reports process ids of the host, so nothing is found.
     """
+    nvml = _nvml()
 
     def used(index: int) -> int:
-        handle = _query(lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
-        running = handle and _query(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        handle = _query(lambda: nvml.nvmlDeviceGetHandleByIndex(index))
+        running = handle and _query(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
         return sum(one.usedGpuMemory or 0 for one in running or () if one.pid in pids)
 
     return {index: total for index in range(_count()) if (total := used(index))}
 
 
 def _count() -> int:
-    return (_query(pynvml.nvmlDeviceGetCount) or 0) if _has_driver() else 0
+    nvml = _nvml()
+    return (_query(nvml.nvmlDeviceGetCount) or 0) if nvml else 0
 
 
 def _gpu(index: int) -> Device | None:
-    handle = _query(lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
-    memory = handle and _query(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+    nvml = _nvml()
+    handle = _query(lambda: nvml.nvmlDeviceGetHandleByIndex(index))
+    memory = handle and _query(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
     if not memory:
         return None
-    name = _query(lambda: pynvml.nvmlDeviceGetName(handle)) or "GPU"
-    used = _query(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
+    name = _query(lambda: nvml.nvmlDeviceGetName(handle)) or "GPU"
+    used = _query(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
     return Device(
         f"{name} {index}",
         memory.total,
         memory.free,
         temperature_c=_query(
-            lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
+            lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
         ),
         busy_percent=used.gpu if used else None,
     )
 
 
 def _query(read: Callable[[], T]) -> T | None:
-    """Return the driver's answer; None if the driver has no value for this GPU."""
+    """Return the driver's answer; None if it has none for this GPU, or is too old to know it."""
+    nvml = _nvml()
     try:
         return read()
-    except pynvml.NVMLError:
+    except (nvml.NVMLError, nvml.NVMLLibraryMismatchError):
         return None
