@@ -386,8 +386,11 @@ class ModelLoader:
             model.fail(str(exc))
             logger.error("%s", exc)
             self._settle(model)
-        except Exception:
-            logger.exception("model %s: no room was made for it", model.spec.id)
+        except Exception as exc:
+            logger.exception("model %s: no room could be made for it", model.spec.id)
+            reason = f"no room could be made for it ({type(exc).__name__})"
+            model.fail(f"Model '{model.spec.id}': {reason}.")
+            self._settle(model)
         return False
 
     def _fits(self, wanted: ModelSpec, residents: Sequence[ServedModel]) -> bool:
