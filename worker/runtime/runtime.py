@@ -157,7 +157,7 @@ class Runtime:
             self._publisher,
             lambda: self.accepts_work,
             self.changed,
-            lambda model: self.loader.models.get(model),  # noqa: PLW0108  # It is replaced.
+            self.loader.models.get,
         )
         self.lease = Lease(self.id, self.described, lambda: self.runs.unsent_tokens)
         self.orders = Orders(self.id, self.execute, self.store_server_log)
@@ -425,7 +425,7 @@ class Runtime:
             if event_loop().turned_within(settings.ENGINE_STALL_S):
                 continue
             stall_s = settings.ENGINE_STALL_S
-            logger.critical("no server was read for %d s; this process ends", stall_s)
+            logger.critical("the loop of the upstreams stalls for %d s; this process ends", stall_s)
             self.end_now()
 
     def _watch_orphans(self) -> None:
