@@ -422,11 +422,10 @@ class Runtime:
     def _watch_loop(self) -> None:
         """End this process when the event loop of the upstreams stalls, in a hook for example."""
         while not self.stopped.wait(_CHECK_LOOP_S):
-            if event_loop().turned_within(settings.ENGINE_STALL_S):
-                continue
             stall_s = settings.ENGINE_STALL_S
-            logger.critical("the loop of the upstreams stalls for %d s; this process ends", stall_s)
-            self.end_now()
+            if not event_loop().turned_within(stall_s):
+                logger.critical("the upstreams' loop stalled for %d s; this process ends", stall_s)
+                self.end_now()
 
     def _watch_orphans(self) -> None:
         """End rows that claim to run here and do not: the reply to their claim was lost."""
