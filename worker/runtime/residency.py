@@ -306,7 +306,7 @@ class IdleWatch:
         self._stopped.set()
 
     def keep(self) -> bool:
-        """Keep a model that is leaving; return False if it is too late."""
+        """Keep a model that is leaving; return False if it is not, or if it is too late."""
         with self._lock:
             self._is_kept = self.is_leaving and not self._stopped.is_set()
             return self._is_kept

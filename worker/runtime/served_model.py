@@ -362,7 +362,7 @@ class ServedModel:
         self._library, self.reason = library_of(self.spec.engine), ""
         self._state, self._since = ModelState.READY, time.time()
         self.used_at = self.loaded_at = time.monotonic()
-        # Not if the engine starts its server now; true for an upstream that is down.
+        # An upstream that is down may come back; a server that the worker starts was never up.
         self._is_expected_back = not self._starting
         self._update_away_since()
         self._engine.watch(self._on_engine_change)

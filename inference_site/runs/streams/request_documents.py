@@ -218,7 +218,7 @@ def save_document(
 
 
 def drop_document(generation_id: str) -> None:
-    """Delete the document, the flags and the log of a generation that will never run."""
+    """Delete document, flags and log of a generation that never runs or has ended without them."""
     drop_documents([generation_id])
 
 
