@@ -189,7 +189,7 @@ class Runtime:
         threading.Thread(target=self._watch_orphans, name="orphans", daemon=True).start()
         self.loader.watch()
         if settings.ENGINE_STALL_S:
-            threading.Thread(target=self._watch_loop, name="loop watch", daemon=True).start()
+            threading.Thread(target=self._watch_loop, name="upstreams watch", daemon=True).start()
 
     def _await_memory(self) -> None:
         """On a host with GPUs, wait until the worker that this one replaces has ended.
