@@ -1,4 +1,4 @@
-"""The text of documents, read in a process of its own: a hostile one costs that process only.
+"""The text of documents, read in a process with limits, so that a hostile one harms that only.
 
 ``python -m worker.document_text FORMAT`` reads a document from its input and writes its text. Each
 document has its process, unlike in ``limited_process``: a long one takes seconds, and the documents
@@ -30,6 +30,7 @@ _HTML = re.compile(rb"\s*(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html)\b", re.IGNO
 _HTML_NAMES = (".html", ".htm", ".xhtml")
 _BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _SNIFFED = 4096
+_UNKNOWN = "The file is neither text nor a PDF, DOCX or HTML file."
 
 
 class UnreadableDocument(Exception):
@@ -39,7 +40,7 @@ class UnreadableDocument(Exception):
 def text_of(content: bytes, filename: str) -> str:
     """Return the text of a PDF, a DOCX, an HTML page or a text file. Raise UnreadableDocument.
 
-    What it is, is told by the content; the name only tells HTML from other text.
+    The content decides the format; the ending of the name only distinguishes HTML from other text.
     """
     if content.startswith(b"%PDF-"):
         return text_of_pdf(content)
@@ -67,14 +68,11 @@ def text_of(content: bytes, filename: str) -> str:
 
 
 def text_of_pdf(content: bytes) -> str:
-    """Return the text of a PDF, pages apart by form feeds. Raise UnreadableDocument.
+    """Return the text of a PDF, its pages separated by form feeds. Raise UnreadableDocument.
 
     It may have 2,000 pages; a text of more than 4 million characters is cut.
     """
     return _read("pdf", "PDF", content)
-
-
-_UNKNOWN = "The file is neither text nor a PDF, DOCX or HTML file."
 
 
 def _read(format_: str, name: str, content: bytes) -> str:

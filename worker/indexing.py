@@ -38,14 +38,15 @@ CHARACTERS_PER_TOKEN = 4
 _THREADS = 2
 _LOOK_S = 1.0
 _HOLD_S = 600.0
-"""A claim ends this long after its last renewal, or as soon as its worker is gone."""
+"""A claim ends this long after its last renewal, or as soon as its worker has no lease."""
 _RENEW_S = 10.0
 _REST_S, _BUDGET_REST_S = 5.0, 60.0
+"""How long a file is not claimed again after a fault, and after a budget was used up."""
 _EMBED_TIMEOUT_S = 3600.0
 _AT_ONCE = 16
 """Chunks that are embedded by one generation."""
 _SHORTEST = 200
-"""Characters: a shorter text that is too long for the model is a fault of the model."""
+"""Characters: if the model refuses even a shorter text as too long, the file fails."""
 
 
 class _Lost(Exception):
@@ -174,7 +175,7 @@ class _Document:
         )
 
     def _is_lost(self) -> bool:
-        """Renew the claim every few seconds. Raise _Lost if that fails."""
+        """Renew the claim every ``_RENEW_S``; raise _Lost if it is lost, else return False."""
         if time.monotonic() - self._renewed_at >= _RENEW_S:
             self._renewed_at = time.monotonic()
             with release_connection_after():
@@ -183,7 +184,8 @@ class _Document:
         return False
 
     def _rest(self, seconds: float, why: Exception, *, counts: bool = False) -> None:
-        logger.info("file %s rests: %s", self._entry, why)
+        """Release the claim; no worker claims the file for this time."""
+        logger.info("file %s is tried again in %d s: %s", self._entry, seconds, why)
         with release_connection_after():
             VectorStoreFile.objects.release(self._entry, seconds, counts=counts)
 

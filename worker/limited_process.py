@@ -27,7 +27,8 @@ _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ")
 """The variables that the process inherits; the worker's environment has secrets."""
 _ROOT = Path(__file__).resolve().parent.parent
 PATIENCE_S = 60
-"""Wait for an answer. The limit of the process itself is processor time, which it may not get."""
+"""Seconds to wait for an answer. The process limits its own processor time; this also bounds the
+wait on a host that is too busy to give it any."""
 LOAD_PATIENCE_S = 600
 """The same while a model is loaded: no client waits, and a starting host is busy."""
 _TOO_LATE = "The request could not be checked in time."

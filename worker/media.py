@@ -43,7 +43,7 @@ _IMAGES = 4
 
 
 class MediaError(Exception):
-    """An image or a file cannot be used. The message is for the client, without the network."""
+    """An image or a file cannot be used. The client sees the message, which names no address."""
 
 
 @dataclass
@@ -104,11 +104,11 @@ def _timed_out(noun: str) -> MediaError:
 
 
 def resolve_media(request: GenerationRequest, project_id: int) -> GenerationRequest:
-    """Return the request with each file as its text or image, and each image as a checked ``data:``
-    URL; the same one without either. Stored files are those of the project.
+    """Return the request with its files as text or images, and its images as ``data:`` URLs.
 
-    Blocks while it fetches. Raise InvalidRequest, for the part's field, if an image or file cannot
-    be fetched, decoded or allowed.
+    Images are checked. A request without media is returned as it is. Stored files are those of the
+    project. Blocks while it fetches. Raise InvalidRequest, for the part's field, if an image or
+    file cannot be fetched or decoded, or is not allowed.
     """
     if not has_media(request):
         return request
@@ -141,9 +141,9 @@ def has_media(request: GenerationRequest) -> bool:
 def with_judged_images(
     request: GenerationRequest, tools: Sequence[Mapping[str, Any]], project_id: int
 ) -> tuple[GenerationRequest, Sequence[Mapping[str, Any]]]:
-    """Return the request with the media of its judged messages resolved, and the options of its
-    tools, those of the moderation with these images and their hash.
+    """Return the request with the media of its judged messages resolved, and its tools' options.
 
+    The options of the moderation get these images and their hash.
     The images are fetched once, for the judgement and for the answer: a URL could give another
     image later. Blocks while it fetches. Raise InvalidRequest (see ``resolve_media``).
     """

@@ -63,7 +63,7 @@ class ModelsFolder:
         self._changing: dict[Path, _FileState] = {}
 
     def new_models(self) -> list[ModelSpec]:
-        """Return the models of complete files that are new since the last call.
+        """Return the models of complete files that are new, or have changed, since the last call.
 
         A file counts as written once it has not changed between two calls.
         """

@@ -1,6 +1,6 @@
 """The models file: entries become model specs and routes; errors name file, line and key.
 
-docs/models.example.yaml shows every key.
+docs/models.example.yaml shows every key that the engines share.
 
 A route divides requests among its targets by weight, and has fallbacks for a request whose target
 cannot serve it. A route is not a model: it is not loaded, has no price and appears in no counter.

@@ -29,7 +29,7 @@ from inference_site.runs.queue_position import (
     QueuePosition,
     Waiting,
     claim_order,
-    place_at,
+    position_at,
     slots_of,
 )
 
@@ -95,7 +95,7 @@ def _next_in_line(rows: QuerySet[Generation]) -> list[Generation]:
         order = claim_order(waiting[model], runs_now, slots, most)
         for nth, pk in enumerate(order, start=1):
             try:
-                places[pk] = place_at(model, nth)
+                places[pk] = position_at(model, nth)
             except redis.exceptions.RedisError:  # The page is useful without estimates.
                 places[pk] = QueuePosition(nth, None)
     found = rows.in_bulk(places)

@@ -240,12 +240,10 @@ def end_without_worker(
     if ending is None:
         drop_document(generation.public_id)
         return True
-    # Its worker appends nothing more, unless it is of a release that does not check.
-    answer = close_log(generation.public_id, ending, first)
-    if answer is None:
-        answer = close_log(generation.public_id, ending)
-    assert answer is not None
-    _hint(generation.public_id, answer.followers)
+    followers = close_log(generation.public_id, ending, first)
+    if followers is None:  # Its worker, of a release that does not check attempts, has appended.
+        followers = close_log(generation.public_id, ending)
+    _hint(generation.public_id, followers or ())
     return True
 
 

@@ -31,7 +31,7 @@ class NoBudget(Exception):
 
 
 class NotPossible(Exception):
-    """The generation cannot be run, also not later. The message is for the client."""
+    """The generation can never be run. The message is for the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ def run_and_wait(
     """Return the ending of a generation without output tokens, run by a worker of its model.
 
     ``size_bytes`` is the size of its texts, for the budget. Blocks. Raise NoBudget; NotPossible for
-    a key or model that is gone; the errors of ``enqueue``; TimeoutError after ``timeout_s``, or
-    when ``is_cancelled`` returns true: the generation is then cancelled.
+    a key or model that no longer exists; the errors of ``enqueue``; TimeoutError after
+    ``timeout_s``, or when ``is_cancelled`` returns true: the generation is then cancelled.
     """
     with release_connection_after():
         caller = caller_of_key(api_key_id)
@@ -104,7 +104,7 @@ def run_and_wait(
 
 
 def _ending_of(generation_id: str, deadline: float, is_cancelled: Callable[[], bool]) -> Ending:
-    """Wait for the end of a generation."""
+    """Wait for the end of a generation, whose log may be lost while it waits."""
     pause_s, looks_at = _FIRST_PAUSE_S, time.monotonic() + _LOOK_AT_ROW_S
     while True:
         position = log_position(generation_id, 0)

@@ -330,7 +330,7 @@ class PromptCountAssembler(WholeAnswerAssembler):
 
 
 DONE = b"data: [DONE]\n\n"
-"""The last frame of every stream."""
+"""The last frame of a stream of OpenAI's completions, chat or not."""
 
 
 def cancelled(refusal: Ending, frames: Sequence[bytes] = ()) -> Ending:

@@ -1,4 +1,4 @@
-"""Maintenance: what beat does every second so that every generation ends, and its leftovers go.
+"""Maintenance: what beat does every second so that generations end and leave nothing behind.
 
 running     on a worker that has died: failed, or requeued in the background
 waiting     longer than the queue timeout: failed

@@ -223,7 +223,7 @@ def position_of(
     return QueuePosition(position, _wait_s(position, _reports(serving, model)))
 
 
-def place_at(model: str, position: int) -> QueuePosition:
+def position_at(model: str, position: int) -> QueuePosition:
     """Return a position in the queue of a model with its estimated wait. Raise redis' errors."""
     reports = _reports(live_view.serving(model), model)
     starts_after = max(0, position - sum(report.free for report in reports))

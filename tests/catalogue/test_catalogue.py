@@ -11,11 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from django.core.exceptions import ImproperlyConfigured
 from pytest_django.fixtures import Settings
 
 from inference_site.catalogue.catalogue import DEMO_FILE, Catalogue, catalogue, discover
-from inference_site.catalogue.models_file import default_threads, entry_lines, read_models_file
+from inference_site.catalogue.models_file import (
+    ModelEntry,
+    default_threads,
+    entry_lines,
+    read_models_file,
+)
 from inference_site.core.domain.model_spec import ModelSpec, Price
 from inference_site.core.domain.request import Sampling
 from inference_site.management.commands import serve
@@ -479,9 +485,12 @@ def test_an_entry_goes_before_its_own_file_and_nothing_else(
     assert "dropped" in known.optional
 
 
-def test_the_example_in_the_docs_is_a_good_file() -> None:
-    specs = Catalogue(read_models_file(ROOT / "docs" / "models.example.yaml"))
+def test_the_example_in_the_docs_is_a_good_file_with_every_key_that_engines_share() -> None:
+    example = ROOT / "docs" / "models.example.yaml"
+    specs = Catalogue(read_models_file(example))
     assert {"llama-3.2-3b", "qwen-vl", "nomic-embed", "scripted"} <= specs.models.keys()
+    entries = yaml.safe_load(example.read_text())["models"].values()
+    assert ModelEntry.model_fields.keys() <= {key for entry in entries for key in entry}
 
 
 def test_serve_shows_a_model_that_was_asked_for_or_the_first_that_chats() -> None:

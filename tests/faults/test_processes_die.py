@@ -165,7 +165,7 @@ def test_a_hook_that_stands_still_takes_the_worker_along(stack: ServedStack) -> 
             model="demo", messages=[{"role": "user", "content": "Hi"}], timeout=90
         )
     log = stack.data_dir / "log" / "worker.log"
-    assert "no server was read for 5 s; this process ends" in log.read_text()
+    assert "the upstreams' loop stalled for 5 s; this process ends" in log.read_text()
     wait_until(lambda: answers(stack, "demo"), 120, "the next request")
 
 

@@ -98,11 +98,11 @@ def test_what_is_no_model_file_does_not_get_its_name(
 @pytest.mark.parametrize(
     ("file", "told"),
     [
-        ("demo.gguf", "org/repo/demo.gguf is there, but demo is another model"),
-        ("KEPT.gguf", "org/repo/KEPT.gguf is there, but kept is another model"),
-        ("other.gguf", "org/repo/other.gguf is there, but other is another model"),
-        ("a file.gguf", "org/repo/a file.gguf is there, but 'a file' can be no ID"),
-        (f"{'x' * 230}.gguf", "can be no ID"),
+        ("demo.gguf", "org/repo/demo.gguf is downloaded, but demo is the ID of another model"),
+        ("KEPT.gguf", "org/repo/KEPT.gguf is downloaded, but kept is the ID of another model"),
+        ("other.gguf", "org/repo/other.gguf is downloaded, but other is the ID of another model"),
+        ("a file.gguf", "org/repo/a file.gguf is downloaded, but 'a file' cannot be an ID"),
+        (f"{'x' * 230}.gguf", "cannot be an ID"),
     ],
 )
 def test_a_pulled_file_takes_the_name_of_no_other_model(

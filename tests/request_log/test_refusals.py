@@ -86,7 +86,7 @@ def test_of_a_flood_of_503_the_log_has_some_and_a_number(
             one.end()
         log_counted(source.take())
     assert sum(record.message == "answered" for record in caplog.records) == lines
-    assert "refused 40 requests alike" in caplog.text
+    assert "refused 40 requests with the same error" in caplog.text
 
 
 def test_a_request_waits_less_than_a_fifth_of_a_millisecond() -> None:

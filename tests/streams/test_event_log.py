@@ -239,7 +239,7 @@ def test_closing_an_ended_log_changes_nothing(generation_id: str) -> None:
 
 def test_closing_returns_who_must_be_told(generation_id: str) -> None:
     save_document(generation_id, chat_document(generation_id, "hi"), follower="web.one")
-    assert close_log(generation_id, LOST) == Appended(LogState.OPEN, ["web.one"])
+    assert close_log(generation_id, LOST) == ["web.one"]
 
 
 def test_a_cancel_request_is_seen_by_an_append_and_by_asking(generation_id: str) -> None:

@@ -195,11 +195,16 @@ def _characters(source: str) -> Iterator[tuple[str, str]]:
 
 _Known = TypeVar("_Known", bool, int)
 _OTHERS = 256
+"""A set of characters is an integer: bit n stands for the character with the code n, and this bit
+for all characters from 256 on."""
 _ALL = (1 << _OTHERS + 1) - 1
 
 
 class Analysis:
-    """The properties of the rules, by name. Raise ValueError for a rule that is missing."""
+    """The properties of nodes and rules that a translation needs, such as how they may begin.
+
+    Raise ValueError for a rule that is missing.
+    """
 
     def __init__(self, rules: dict[str, Node]) -> None:
         self._rules = rules
@@ -219,6 +224,7 @@ class Analysis:
                 self._pass_down(node, self.follow[name])
 
     def _settle(self, known: dict[str, _Known], of: Callable[[Node], _Known]) -> None:
+        """Compute a property of all rules, again until no value changes: rules may be recursive."""
         before: dict[str, _Known] = {}
         while before != known:
             before = dict(known)
@@ -252,7 +258,7 @@ class Analysis:
                 mask = 0
                 for low, high in ranges:
                     mask |= (_bit(max(low, high)) << 1) - _bit(low)
-                # The others are many: to leave out some does not leave out all.
+                # The bit of the others stays: a range leaves out some of them, not all.
                 return _ALL & ~mask | 1 << _OTHERS if is_negated else mask
             case Reference(name):
                 return self._first[name]
@@ -275,7 +281,7 @@ class Analysis:
         return found | follow
 
     def further(self, node: Node) -> int:
-        """Return the characters by which a match may become a longer one, and some others."""
+        """Return characters by which a match may become a longer one: all of these, maybe more."""
         match node:
             case Reference(name):
                 return self._further[name]
@@ -311,6 +317,7 @@ class Analysis:
                 return not isinstance(node, Token)
 
     def _pass_down(self, node: Node, follow: int) -> None:
+        """Add the characters that may follow this node to ``follow`` of the rules in it."""
         match node:
             case Reference(name):
                 self.follow[name] |= follow

@@ -95,10 +95,10 @@ class Launch:
     server there, once its path ``ready`` answers with status 200. ``pulse`` is a path that answers
     with 200 only while the server makes progress; without it, the engine's ``fault`` counts.
     ``has_metrics``: the server has ``METRICS``. ``why_not_loaded`` returns the reason of a process
-    that ended before it was ready; with it such a process is not started again.
-    ``has_learnt``: it ended at something that is known now and not done again, so it is started
-    once more. ``sleep_level``: the level of vLLM's ``/sleep`` when the model must free its memory;
-    0: the server ends instead. ``on_socket``: the server listens on a unix socket.
+    that ended before it was ready; with it such a process is not started again, unless
+    ``has_learnt`` returns true: a request crashed the process that the next start does not send.
+    ``sleep_level``: the level of vLLM's ``/sleep`` when the model must free its memory; 0: the
+    server ends instead. ``on_socket``: the server listens on a unix socket.
     """
 
     order: Callable[[Endpoint], Order]
@@ -278,7 +278,7 @@ class OwnServer(ForwardingEngine):
             try:
                 was_ready, reason = self._run_server()
             except Exception as exc:  # This thread must go on: nothing else restarts the server.
-                logger.exception("model %s: its server could not be kept", self._spec.id)
+                logger.exception("model %s: its server could not be run", self._spec.id)
                 was_ready, reason = False, f"it could not be started ({type(exc).__name__})"
             engine, self._engine = self._engine, None
             if engine is not None and self._is_closed.is_set():
@@ -349,8 +349,8 @@ class OwnServer(ForwardingEngine):
         try:
             engine = self._launch.connect(at)
         except (EngineError, httpx.HTTPError) as exc:
-            logger.error("model %s: its server cannot be spoken to: %s", self._spec.id, exc)
-            return process.reason if process.ended.wait(_ENDS_S) else "it cannot be spoken to"
+            logger.error("model %s: the API of its server does not work: %s", self._spec.id, exc)
+            return process.reason if process.ended.wait(_ENDS_S) else "its API does not work"
         engine.watch(self._changed)
         try:
             _try_out(engine, self._spec)

@@ -12,7 +12,7 @@ last user message if it is a JSON list; any other message is echoed back word by
     {"recall": "You said: "}                                what the user said before, after this
 
 A word counts as one token, in the prompt as in the answer; so does a piece of a call's arguments.
-Tools and whether one must be called are not looked at: the script is played as it is.
+The tools of a request, and whether one must be called, are ignored: the script is played as it is.
 """
 
 from __future__ import annotations

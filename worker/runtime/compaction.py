@@ -51,7 +51,7 @@ _MESSAGE_TOKENS = 4
 _MEDIA_CHARACTERS = 2_000
 """Counted for an image or a sound: it has about as many tokens as a text of this length."""
 _MOST_TRIES = 8
-"""How often a transcript that the engine finds too long is shortened; the last is very short."""
+"""How many times a summary is tried: after each refusal, the transcript is made shorter."""
 
 
 def start_truncating(
@@ -253,7 +253,7 @@ def _summary(
     Raise ContextLengthExceeded if the model cannot read even a short transcript.
     """
     middle, has_earlier = history.middle, compaction.has_summary
-    if len(middle) == has_earlier:  # There is nothing new.
+    if len(middle) == int(has_earlier):  # Nothing has come after the earlier summary, if any.
         return "".join(one.all_text.removeprefix(SUMMARY_HEADING) for one in middle)
     task = SUMMARY_TASK
     if compaction.is_whole_answer and compaction.instructions:

@@ -83,7 +83,7 @@ class ModelLoader:
         self._waits_for_room = False
         """Whether the first of the queue does not fit."""
         self._leaving: set[str] = set()
-        """The models whose place among the replicas was lost; they are dropped when idle."""
+        """The models whose replica another worker has now; they are dropped when idle."""
         self._settled = threading.Condition()
         """Notified when a load has succeeded or failed."""
 
@@ -201,10 +201,10 @@ class ModelLoader:
         try:
             is_claimed = self.replicas.claim(spec)
         except redis.exceptions.RedisError as exc:
-            logger.warning("model %s: no place was claimed: %s", spec.id, exc)
+            logger.warning("model %s: a replica could not be claimed: %s", spec.id, exc)
             is_claimed = False
         if not is_claimed:
-            logger.info("model %s is not loaded: other workers have its places", spec.id)
+            logger.info("model %s is not loaded: other workers have all its replicas", spec.id)
             return
         self._loaded_on_demand.add(spec.id)
         model = self.models[spec.id] = self._new_model(spec)
@@ -262,7 +262,7 @@ class ModelLoader:
             return False
 
     def load_replica(self, model_id: str) -> None:
-        """Load a model of which this worker has claimed a place."""
+        """Load a model of which this worker has claimed a replica."""
         if (spec := self._find_spec(model_id)) is None:
             return
         model = self.models[spec.id] = self._new_model(spec)
@@ -325,8 +325,8 @@ class ModelLoader:
         self._queue.start(model)
         try:
             if spec.file is not None:
-                for model.progress in read_ahead(spec.file):
-                    pass
+                for fraction in read_ahead(spec.file):
+                    model.progress = fraction
             model.load()
         except EngineLoadError as exc:
             logger.error("%s", exc)  # Its message is complete.
@@ -386,8 +386,11 @@ class ModelLoader:
             model.fail(str(exc))
             logger.error("%s", exc)
             self._settle(model)
-        except Exception:
-            logger.exception("model %s: no room was made for it", model.spec.id)
+        except Exception as exc:
+            logger.exception("model %s: no room could be made for it", model.spec.id)
+            reason = f"no room could be made for it ({type(exc).__name__})"
+            model.fail(f"Model '{model.spec.id}': {reason}.")
+            self._settle(model)
         return False
 
     def _fits(self, wanted: ModelSpec, residents: Sequence[ServedModel]) -> bool:

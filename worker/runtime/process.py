@@ -1,4 +1,4 @@
-"""The Celery process of a GPU host: starts and stops the runtime with the Celery worker.
+"""The worker process: starts and stops the runtime with the Celery worker.
 
 It also serves the metrics and the health of the worker.
 """
@@ -52,7 +52,7 @@ _RETRY_S = 0.5
 _EXIT_S = 30.0
 """How long the process may take to exit after its runs have ended or were stopped."""
 _SPARE_THREADS = 4
-"""Slots bound the generations. A thread becomes free a while after its slot."""
+"""Threads of the pool beyond those for all slots: a thread becomes free a while after its slot."""
 
 _runtime: Runtime | None = None
 

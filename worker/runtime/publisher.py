@@ -42,8 +42,8 @@ TICK_S = 0.03
 on this host's processors."""
 _LONGEST_TICK_S = 0.1
 _LATE_S = 0.02
-"""A tick that no frame has begun comes this much later. Frames come every 20 ms from the event loop
-of the upstreams, and a tick that those begin does not make them wait."""
+"""How long after a tick is due the timer starts it; before that, the next frame does. The event
+loop of the upstreams brings frames every 20 ms, and those that start a tick do not wait for it."""
 _PAUSE_FACTOR = 9
 """The pause after a tick is this many times as long as the tick: ticks use a tenth of the time."""
 _POLL_S = 0.1
@@ -76,6 +76,7 @@ class Stream:
         self.cancelled = False
         self.stop_reason: StopReason | None = None
         self.asked_at = time.monotonic()
+        """When the publisher last wrote to the log, and so read whether the stream is cancelled."""
         self._shard = shard
         self._pending: list[bytes] = []
         self._ending: Ending | None = None
@@ -160,7 +161,7 @@ class Stream:
 
     @property
     def is_pending(self) -> bool:
-        """Whether it has frames that were not taken."""
+        """Whether it has frames that are not in the log."""
         return bool(self._pending) or self._unacknowledged is not None
 
     def close(self, ending: Ending) -> None:
@@ -195,7 +196,7 @@ class Stream:
     @property
     def is_drained(self) -> bool:
         """Whether it was released and all of its frames are in the log."""
-        return self._is_released and not self._pending and self._unacknowledged is None
+        return self._is_released and not self.is_pending
 
     def _next_batch(self) -> Batch | None:
         ending = self._ending  # Read first, because nothing is appended once it is set.

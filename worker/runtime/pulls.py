@@ -69,8 +69,8 @@ class Pulls:
         except HubError as exc:
             self._end(pull, PullState.FAILED, error=_error_text(exc))
         except django.db.Error:
-            raise  # The pull stays this worker's, which continues it.
-        except Exception:  # Of a hub that answers as none does, say.
+            raise  # The pull stays claimed by this worker, which continues it.
+        except Exception:  # For example an answer of a hub that has another form than expected.
             logger.exception("pulls: %s", pull.reference)
             self._end(pull, PullState.FAILED, error="It failed; the log of the worker says why.")
         else:
@@ -78,9 +78,9 @@ class Pulls:
         return True
 
     def _claimed(self) -> Pull | None:
-        going = Pull.objects.filter(state=PullState.RUNNING, worker=self._worker).first()
-        if going is not None:  # PostgreSQL was not reachable when it was to be stored.
-            return going
+        held = Pull.objects.filter(state=PullState.RUNNING, worker=self._worker).first()
+        if held is not None:  # PostgreSQL was not reachable when its end was to be stored.
+            return held
         if not Pull.objects.filter(state__in=(PullState.QUEUED, PullState.RUNNING)).exists():
             return None
         live = [worker.id for worker in live_workers()]
@@ -117,9 +117,9 @@ class _Progress:
 def _stored(pull: Pull, path: Path) -> str:
     """Keep the model in the database, so that it is served; return its id.
 
-    An entry of this file that is there already, of this id, stays as the operator wrote it. Raise
+    An existing entry with this id and this file is not changed: the operator wrote it. Raise
     HubError for an id that no model can have, or that another model has: a file of a hub must not
-    take the place of a model by its name alone.
+    replace a model only because of its name.
     """
     id_ = pull.model_id or id_of(path)
     file = path.relative_to(settings.MODELS_DIR).as_posix()
@@ -127,8 +127,11 @@ def _stored(pull: Pull, path: Path) -> str:
     try:
         wanted.clean_fields()
     except ValidationError as exc:
-        raise HubError(f"{file} is there, but {id_!r} can be no ID; pull it with another.") from exc
-    taken = HubError(f"{file} is there, but {id_} is another model; pull it with another ID.")
+        message = f"{file} is downloaded, but {id_!r} cannot be an ID; pull it with another ID."
+        raise HubError(message) from exc
+    taken = HubError(
+        f"{file} is downloaded, but {id_} is the ID of another model; pull it with another ID."
+    )
     if _is_of_another_file(id_, path):
         raise taken
     with release_connection_after():
@@ -141,7 +144,7 @@ def _stored(pull: Pull, path: Path) -> str:
 
 
 def _is_of_another_file(id_: str, path: Path) -> bool:
-    """Whether a model that this host knows has the id, or the alias, and not this file."""
+    """Whether a model or route of the catalogue has this id or alias, but not this file."""
     known = catalogue().named(id_)  # Also finds models by their architecture, for example.
     if known is None or id_.casefold() not in map(str.casefold, (known.id, *known.aliases)):
         return False

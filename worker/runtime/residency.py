@@ -306,7 +306,7 @@ class IdleWatch:
         self._stopped.set()
 
     def keep(self) -> bool:
-        """Keep a model that is leaving; return False if it is too late."""
+        """Keep a model that is leaving; return False if it is not, or if it is too late."""
         with self._lock:
             self._is_kept = self.is_leaving and not self._stopped.is_set()
             return self._is_kept
@@ -369,7 +369,7 @@ class Replicas:
         return model in self._assigned
 
     def assign(self, model: str) -> None:
-        """Have this worker load a model as soon as there is a place for it."""
+        """Have this worker load a model as soon as a replica of it can be claimed."""
         self._assigned.add(model)
 
     def unassign(self, model: str) -> None:
@@ -380,11 +380,11 @@ class Replicas:
         self._assigned.discard(model)
 
     def claim(self, spec: ModelSpec) -> bool:
-        """Claim a place for a model; return whether there was one. Raise redis' errors."""
+        """Claim a replica of a model; return whether this worker has one. Raise redis' errors."""
         return fleet.claim_replica(spec, self._worker.id)
 
     def release(self, model: str) -> None:
-        """Give up the place of a model that was dropped."""
+        """Release the replica of a model that was dropped."""
         spec = catalogue().models.get(model)
         if spec is not None and spec.replicas:
             with contextlib.suppress(redis.exceptions.RedisError):
@@ -416,7 +416,7 @@ class Replicas:
         threading.Thread(target=main, name="replicas", daemon=True).start()
 
     def reconcile(self) -> None:
-        """Drop models that this worker may no longer have, and load those whose place it gets."""
+        """Drop models that this worker may no longer have; load those whose replica it gets."""
         if not any(spec.replicas or spec.hosts for spec in catalogue().models.values()):
             return
         try:
@@ -428,7 +428,7 @@ class Replicas:
         except (redis.exceptions.RedisError, django.db.Error) as exc:
             logger.warning("replicas: %s", exc)
         except Exception:  # The thread must survive.
-            logger.exception("replicas: cannot look")
+            logger.exception("replicas: they could not be reconciled")
 
     def _renew_claims(self, live: Sequence[LiveWorker]) -> None:
         held = self._loader.held()
@@ -446,7 +446,7 @@ class Replicas:
                 self.release(id_)
                 self._loader.leave(id_)
             elif not self.claim(spec):
-                logger.warning("model %s: its place is another worker's now", id_)
+                logger.warning("model %s is dropped: another worker has its replica now", id_)
                 self._loader.leave(id_)
 
     def _load_one(self) -> bool:
@@ -462,7 +462,7 @@ class Replicas:
             if self._worker.id in workers and id_ in offers:
                 spec = catalogue().models[id_]
                 if self.claim(spec):
-                    logger.info("model %s: this worker has one of its places", id_)
+                    logger.info("model %s: this worker has claimed a replica", id_)
                     self._loader.load_replica(id_)
                     return True
         return False

@@ -89,7 +89,7 @@ _STORING_COMMITS = threading.BoundedSemaphore(4)
 does not delay the ends of other runs."""
 
 Later = Callable[[Callable[[], None]], bool]
-"""Calls a function on another thread, after the run has left its slot. False if it will not."""
+"""Calls a function on another thread, after the run has left its slot. False if it cannot."""
 
 
 class _LockedTooLong(Exception):
@@ -123,10 +123,13 @@ class Run:
         """The request of the first turn; the later ones begin with its messages."""
         self._spent = Usage()
         """The usage of the turns that have ended."""
-        self._usage, self._pieces = Usage(), 0
+        self._usage = Usage()
+        self._pieces = 0
+        """Pieces of output so far: at least as many tokens, if the engine has not counted them."""
         self._first_token_at: dt.datetime | None = None
         self._output_since: float | None = None
         self._unfinished = 1
+        """Answers of the turn that have not finished; after a cancel, some never do."""
         self._hooks: Hooks | None = None
         self._text_calls: TextCallParser | None = None
         self._custom_calls: CustomCalls | None = None
@@ -449,7 +452,8 @@ class Run:
         """Send the frames before the first delta; the stream of a restart continues."""
         opening: list[bytes] = []
         sent, saved = loaded.sent, self._saved_turns()
-        # A restarted generation in the foreground has sent nothing before.
+        # If the log is empty, frames of an earlier attempt may be lost. A generation in the
+        # foreground is repeated only if it has sent nothing.
         may_lack = self._claim.background and self._claim.attempt > 1
         if not sent.frames and (sent.next or may_lack):
             sent = sent.beyond()
@@ -503,7 +507,7 @@ class Run:
                 return self._assembler.fail(error)
             return kind.failure(error, first=first)
         except Exception:
-            logger.exception("generation %s: no words for its failure", self._claim.public_id)
+            logger.exception("generation %s: its error cannot be encoded", self._claim.public_id)
             return Ending((), 500, b"", error_code="server_error")
 
     def _finish(self, status: Status, ending: Ending) -> None:
@@ -514,9 +518,9 @@ class Run:
             return
         except _LockedTooLong:
             # Not even a failure can be stored. The check for orphans ends the run later.
-            logger.exception("generation %s: its row is locked; it is left", self._claim.public_id)
+            logger.exception("generation %s: its end is not stored: locked", self._claim.public_id)
             self._stream.release()
-            self._span.end("left")
+            self._span.end("not stored")
             return
         except DatabaseError:
             # Maintenance ends the stored response, without what PostgreSQL refused.
@@ -524,11 +528,11 @@ class Run:
             status, ending = Status.FAILED, self._failure(GenerationFailed("It cannot be stored."))
             self._assembler = None
             held = self._committed(status, ending)
-        if held:  # Otherwise whoever took the generation counts it and ends its stream.
+        if held:  # Otherwise the process that moved the row counts it and ends its stream.
             self._meter.end(self._claim.kind, status, ending.error_code, self._usage)
             self._stream.close(ending)
         else:
-            logger.warning("generation %s was taken away meanwhile", self._claim.public_id)
+            logger.warning("generation %s: another process moved its row", self._claim.public_id)
             self._stream.release()
         self._log_end(status, ending)  # The client does not wait for this.
         if held and self._keeper is not None:
@@ -561,7 +565,7 @@ class Run:
                 time.sleep(_RETRY_S)
 
     def _commit(self, status: Status, ending: Ending) -> bool:
-        """Write the final row, and the answer if it is stored; False if the row was taken away."""
+        """Write the final row, and the answer if it is stored; False if the claim is lost."""
         claim, usage, assembler = self._claim, self._usage, self._assembler
         spec = catalogue().models.get(claim.model)
         price = Price() if spec is None else spec.price

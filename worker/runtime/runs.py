@@ -61,7 +61,7 @@ class Runs:
         self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="runs")
         """For work that must not block the thread of an engine."""
         self._loop = ToolLoop(
-            self._resumable, self._serve_named, accepts_work, self._free_elsewhere, self.pool
+            self._has_slot, self._serve_named, accepts_work, self._free_elsewhere, self.pool
         )
         self._model_named = model_named
         self._late: set[Claim] = set()
@@ -99,7 +99,7 @@ class Runs:
                 stream.stop(StopReason.SHUTDOWN)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for the ends of runs that no thread of Celery drives."""
+        """Wait until all runs have ended, or the time is over; then shut the threads down."""
         until = time.monotonic() + timeout_s
         while (self._running or self._late or self._loop.claims) and time.monotonic() < until:
             time.sleep(_POLL_S)
@@ -225,7 +225,7 @@ class Runs:
         return continues
 
     def _isolate(self, model: ServedModel, permit: Permit, run: Run) -> None:
-        """Start a run alone that may end the process; others join it after its trial."""
+        """Start a suspect run with no other beside it; other runs join it after its trial."""
         permit.isolate()
         self._changed()
 
@@ -237,10 +237,7 @@ class Runs:
         threading.Thread(target=watch, name="trial", daemon=True).start()
 
     def _leave(self, claim: Claim) -> None:
-        """Remove a run that has ended, or calls tools now.
-
-        Others may start that its isolation kept waiting.
-        """
+        """Remove a run that has ended, or calls tools now; if it was isolated, others may start."""
         model, stream, permit, run = self._running[claim]
         calls_tools = run.calls_tools
         if calls_tools:
@@ -255,8 +252,8 @@ class Runs:
             model.note_tools(1)
             self._loop.call_tools(LoopingRun(model, claim, stream, run))
 
-    def _resumable(self, model_id: str) -> bool | None:
-        """Whether a slot of the model may become free; None if this worker lost the model."""
+    def _has_slot(self, model_id: str) -> bool | None:
+        """Whether the model has a free slot; None if this worker has lost the model."""
         model = self._model_named(model_id)
         if model is None or model.has_failed_to_load:
             return None
@@ -299,7 +296,7 @@ class Runs:
             logger.exception("model %s: a slot could not be filled again", model.spec.id)
 
     def _end_later(self, claim: Claim, finish: Callable[[], None]) -> bool:
-        """Store an end on another thread that waits for a lock; False if too many wait already."""
+        """Store an end that waits for a lock on another thread; False if too many wait already."""
         if len(self._late) >= _MAX_LATE:
             return False
 
@@ -421,7 +418,7 @@ class ToolLoop:
                 self._has_waiting.set()
                 self._pool.submit(self._serve, looping.model_id)
         except Exception:
-            logger.exception("generation %s: its tools", looping.claim.public_id)
+            logger.exception("generation %s: its tool loop failed", looping.claim.public_id)
 
     def has_waiting(self, model_id: str) -> bool:
         """Whether a run of a model waits for a slot."""
@@ -458,9 +455,9 @@ class ToolLoop:
                     self._has_waiting.clear()
             for looping in waiting:
                 is_late = time.monotonic() - looping.waits_since > settings.QUEUE_TIMEOUT_S
-                is_lost = self._has_slot(looping.model_id) is None or is_late
-                if looping.stream.cancelled or is_lost:
-                    self._take_out(looping, ShuttingDown() if is_lost else None)
+                gives_up = is_late or self._has_slot(looping.model_id) is None
+                if looping.stream.cancelled or gives_up:
+                    self._take_out(looping, ShuttingDown() if gives_up else None)
             if time.monotonic() - served_at > _SERVE_S:
                 served_at = time.monotonic()
                 for model_id in {looping.model_id for looping in waiting}:

@@ -157,7 +157,7 @@ class Runtime:
             self._publisher,
             lambda: self.accepts_work,
             self.changed,
-            lambda model: self.loader.models.get(model),  # noqa: PLW0108  # It is replaced.
+            self.loader.models.get,
         )
         self.lease = Lease(self.id, self.described, lambda: self.runs.unsent_tokens)
         self.orders = Orders(self.id, self.execute, self.store_server_log)
@@ -189,7 +189,7 @@ class Runtime:
         threading.Thread(target=self._watch_orphans, name="orphans", daemon=True).start()
         self.loader.watch()
         if settings.ENGINE_STALL_S:
-            threading.Thread(target=self._watch_loop, name="loop watch", daemon=True).start()
+            threading.Thread(target=self._watch_loop, name="upstreams watch", daemon=True).start()
 
     def _await_memory(self) -> None:
         """On a host with GPUs, wait until the worker that this one replaces has ended.
@@ -422,11 +422,10 @@ class Runtime:
     def _watch_loop(self) -> None:
         """End this process when the event loop of the upstreams stalls, in a hook for example."""
         while not self.stopped.wait(_CHECK_LOOP_S):
-            if event_loop().turned_within(settings.ENGINE_STALL_S):
-                continue
             stall_s = settings.ENGINE_STALL_S
-            logger.critical("no server was read for %d s; this process ends", stall_s)
-            self.end_now()
+            if not event_loop().turned_within(stall_s):
+                logger.critical("the upstreams' loop stalled for %d s; this process ends", stall_s)
+                self.end_now()
 
     def _watch_orphans(self) -> None:
         """End rows that claim to run here and do not: the reply to their claim was lost."""

@@ -151,7 +151,7 @@ class ClientSlots:
         self._lock = threading.Lock()
 
     def enter(self) -> bool:
-        """Take a place for a background run, before its claim; False if there is none now."""
+        """Count a background run before its claim; False if no more may run now."""
         with self._lock:
             is_used = time.monotonic() - self._client_at < _CLIENTS_S
             if is_used and self._background >= self._most:
@@ -160,7 +160,7 @@ class ClientSlots:
             return True
 
     def claimed(self, claim: Claim | None, *, has_entered: bool) -> None:
-        """Note what was claimed; the place is returned unless it is a background run."""
+        """Note what was claimed; unless that is a background run, it is counted no more."""
         is_background = claim is not None and claim.service_class >= ServiceClass.BACKGROUND
         with self._lock:
             if has_entered and not is_background:
@@ -185,8 +185,7 @@ class ServedModel:
     """A model of the catalogue in this worker, from the start of its load until it is dropped.
 
     ``on_change`` is called when the model opens or closes for generations. ``on_fault`` is called
-    before that if the cause is a fault of its engine, or the end of one. ``reason`` is shown to
-    operators: why the model has to be loaded again.
+    before that if the cause is a fault of its engine, or the end of one.
     """
 
     def __init__(
@@ -194,7 +193,6 @@ class ServedModel:
         spec: ModelSpec,
         on_change: Callable[[], None] = lambda: None,
         on_fault: Callable[[ServedModel], None] = lambda _: None,
-        reason: str = "",
     ) -> None:
         self.spec = spec
         self.progress: float | None = None
@@ -204,7 +202,7 @@ class ServedModel:
         self.client_slots = ClientSlots(spec.slots)
         self.used_at = self.loaded_at = time.monotonic()
         """When a run ended last, and when the model was loaded, by the monotonic clock."""
-        self.reason = reason
+        self.reason = ""
         """Why the model is not ready, for operators."""
         self._on_change, self._on_fault = on_change, on_fault
         self._engine: Engine | None = None
@@ -364,7 +362,7 @@ class ServedModel:
         self._library, self.reason = library_of(self.spec.engine), ""
         self._state, self._since = ModelState.READY, time.time()
         self.used_at = self.loaded_at = time.monotonic()
-        # Not if the engine starts its server now; true for an upstream that is down.
+        # An upstream that is down may come back; a server that the worker starts was never up.
         self._is_expected_back = not self._starting
         self._update_away_since()
         self._engine.watch(self._on_engine_change)

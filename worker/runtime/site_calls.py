@@ -1,8 +1,8 @@
 """Runs the calls that a turn of the model has made to tools of the site, several at a time.
 
 The model has made the calls of a turn without the results of the others, so none waits for another;
-results are given in the order of the calls.
-A call leaves only after its row says so, and its result counts only when its row has it
+results are given in the order of the calls. A call is made only after its row was committed as
+``sent``, and its result is used only after it was stored in the row
 (``inference_site.runs.tool_calls``). Each call has a thread of its own, because a tool may never
 return: the run goes on without it when the time is over.
 """
@@ -100,8 +100,8 @@ class SiteCalls:
     ) -> Iterator[ToolResult]:
         """Yield the results of calls that run at the same time. Raise what ``_run`` raises.
 
-        When it ends early, no further call begins; those that run are told to stop by what ended
-        it: a cancelled stream, or a claim that another attempt has.
+        After an error no further call begins. The calls that run see by themselves that the stream
+        is cancelled; if another attempt has the claim, their results are not stored.
         """
         if len(calls) == 1:
             yield self._run(calls[0], rows[calls[0].number], sources)
@@ -139,7 +139,7 @@ class SiteCalls:
                 self._raise_if_stopped()
 
     def _stored(self, act: Callable[[], T]) -> T:
-        """Call it until PostgreSQL is available. Raise Stopped."""
+        """Call a function that uses PostgreSQL, again while PostgreSQL is down. Raise Stopped."""
         while True:
             self._raise_if_stopped()
             try:
@@ -160,8 +160,9 @@ class SiteCalls:
             if call.tool not in self._tools:
                 self._tools[call.tool] = create_tool(self._options[call.tool])
             tool = self._tools[call.tool]
-        # An answer that was generated again is another text for those who judge it, and what was
-        # fetched again may be another image.
+        # Arguments may differ after a restart: the answer that a moderation judges is generated
+        # again, and its images are fetched again. A stored result then counts only if the call
+        # must not be repeated.
         is_same = row.arguments_hash == arguments_hash or not tool.is_idempotent(call.name)
         if is_same and row.status == CallStatus.DONE and (stored := row.stored_result):
             return stored
@@ -233,7 +234,7 @@ class SiteCalls:
         return self._finished(row, result, is_unknown=is_unknown)
 
     def _store_late(self, row: ToolCall, result: ToolResult, is_unknown: bool) -> None:
-        """Record how a call has ended that nobody waits for any more."""
+        """Record the end of a call after the run has stopped waiting for it."""
         try:
             with release_connection_after():
                 ToolCall.objects.finish(row, result, is_unknown=is_unknown, keeps=self._keeps)

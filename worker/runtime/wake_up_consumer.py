@@ -163,4 +163,4 @@ class LoopWatch:
     def _on_signal(self, *_: Any) -> None:
         if self._must_wake:
             self._must_wake = False
-            raise ConnectionResetError("the event loop of the consumer stood still")
+            raise ConnectionResetError("the event loop of the consumer has stalled")

@@ -41,13 +41,13 @@ class ToolUnreachable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """``key`` identifies the call for servers that ignore repeated requests.
-    ``generation_id`` is the generation whose response made it.
+    """A call, for the tool that runs it.
 
-    ``attempt`` counts from 1. ``timeout_s`` is the most time for the whole call, ``max_bytes`` the
-    most bytes that the tool may read as its result. ``is_cancelled`` returns whether the call must
-    stop now; a tool asks at least once a second. ``sources`` are those of earlier results of the
-    response, each URL once, in order.
+    ``key`` identifies the call for servers that ignore repeated requests. ``generation_id`` is the
+    generation that made it. ``attempt`` counts from 1. ``timeout_s`` is the most time for the whole
+    call, ``max_bytes`` the most bytes that the tool may read as its result. ``is_cancelled``
+    returns whether the call must stop now; a tool asks at least once a second. ``sources`` are
+    those of earlier results of the response, each URL once, in order.
     """
 
     key: str
@@ -79,7 +79,7 @@ _factories: dict[str, Factory] = {}
 
 
 def register(type_: str, factory: Factory) -> None:
-    """Add a type of tool; ``worker/tools/TYPE.py`` needs none, its ``create`` is the factory."""
+    """Add a type of tool; not for a module ``worker/tools/TYPE.py``, whose ``create`` is used."""
     _factories[type_] = factory
 
 

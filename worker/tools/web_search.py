@@ -127,7 +127,7 @@ class WebSearch:
         except FetchError as exc:
             return ToolResult(str(exc), is_error=True)
         except ToolTimeout:
-            # Of a page in the words of FetchTimedOut, which comes if a read takes too long.
+            # For a page, the message of FetchTimedOut, which one read that is too slow raises.
             late = "The page could not be fetched" if key == "url" else "There was no answer"
             return ToolResult(f"{late} in time.", is_error=True)
 

@@ -279,7 +279,7 @@ def _give(
     state: OrderState, workers: Collection[str], live: Iterable[LiveWorker], model: str = ""
 ) -> None:
     orders.give(state, workers, model, live=[worker.id for worker in live])
-    live_view.forget()  # The leases show what has come of it.
+    live_view.forget()  # The next read gets leases that show the result.
 
 
 def unloaded_on_purpose(live: Iterable[LiveWorker]) -> frozenset[str]:

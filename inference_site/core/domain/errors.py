@@ -176,7 +176,7 @@ class ModelServerLost(_Documented):
 
 
 class Cancelled(_Documented):
-    """The request was cancelled, by its client or by another sending of it. Please try again."""
+    """The request was cancelled by its client, or by a repetition of it. Please try again."""
 
 
 class QueueFull(_Documented):

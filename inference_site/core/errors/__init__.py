@@ -1,1 +1,1 @@
-"""API errors and the table from exceptions to them; the worker does not import it."""
+"""API errors, and the table from exceptions to them; web processes and workers use it."""

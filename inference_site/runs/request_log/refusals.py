@@ -187,7 +187,7 @@ def log_counted(taken: Sequence[RefusedRequest]) -> None:
     for one in taken:
         if one.count > 1:
             facts = {"status": one.status, "error_code": one.error_code, "project": one.project_id}
-            logger.info("refused %d requests alike", one.count, extra=facts)
+            logger.info("refused %d requests with the same error", one.count, extra=facts)
 
 
 def _store(refused: Sequence[RefusedRequest]) -> None:
@@ -242,7 +242,7 @@ def kept_message(message: str) -> str:
 
 
 def _kept_word(word: str) -> str:
-    """Return a plain word or number; of others the sign for what was taken out, and a stop."""
+    """Return a plain word or number; for others ``TAKEN_OUT``, and the punctuation after them."""
     if _PLAIN.fullmatch(word):
         return word
     return TAKEN_OUT + word[len(word.rstrip(".,:;")) :][:1]

@@ -359,8 +359,10 @@ def take_log(generation_id: str, attempt: int) -> Sent:
     return sent_so_far(decode_log(pipeline.execute()[-1]))
 
 
-def close_log(generation_id: str, ending: Ending, first: int | None = None) -> Appended | None:
-    """End a stream in place of its worker; return its followers. An ended stream is not changed.
+def close_log(generation_id: str, ending: Ending, first: int | None = None) -> list[str] | None:
+    """End a stream in place of its worker; return the channels of its followers.
+
+    An ended stream is not changed.
 
     If the ending depends on the frames sent before, ``first`` is the number of its first frame: if
     other frames were appended meanwhile, do nothing and return None.
@@ -380,7 +382,7 @@ def close_log(generation_id: str, ending: Ending, first: int | None = None) -> A
         batch = Batch(number, ending.frames, replace(ending, begins_log=not entries))
         reply: Any = client.eval(CLOSE, 4, *keys, *kept_ms(), known, batch.pack(texts_of(opening)))
         if reply is not None:
-            return Appended(LogState.OPEN, [channel.decode() for channel in reply])
+            return [channel.decode() for channel in reply]
 
 
 async def send_hint(channel: str, streams: Sequence[tuple[str, bytes]]) -> None:

@@ -209,7 +209,7 @@ def save_document(
         if outcome == _RETRY:
             outcome, *length = client.eval(_SAVE, len(keys), *keys, *arguments)
     except redis.exceptions.ResponseError as exc:
-        if "OOM" in str(exc):  # Redis' word for a full server; its place in the message differs.
+        if "OOM" in str(exc):  # Redis' code for a full server, anywhere in the message of a script.
             raise RedisFull from exc
         raise
     if outcome != _SAVED:
@@ -218,7 +218,7 @@ def save_document(
 
 
 def drop_document(generation_id: str) -> None:
-    """Delete the document, the flags and the log of a generation that will never run."""
+    """Delete document, flags and log of a generation that never runs or has ended without them."""
     drop_documents([generation_id])
 
 

@@ -202,9 +202,8 @@ SELECT * FROM ({_USAGE_OF_DIMENSIONS}) AS sums WHERE {_HAS_ALL_VALUES}
 _LATENCY = f"""
 SELECT * FROM ({counts_sql(START, _PERIOD, _ACCOUNTED)}) AS counts WHERE {_COMPLETE}
 """  # noqa: S608
-_IS_COUNTED = (
-    "(budget.each = '' OR {start} = date_trunc(budget.every, now(), 'UTC')::date)"  # As kept.
-)
+_IS_COUNTED = "(budget.each = '' OR {start} = date_trunc(budget.every, now(), 'UTC')::date)"
+"""Whether a counter is compared: for each end user or tag, only the current period is kept."""
 _SPENDS = f"""
 SELECT budget.id AS budget_id, {SPEND_START} AS start, counted.value,
     coalesce(sum({USED}) FILTER (WHERE is_accounted), 0) AS spent,

@@ -130,13 +130,13 @@ def prune(until: float) -> int:
     deleted = 0
     for project, limit in retention_cutoffs("generations_days"):
         for period in Period.values:
-            # Without a day: what ended in the day before the limit may have begun after it.
+            # A day earlier, because the period that contains the limit begins before it.
             old = DimensionRollup.objects.filter(
                 project=project, period=period, start__lt=limit - _DAY
             )
             deleted += _delete(old.order_by("start"), until)
     for every in Budget.Every.values:
-        # What ended lately counts for the period in which it was accepted.
+        # Of two days ago: a generation that ends now counts for the period of its acceptance.
         start = period_start(every, timezone.now() - 2 * _DAY)
         old_spends = BudgetSpend.objects.filter(budget__every=every, start__lt=start)
         deleted += _delete(old_spends.exclude(value=""), until)

@@ -109,9 +109,10 @@ def percentile(counts: Mapping[int, int], share: float) -> float | None:
 class Period(models.TextChoices):
     """The length of time that a roll-up row covers; periods begin at UTC boundaries."""
 
-    MINUTE = "minute", "minute"  # Kept for two days.
-    HOUR = "hour", "hour"  # Kept for thirteen months.
-    DAY = "day", "day"  # Kept forever.
+    # ``pruning.KEPT_DAYS`` says how long each is kept.
+    MINUTE = "minute", "minute"
+    HOUR = "hour", "hour"
+    DAY = "day", "day"
 
 
 class Rollup(models.Model):

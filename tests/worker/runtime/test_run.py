@@ -279,7 +279,7 @@ def test_a_generation_that_was_given_up_keeps_its_state(
     Generation.objects.fail_running(attempt.id, "w", 1, "worker_lost")
     row = attempt.drive()
     assert (row.status, row.error_code, row.output_tokens) == (Status.FAILED, "worker_lost", 0)
-    assert "was taken away" in caplog.text
+    assert "another process moved its row" in caplog.text
 
 
 def test_the_end_waits_for_a_database_that_is_down(

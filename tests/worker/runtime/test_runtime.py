@@ -44,6 +44,7 @@ from tests.waiting import wait_until
 from worker import tasks
 from worker.engines.base import Engine, load_engine
 from worker.runtime import loading, runs, served_model
+from worker.runtime.residency import Capacity
 from worker.runtime.runtime import Runtime
 
 Key = tuple[ApiKey, str]
@@ -239,6 +240,17 @@ def test_a_worker_that_can_load_nothing_does_not_start() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
+def test_a_model_for_which_room_cannot_be_made_is_failed_and_not_loading_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Capacity, "fits", Mock(side_effect=RuntimeError("boom")))
+    worker = Runtime([ModelSpec("m", "scripted")])
+    with pytest.raises(EngineLoadError, match=r"Model 'm': no room could be made .*RuntimeError"):
+        worker.start()
+    assert "boom" in caplog.text
+    worker._publisher._loop.close()  # It never ran.
+
+
 def test_a_model_that_cannot_load_beside_one_that_can_is_announced_with_the_reason() -> None:
     with started([ModelSpec("m", "scripted"), BROKEN]) as worker:
         wait_until(lambda: reports(worker)[1].state == ModelState.FAILED)

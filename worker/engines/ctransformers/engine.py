@@ -74,6 +74,7 @@ _ONE_BUFFER = {
 divisor of the context length at which ``Context._reserve`` measures the buffer: 1, at the end; 8,
 at an eighth, because the library copies the values of all tokens."""
 _evaluates = threading.Lock()
+"""Held while a model of these architectures evaluates tokens: one at a time uses the buffer."""
 _BREAKERS = ("\n", ":", '"', "*")
 """Default texts that end a repetition for the DRY penalty."""
 
@@ -83,10 +84,10 @@ class Context:
 
     def __init__(self, llm: Any, threads: int, architecture: str) -> None:
         self._llm, self._threads = llm, threads  # The last reference to it frees the model.
-        is_alone = architecture in _ONE_BUFFER
+        shares_buffer = architecture in _ONE_BUFFER
         # The layout of Falcon's values depends on the length, so its tokens cannot be removed.
         self._rewinds = architecture != "falcon"
-        self._turn: AbstractContextManager[Any] = _evaluates if is_alone else nullcontext()
+        self._turn: AbstractContextManager[Any] = _evaluates if shares_buffer else nullcontext()
         self.tokens: list[int] = []
         # Kept, because the library creates these objects at each access.
         self._eval = llm.ctransformers_llm_batch_eval
@@ -100,7 +101,7 @@ class Context:
 
         The library measures the memory of the first token, and allocates that for each token of a
         later batch. But the memory of a token grows with its position, and too little ends the
-        process. So the first token is one late in the context, followed by a batch of full size.
+        process. So a token at a late position is evaluated first, then a batch of full size.
         """
         late = min(context_length // divisor, context_length - 1)
         for count, before in ((1, late), (min(PREFILL_BATCH, context_length), 0)):

@@ -115,8 +115,10 @@ def load(spec: ModelSpec) -> Engine:
 
 
 class _Build:
-    """What is known of a build of llama.cpp, by its command; one without llguidance may end at its
-    first such grammar."""
+    """Whether a build of llama.cpp has llguidance, remembered by the command of the build.
+
+    A build without it may crash at the first grammar of llguidance, so it is tried only once.
+    """
 
     _without_llguidance: ClassVar[set[str]] = set()
 
@@ -137,7 +139,7 @@ class _Build:
             raise
 
     def has_learnt(self) -> bool:
-        """Whether the server has just ended at the grammar."""
+        """Whether the grammar has crashed the server since the last call."""
         has_learnt, self._is_news = self._is_news, False
         return has_learnt
 

@@ -269,6 +269,7 @@ class CallReader:
         return call
 
     def _known(self, index: int | None, call_id: str | None, name: str | None) -> _Call | None:
+        """Return the call that a piece continues; None if the piece begins another one."""
         if index is not None:
             known = self._by_index.get(index)
         elif call_id is not None:
@@ -280,6 +281,8 @@ class CallReader:
             known = self._calls[-1] if self._calls else None
         if known is None or not name or not known.arguments:
             return known
+        # A piece with a name begins another call once the arguments of the known call are complete,
+        # as of servers that give all calls one index; unless the server repeats index, name and id.
         is_other = call_id is not None and call_id != known.id
         repeats = name == known.name and not is_other and index is not None
         return None if not repeats and known.is_complete() else known

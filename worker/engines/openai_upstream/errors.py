@@ -7,7 +7,7 @@
 | 401, 403, 404 | EngineUnavailable: the operator must fix it, so the details go to the log |
 | 429 | RateLimited, with its Retry-After |
 | 503 | EngineUnavailable, with its Retry-After |
-| 5xx: the engine has ended | ModelServerAway |
+| other, the message says that the engine has ended | ModelServerUnreachable |
 | other | GenerationFailed |
 
 Clients get the message of a 400 without addresses and paths. Of all other errors the message goes
