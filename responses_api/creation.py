@@ -192,9 +192,8 @@ def to_document(
     ``judge`` is the model of ``moderation``.
     """
     request = to_generation_request(body, context.items(), model, project_id, offered)
-    request = fit_to_context(
-        request, "input"
-    )  # Before the response is encoded, which may take megabytes.
+    # Before the response is encoded, which may take megabytes.
+    request = fit_to_context(request, "input")
     tool_items: list[ItemData] = []  # Those that a compaction seals.
     if request.compaction is not None:
         items = _items_of_prompt(context, project_id)
