@@ -293,7 +293,7 @@ async def _lines(followed: _FollowedPull) -> AsyncIterator[bytes | Ending]:
     """Yield the progress of a pull as lines of JSON, and at last its end."""
     sent, sent_at = _line(_MANIFEST), time.monotonic()
     yield sent
-    while not isinstance(now := await asyncio.to_thread(followed.look), Ending):
+    while not isinstance(now := await asyncio.to_thread(followed.current), Ending):
         if now != sent or time.monotonic() - sent_at >= _REPEAT_S:
             sent, sent_at = now, time.monotonic()
             yield sent
@@ -313,7 +313,7 @@ class _FollowedPull:
         self._part, self._have_bytes = 1, 0
         self._line = _line(_MANIFEST)
 
-    def look(self) -> bytes | Ending:
+    def current(self) -> bytes | Ending:
         """Return the line with the current state of the pull, or its end."""
         try:
             with release_connection_after():

@@ -158,13 +158,13 @@ def _invalid(message: str, code: str | None = None, param: str | None = None) ->
 def validate(batch: Batch) -> Iterator[None]:
     """Check and store all lines of a batch; each step does a part of the work.
 
-    The batch is ``in_progress`` or ``failed`` after the last step. Whoever dies in between leaves
-    it ``validating``, and the next validation begins again. Raise FileStorageError, then too.
+    The batch is ``in_progress`` or ``failed`` after the last step. If the process dies in between,
+    or a FileStorageError is raised, it stays ``validating``, and the next validation begins again.
     """
     caller = caller_of_key(batch.api_key_id)
     if caller is None:
-        gone = InvalidRequestError("The API key is not valid any more.", code="invalid_api_key")
-        _fail(batch, [_error(gone, None)])
+        error = InvalidRequestError("The API key is not valid any more.", code="invalid_api_key")
+        _fail(batch, [_error(error, None)])
         return
     BatchLine.objects.filter(batch=batch).delete()
     checked = _CheckedLines(batch, caller)

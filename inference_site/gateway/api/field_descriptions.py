@@ -59,6 +59,7 @@ FIELDS = {
     "lora_name": "The name of the adapter.",
     "lora_path": "The path of the adapter's file, below the folder of models.",
     "path": "The path of the file.",
+    "ListedAdapter.path": "The name of the adapter's file.",
     "scale": "How strongly the adapter is applied; 1 is as it was trained, 0 is off.",
     "success": "Whether the scales are set.",
     # Feedback

@@ -200,5 +200,5 @@ class AnswerModeration:
 
     def shown(self, name: str) -> list[Judged]:
         """Return what was said of the input or of the answers; an error if it was not judged."""
-        message = f"The {name} was not judged: the answer has ended before."
+        message = f"The {name} was not judged: the answer ended first."
         return self.judged.get(name) or [ModerationErrorBody(code="not_judged", message=message)]
