@@ -287,7 +287,7 @@ def _refuse_audio_output(body: ChatCompletionRequest) -> None:
     param = "modalities" if "audio" in (body.modalities or ()) else "audio"
     if param == "modalities" or body.audio is not None:
         raise InvalidRequestError(
-            f"Unsupported parameter: '{param}': answers are text, no model here speaks.",
+            f"Unsupported parameter: '{param}': answers are text; no model here makes audio.",
             param=param,
             code="unsupported_parameter",
         )

@@ -214,13 +214,16 @@ FIELDS = {
     # Input of a chat
     "messages": "The conversation so far, the oldest message first.",
     "ChatCompletionRequest.messages": "The conversation so far; a text is one user message.",
-    "role": "Who speaks.",
-    "content": "What was said: a text, or parts of several types.",
+    "role": "Whose message it is.",
+    "content": "The content of the message: a text, or parts of several types.",
+    "ChunkDelta.content": "The next piece of the text.",
+    "ReasoningItem.content": "What the model thought, in parts.",
+    "SearchResult.content": "The text of the chunk, in parts.",
     "AnswerSearchResult.content": "The results, or why there are none.",
     "WebSearchResultBlock.content": "The results, or why there are none.",
     "AnswerMcpToolResult.content": "What the tool has answered.",
     "McpToolResultBlock.content": "What the tool has answered.",
-    "RequestMessage.content": "What was said: a text, or blocks of several types.",
+    "RequestMessage.content": "The content of the message: a text, or blocks of several types.",
     "SearchResultBlock.content": "The text of the result, in blocks.",
     "ChoiceLogprobs.content": "The tokens of the text with their log probabilities.",
     "ToolResultBlock.content": "The result of the tool: a text or blocks.",
@@ -406,6 +409,9 @@ FIELDS = {
     "cache_salt": "Requests with other salts share no cache (vLLM).",
     "prompt_cache_key": (
         "The same for prompts that begin alike: they go to the worker that has their beginning."
+    ),
+    "CompactRequest.prompt_cache_key": (
+        "Of a route: requests with the same key get the same model, as far as it serves them."
     ),
     "priority": "The priority in vLLM's own queue.",
     "vllm_xargs": "More arguments for vLLM.",
@@ -752,9 +758,9 @@ FIELDS = {
     "input_audio_tokens": "Tokens of sounds in the input; not counted apart.",
     "output_audio_tokens": "Tokens of sounds in the output; always 0.",
     "num_model_requests": "The number of requests.",
-    "characters": "The characters that were said: four for each input token.",
+    "characters": "The characters that were turned into speech: four for each input token.",
     "num_sessions": "The number of sessions of code interpreters.",
-    "TranscriptionsUsage.seconds": "The seconds that were heard: one for ten input tokens.",
+    "TranscriptionsUsage.seconds": "The seconds of transcribed sound: one for ten input tokens.",
     "ImagesUsage.images": "The number of images.",
     "ImagesUsage.source": "What made them, if the request groups by it.",
     "ImagesUsage.size": "Their size, if the request groups by it.",
