@@ -173,7 +173,8 @@ def _refuse_contradictions(body: ResponseRequest) -> None:
         )
     if body.logprobs is False and body.includes_logprobs:
         raise InvalidRequestError(
-            "Invalid 'logprobs': it differs from 'include', which names them.", param="logprobs"
+            "Invalid 'logprobs': it is false, but 'include' asks for log probabilities.",
+            param="logprobs",
         )
     require_stream_for_options(body.stream_options, body.stream)
 

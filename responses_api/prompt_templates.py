@@ -159,7 +159,7 @@ def instructions_of(version: PromptVersion, values: Values) -> str:
         if not isinstance(value, str | InputText):
             raise InvalidRequestError(
                 f"Invalid 'prompt.variables.{match[1]}': the developer message of the prompt has "
-                "it, which takes a text.",
+                "this variable, so its value must be a text.",
                 param=f"prompt.variables.{match[1]}",
                 code="invalid_type",
             )

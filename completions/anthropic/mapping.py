@@ -375,7 +375,8 @@ def _add_block(turn: _Turn, block: Any, param: str, project_id: int) -> None:
             turn.thoughts.append(_thoughts(block, param, project_id))
         case _:
             raise InvalidRequestError(
-                f"{param}: a block of the type '{block.type}' is not of an assistant.", param=param
+                f"{param}: a message of the assistant has no blocks of the type '{block.type}'.",
+                param=param,
             )
 
 
@@ -469,7 +470,8 @@ def _parts(block: Any, where: str) -> list[Body]:
             return [*([_text(f"{head}\n", where)] if head else []), *_document(block, where)]
         case _:
             raise InvalidRequestError(
-                f"{where}: a block of the type '{block.type}' is not of a user.", param=where
+                f"{where}: a message of the user has no blocks of the type '{block.type}'.",
+                param=where,
             )
 
 

@@ -235,7 +235,8 @@ class PullView(OllamaView):
             raise InvalidRequestError("Missing required parameter: 'model'.", param="model")
         if body.insecure:
             raise InvalidRequestError(
-                "Invalid 'insecure': the hub is asked as its address says.", param="insecure"
+                "Invalid 'insecure': the address of the hub decides between HTTP and HTTPS.",
+                param="insecure",
             )
         caller = caller_of(request)
         known = catalogue().named(name, caller.project_name)
@@ -254,7 +255,7 @@ class PullView(OllamaView):
                 pull = Pull.objects.join(reference)
             except TooManyPulls as exc:
                 raise RateLimitError(f"{MOST_UNFINISHED} pulls wait or run already.") from exc
-            logger.info("the pull %s of %s is asked for", pull.pk, reference)
+            logger.info("the pull %s of %s was requested", pull.pk, reference)
             lines = _lines(_FollowedPull(pull.pk, caller.project_name))
             response = hand_feed(request, Feed(lines, stream=body.stream is not False, lines=True))
         if body.ignored_params:

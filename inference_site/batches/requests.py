@@ -143,7 +143,7 @@ def check_request(endpoint: BatchEndpoint, caller: Caller, body: Mapping[str, An
     for name in _NOT_IN_BATCHES:
         if body.get(name):
             path = f"body.{name}"
-            raise _invalid(f"Invalid '{path}': a batch has no such requests.", param=path)
+            raise _invalid(f"Invalid '{path}': requests of a batch cannot have it.", param=path)
     try:
         return endpoint.submission_of(caller, body)
     except ApiError as exc:

@@ -213,7 +213,7 @@ class ProjectArchiveView(OrganizationView):
             project = _find_project(project_id, is_changed=True)
             if project.pk == caller_of(request).project_id:
                 raise InvalidRequestError(
-                    "The project of the key that asks cannot be archived.", param="project_id"
+                    "A key cannot archive its own project.", param="project_id"
                 )
             if project.is_active:
                 Project.objects.filter(pk=project.pk).update(is_active=False)

@@ -835,7 +835,7 @@ FIELDS = {
     "parent_model": "The model that it was made from; empty here.",
     "modelfile": "A model file of Ollama that says the same.",
     "model_info": "The metadata of the model's file.",
-    "insecure": "`true` is refused: the hub is always asked as its address says.",
+    "insecure": "`true` is refused: the address of the hub decides between HTTP and HTTPS.",
     "verbose": "Whether the answer has the long lists of the file's metadata.",
     "OllamaProgress.total": "The size of the file, in bytes.",
     "OllamaProgress.completed": "Bytes that have arrived.",
