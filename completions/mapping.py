@@ -207,7 +207,9 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
     template_vars = to_template_vars(switches, body.chat_template_kwargs, body.template_vars)
     if not prefix and _continues(body, messages, model):
         if plan.must_call or constraint is not None:
-            raise _cannot_continue(body)
+            instead = " With 'add_generation_prompt': true it is a new turn."
+            last_param = f"messages[{len(body.messages) - 1}]"
+            raise cannot_continue(last_param, "" if isinstance(body, DialectChat) else instead)
         messages, last = messages[:-1], messages[-1]
         prefix = last.all_text
         # The reasoning ended before the text began.
@@ -236,14 +238,14 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
     return with_token_report(request, body, stream=bool(body.stream))
 
 
-def _cannot_continue(body: ChatCompletionRequest) -> InvalidRequestError:
-    """Return the error for a last message that would have to be continued, and cannot be."""
-    last = f"messages[{len(body.messages) - 1}]"
-    instead = " With 'add_generation_prompt': true it is a new turn."
+def cannot_continue(last: str, instead: str = "") -> InvalidRequestError:
+    """Return the error for a last message that would have to be continued, and cannot be.
+
+    ``last`` is its path in the client's request, ``instead`` what else the client can ask for.
+    """
     return InvalidRequestError(
-        f"Invalid '{last}': the last message is of the assistant and would be continued, but an "
-        "answer that must be a call or must match a format cannot be."
-        f"{'' if isinstance(body, DialectChat) else instead}",
+        f"Invalid '{last}': an answer that must be a tool call or must match a format cannot "
+        f"continue the last message of the assistant.{instead}",
         param=last,
     )
 
@@ -285,7 +287,7 @@ def _refuse_audio_output(body: ChatCompletionRequest) -> None:
     param = "modalities" if "audio" in (body.modalities or ()) else "audio"
     if param == "modalities" or body.audio is not None:
         raise InvalidRequestError(
-            f"Unsupported parameter: '{param}': answers are text, no model here speaks.",
+            f"Unsupported parameter: '{param}': answers are text; no model here makes audio.",
             param=param,
             code="unsupported_parameter",
         )
@@ -296,7 +298,7 @@ def _response_prefix(body: ChatCompletionRequest, plan: ToolPlan) -> str:
         return ""
     if plan.must_call:
         raise InvalidRequestError(
-            "Invalid 'response_prefix': an answer that must be a call has none.",
+            "Invalid 'response_prefix': an answer that must be a tool call cannot have one.",
             param="response_prefix",
         )
     if body.add_generation_prompt is False:
@@ -311,7 +313,8 @@ def _continues(
 ) -> bool:
     """Whether the answer continues the last message, as in llama-server and vLLM.
 
-    False where the model's server has no field for it; the server then decides.
+    Raise InvalidRequestError if ``continue_final_message`` asks for what cannot be. False where the
+    model's server has no field for it; the server then decides.
     """
     wanted = body.continue_final_message
     if wanted is False or (wanted is None and body.add_generation_prompt):

@@ -95,7 +95,6 @@ _NO_ROUTES: Mapping[str, Route] = {}
 
 Frames = Sequence[bytes]
 
-
 _ITEMS = TypeAdapter(list[OutputItem])
 _OUTCOME_UNKNOWN = {
     "type": "mcp_protocol_error",
@@ -264,7 +263,10 @@ class ResponseAssembler(Assembler):
         return [*frames, *(frame for delta in deltas for frame in self.feed(delta))]
 
     def calls(self) -> Sequence[SiteCall]:
-        """Return the calls to run (see ``Assembler``); of an answer that was cut off, no tool's."""
+        """Return the calls to run (see ``Assembler``).
+
+        The tool calls of an answer that was cut off are not run.
+        """
         moderation = self._moderation
         if moderation is not None and (moderation.is_blocked or moderation.input_calls()):
             return [] if moderation.is_blocked else moderation.input_calls()

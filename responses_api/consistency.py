@@ -2,10 +2,10 @@
 
 While a response is open, the row of its generation says whether it runs (``annotations``); the two
 end in one transaction. The response keeps the final status itself: the row of its generation is
-deleted after ``USAGE_LOG_DAYS``, and does not tell ``incomplete`` from ``completed``. So they
-contradict each other only when a run could not make its end or PostgreSQL has refused it, and the
-generation has failed without it (``worker.runtime.run``), or after an earlier release. Clients
-would wait for such a response for ever. A pass that finds none takes 0.6 ms. See
+deleted after ``USAGE_LOG_DAYS``, and does not tell ``incomplete`` from ``completed``. They
+contradict each other only if the end of a response could not be built or stored, so that its
+generation failed alone (``worker.runtime.run``), or after an earlier release. Clients would wait
+for such a response for ever. A pass that finds none takes 0.6 ms. See
 ``inference_site.runs.kinds.Mending``.
 """
 

@@ -104,7 +104,7 @@ class ContextItem:
 class Context:
     """The stored items before a request (``before``), oldest first, and its own items (``new``).
 
-    ``places`` are the positions of its items in what the client sent, if these are not theirs.
+    ``places`` are the positions that its own items had in what the client sent, where they differ.
     """
 
     new: list[IdentifiedItem]

@@ -173,7 +173,8 @@ def _refuse_contradictions(body: ResponseRequest) -> None:
         )
     if body.logprobs is False and body.includes_logprobs:
         raise InvalidRequestError(
-            "Invalid 'logprobs': it differs from 'include', which names them.", param="logprobs"
+            "Invalid 'logprobs': it is false, but 'include' asks for log probabilities.",
+            param="logprobs",
         )
     require_stream_for_options(body.stream_options, body.stream)
 
@@ -192,9 +193,8 @@ def to_document(
     ``judge`` is the model of ``moderation``.
     """
     request = to_generation_request(body, context.items(), model, project_id, offered)
-    request = fit_to_context(
-        request, "input"
-    )  # Before the response is encoded, which may take megabytes.
+    # Before the response is encoded, which may take megabytes.
+    request = fit_to_context(request, "input")
     tool_items: list[ItemData] = []  # Those that a compaction seals.
     if request.compaction is not None:
         items = _items_of_prompt(context, project_id)

@@ -25,14 +25,14 @@ from responses_api.models import ENDED, Conversation, Item, StoredResponse
 
 _BATCH = 500
 _DELETE_ROWS = """
-WITH gone AS (SELECT unnest(%(pks)s::bigint[]) AS pk), approvals AS (
+WITH deleted AS (SELECT unnest(%(pks)s::bigint[]) AS pk), approvals AS (
     DELETE FROM responses_api_mcpapproval WHERE item_id IN (
-        SELECT id FROM responses_api_item WHERE response_id IN (SELECT pk FROM gone)
+        SELECT id FROM responses_api_item WHERE response_id IN (SELECT pk FROM deleted)
     )
 ), items AS (
-    DELETE FROM responses_api_item WHERE response_id IN (SELECT pk FROM gone)
+    DELETE FROM responses_api_item WHERE response_id IN (SELECT pk FROM deleted)
 )
-DELETE FROM responses_api_storedresponse WHERE id IN (SELECT pk FROM gone)
+DELETE FROM responses_api_storedresponse WHERE id IN (SELECT pk FROM deleted)
 """
 """The foreign keys are checked when the transaction is committed."""
 _KEPT_TEXTS = frozenset({"type", "role", "status", "call_id", "name", "namespace", "phase"})
@@ -77,7 +77,7 @@ def _lock_conversation(pk: int) -> Conversation | None:
 
 
 def _sweep(pk: int | None) -> None:
-    """Delete a hidden response that nothing builds on, and so the responses before it."""
+    """Delete a hidden response that nothing builds on, then those before it likewise."""
     while pk is not None and (found := _lock(pk)) is not None and found.deleted_at is not None:
         if found.conversation_id is not None:
             _sweep_conversation(found.conversation_id)
@@ -140,12 +140,12 @@ def _delete_old(found: Sequence[StoredResponse]) -> int:
         for pk in ids:  # The last of a chain first.
             if pk in hidden and previous[pk] in ids:
                 hidden.add(previous[pk])
-        gone = [pk for pk in ids if pk not in hidden]
-        rows.exclude(pk__in=gone).update(deleted_at=timezone.now())
+        deleted = [pk for pk in ids if pk not in hidden]
+        rows.exclude(pk__in=deleted).update(deleted_at=timezone.now())
         forget_answers(ids.values())
         with connection.cursor() as cursor:
-            cursor.execute(_DELETE_ROWS, {"pks": gone})
-        before = {previous[pk] for pk in gone} - ids.keys()
+            cursor.execute(_DELETE_ROWS, {"pks": deleted})
+        before = {previous[pk] for pk in deleted} - ids.keys()
         for hidden_pk in sorted((pk for pk in before if pk), reverse=True):
             _sweep(hidden_pk)
     return len(ids)
@@ -195,7 +195,8 @@ def forget(
         delete(stored)
     for conversation in conversations:
         delete_conversation(conversation)
-    pks = [stored.pk for stored in responses]  # Of some, the rows are still there.
+    pks = [stored.pk for stored in responses]
+    # Those that others build on were only hidden: their rows lose the content.
     for item in Item.objects.filter(response__in=pks).iterator(_BATCH):
         item.data = _without_content(item.data)
         item.save(update_fields=["data"])
@@ -205,7 +206,7 @@ def forget(
 
 
 def _without_content(data: dict[str, Any]) -> dict[str, Any]:
-    """Return an item of the same form without what was said: calls, results, messages stay such."""
+    """Return an item of the same type and form whose texts, arguments and results are empty."""
     if data["type"] == "reasoning":
         return {**data, "content": [], "summary": [], "encrypted_content": None}
     kept: dict[str, Any] = {}

@@ -73,7 +73,8 @@ _CODES_OF_TYPES = {
     "requests": "rate_limit_exceeded",
     "insufficient_quota": "rate_limit_exceeded",
 }
-"""The code of a response's error that has none of these, by its type; else ``server_error``."""
+"""By the type of an error whose code is none of ``_ERROR_CODES``: the code that the response shows.
+For other types it is ``server_error``."""
 _DATA = b"\ndata: "
 _EVENT: TypeAdapter[ResponseEvent] = TypeAdapter(ResponseEvent)
 _LAST_EVENTS: dict[str, StateEventType] = {
@@ -213,7 +214,11 @@ def with_text(item: OutputItem, text: str, logprobs: Logprobs, status: ItemStatu
         case WebSearchCall() | FileSearchCall():
             return changed(item, status=status if status == "in_progress" else "failed")
         case McpListTools():
-            error = None if status == "in_progress" else "The response ended before."
+            error = (
+                None
+                if status == "in_progress"
+                else "The response ended before the tools were listed."
+            )
             return changed(item, error=error)
         case _:
             return changed(item, status=status)

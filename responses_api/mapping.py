@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
-from inference_site.core.domain import request
 from inference_site.core.domain import request as domain
 from inference_site.core.domain.request import (
     Compaction,
@@ -210,9 +209,7 @@ def to_tool_plan(body: ContextFields, offered: OfferedTools) -> ToolPlan:
             return ToolPlan(offered.tools)
 
 
-def _require_any(
-    tools: tuple[request.Tool, ...], offered: OfferedTools
-) -> tuple[request.Tool, ...]:
+def _require_any(tools: tuple[domain.Tool, ...], offered: OfferedTools) -> tuple[domain.Tool, ...]:
     """Return the tools. Raise InvalidRequestError if there are none, and none are to be listed."""
     if not tools and not offered.first_calls:
         raise InvalidRequestError(
@@ -263,6 +260,8 @@ class _Turn:
 
 
 class _MessageBuilder:
+    """Makes the messages of a prompt from its items, which are added in order."""
+
     def __init__(
         self, items: Sequence[ContextItem], project_id: int, offered: OfferedTools
     ) -> None:
@@ -356,9 +355,10 @@ class _MessageBuilder:
             self.messages.append(result)
 
     def _add_result(self, item: ContextItem) -> None:
-        """Note the result of a call, which is added with the call.
+        """Note that a call has its result, which is added with the call.
 
-        What a tool said without a call is a message; a search of OpenAI's says nothing.
+        The output of a tool without a call becomes a message of the user. The result of a tool
+        search without a call, which OpenAI ran, is not shown to the model.
         """
         call_id = item.data.get("call_id")
         if call_id is None and item.data["type"] == "function_call_output":

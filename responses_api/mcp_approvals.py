@@ -2,8 +2,8 @@
 
 The question is an output item, and a row of ``McpApproval``. An approved call has the arguments of
 the stored item, which must have the hash that the row holds, whatever the client sends along. A row
-is answered once: of two requests with an answer, one runs the call. The outbox tells endpoints of
-the questions; who may answer them is decided where they are answered.
+is answered once: of two requests with an answer, one runs the call. The outbox sends the questions
+to endpoints; who may answer them is decided where they are answered.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from responses_api.wire.objects import McpApprovalRequest, OutputItem
 ItemData = dict[str, Any]
 PAGE = "/admin/responses_api/storedresponse/{pk}/change/#approvals"
 """The page of the console where questions are answered. A worker does not load its routes."""
-_MAX_QUESTIONS_TOLD = 20
-_MAX_ARGUMENTS_TOLD = 1_000
+_MAX_QUESTIONS_SENT = 20
+_MAX_ARGUMENTS_SENT = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def publish_questions(
 ) -> None:
     """Write the messages about the questions of a response, in the transaction of its end.
 
-    One message has all of them, the first ``_MAX_QUESTIONS_TOLD`` with their names. An endpoint has
+    One message has all of them, the first ``_MAX_QUESTIONS_SENT`` with their names. An endpoint has
     the beginnings of their arguments only if it is set to, and the site shows content.
     """
     endpoints = list(approval_endpoints(project_id))
@@ -84,16 +84,18 @@ def publish_questions(
     }
     shows_content = site_settings().show_content
     for has_arguments in (False, True):
-        told = [one for one in endpoints if (one.with_arguments and shows_content) == has_arguments]
+        receivers = [
+            one for one in endpoints if (one.with_arguments and shows_content) == has_arguments
+        ]
         asked = []
-        for one in questions[:_MAX_QUESTIONS_TOLD]:
+        for one in questions[:_MAX_QUESTIONS_SENT]:
             question = {"id": one.id, "server_label": one.server_label, "name": one.name}
             if has_arguments:
                 text = one.arguments
-                is_cut = len(text) > _MAX_ARGUMENTS_TOLD
-                question["arguments"] = f"{text[: _MAX_ARGUMENTS_TOLD - 1]}…" if is_cut else text
+                is_cut = len(text) > _MAX_ARGUMENTS_SENT
+                question["arguments"] = f"{text[: _MAX_ARGUMENTS_SENT - 1]}…" if is_cut else text
             asked.append(question)
-        send(told, APPROVAL_EVENT, response_id, {**data, "approval_requests": asked})
+        send(receivers, APPROVAL_EVENT, response_id, {**data, "approval_requests": asked})
 
 
 def needs_credentials(tools: Sequence[Mapping[str, Any]]) -> bool:
@@ -171,7 +173,7 @@ def answer_questions(answers: Sequence[ItemData], project_id: int, response_id: 
     questions = questions_of(answers, project_id)
     for answer in answers:
         if (found := questions.get(str(answer.get("approval_request_id")))) is None:
-            continue  # It is of another site, and no call is made for it here.
+            continue  # Another site asked the question; no call is made for the answer here.
         row = McpApproval.objects.select_for_update().get(pk=found.pk)
         if row.answered_at is not None and not _may_answer_again(row, found.item.public_id):
             raise InvalidRequestError(

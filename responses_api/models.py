@@ -113,7 +113,7 @@ class StoredResponse(Rated):
     usage = ContentField(null=True, blank=True)
     deltas = ContentField(null=True, blank=True)
     error = ContentField(null=True, blank=True)
-    # What the moderation model has said of the input and the output, if the request asks for it.
+    # The moderation model's results for the input and the output, if the request asks for them.
     moderation = ContentField(null=True, blank=True)
     incomplete_reason = models.CharField(max_length=32, blank=True, default="")
     created_at = models.DateTimeField(default=timezone.now)

@@ -19,7 +19,7 @@ from django.conf import settings
 from django.db.models import F
 
 from inference_site.core.errors.api_errors import InvalidRequestError
-from inference_site.gateway.api.payload import MovedEntries, places_of
+from inference_site.gateway.api.payload import MovedEntries, places_of, shown_name
 from responses_api.models import PromptVersion
 from responses_api.wire.input_items import InputText, MessageItem
 from responses_api.wire.requests import PromptParam, PromptValue, ResponseRequest
@@ -124,7 +124,7 @@ def _check(version: PromptVersion, values: Values) -> None:
             code="missing_required_parameter",
         )
     if unknown := [name for name in values if name not in names]:
-        name = unknown[0][:100]
+        name = shown_name(unknown[0])
         raise InvalidRequestError(
             f"Unknown parameter: 'prompt.variables.{name}'. The prompt has no such variable.",
             param=f"prompt.variables.{name}",
@@ -159,7 +159,7 @@ def instructions_of(version: PromptVersion, values: Values) -> str:
         if not isinstance(value, str | InputText):
             raise InvalidRequestError(
                 f"Invalid 'prompt.variables.{match[1]}': the developer message of the prompt has "
-                "it, which takes a text.",
+                "this variable, so its value must be a text.",
                 param=f"prompt.variables.{match[1]}",
                 code="invalid_type",
             )

@@ -239,7 +239,7 @@ def tool_object(tool: Tool) -> dict[str, Any]:
 
 
 def _given(tool: CallableTool, *more: str) -> dict[str, Any]:
-    """Return those of the seldom fields of a tool that were given."""
+    """Return the fields that a tool has only if the request gave them."""
     names = ("defer_loading", "allowed_callers", *more)
     return {name: value for name in names if (value := getattr(tool, name)) is not None}
 

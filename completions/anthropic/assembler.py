@@ -53,10 +53,11 @@ class MessageAssembly(Assembly):
     """How a message is written for its client.
 
     ``routes`` lead from the names of functions to tools of the site, and ``unlisted`` are the
-    places of the MCP servers whose tools must be listed first. ``results`` are those of searches of
-    earlier messages, by their numbers from 1. ``shows_listings``: the answer has blocks of the type
-    ``mcp_tool_listing``. ``hides_thinking``: thoughts are sealed in the signatures of their blocks.
-    ``names`` are those of tools that the model calls by a shorter one.
+    places of the MCP servers whose tools must be listed first. ``results`` are the results of web
+    searches in earlier messages; citations number them from 1. ``shows_listings``: the answer has
+    blocks of the type ``mcp_tool_listing``. ``hides_thinking``: thoughts are sealed in the
+    signatures of their blocks. ``names`` are the client's names of tools whose names are too long
+    for the model, by the shorter ones that it calls.
     """
 
     message_id: str

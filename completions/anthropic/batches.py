@@ -202,7 +202,8 @@ def _create(caller: Caller, body: MessageBatchRequest) -> Batch:
     """Store a batch, which begins at once: an invalid request is an error of the results."""
     if len(body.requests) > settings.BATCH_MAX_LINES:
         raise InvalidRequestError(
-            f"Invalid 'requests': a batch may have {settings.BATCH_MAX_LINES}.", param="requests"
+            f"Invalid 'requests': a batch has at most {settings.BATCH_MAX_LINES} requests.",
+            param="requests",
         )
     seen: set[str] = set()
     for number, each in enumerate(body.requests):

@@ -40,7 +40,7 @@ _REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 """How a message of the role ``system`` in the middle is put before the model: most chat templates
 take such a message at the beginning alone."""
 _NO_RESULT = "The call has no result."
-"""The result of a call that the answer has ended before."""
+"""The result of a call that has none, because the answer ended before the site ran the call."""
 _BASH = {
     "type": "object",
     "properties": {
@@ -190,8 +190,8 @@ def to_chat(
     _require_results(messages)
     chat: Body = {
         "model": body.model,
-        "messages": messages,
         # A last message of the assistant is continued, as it is by Anthropic's API.
+        "messages": messages,
         **_tools(body, functions),
         **(_thinking(body) if has_template else {}),
     }
@@ -209,7 +209,10 @@ def ignored_tools(body: wire.MessagesRequest | wire.CountTokensRequest) -> list[
 
 
 def long_names(body: wire.MessagesRequest) -> dict[str, str]:
-    """Return the names of the client's tools that the model calls by a shorter one, by that one."""
+    """Return the names of the client's tools that are too long for the model, by the shorter ones.
+
+    The model calls a tool by the shorter name.
+    """
     names = {short_name(tool.name): tool.name for tool in _client_tools(body)}
     return {called: name for called, name in names.items() if called != name}
 
@@ -254,7 +257,7 @@ def _messages(given: Sequence[wire.RequestMessage], history: History) -> Iterato
 
 
 def _join(turn: Body, entry: Body) -> None:
-    """Add a message to the turn before it, which has the same role; its lists are the turn's."""
+    """Add the content, calls and reasoning of a message to the turn before it, of the same role."""
     turn["content"] += entry["content"]
     for name in ("tool_calls", "reasoning_content"):
         if entry.get(name):
@@ -372,7 +375,8 @@ def _add_block(turn: _Turn, block: Any, param: str, project_id: int) -> None:
             turn.thoughts.append(_thoughts(block, param, project_id))
         case _:
             raise InvalidRequestError(
-                f"{param}: a block of the type '{block.type}' is not of an assistant.", param=param
+                f"{param}: a message of the assistant has no blocks of the type '{block.type}'.",
+                param=param,
             )
 
 
@@ -466,7 +470,8 @@ def _parts(block: Any, where: str) -> list[Body]:
             return [*([_text(f"{head}\n", where)] if head else []), *_document(block, where)]
         case _:
             raise InvalidRequestError(
-                f"{where}: a block of the type '{block.type}' is not of a user.", param=where
+                f"{where}: a message of the user has no blocks of the type '{block.type}'.",
+                param=where,
             )
 
 
@@ -549,7 +554,7 @@ def _schema_of(tool: wire.RequestTool) -> tuple[str | None, Body] | None:
     """Return the description and the schema of a tool; None for one that Anthropic would run."""
     if tool.type in (None, "custom"):
         return tool.description, tool.input_schema or {"type": "object"}
-    known = (told for start, told in _CLIENT_TOOLS.items() if str(tool.type).startswith(start))
+    known = (shown for start, shown in _CLIENT_TOOLS.items() if str(tool.type).startswith(start))
     return next(known, None)
 
 

@@ -23,7 +23,7 @@ from completions.anthropic.mapping import (
     with_client_paths,
 )
 from completions.anthropic.server_tools import AnyRequest, ServerTools, numbered, server_tools
-from completions.mapping import to_generation_request
+from completions.mapping import cannot_continue, to_generation_request
 from completions.wire.chat import DialectChat
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.rate_limits import seconds_of
@@ -52,7 +52,7 @@ class MessagesApiView(ApiView):
     """A view whose answers and refusals have the rate-limit headers of Anthropic's API too."""
 
     def finalize_response(self, request: Request, response: Any, *args: Any, **kw: Any) -> Any:
-        """Add them; the reset is a time there, and here a duration."""
+        """Add Anthropic's headers to OpenAI's: their reset is a time, and OpenAI's a duration."""
         response = super().finalize_response(request, response, *args, **kw)
         for name in [name for name in response.headers if name.lower().startswith(_LIMITS)]:
             kind, subject = name[len(_LIMITS) :].split("-", 1)
@@ -214,10 +214,5 @@ def _with_listing(
     if body.tool_choice is None or body.tool_choice.type != "any" or asked.must_call:
         return asked
     if asked.response_prefix:
-        last = f"messages.{len(body.messages) - 1}"
-        raise InvalidRequestError(
-            f"Invalid '{last}': the last message is of the assistant and would be continued, but "
-            "an answer that must be a call cannot be.",
-            param=last,
-        )
+        raise cannot_continue(f"messages.{len(body.messages) - 1}")
     return replace(asked, must_call=True, constraint=None)

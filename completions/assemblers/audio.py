@@ -19,7 +19,10 @@ TRANSCRIPTION, TRANSLATION = "transcription", "translation"
 
 @dataclass(frozen=True)
 class AudioAssembly(Assembly):
-    """The media type of the answer; of events, that of what they are about."""
+    """How an answer of audio, or a transcript, is written for its client.
+
+    ``media_type`` is that of the answer; where it ``streams``, that of what the events carry.
+    """
 
     media_type: str
     streams: bool = False

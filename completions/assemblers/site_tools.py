@@ -92,10 +92,13 @@ class SearchingAssembler(ChatAssembler):
         return self._turns.waiting if self._turns.has_ended and not self._shown else []
 
     def save(self) -> Mapping[str, Any]:
-        """Return what was said so far, and the turns (see ``Assembler``)."""
+        """Return the text and reasoning so far, and the turns (see ``Assembler``)."""
         choice = self._choices[0]
-        said = {"text": "".join(choice.text), "reasoning": "".join(choice.reasoning)}
-        return {**said, "turns": self._turns.save()}
+        return {
+            "text": "".join(choice.text),
+            "reasoning": "".join(choice.reasoning),
+            "turns": self._turns.save(),
+        }
 
     def restart(self, sent: Sent, saved: Mapping[str, Any] | None = None) -> Sequence[bytes]:
         """Continue with the searches of the last turn; nothing of a whole answer was sent."""
@@ -149,9 +152,9 @@ class SearchingAssembler(ChatAssembler):
 class ModeratedAssembler(ChatAssembler):
     """Assembles a chat completion that is judged (see ``AnswerModeration``).
 
-    What is said of the input and the answers is part of the completion; in a stream, it is a chunk
-    of its own after the last choice. With the mode ``block``, an answer that is flagged, or could
-    not be judged, is empty and has the finish reason ``content_filter``.
+    The results for the input and the answers are part of the completion; in a stream, they are a
+    chunk of their own after the last choice. With the mode ``block``, an answer that is flagged, or
+    could not be judged, is empty and has the finish reason ``content_filter``.
     """
 
     def __init__(self, assembly: ChatAssembly, moderation: AnswerModeration) -> None:
@@ -249,19 +252,19 @@ class ModeratedAssembler(ChatAssembler):
         self.reset()
 
     def last_chunks(self) -> list[bytes]:
-        """Return the chunk with what was said, before the others after the last choice."""
+        """Return the chunk with the results, before the others after the last choice."""
         body = orjson.dumps(self._judged().model_dump())
         return [self.chunk_without_choices(b',"moderation":' + body), *super().last_chunks()]
 
     def completion(self) -> dict[str, Any]:
-        """Return the whole object, with what was said."""
+        """Return the whole object, with the results of the moderation."""
         return {**super().completion(), "moderation": self._judged().model_dump()}
 
     def _judged(self) -> ChatModeration:
         return ChatModeration(input=self._results("input"), output=self._results("output"))
 
     def _results(self, name: str) -> ModerationResults | ModerationErrorBody:
-        """Return what was said of the input or of the answers; the first error if there is one."""
+        """Return the results for the input or the answers; the first error if there is one."""
         shown = self._moderation.shown(name)
         results = [one for one in shown if not isinstance(one, ModerationErrorBody)]
         if len(results) == len(shown):

@@ -235,7 +235,8 @@ class PullView(OllamaView):
             raise InvalidRequestError("Missing required parameter: 'model'.", param="model")
         if body.insecure:
             raise InvalidRequestError(
-                "Invalid 'insecure': the hub is asked as its address says.", param="insecure"
+                "Invalid 'insecure': the address of the hub decides between HTTP and HTTPS.",
+                param="insecure",
             )
         caller = caller_of(request)
         known = catalogue().named(name, caller.project_name)
@@ -254,7 +255,7 @@ class PullView(OllamaView):
                 pull = Pull.objects.join(reference)
             except TooManyPulls as exc:
                 raise RateLimitError(f"{MOST_UNFINISHED} pulls wait or run already.") from exc
-            logger.info("the pull %s of %s is asked for", pull.pk, reference)
+            logger.info("the pull %s of %s was requested", pull.pk, reference)
             lines = _lines(_FollowedPull(pull.pk, caller.project_name))
             response = hand_feed(request, Feed(lines, stream=body.stream is not False, lines=True))
         if body.ignored_params:
@@ -293,7 +294,7 @@ async def _lines(followed: _FollowedPull) -> AsyncIterator[bytes | Ending]:
     """Yield the progress of a pull as lines of JSON, and at last its end."""
     sent, sent_at = _line(_MANIFEST), time.monotonic()
     yield sent
-    while not isinstance(now := await asyncio.to_thread(followed.look), Ending):
+    while not isinstance(now := await asyncio.to_thread(followed.current), Ending):
         if now != sent or time.monotonic() - sent_at >= _REPEAT_S:
             sent, sent_at = now, time.monotonic()
             yield sent
@@ -313,7 +314,7 @@ class _FollowedPull:
         self._part, self._have_bytes = 1, 0
         self._line = _line(_MANIFEST)
 
-    def look(self) -> bytes | Ending:
+    def current(self) -> bytes | Ending:
         """Return the line with the current state of the pull, or its end."""
         try:
             with release_connection_after():

@@ -41,6 +41,7 @@ from inference_site.runs.streams.request_documents import Document
 
 _OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 _OF_LOAD = ("num_ctx",)
+"""Options of Ollama that apply when a model is loaded, so no request can set them here."""
 _IMAGE_TYPES = {"/9j/": "jpeg", "iVBOR": "png", "R0lGOD": "gif", "UklGR": "webp"}
 """Image formats by the beginning of their base64."""
 

@@ -161,9 +161,9 @@ class TranscriptionsView(ApiView):
         queued=True,
     )
     def post(self, request: Request) -> HttpResponse:
-        """Write down what is said in a file."""
+        """Transcribe an audio file."""
         body = parse(TranscriptionRequest, request.data)
-        return _heard(request, body, "transcribe", streams=bool(body.stream))
+        return _transcribe(request, body, "transcribe", streams=bool(body.stream))
 
 
 class TranslationsView(ApiView):
@@ -173,12 +173,12 @@ class TranslationsView(ApiView):
 
     @documented(form=TranslationRequest, answer=Transcript, texts=(_TEXT,), queued=True)
     def post(self, request: Request) -> HttpResponse:
-        """Write down in English what is said in a file."""
+        """Translate the speech in an audio file to English text."""
         body = parse(TranslationRequest, request.data)
-        return _heard(request, body, "translate", streams=False)
+        return _transcribe(request, body, "translate", streams=False)
 
 
-def _heard(
+def _transcribe(
     request: Request,
     body: TranscriptionRequest | TranslationRequest,
     operation: Literal["transcribe", "translate"],
@@ -228,7 +228,7 @@ class SpeechView(ApiView):
         queued=True,
     )
     def post(self, request: Request) -> HttpResponse:
-        """Say a text."""
+        """Turn a text into speech."""
         body = parse(SpeechRequest, request.data)
         caller = caller_of(request)
         model = served_model(caller, body.model, body)

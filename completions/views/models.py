@@ -135,7 +135,7 @@ class ModelLoadView(ApiView):
     @documented(body=ModelCommand, answer=ModelCommanded, errors=(NotFoundError, ConflictError))
     def post(self, request: Request) -> Response:
         """Have a worker load a model."""
-        return _commanded(request, lambda worker, model: [fleet.load(worker, model)])
+        return _command(request, lambda worker, model: [fleet.load(worker, model)])
 
 
 class ModelUnloadView(ApiView):
@@ -146,7 +146,7 @@ class ModelUnloadView(ApiView):
     @documented(body=ModelCommand, answer=ModelCommanded, errors=(NotFoundError, ConflictError))
     def post(self, request: Request) -> Response:
         """Have workers drop a model."""
-        return _commanded(request, fleet.unload)
+        return _command(request, fleet.unload)
 
 
 class ModelEventsView(ApiView):
@@ -166,7 +166,7 @@ class ModelEventsView(ApiView):
         return hand_feed(request, Feed(model_events(spec.id)))
 
 
-def _commanded(request: Request, command: Callable[[str | None, str], list[str]]) -> Response:
+def _command(request: Request, command: Callable[[str | None, str], list[str]]) -> Response:
     body = parse(ModelCommand, request.data)
     spec = catalogue().find(body.model)
     if spec is None:
@@ -347,7 +347,7 @@ class AdaptersView(ApiView):
 
     @documented(answer=list[ListedAdapter], query=ModelQuery, errors=(NotFoundError,))
     def get(self, request: Request) -> Response:
-        """List the adapters of a model, with what of each applies where a request names none."""
+        """List the adapters of a model with their default scales, for requests without `lora`."""
         adapted = added_view.now().to(_usable_model(request, caller_of(request)))
         scales = dict(adapted.lora)
         return Response(
@@ -364,7 +364,7 @@ class AdaptersView(ApiView):
         errors=(NotFoundError,),
     )
     def post(self, request: Request) -> Response:
-        """Say what of which adapters applies where a request names none."""
+        """Set the default scales of a model's adapters, for requests without `lora`."""
         caller = caller_of(request)
         require_scope(caller, Scope.MODELS)
         spec = _usable_model(request, caller)

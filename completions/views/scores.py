@@ -51,7 +51,7 @@ class RerankView(ApiView):
             top_n=body.top_n,
             documents=() if body.return_documents is False else texts,
         )
-        return _compared(request, body, RERANK, (body.query,), texts, assembly)
+        return _rank(request, body, RERANK, (body.query,), texts, assembly)
 
 
 class ScoreView(ApiView):
@@ -62,10 +62,10 @@ class ScoreView(ApiView):
         """Score pairs of texts."""
         body = parse(ScoreRequest, request.data)
         assembly = RankingAssembly(new_id("score-"), body.model, created=int(time.time()))
-        return _compared(request, body, SCORE, body.firsts, body.seconds, assembly)
+        return _rank(request, body, SCORE, body.firsts, body.seconds, assembly)
 
 
-def _compared(
+def _rank(
     request: Request,
     body: RerankRequest | ScoreRequest,
     kind: str,

@@ -285,7 +285,7 @@ class ModerationResults(WireObject):
 
 
 class ChatModeration(WireObject):
-    """``moderation``: what the moderation model says of the input and of the answers."""
+    """``moderation``: the results for the input and for the answers."""
 
     input: ModerationResults | ModerationErrorBody
     output: ModerationResults | ModerationErrorBody

@@ -32,7 +32,7 @@ _PIECE = 8192
 """Token ids that are validated together."""
 
 
-def _good_at_once(value: object, validate: ValidatorFunctionWrapHandler) -> object:
+def _validate_token_ids(value: object, validate: ValidatorFunctionWrapHandler) -> object:
     """Validate a list of token ids by arrays, ten times as fast as pydantic's check of each.
 
     If an id is bad, pydantic validates the first bad piece, for its error message.
@@ -81,7 +81,7 @@ def _are_token_ids(values: list[Any]) -> bool:
 TokenIds = Annotated[
     list[Annotated[int, Field(ge=0, lt=2**31)]],
     Field(min_length=1),
-    WrapValidator(_good_at_once),
+    WrapValidator(_validate_token_ids),
 ]
 
 

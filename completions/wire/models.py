@@ -178,7 +178,7 @@ class AdapterCommanded(WireObject):
 
 
 class ScaledAdapter(WireRequest):
-    """One entry of ``POST /lora-adapters``; the others do not apply."""
+    """One entry of ``POST /lora-adapters``. Adapters that no entry names get the scale 0."""
 
     id: Annotated[int, Field(ge=0)]
     scale: Annotated[float, Field(strict=False, allow_inf_nan=False)]

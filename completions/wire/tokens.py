@@ -62,9 +62,9 @@ class TokenizeRequest(WireRequest):
 
 
 class Tokens(WireObject):
-    """The answer: the ids, with those every prompt begins with. ``max_model_len`` is tokens.
+    """The answer: the ids of the tokens, those that start every prompt included.
 
-    ``token_strs`` are their texts, if they were asked for.
+    ``token_strs`` are their texts, if they were asked for; ``max_model_len`` counts tokens.
     """
 
     object: Literal["tokens"] = "tokens"
@@ -89,7 +89,7 @@ class TokenizerQuery(WireRequest):
 
 
 class TokenizerInfo(WireObject):
-    """The answer: what Hugging Face's ``tokenizer_config.json`` has of these."""
+    """The answer: fields of ``tokenizer_config.json``, the file of Hugging Face's tokenizers."""
 
     tokenizer_class: str
     model_max_length: int

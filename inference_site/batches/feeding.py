@@ -220,7 +220,7 @@ class Feeder:
             except Exception as exc:  # The boundary of a line.
                 error = api_error(exc)
                 if isinstance(error, RateLimitError | UnavailableError):
-                    logger.info("batch %s rests: %s", batch, error)
+                    logger.info("batch %s waits before its next lines: %s", batch, error)
                     self._rests_until[batch.pk] = time.monotonic() + _REST_S
                     return
                 if error.status >= 500:

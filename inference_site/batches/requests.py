@@ -143,7 +143,7 @@ def check_request(endpoint: BatchEndpoint, caller: Caller, body: Mapping[str, An
     for name in _NOT_IN_BATCHES:
         if body.get(name):
             path = f"body.{name}"
-            raise _invalid(f"Invalid '{path}': a batch has no such requests.", param=path)
+            raise _invalid(f"Invalid '{path}': requests of a batch cannot have it.", param=path)
     try:
         return endpoint.submission_of(caller, body)
     except ApiError as exc:
@@ -158,13 +158,13 @@ def _invalid(message: str, code: str | None = None, param: str | None = None) ->
 def validate(batch: Batch) -> Iterator[None]:
     """Check and store all lines of a batch; each step does a part of the work.
 
-    The batch is ``in_progress`` or ``failed`` after the last step. Whoever dies in between leaves
-    it ``validating``, and the next validation begins again. Raise FileStorageError, then too.
+    The batch is ``in_progress`` or ``failed`` after the last step. If the process dies in between,
+    or a FileStorageError is raised, it stays ``validating``, and the next validation begins again.
     """
     caller = caller_of_key(batch.api_key_id)
     if caller is None:
-        gone = InvalidRequestError("The API key is not valid any more.", code="invalid_api_key")
-        _fail(batch, [_error(gone, None)])
+        error = InvalidRequestError("The API key is not valid any more.", code="invalid_api_key")
+        _fail(batch, [_error(error, None)])
         return
     BatchLine.objects.filter(batch=batch).delete()
     checked = _CheckedLines(batch, caller)

@@ -164,7 +164,8 @@ def _lines(batch: Batch) -> Iterator[BatchLine]:
 
 def _store(batch: Batch, file_id: str, kind: str, content: IO[bytes]) -> str:
     """Store a file of results; return its id, "" for an empty one, which is not kept."""
-    storage.delete(list(StoredFile.objects.filter(public_id=file_id)))  # Of a process that died.
+    # A process that died while it stored the results has left a file with this id.
+    storage.delete(list(StoredFile.objects.filter(public_id=file_id)))
     file = _new_file(batch, file_id, kind, FilePurpose.BATCH_OUTPUT, content)
     if not file.size_bytes:
         return ""

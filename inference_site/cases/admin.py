@@ -50,7 +50,7 @@ _MOST_RUNS = 50
 
 
 class RunForm(forms.Form):
-    """What a run asks, whom, and who judges."""
+    """The form of a new run: the model that answers, changed settings, and what judges."""
 
     model = forms.ChoiceField(widget=UnfoldAdminSelectWidget)
     key = forms.ModelChoiceField(
@@ -73,7 +73,7 @@ class RunForm(forms.Form):
         required=False,
         max_length=LONGEST_JUDGEMENT,
         widget=UnfoldAdminTextareaWidget(attrs={"rows": 3}),
-        help_text="The regular expression, the JSON schema, or what the judging model is told.",
+        help_text="The regular expression, the JSON schema, or in words when an answer is right.",
     )
     judge_model = forms.ChoiceField(
         label="Judging model", required=False, widget=UnfoldAdminSelectWidget

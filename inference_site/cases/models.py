@@ -40,7 +40,7 @@ class RunState(models.TextChoices):
     """State of a run."""
 
     RUNNING = "running"  # Its batch has not ended.
-    JUDGING = "judging"  # Nor has that of its judge.
+    JUDGING = "judging"  # Its batch has ended; the batch of the judging model has not.
     ENDED = "ended"
 
 
@@ -109,7 +109,10 @@ class CaseSet(models.Model):
 
 
 class Case(models.Model):
-    """A request without its client, and the answer that is expected: at first, that it had."""
+    """A request, and the answer that is expected: at first the one that the request got.
+
+    The body has none of the fields about the client (``sources.OF_CLIENT``).
+    """
 
     case_set = models.ForeignKey(CaseSet, on_delete=models.CASCADE, related_name="cases")
     number = models.PositiveIntegerField()
@@ -130,9 +133,9 @@ class Case(models.Model):
 
 
 class CaseRun(models.Model):
-    """A set, asked of one model. ``overrides`` are fields of the requests that it replaced.
+    """One model's answers to all cases of a set. ``overrides`` replace fields of the requests.
 
-    ``rule`` is the regular expression, the JSON schema, or what the judging model is told.
+    ``rule`` is the regular expression, the JSON schema, or the instruction of the judging model.
     """
 
     case_set = models.ForeignKey(CaseSet, on_delete=models.CASCADE, related_name="runs")

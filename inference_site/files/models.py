@@ -20,7 +20,7 @@ _QUOTA_LOCK = 0x66696C65
 
 
 class FileState(models.TextChoices):
-    """Where the content of a row is. A row is in storage from before its content until after it."""
+    """Where the content of a row is. The row is made before its content, and deleted after it."""
 
     STORING = "storing"  # The content is being stored; after an hour the row is deleted.
     READY = "ready"

@@ -35,7 +35,7 @@ _MOST_WAITING = 1000
 
 
 class BodyMemory:
-    """The room for bodies in this process: as many bytes as the setting of this name says.
+    """The room for bodies in this process: as many bytes as the setting named ``setting`` has.
 
     A project may use a quarter of it, or one body if that is larger. For the event loop's thread.
     """

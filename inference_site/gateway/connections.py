@@ -91,15 +91,15 @@ class ClientConnections:
         if is_refused:
             self._refused.add(transport)
         else:
-            self.is_idle(transport)
+            self.note_idle(transport)
 
-    def is_idle(self, transport: Any) -> None:
+    def note_idle(self, transport: Any) -> None:
         """Note that no request runs on a connection: it may be closed for another one."""
         address = self._addresses.get(transport)
         if address is not None:
             self._idle.setdefault(address, {})[transport] = None
 
-    def is_busy(self, transport: Any) -> None:
+    def note_busy(self, transport: Any) -> None:
         """Note that a request or a WebSocket runs on a connection."""
         address = self._addresses.get(transport, "")
         idle = self._idle.get(address)
@@ -110,7 +110,7 @@ class ClientConnections:
 
     def remove(self, transport: Any) -> None:
         """Forget a connection that is closed."""
-        self.is_busy(transport)
+        self.note_busy(transport)
         self._refused.discard(transport)
         address = self._addresses.pop(transport, None)
         if address is not None:

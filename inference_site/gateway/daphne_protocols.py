@@ -172,16 +172,16 @@ class BoundedChannel(HTTPChannel):
         """The head is complete: a request runs."""
         self._stop_head_timer()
         self._has_request = True
-        self._clients.is_busy(self.transport)
+        self._clients.note_busy(self.transport)
 
     def only_lingers(self) -> None:
         """The request is answered; only the rest of its body may still come."""
-        self._clients.is_idle(self.transport)
+        self._clients.note_idle(self.transport)
 
     def requestDone(self, request: Any) -> None:
         """End a request; the connection may wait for the next one."""
         self._has_request = False
-        self._clients.is_idle(self.transport)
+        self._clients.note_idle(self.transport)
         super().requestDone(request)  # type: ignore[no-untyped-call]  # Twisted's.
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:

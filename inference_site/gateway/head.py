@@ -123,7 +123,7 @@ def length_of_body(scope: dict[str, Any], most: int | None = None) -> int:
         return most
     given = headers.get(b"content-length", b"0")
     if not given.isdigit() or len(given) > 18:
-        raise InvalidRequestError("The header 'Content-Length' is no length.")
+        raise InvalidRequestError("The header 'Content-Length' is no number of bytes.")
     if int(given) > most:
         raise too_large(most)
     return int(given)

@@ -213,7 +213,7 @@ class ProjectArchiveView(OrganizationView):
             project = _find_project(project_id, is_changed=True)
             if project.pk == caller_of(request).project_id:
                 raise InvalidRequestError(
-                    "The project of the key that asks cannot be archived.", param="project_id"
+                    "A key cannot archive its own project.", param="project_id"
                 )
             if project.is_active:
                 Project.objects.filter(pk=project.pk).update(is_active=False)
@@ -296,7 +296,7 @@ def _revoke(request: Request, project_id: str, key_id: str) -> None:
 
 def _find_project(project_id: str, *, is_changed: bool = False) -> Project:
     """Return a project, and lock it if it ``is_changed``. Raise NotFoundError."""
-    pk = primary_key_of(project_id, "project_id") or 0  # That of nothing.
+    pk = primary_key_of(project_id, "project_id") or 0  # No row has 0.
     rows = Project.objects.filter(pk=pk, is_playground=False)
     found = (rows.select_for_update(no_key=True) if is_changed else rows).first()
     if found is None:

@@ -229,7 +229,7 @@ _LIST_PARAMETERS = {
     *("project_ids", "user_ids", "api_key_ids", "models", "group_by", "sources", "sizes"),
 }
 _CHARACTERS_PER_TOKEN, _TOKENS_PER_SECOND = 4, 10
-"""As the engines count texts to be said and sounds, for servers that report no tokens."""
+"""How the engines count the texts of speeches, and sounds, if the server reports no tokens."""
 _GROUP_COLUMNS = ("project_id", "api_key_id", "model")
 """The values of ``group_by`` that have an effect; the others are always null."""
 ID_PREFIXES = {"project_id": "proj_", "api_key_id": "key_"}

@@ -58,7 +58,8 @@ _CLOSE_S = 1.0
 """How long the end of a session may take once the result is there."""
 _POLL_S = 0.1
 _IDEMPOTENCY_KEY = "idempotencyKey"
-"""The field of ``_meta`` with the key of a call. The protocol leaves the names of fields to us."""
+"""The field of ``_meta`` with the key of a call. The protocol leaves the names of its
+fields to clients and servers."""
 _IS_SSE_SERVER = {400, 404, 405}
 """Statuses with which a server of the older transport answers (MCP, "Backwards compatibility")."""
 _HEADER_MISMATCH = -32020

@@ -18,7 +18,7 @@ LABEL = r"[A-Za-z][A-Za-z0-9_-]{0,63}"
 
 
 class McpTransport(models.TextChoices):
-    """How a server is spoken to."""
+    """The transport of the protocol that a server has."""
 
     AUTO = "auto", "automatic"  # SSE if the path ends with /sse or the server wants it.
     STREAMABLE_HTTP = "streamable_http", "streamable HTTP"

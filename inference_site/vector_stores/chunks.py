@@ -24,7 +24,7 @@ class QuotaExceeded(Exception):
 
 
 def require_room(project_id: int, count: int, most: int) -> None:
-    """Raise QuotaExceeded if a project with so many more chunks has more than it may have.
+    """Raise QuotaExceeded if ``count`` more chunks of a project would be more than ``most``.
 
     Files that are being indexed do not count yet, so the project can exceed it by these.
     """

@@ -176,8 +176,8 @@ class VectorStoreFileQuerySet(models.QuerySet["VectorStoreFile"]):
         A claim of a worker that is not ``live`` is over, and so is one that was not renewed within
         ``hold_s`` seconds. None if no file waits.
         """
-        is_left = ~Q(worked_by="") & ~Q(worked_by__in=live)
-        free = Q(worked_until=None) | Q(worked_until__lt=Now()) | is_left
+        is_abandoned = ~Q(worked_by="") & ~Q(worked_by__in=live)
+        free = Q(worked_until=None) | Q(worked_until__lt=Now()) | is_abandoned
         waiting = self.filter(free, status=IndexingStatus.IN_PROGRESS)
         firsts = waiting.order_by("project_id", "pk").distinct("project_id")
         rows = list(firsts.values_list("project_id", "pk"))

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 MAX_RESULTS = 50
 _EXACT_CHUNKS = 5_000
-"""Up to so many chunks, all distances are computed: 3 microseconds each."""
+"""Up to this many chunks, all distances are computed: 3 microseconds each."""
 _INDEX_COST = 1_000
 """The index pays if the square of the searched chunks is more than this times all chunks: among
 those of other stores, the search has to pass many of them."""
@@ -306,7 +306,7 @@ def require_pgvector() -> None:
 
 
 def create_index(dimensions: int) -> None:
-    """Create the index of embeddings with so many dimensions, if there is none and it may be."""
+    """Create the index of embeddings with this many dimensions, if it is missing and can exist."""
     name = f"chunk_by_meaning_{dimensions}"
     if dimensions > _MOST_DIMENSIONS:
         return

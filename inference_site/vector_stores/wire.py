@@ -91,13 +91,13 @@ def _comparisons(given: Comparison | Compound) -> Iterator[Comparison]:
             yield from _comparisons(part)
 
 
-def _few(given: Comparison | Compound) -> Comparison | Compound:
+def _require_few_comparisons(given: Comparison | Compound) -> Comparison | Compound:
     if sum(1 for _ in _comparisons(given)) > _MAX_COMPARISONS:
         raise ValueError(f"Expected at most {_MAX_COMPARISONS} comparisons")
     return given
 
 
-Filters = Annotated[Filter, AfterValidator(_few)]
+Filters = Annotated[Filter, AfterValidator(_require_few_comparisons)]
 
 
 class HybridSearch(WireRequest):

@@ -365,10 +365,12 @@ def submit_as(stored: StoredResponse, body: dict[str, Any], request_id: str) -> 
     """
     generation = Generation.objects.filter(public_id=stored.public_id).first()
     if generation is None:
-        raise ConflictError("The usage log, which knew its key, does not have it any more.")
+        raise ConflictError(
+            "The usage log does not have the response any more, so its key is not known."
+        )
     caller = caller_of_key(generation.api_key_id)
     if caller is None:
-        raise ConflictError("The key that it was asked with is not accepted any more.")
+        raise ConflictError("The key of the response is not accepted any more.")
     body = {**body, "background": True, "store": True}
     creation = create(caller, ResponseRequest.model_validate(body))
     submit(creation.submission, request_id)

@@ -66,7 +66,7 @@ from responses_api.wire.requests import (
 _CANCEL_WAIT_S = 10.0
 _ATTACHMENTS = Counter(
     "inference_reader_attachments",
-    "Readers that came to the stream of a response after it was made.",
+    "Clients that began to read the stream of a response after the request that made it.",
     ["source"],
 )
 for _source in ("log", "stored", "compacted"):

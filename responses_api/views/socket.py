@@ -199,8 +199,8 @@ def stream_id_of(message: Mapping[str, Any]) -> str | None:
 class KeptHistories:
     """The histories of responses that are not stored: that of the latest response of each lane.
 
-    Together they have at most ``MAX_BODY_BYTES``, without those that were kept first; the latest is
-    kept whatever its size.
+    Together they have at most ``MAX_BODY_BYTES``: the oldest ones are dropped. The latest is kept
+    whatever its size.
     """
 
     def __init__(self) -> None:
@@ -311,7 +311,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
                 )
 
     async def _answer(self, lane: Lane, message: dict[str, Any], size: int) -> None:
-        """Run a request to its end; errors that its events do not tell are told of their own."""
+        """Run a request to its end; an error that none of its events has is sent as an event."""
         try:
             try:
                 body = await asyncio.to_thread(_to_request, message)
@@ -434,7 +434,7 @@ class _SocketSink(Sink):
             self.failed_silently = bool(ending.error_code) and not batches[-1].frames
 
     async def _keep_history(self, frame: bytes) -> None:
-        """Keep the items of a response that ends and is not stored, before its client is told."""
+        """Keep the items of a response that is not stored, before its last event is sent."""
         if self._creation.response["store"] or not frame.startswith(_TERMINAL_FRAMES):
             return
         final = decode(frame)["response"]

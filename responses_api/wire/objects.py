@@ -330,7 +330,7 @@ class OutputTokensDetails(WireObject):
 
 
 class ResponseUsage(WireObject):
-    """``usage``: cached ⊂ input, reasoning ⊂ output."""
+    """``usage``: cached tokens count as input too, and reasoning tokens as output."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -374,7 +374,7 @@ class ConversationId(WireObject):
 
 
 class Moderation(WireObject):
-    """``moderation`` of a response: what the moderation model says of its input and output."""
+    """``moderation`` of a response: the results for its input and its output."""
 
     input: Annotated[Judged, Field(discriminator="type")]
     output: Annotated[Judged, Field(discriminator="type")]
@@ -721,7 +721,7 @@ class Conversation(WireObject):
 
 
 class DeletedConversation(WireObject):
-    """The answer to the deletion of a conversation; its items are not deleted."""
+    """The answer to the deletion of a conversation; its responses keep their items."""
 
     id: str
     object: Literal["conversation.deleted"] = "conversation.deleted"

@@ -295,7 +295,7 @@ class NewestFirst(PageQuery):
 class InputItemsQuery(NewestFirst):
     """Query of ``GET /v1/responses/{id}/input_items``."""
 
-    before: _OptionalText = Field(None, description="The id of the first entry of the next page.")
+    before: _OptionalText = Field(None, description="The id of an entry: the page ends before it.")
 
 
 class ResponsesQuery(NewestFirst):
@@ -312,8 +312,8 @@ class ResponsesQuery(NewestFirst):
         None,
         max_length=MAX_SEARCH_LENGTH,
         description=(
-            "Words that one item of the response contains, all of them. Phrases in quotes, `or`, "
-            "and a minus before words that the item must not contain."
+            "Words that one item of the response contains, all of them. Takes phrases in quotes, "
+            "`or`, and a minus before a word that the item must not contain."
         ),
     )
     created_after: _OptionalTime = Field(None, description="Unix seconds.")

@@ -83,6 +83,8 @@ def test_every_scalar_field_survives_both_ways() -> None:
         ("temperature=1&temperature=2", "temperature", "more than once"),
         ("metadata=x&metadata[a]=b", "metadata", "more than once"),
         ("metadata[a]=b&metadata=x", "metadata", "more than once"),
+        ("a'b=x&a'b[c]=y", r"a\u0027b", "more than once"),
+        ("a" * 65 + "=x&" + "a" * 65 + "[c]=y", "a" * 64 + "…", "more than once"),
         ("input=%ff", None, "could not parse the form"),
         (b"input=\xff", None, "could not parse the form"),
         ("metadata=" + "[" * 40_000, None, "holds more than"),

@@ -79,6 +79,30 @@ def test_every_field_is_described(document: dict[str, Any]) -> None:
     assert FIELDS.keys() <= names
 
 
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("BatchObject.expires_at", "completion window"),
+        ("StoreObject.expires_at", "unless it is used"),
+        ("ProjectKey.expires_at", "key"),
+        ("OllamaLoadedModel.expires_at", "model is unloaded"),
+        ("RequestCounts.completed", "requests"),
+        ("FileCounts.completed", "files"),
+        ("CostBucket.results", "costs"),
+        ("UsageBucket_ImagesUsage_.results", "usage"),
+        ("Ranking.results", "documents"),
+        ("ChatCompletion.moderation", "results"),
+        ("IndexingError.message", "file"),
+    ],
+)
+def test_a_name_with_several_meanings_is_described_for_each_model(
+    document: dict[str, Any], field: str, words: str
+) -> None:
+    model, _, name = field.partition(".")
+    schema = document["components"]["schemas"][model]
+    assert words in schema["properties"][name]["description"]
+
+
 def test_what_needs_a_key_says_so_and_is_refused_without(
     stack: ServedStack, document: dict[str, Any]
 ) -> None:

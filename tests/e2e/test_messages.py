@@ -562,7 +562,7 @@ def test_an_image_on_a_model_without_eyes_is_refused_in_its_envelope(http: httpx
                     }
                 ]
             },
-            "is not of a user",
+            "a message of the user has no blocks",
         ),
     ],
 )

@@ -115,6 +115,8 @@ def test_image_is_a_part_of_the_user_message(client: openai.OpenAI, prompt: str)
         ({"variables": None}, "prompt.variables.tone"),
         ({"variables": {"tone": "x", "name": "y"}}, "prompt.variables.thing"),
         ({"variables": {**VALUES, "more": "x"}}, "prompt.variables.more"),
+        ({"variables": {**VALUES, "a'b\n": "x"}}, r"prompt.variables.a\u0027b\u000a"),
+        ({"variables": {**VALUES, "m" * 65: "x"}}, f"prompt.variables.{'m' * 64}…"),
         ({"variables": {**VALUES, "tone": 5}}, "prompt.variables.tone"),
         ({"variables": {**VALUES, "tone": {"type": "output_text"}}}, "prompt.variables.tone.type"),
         ({"variables": {**VALUES, "name": "x" * 11_000_000}}, "prompt.variables"),

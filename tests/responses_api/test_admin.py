@@ -349,7 +349,7 @@ def test_a_response_that_the_log_has_forgotten_is_not_run_again(
     assert "Run again" in page(admin, stored)
     Generation.objects.all().delete()
     assert "Run again" not in page(admin, stored)
-    assert "does not have it any more" in _followed(admin, f"{LIST}{stored.pk}/again/")
+    assert "does not have the response any more" in _followed(admin, f"{LIST}{stored.pk}/again/")
     assert StoredResponse.objects.count() == 1
 
 

@@ -1,7 +1,8 @@
 """What each field and query parameter means, for the published OpenAPI document.
 
-A field has one meaning wherever its name occurs, unless ``Model.field`` is listed too. Fields with
-one possible value need no entry. The module is imported only to build the document.
+A field means the same wherever its name occurs, unless ``Model.field`` is listed too. A name that
+a new model uses with another meaning therefore needs an entry of its own: nothing else notices.
+Fields with one possible value need no entry. The module is imported only to build the document.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ FIELDS = {
     "workers": "The workers that have the model, with the state of each.",
     "Model.workers": "How many workers have the model loaded.",
     "AdapterCommanded.workers": "The workers that load the model again.",
-    "ModelCommanded.workers": "The workers that were told.",
+    "ModelCommanded.workers": "The workers that got the command.",
     "worker": "The id of the worker that is meant.",
     "host": "The name of the worker's host.",
     "state": "What the worker does with the model.",
@@ -58,6 +59,7 @@ FIELDS = {
     "lora_name": "The name of the adapter.",
     "lora_path": "The path of the adapter's file, below the folder of models.",
     "path": "The path of the file.",
+    "ListedAdapter.path": "The name of the adapter's file.",
     "scale": "How strongly the adapter is applied; 1 is as it was trained, 0 is off.",
     "success": "Whether the scales are set.",
     # Feedback
@@ -68,8 +70,15 @@ FIELDS = {
     # Projects and their keys
     "currency": "The currency, as an ISO code in lower case.",
     "amount": "What it has cost.",
+    "CostAmount.value": "The amount, in the currency.",
+    "CostBucket.results": "The costs of this time, a row for each group.",
     "line_item": "The model, if the costs are grouped by it.",
     "NewServiceAccount.api_key": "The new key with its secret, which is not shown again.",
+    "NewKey.value": "The secret, which requests send as the key.",
+    "ProjectKey.expires_at": (
+        "From when on the key is refused, in Unix seconds; null if it does not expire."
+    ),
+    "ProjectObject.archived_at": "Always null: when a project was archived is not stored.",
     "redacted_value": "The beginning of the key.",
     "last_used_at": "When the key was used last, to a minute, in Unix seconds.",
     "owner": "Who owns the key.",
@@ -78,11 +87,16 @@ FIELDS = {
     # Vector stores
     "vector_store_id": "The id of the vector store.",
     "vector_store_ids": "The ids of the vector stores to search, with the same embedding model.",
+    "StoreRequest.description": "A description for the people who use the vector store.",
+    "StoreObject.description": "A description for the people who use the vector store.",
     "file_ids": "The ids of uploaded files.",
     "files": "Files, each with its own attributes and chunks.",
     "file_counts": "How many files have each status.",
     "in_progress": "How many files wait, or are being indexed.",
     "cancelled": "How many files were cancelled.",
+    "FileCounts.completed": "How many files are indexed.",
+    "FileCounts.failed": "How many files could not be indexed.",
+    "FileCounts.total": "How many files there are.",
     "attributes": "Values of a file by name, which filters compare.",
     "Comparison.key": "The name of the attribute.",
     "Comparison.type": "How the attribute is compared with the value.",
@@ -108,9 +122,22 @@ FIELDS = {
     "max_chunk_size_tokens": "The most tokens of a chunk; four characters count as one.",
     "chunk_overlap_tokens": "How many tokens of a chunk are the last of the one before.",
     "days": "After how many days without use the vector store expires.",
+    "StoreRequest.expires_after": (
+        "After how long without use the vector store expires; without it, never."
+    ),
+    "StoreChanges.expires_after": (
+        "After how long without use the vector store expires; null: never."
+    ),
+    "StoreObject.expires_after": (
+        "After how long without use the vector store expires; null: never."
+    ),
+    "StoreObject.expires_at": (
+        "When it expires unless it is used before, in Unix seconds; null: never."
+    ),
     "usage_bytes": "The bytes of the chunks and their embeddings.",
     "last_active_at": "When the vector store was last used, in Unix seconds.",
     "last_error": "Why the file could not be indexed.",
+    "IndexingError.message": "Why the file could not be indexed, in words.",
     "embedding_model": "The id of the model that embeds the chunks and the questions.",
     # Batches
     "endpoint": "The path of the endpoint that answers all lines.",
@@ -121,24 +148,29 @@ FIELDS = {
     "output_expires_after": "When the files of the results are deleted.",
     "errors": "Why the batch has failed before anything ran.",
     "line": "The number of the line in the file, from 1; null if it is about all of them.",
+    "BatchError.message": "What is wrong with the line, or with the file.",
     "in_progress_at": "When the lines began to run, in Unix seconds.",
     "finalizing_at": "When the last line had ended, in Unix seconds.",
     "failed_at": "When the batch failed, in Unix seconds.",
     "expired_at": "When the results of the expired batch were stored, in Unix seconds.",
     "cancelling_at": "When the batch was cancelled, in Unix seconds.",
     "cancelled_at": "When the results of the cancelled batch were stored, in Unix seconds.",
+    "BatchObject.expires_at": "When the completion window ends, in Unix seconds.",
     "request_counts": "How many requests there are, and what has become of them.",
-    "total": "How many requests there are.",
-    "failed": "How many requests have failed.",
+    "RequestCounts.total": "How many requests there are.",
+    "RequestCounts.completed": "How many requests were answered.",
+    "RequestCounts.failed": "How many requests have failed.",
     "estimate": "What the batch will have cost, and when it will end.",
     "expected_at": "When the batch is expected to end, in Unix seconds; null while unknown.",
     "requests": "The requests of the batch.",
     "custom_id": "The client's own id of the request.",
     "params": "The fields of a request to `POST /v1/messages`.",
     "processing_status": "Whether the batch runs, is being canceled, or has ended.",
-    "ended_at": "When the batch ended.",
-    "cancel_initiated_at": "When the batch was cancelled.",
-    "archived_at": "Always null: batches are not archived.",
+    "ended_at": "When the batch ended, as an ISO 8601 time.",
+    "cancel_initiated_at": "When the batch was cancelled, as an ISO 8601 time.",
+    "MessageBatch.created_at": "When the batch was made, as an ISO 8601 time.",
+    "MessageBatch.expires_at": "When the batch expires, as an ISO 8601 time.",
+    "MessageBatch.archived_at": "Always null: batches are not archived.",
     "results_url": "Where the results are, once the batch has ended.",
     "processing": "How many requests have not ended.",
     "succeeded": "How many requests were answered.",
@@ -182,13 +214,16 @@ FIELDS = {
     # Input of a chat
     "messages": "The conversation so far, the oldest message first.",
     "ChatCompletionRequest.messages": "The conversation so far; a text is one user message.",
-    "role": "Who speaks.",
-    "content": "What was said: a text, or parts of several types.",
+    "role": "Whose message it is.",
+    "content": "The content of the message: a text, or parts of several types.",
+    "ChunkDelta.content": "The next piece of the text.",
+    "ReasoningItem.content": "What the model thought, in parts.",
+    "SearchResult.content": "The text of the chunk, in parts.",
     "AnswerSearchResult.content": "The results, or why there are none.",
     "WebSearchResultBlock.content": "The results, or why there are none.",
     "AnswerMcpToolResult.content": "What the tool has answered.",
     "McpToolResultBlock.content": "What the tool has answered.",
-    "RequestMessage.content": "What was said: a text, or blocks of several types.",
+    "RequestMessage.content": "The content of the message: a text, or blocks of several types.",
     "SearchResultBlock.content": "The text of the result, in blocks.",
     "ChoiceLogprobs.content": "The tokens of the text with their log probabilities.",
     "ToolResultBlock.content": "The result of the tool: a text or blocks.",
@@ -240,15 +275,14 @@ FIELDS = {
     "source": "Where the content comes from.",
     "image_url": "The image: a data URL, or the address of an image that the worker fetches.",
     "ImagePart.image_url": "The image.",
-    "url": "The address, or a data URL.",
-    "FoundPage.url": "The address of the page.",
-    "WebSearchResult.url": "The address of the page.",
-    "WebCitation.url": "The address of the page.",
+    "url": "The address of the page.",
+    "ImageUrl.url": "The address of the image, or a data URL.",
+    "UrlSource.url": "The address of the content, or a data URL.",
     "McpServerDefinition.url": (
         "The address of the server; without one, `name` is the label of a registered server."
     ),
     "page_age": "How old the page is: not known here.",
-    "detail": "How closely the image is looked at; the model's projector decides.",
+    "detail": "In what resolution the image is read; the model's projector decides.",
     "input_audio": "The sound.",
     "audio": "Audio output; no model here has it.",
     "modalities": "The kinds of output; `text` is the only one.",
@@ -369,12 +403,15 @@ FIELDS = {
     "truncate_prompt_tokens": "Keep only this many of the last tokens of the prompt (vLLM).",
     "truncate_sequence": "Drop the oldest turns of a conversation that is too long.",
     "truncation": "`auto` drops the oldest turns of a conversation that is too long.",
-    "truncate": "Whether a text that is too long is cut; it is refused here.",
+    "truncate": "Has no effect: a text that is too long is an error and is not cut.",
     "truncated": "Whether the prompt was cut.",
     "cache_prompt": "Whether the engine may reuse what it has read before; true by default.",
     "cache_salt": "Requests with other salts share no cache (vLLM).",
     "prompt_cache_key": (
         "The same for prompts that begin alike: they go to the worker that has their beginning."
+    ),
+    "CompactRequest.prompt_cache_key": (
+        "Of a route: requests with the same key get the same model, as far as it serves them."
     ),
     "priority": "The priority in vLLM's own queue.",
     "vllm_xargs": "More arguments for vLLM.",
@@ -383,6 +420,8 @@ FIELDS = {
     "best_of": "Generate this many and return the `n` likeliest.",
     "echo": "Whether the prompt is repeated before the text.",
     "index": "The number of this entry, from 0.",
+    "FileCitation.index": "Where the citation belongs in the text, in characters.",
+    "RankedDocument.index": "The number of the document in `documents`, from 0.",
     # Constraints and formats
     "response_format": "The format of the answer: text, a JSON object, or JSON by a schema.",
     "json_schema": "The JSON schema of the answer.",
@@ -405,7 +444,7 @@ FIELDS = {
     "grammar": "A grammar that the answer follows: GBNF as a text, or a type with its value.",
     "syntax": "The language of the grammar.",
     "definition": "The text of the grammar.",
-    "value": "The text of the grammar, or the schema.",
+    "Grammar.value": "The text of the grammar, or the schema.",
     "structured_outputs": "A constraint of the answer in vLLM's form.",
     "guided_json": "A JSON schema that the answer follows (vLLM).",
     "guided_regex": "A regular expression that the answer matches (vLLM).",
@@ -415,7 +454,7 @@ FIELDS = {
     "regex": "A regular expression that the answer matches.",
     "choice": "The answers of which one is given.",
     "json_object": "Whether the answer is any JSON object.",
-    "structural_tag": "A constraint inside of tags; no engine here has it.",
+    "structural_tag": "A constraint of the text inside of tags (vLLM).",
     "encoding_format": "Numbers, or base64 of little-endian 32-bit floats.",
     "dimensions": "The number of dimensions of a vector, at most those of the model.",
     "output_config": "The format of the output, and the effort.",
@@ -425,17 +464,29 @@ FIELDS = {
     "tool_choice": "Whether the model must call a tool, may not, or which one.",
     "mode": "Whether one of the allowed tools must be called.",
     "moderation": "Has a moderation model judge the input and the output.",
+    "ChatCompletion.moderation": (
+        "The results for the input and the answers, if the request asked for them."
+    ),
+    "ChatCompletionChunk.moderation": (
+        "The results for the input and the answers, if the request asked for them."
+    ),
+    "StoredChatCompletion.moderation": (
+        "The results for the input and the answers, if the request asked for them."
+    ),
     "ModerationParam.model": "The model that judges.",
     "policy": "What follows when the input or the output is flagged.",
     "ModerationPolicy.input": "The policy for the input.",
     "ModerationPolicy.output": "The policy for the output.",
     "ModerationConfig.mode": "`score` only reports; `block` ends the response.",
-    "ResponseObject.moderation": "What was said of the input and the output.",
-    "Moderation.input": "What was said of the input.",
-    "ChatModeration.input": "What was said of the input.",
-    "ChatModeration.output": "What was said of the answers.",
+    "ResponseObject.moderation": (
+        "The results for the input and the output, if the request asked for them."
+    ),
+    "Moderation.input": "The result for the input, or the error.",
+    "ChatModeration.input": "The result for the input, or the error.",
+    "ChatModeration.output": "The results for the answers, or the error.",
     "ModerationResults.results": "One result of the input, or one of each choice.",
-    "Moderation.output": "What was said of the output.",
+    "Moderation.output": "The result for the output, or the error.",
+    "ModerationErrorBody.message": "Why there is no result.",
     "allowed_tools": "The tools that may be called.",
     "parallel_tool_calls": "Whether one answer may have several calls; true by default.",
     "disable_parallel_tool_use": "Whether an answer has one call at most.",
@@ -449,6 +500,7 @@ FIELDS = {
     "OllamaModelInfo.parameters": "The model's own sampler settings.",
     "arguments": "The arguments of the call, as JSON in a text.",
     "ChunkFunction.arguments": "More of the arguments.",
+    "CalledFunction.arguments": "The arguments of the call, as an object.",
     "OllamaCalledFunction.arguments": "The arguments of the call.",
     "tool_calls": "The calls of tools that the model has made.",
     "Choice.tool_calls": "The calls that this choice has made.",
@@ -476,6 +528,7 @@ FIELDS = {
     "McpToolset.tools": "The tools of the server, which is then not asked for them.",
     "McpToolListingBlock.tools": "The tools of the server.",
     "AnswerMcpToolListing.tools": "The tools of the server.",
+    "McpListTools.tools": "The tools of the server.",
     "server_description": "What the MCP server is for, shown to the model.",
     "connector_id": "A connector of OpenAI's; not supported.",
     "tunnel_id": "A tunnel of OpenAI's; not supported.",
@@ -544,11 +597,16 @@ FIELDS = {
     "chat_template": "The chat template of the file.",
     # Streams
     "stream": "Whether the answer is sent in events while it is generated.",
+    "ChatRequest.stream": "Whether the answer is sent in lines of JSON meanwhile; true by default.",
+    "GenerateRequest.stream": (
+        "Whether the answer is sent in lines of JSON meanwhile; true by default."
+    ),
+    "PullRequest.stream": "Whether the progress is sent in lines of JSON; true by default.",
     "stream_options": "What a stream has beside the answer.",
     "include_usage": "Whether the last chunk has the usage.",
     "continuous_usage_stats": "Whether each chunk has the usage so far.",
     "include_obfuscation": "Has no effect: events are not padded.",
-    "return_progress": "Whether chunks tell how much of the prompt is read (llama-server).",
+    "return_progress": "Whether chunks report how much of the prompt is read (llama-server).",
     "prompt_progress": "How much of the prompt is read.",
     "processed": "Tokens of the prompt that are read.",
     "PromptProgress.total": "Tokens of the prompt.",
@@ -614,7 +672,7 @@ FIELDS = {
     "ErrorDetail.message": "What is wrong, and what to do.",
     "ErrorEvent.message": "What is wrong, and what to do.",
     "LostErrorDetail.message": "What is wrong, and what to do.",
-    "MessagesErrorDetail.details": "What a program may look at.",
+    "MessagesErrorDetail.details": "The code of the error, for programs.",
     "error_code": "The code of the error, for programs.",
     "thread": "A conversation held between the turns; none are, and `continue` is refused.",
     "previous_message_id": "The message that the thread continues.",
@@ -629,7 +687,7 @@ FIELDS = {
     "OllamaText.created_at": "When this line was made.",
     "completed_at": "When it was completed, in seconds since 1970; only then is it set.",
     "modified_at": "When the file was changed.",
-    "expires_at": "When the model is unloaded if nobody uses it.",
+    "OllamaLoadedModel.expires_at": "When the model is unloaded if nobody uses it.",
     "system_fingerprint": "Names the engine and the model's settings.",
     "service_tier": (
         "`flex` waits behind all other requests; `priority` and `fast` go before them, if the key "
@@ -647,10 +705,8 @@ FIELDS = {
     "incomplete_details": "Why the response is incomplete.",
     "embedding": "The vector, of length 1.",
     "embeddings": "The vectors, each of length 1.",
-    "results": "The documents by their relevance, the best one first.",
-    "UsageBucket_CompletionsUsage_.results": "The usage of this time, a row for each group.",
-    "UsageBucket_EmbeddingsUsage_.results": "The usage of this time, a row for each group.",
-    "UsageBucket_ModerationsUsage_.results": "The usage of this time, a row for each group.",
+    "results": "The usage of this time, a row for each group.",
+    "Ranking.results": "The documents by their relevance, the best one first.",
     "relevance_score": "How well the document answers the query, on the model's own scale.",
     "score": "How well the texts match, on the model's own scale.",
     # Usage
@@ -675,7 +731,9 @@ FIELDS = {
     "audio_tokens": "Tokens of sounds; not counted apart.",
     "accepted_prediction_tokens": "Tokens of a prediction that the answer has; always 0.",
     "rejected_prediction_tokens": "Tokens of a prediction that it has not; always 0.",
-    "timings": "The engine's times as llama-server tells them; in a request, whether to tell them.",
+    "timings": (
+        "The engine's times in llama-server's form; in a request, whether the answer has them."
+    ),
     "cache_n": "Tokens of the prompt that were read before.",
     "prompt_n": "Tokens of the prompt that were read now.",
     "prompt_ms": "Milliseconds of the prompt.",
@@ -686,7 +744,7 @@ FIELDS = {
     "cache": "Tokens of the prompt that were read before.",
     "tokens_predicted": "Tokens of the text.",
     "tokens_evaluated": "Tokens of the prompt.",
-    "tokens_cached": "Tokens of the prompt that were read before.",
+    "tokens_cached": "Tokens of the prompt and the text, which the cache has at the end.",
     "total_duration": "Nanoseconds of the whole request.",
     "load_duration": "Nanoseconds until the model was loaded.",
     "prompt_eval_count": "Tokens of the prompt.",
@@ -700,9 +758,9 @@ FIELDS = {
     "input_audio_tokens": "Tokens of sounds in the input; not counted apart.",
     "output_audio_tokens": "Tokens of sounds in the output; always 0.",
     "num_model_requests": "The number of requests.",
-    "characters": "The characters that were said: four for each input token.",
+    "characters": "The characters that were turned into speech: four for each input token.",
     "num_sessions": "The number of sessions of code interpreters.",
-    "TranscriptionsUsage.seconds": "The seconds that were heard: one for ten input tokens.",
+    "TranscriptionsUsage.seconds": "The seconds of transcribed sound: one for ten input tokens.",
     "ImagesUsage.images": "The number of images.",
     "ImagesUsage.source": "What made them, if the request groups by it.",
     "ImagesUsage.size": "Their size, if the request groups by it.",
@@ -726,6 +784,7 @@ FIELDS = {
     "ImagesUsage.model": "The model, if the usage is grouped by it.",
     "batch": "Whether the requests were of a batch; always null.",
     "cost": "The price of these tokens, by the prices in the models' entries.",
+    "BatchEstimate.cost": "The price of all requests, by what those that have ended cost.",
     # Lists
     "limit": "The most entries of a page.",
     "order": "`asc` has the oldest entry first, `desc` the newest.",
@@ -761,7 +820,10 @@ FIELDS = {
     "Readiness.models": "The state of each model.",
     "checks": "What was checked, with the result of each.",
     "version": "The version.",
-    "digest": "The digest of the file.",
+    "digest": "Identifies the model; it is not the digest of its file.",
+    "OllamaProgress.digest": (
+        "Identifies the file that is fetched: its reference, and the number of a later file."
+    ),
     "size": "The size of the file, in bytes.",
     "size_vram": "Bytes of it on a GPU.",
     "details": "Facts about the model's file.",
@@ -773,8 +835,8 @@ FIELDS = {
     "parent_model": "The model that it was made from; empty here.",
     "modelfile": "A model file of Ollama that says the same.",
     "model_info": "The metadata of the model's file.",
-    "insecure": "Has no effect: addresses are checked in any case.",
+    "insecure": "`true` is refused: the address of the hub decides between HTTP and HTTPS.",
     "verbose": "Whether the answer has the long lists of the file's metadata.",
     "OllamaProgress.total": "The size of the file, in bytes.",
-    "completed": "Bytes that have arrived.",
+    "OllamaProgress.completed": "Bytes that have arrived.",
 }

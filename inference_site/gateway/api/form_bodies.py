@@ -21,7 +21,7 @@ from rest_framework.parsers import BaseParser
 
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.api.json_bodies import decode_json, is_too_deep, require_bounded
-from inference_site.gateway.api.payload import WireRequest
+from inference_site.gateway.api.payload import WireRequest, shown_name
 
 _MAX_FIELDS = 2048
 _MAX_DEPTH = 32
@@ -99,10 +99,10 @@ def _insert(tree: Tree, name: str, text: str) -> None:
 
 
 def _contradiction(name: str) -> InvalidRequestError:
-    name = name[:100]
+    shown = shown_name(name)
     return InvalidRequestError(
-        f"Invalid '{name}': the form has it more than once, in ways that exclude each other.",
-        param=name,
+        f"Invalid '{shown}': the form has it more than once, as a text and as an object or array.",
+        param=shown,
         code="invalid_value",
     )
 

@@ -225,7 +225,7 @@ def require_media(model: ResolvedModel, messages: Iterable[Message]) -> None:
         if isinstance(part, ImagePart) and "vision" not in model.capabilities:
             what, param = "reads no images", part.param
         elif isinstance(part, AudioPart) and "audio" not in model.capabilities:
-            what, param = "hears no sounds", part.param.removesuffix(".data")
+            what, param = "takes no audio", part.param.removesuffix(".data")
         else:
             continue
         raise InvalidRequestError(

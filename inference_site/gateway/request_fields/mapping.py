@@ -316,7 +316,7 @@ def text_constraint(constraint: Constraint | None, plan: ToolPlan) -> Constraint
         return constraint
     if not constraint.param.startswith(("response_format", "text.format")):
         raise InvalidRequestError(
-            f"Invalid '{constraint.param}': it cannot be met by an answer that must be a call.",
+            f"Invalid '{constraint.param}': an answer that must be a tool call cannot match it.",
             param=constraint.param,
         )
     return None

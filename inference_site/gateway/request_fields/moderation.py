@@ -56,7 +56,7 @@ class ModerationParam(WireRequest):
 
 
 class ModerationResultBody(WireObject):
-    """What the model says of a text. Categories are those of the model."""
+    """The result for a text. The categories are those of the model."""
 
     type: Literal["moderation_result"] = "moderation_result"
     model: str
@@ -89,9 +89,9 @@ def moderation_options(
 ) -> list[dict[str, Any]]:
     """Return the options for the worker and for ``AnswerModeration``; empty without moderation.
 
-    The input is what came since the last answer: its text, and the place of its images. Without
-    ``model``, the catalogue has it no more. Raise InvalidRequestError for images that would pass
-    unjudged.
+    The input is what came since the last answer: its text, and the place of its images. ``model``
+    is None if the catalogue does not have it any more. Raise InvalidRequestError for images that
+    would pass unjudged.
     """
     if asked is None:
         return []
@@ -100,7 +100,7 @@ def moderation_options(
         if message.role == "assistant":
             break
         new.insert(0, message)
-    said = [message for message in new if message.role != "system"]
+    judged = [message for message in new if message.role != "system"]
     fields = {"guard": "", "top_logprobs": None} if model is None else guard_fields(model)
     sees = model is not None and "vision" in model.capabilities
     return [
@@ -108,8 +108,8 @@ def moderation_options(
             "type": MODERATION,
             "model": asked.model if model is None else model.spec.id,
             "shown_model": asked.model,
-            "input": "\n".join(message.all_text for message in said),
-            "judged_messages": len(new) if _has_judged_media(asked, model, said) else 0,
+            "input": "\n".join(message.all_text for message in judged),
+            "judged_messages": len(new) if _has_judged_media(asked, model, judged) else 0,
             "sees_images": sees,
             "blocks": asked.blocks(),
             **fields,
@@ -118,13 +118,13 @@ def moderation_options(
 
 
 def _has_judged_media(
-    asked: ModerationParam, model: ResolvedModel | None, said: Sequence[Message]
+    asked: ModerationParam, model: ResolvedModel | None, judged: Sequence[Message]
 ) -> bool:
     """Whether the worker looks for images to judge in these messages; files may be images.
 
     Raise InvalidRequestError for images that may not pass unjudged, if the model sees none.
     """
-    media = [part for message in said for part in message.parts]
+    media = [part for message in judged for part in message.parts]
     media = [part for part in media if isinstance(part, ImagePart | FilePart)]
     if model is None or "vision" in model.capabilities or not media:
         return bool(media)
@@ -189,16 +189,16 @@ class AnswerModeration:
 
     def take(self, result: ToolResult) -> None:
         """Take the result of the next call, first that of the input."""
-        said: Judged
+        judged: Judged
         if (found := result.fields.get("result")) is not None:
-            said = ModerationResultBody(model=self._model, **found)
+            judged = ModerationResultBody(model=self._model, **found)
         else:
             error = result.fields.get("error") or {"code": "server_error", "message": result.output}
-            said = ModerationErrorBody(**error)
+            judged = ModerationErrorBody(**error)
         name = "output" if "input" in self.judged else "input"
-        self.judged.setdefault(name, []).append(said)
+        self.judged.setdefault(name, []).append(judged)
 
     def shown(self, name: str) -> list[Judged]:
-        """Return what was said of the input or of the answers; an error if it was not judged."""
-        message = f"The {name} was not judged: the answer has ended before."
+        """Return the results for the input or the answers; an error if it was not judged."""
+        message = f"The {name} was not judged: the answer ended first."
         return self.judged.get(name) or [ModerationErrorBody(code="not_judged", message=message)]

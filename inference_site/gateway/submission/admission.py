@@ -35,11 +35,11 @@ _TOKENS_PER_MESSAGE = 10
 _TOKENS_PER_VERDICT = 100
 """Of a guard, for each text that it judges: the longest that ``worker.runtime.guards`` allows."""
 _SOUND_TOKENS_PER_SECOND, _WORD_TOKENS_PER_SECOND = 10, 5
-"""Of a transcript: what usage counts for a second of sound, and what is said in it."""
+"""Tokens of a transcript for each second: of the sound, as usage counts it, and of the words."""
 _SOUND_TOKENS_PER_BYTE = 2
 """Of a speech as events, for each byte of its text: servers report the tokens of those only."""
 _LEAST_BYTES_PER_SECOND, _MOST_BYTES_PER_SECOND = 2_000, 768_000
-"""Of a sound: speech compressed to 16 kbit/s, and what the head of a WAV file may claim."""
+"""Bytes of a second of sound: compressed to 16 kbit/s, and the most that a WAV file may claim."""
 _GENERATES = ("chat", "complete")
 _LOCK_RUNS = """
 SELECT pg_advisory_xact_lock(0x1F5A0001, (%(key_id)s %% 2147483647)::int),
@@ -176,7 +176,10 @@ def most_usage(request: GenerationRequest) -> Estimate:
 
 
 def _most_seconds(audio: AudioFile) -> int:
-    """Return about how long a sound may be: a WAV file says it, others are speech."""
+    """Return the most seconds that a sound may last.
+
+    A WAV file names its bytes per second; others count as speech compressed to 16 kbit/s.
+    """
     head, rate = base64.b64decode(audio.content[:4096]), 0
     if audio.ending == "wav" and (start := head.find(b"fmt ")) >= 0:
         rate = int.from_bytes(head[start + 16 : start + 20], "little")

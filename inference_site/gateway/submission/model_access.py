@@ -362,7 +362,7 @@ def loading_comment(model: str, public_id: str) -> bytes:
         return b""
     if (place := position_of_waiting(public_id)) is None:
         return b""
-    said = [f"position={max(1, place.position)}"]
+    facts = [f"position={max(1, place.position)}"]
     if (expected_s := load_progress(model, live).expected_s) is not None:
-        said.append(f"expected_s={expected_s}")
-    return f": loading {' '.join(said)}\n\n".encode()
+        facts.append(f"expected_s={expected_s}")
+    return f": loading {' '.join(facts)}\n\n".encode()

@@ -179,15 +179,14 @@ class TokenService:
                 # On a thread: decoding takes milliseconds, in which the loop reads other answers.
                 by_index = await asyncio.to_thread(_vectors, answer)
                 vectors = [by_index[position] for position in range(len(inputs))]
-                tokens += int((answer.get("usage") or {}).get("prompt_tokens") or 0)
+                tokens += _reported_input(answer)
             except _UNREADABLE as exc:
                 raise GenerationFailed("The model's server sent no embeddings.") from exc
             for index, vector in enumerate(vectors, first):
                 sink.feed(EmbeddingDelta(vector, index))
                 sink.feed(Finish("stop", index))
             sink.feed(Usage(input_tokens=tokens))
-        if not tokens:  # The server does not report them.
-            sink.feed(Usage(input_tokens=estimated_input(request)))
+        sink.feed(_total_usage(tokens, request))
 
     async def rank(self, request: GenerationRequest, sink: Sink) -> None:
         """Compare the prompts with their queries (see ``Engine.rank``)."""
@@ -202,16 +201,14 @@ class TokenService:
             try:
                 scores = {int(e["index"]): float(e["relevance_score"]) for e in answer["results"]}
                 ordered = [scores[position] for position in range(len(documents))]
-                usage = answer.get("usage") or {}
-                tokens += int(usage.get("prompt_tokens") or usage.get("total_tokens") or 0)
+                tokens += _reported_input(answer)
             except _UNREADABLE as exc:
                 raise GenerationFailed("The model's server sent no scores.") from exc
             for index, score in enumerate(ordered, first):
                 sink.feed(ScoreDelta(score, index))
                 sink.feed(Finish("stop", index))
             sink.feed(Usage(input_tokens=tokens))
-        if not tokens:  # The server does not report them.
-            sink.feed(Usage(input_tokens=estimated_input(request)))
+        sink.feed(_total_usage(tokens, request))
 
     async def moderate(self, request: GenerationRequest, sink: Sink) -> None:
         """Judge the prompts, or the one message (see ``Engine.moderate``)."""
@@ -235,7 +232,7 @@ class TokenService:
                     _moderation(result, sorted(types, reverse=True), index + number)
                     for number, result in enumerate(answer["results"])
                 ]
-                tokens += int((answer.get("usage") or {}).get("prompt_tokens") or 0)
+                tokens += _reported_input(answer)
             except _UNREADABLE as exc:
                 raise GenerationFailed("The model's server sent no moderation.") from exc
             if len(results) != expected:
@@ -244,7 +241,7 @@ class TokenService:
                 sink.feed(result)
                 sink.feed(Finish("stop", result.index))
             index += expected
-        sink.feed(Usage(input_tokens=tokens or estimated_input(request)))
+        sink.feed(_total_usage(tokens, request))
 
     async def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
         """Turn texts into tokens (see ``Engine.tokenize``)."""
@@ -314,6 +311,20 @@ class TokenService:
             lambda address: f"{address.root_url}{path}", payload, request, sink
         )
         return answer
+
+
+def _reported_input(answer: dict[str, Any]) -> int:
+    """Return the tokens of the input that an answer reports: 0 if it reports none.
+
+    Servers that rank report them as ``total_tokens`` alone.
+    """
+    usage = answer.get("usage") or {}
+    return int(usage.get("prompt_tokens") or usage.get("total_tokens") or 0)
+
+
+def _total_usage(reported: int, request: GenerationRequest) -> Usage:
+    """Return the usage of a request: the tokens that the server reported, or an estimate."""
+    return Usage(input_tokens=reported or estimated_input(request))
 
 
 def _moderation(result: dict[str, Any], types: list[str], index: int) -> ModerationDelta:
