@@ -107,6 +107,10 @@ def test_input_items_are_normalised_ordered_and_paged(client: openai.OpenAI) -> 
     assert [item.id for item in ascending.data] == [ids[1]]
     before = client.responses.input_items.list(made.id, extra_query={"before": ids[2]}, limit=1)
     assert [item.id for item in before.data] == [ids[1]]
+    assert before.has_more
+    before = client.responses.input_items.list(made.id, extra_query={"before": ids[2]}, limit=2)
+    assert [item.id for item in before.data] == ids[:2]
+    assert not before.has_more
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,11 @@ class ErrorEnvelope(WireObject):
 
 
 class ListObject(WireObject, Generic[EntryT]):
-    """A page of a list. ``has_more`` is true if there are entries after ``last_id``."""
+    """A page of a list.
+
+    ``has_more`` is true if there are entries after ``last_id``; for a query with ``before``, if
+    there are entries before ``first_id``.
+    """
 
     object: Literal["list"] = "list"
     data: list[EntryT]
