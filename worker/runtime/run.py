@@ -139,6 +139,11 @@ class Run:
         return self._stream.cancelled
 
     @property
+    def is_cut_off(self) -> bool:
+        """Whether Redis, which carries its stream, does not answer."""
+        return self._stream.is_cut_off
+
+    @property
     def output_s(self) -> float:
         """For how many seconds the engine has produced output."""
         return 0.0 if self._output_since is None else time.monotonic() - self._output_since

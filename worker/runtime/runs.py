@@ -148,9 +148,10 @@ class Runs:
                     break
                 claim, permit = claimed
                 model.note_project(claim.project_id)
-                if self._run(model, claim, permit):
+                run = self._begin(model, claim, permit)
+                if self._start(model, claim, run, run.start):
                     return False
-                if not self._may_wait(model, claim):
+                if not self._may_wait(model, claim, run):
                     break
         except BaseException:
             model.release_slot()
@@ -158,11 +159,14 @@ class Runs:
         model.release_slot()
         return True
 
-    def _may_wait(self, model: ServedModel, claim: Claim) -> bool:
-        """Whether, after this run, a generation may wait that has no wake-up.
+    def _may_wait(self, model: ServedModel, claim: Claim, run: Run) -> bool:
+        """Whether, after this run, a generation may wait that has no wake-up and can run.
 
-        A generation that came while a slot was free has a wake-up that is read.
+        A generation that came while a slot was free has a wake-up that is read. While Redis is
+        away, nothing can run; wake-ups come when it is back.
         """
+        if run.is_cut_off:
+            return False
         if claim.others_waited or claim.may_restart or claim.is_isolated or model.missed_wake_up:
             return True
         return not model.is_open
@@ -198,14 +202,14 @@ class Runs:
                 permit.leave()
         return None if claim is None else (claim, permit)
 
-    def _run(self, model: ServedModel, claim: Claim, permit: Permit) -> bool:
-        """Run a claimed generation; return True if the engine continues on its own."""
+    def _begin(self, model: ServedModel, claim: Claim, permit: Permit) -> Run:
+        """Return the run of a claimed generation, which is counted from now on."""
         stream = self._publisher.open(claim.public_id, claim.attempt)
         run = Run(claim, stream, partial(self._end_later, claim))
         self._running[claim] = model, stream, permit, run
         if claim.is_isolated:
             self._isolate(model, permit, run)
-        return self._start(model, claim, run, run.start)
+        return run
 
     def _start(self, model: ServedModel, claim: Claim, run: Run, start: Start) -> bool:
         """Start the engine for a run; return True if it continues on its own."""
@@ -288,7 +292,7 @@ class Runs:
         finally:
             self._leave(claim)
         try:
-            if not self._may_wait(model, claim):
+            if not self._may_wait(model, claim, run):
                 model.release_slot()
             elif not self._use_slot(model):
                 return

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +19,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import redis
 import redis.exceptions
 from django.db import OperationalError
 from django.utils import timezone
@@ -116,6 +119,30 @@ def test_no_more_run_than_there_are_slots(runtime: Runtime, api_key: Key) -> Non
             task.result(60)
     left = Generation.objects.filter(pk__in=[row.pk for row in rows])
     assert sorted(left.values_list("status", flat=True)) == ["failed", "failed", "queued"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_redis_that_stays_away_costs_no_attempt_of_what_waits(
+    own_redis: tuple[subprocess.Popen[bytes], redis.Redis], api_key: Key, settings: Settings
+) -> None:
+    settings.EVENT_LOG_PATIENCE_S = 1
+    server, _ = own_redis
+    with started([ModelSpec("m", "scripted", slots=1)]) as worker:
+        lost = waiting(api_key, [{"text": "a"}, {"sleep_ms": 60_000}])
+        late = waiting(api_key, [{"text": "b"}])
+        with ThreadPoolExecutor(1) as pool:
+            served = pool.submit(worker.serve, "m")
+            wait_until(lambda: Generation.objects.filter(status=Status.RUNNING).exists())
+            server.send_signal(signal.SIGSTOP)
+            served.result(60)  # It claims nothing more.
+        lost.refresh_from_db()
+        assert (lost.status, lost.error_code) == (Status.FAILED, "worker_unavailable")
+        late.refresh_from_db()
+        assert (late.status, late.attempt) == (Status.QUEUED, 0)
+        server.send_signal(signal.SIGCONT)
+        worker.serve("m")
+        late.refresh_from_db()
+        assert (late.status, late.attempt) == (Status.COMPLETED, 1)
 
 
 @pytest.mark.django_db(transaction=True)
