@@ -72,7 +72,7 @@ class Runs:
     def attempts(self) -> set[tuple[str, int]]:
         """The ids and attempt numbers of all runs."""
         # In this order: a run is added to the next of these before it is removed from the last.
-        claims = (*self._running, *self._loop.claims, *self._late.copy())
+        claims = (*self._running, *self._loop.runs, *self._late.copy())
         return {(claim.public_id, claim.attempt) for claim in claims}
 
     @property
@@ -83,8 +83,9 @@ class Runs:
     @property
     def unsent_tokens(self) -> dict[str, int]:
         """The output tokens so far of the runs that have sent no frame, by id."""
-        running = tuple(self._running.items())
-        found = ((claim.public_id, run.unsent_tokens) for claim, (*_, run) in running)
+        in_slots = {claim: run for claim, (*_, run) in tuple(self._running.items())}
+        runs = {**self._loop.runs, **in_slots}
+        found = ((claim.public_id, run.unsent_tokens) for claim, run in runs.items())
         return {id_: tokens for id_, tokens in found if tokens}
 
     def serve(self, model: ServedModel) -> None:
@@ -101,7 +102,7 @@ class Runs:
     def wait(self, timeout_s: float) -> None:
         """Wait for the ends of runs that no thread of Celery drives."""
         until = time.monotonic() + timeout_s
-        while (self._running or self._late or self._loop.claims) and time.monotonic() < until:
+        while (self._running or self._late or self._loop.runs) and time.monotonic() < until:
             time.sleep(_POLL_S)
         self._loop.stop()
         self.pool.shutdown(wait=not self._running)
@@ -248,7 +249,7 @@ class Runs:
         model, stream, permit, run = self._running[claim]
         calls_tools = run.calls_tools
         if calls_tools:
-            self._loop.note(claim)
+            self._loop.note(claim, run)
         else:
             self._loop.forget(claim)
         del self._running[claim]
@@ -379,7 +380,7 @@ class ToolLoop:
     ) -> None:
         self._has_slot, self._serve, self._pool = has_slot, serve, pool
         self._accepts_work, self._free_elsewhere = accepts_work, free_elsewhere
-        self._runs: set[Claim] = set()
+        self._runs: dict[Claim, Run] = {}
         self._waiting: list[LoopingRun] = []
         self._lock = threading.Lock()
         self._has_waiting = threading.Event()
@@ -387,15 +388,15 @@ class ToolLoop:
         self._watch: threading.Thread | None = None
 
     @property
-    def claims(self) -> set[Claim]:
-        """The claims of these runs, from their first call to their end, also while in a slot."""
+    def runs(self) -> dict[Claim, Run]:
+        """These runs by their claims, from their first call to their end, also while in a slot."""
         with self._lock:
-            return set(self._runs)
+            return dict(self._runs)
 
-    def note(self, claim: Claim) -> None:
+    def note(self, claim: Claim, run: Run) -> None:
         """Record a run that leaves its slot; after that, ``call_tools`` is called."""
         with self._lock:
-            self._runs.add(claim)
+            self._runs[claim] = run
 
     def call_tools(self, looping: LoopingRun) -> None:
         """Call the tools of a run; then have it wait for a slot, unless it is over."""
@@ -444,7 +445,7 @@ class ToolLoop:
     def forget(self, claim: Claim) -> None:
         """Remove a run that has ended; it may never have been here."""
         with self._lock:
-            self._runs.discard(claim)
+            self._runs.pop(claim, None)
 
     def _end(self, looping: LoopingRun, error: Exception | None) -> None:
         looping.model.note_tools(-1)

@@ -25,6 +25,7 @@ from django.db import OperationalError
 from django.utils import timezone
 from pytest_django.fixtures import Settings
 
+from completions.assemblers.chat import ChatAssembler
 from inference_site.accounts.models import ApiKey
 from inference_site.catalogue.fleet import orders
 from inference_site.catalogue.fleet.leases import (
@@ -37,6 +38,7 @@ from inference_site.catalogue.fleet.leases import (
 from inference_site.catalogue.model_store.models import OrderState, WorkerOrder
 from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.site_tools import SiteCall
 from inference_site.core.storage.redis import client_for
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.streams.batches import Batch
@@ -47,6 +49,7 @@ from tests.waiting import wait_until
 from worker import tasks
 from worker.engines.base import Engine, load_engine
 from worker.runtime import loading, runs, served_model
+from worker.runtime.run import Run
 from worker.runtime.runtime import Runtime
 
 Key = tuple[ApiKey, str]
@@ -119,6 +122,39 @@ def test_no_more_run_than_there_are_slots(runtime: Runtime, api_key: Key) -> Non
             task.result(60)
     left = Generation.objects.filter(pk__in=[row.pk for row in rows])
     assert sorted(left.values_list("status", flat=True)) == ["failed", "failed", "queued"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_tokens_of_a_whole_answer_are_known_while_its_tools_are_called(
+    runtime: Runtime, api_key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the worker dies in a call, they are all that is known of the turns before."""
+    is_called, goes_on = threading.Event(), threading.Event()
+
+    def call_tools(run: Run) -> bool:
+        is_called.set()
+        goes_on.wait(60)
+        monkeypatch.undo()
+        run.calls_tools = False
+        run.end(None)
+        return False
+
+    def calls(assembler: ChatAssembler) -> list[SiteCall]:
+        has_ended = assembler._choices[0].finish is not None
+        return [SiteCall(0, 0, "search", "{}")] if has_ended else []
+
+    monkeypatch.setattr(ChatAssembler, "calls", calls)
+    monkeypatch.setattr(Run, "call_tools", call_tools)
+    row = create_generation(api_key[0])
+    script = json.dumps([{"text": "one"}, {"text": "two"}])
+    save_document(row.public_id, chat_document(row.public_id, script, stream=False), None)
+    runtime.serve("m")
+    assert is_called.wait(60)
+    try:
+        assert runtime.runs.unsent_tokens == {row.public_id: 2}
+    finally:
+        goes_on.set()
+    wait_until(lambda: runtime.is_idle)
 
 
 @pytest.mark.django_db(transaction=True)
