@@ -331,13 +331,14 @@ class ModelLoader:
         except EngineLoadError as exc:
             logger.error("%s", exc)  # Its message is complete.
         else:
-            logger.info("loaded model %s on %s (%d slots)", spec.id, spec.engine, spec.slots)
-            with release_connection_after():
-                try_and_log("orders", partial(orders.note_loaded, spec.id))
+            if model.is_loaded:  # It may have been unloaded meanwhile.
+                logger.info("loaded model %s on %s (%d slots)", spec.id, spec.engine, spec.slots)
+                with release_connection_after():
+                    try_and_log("orders", partial(orders.note_loaded, spec.id))
         finally:
             self._queue.end(model, is_loaded=model.is_loaded)
         dropped = None
-        if not model.is_loaded:
+        if model.has_failed_to_load and self.models.get(spec.id) is model:
             with contextlib.suppress(django.db.Error):
                 dropped = adapters.remove_newest(spec.id)
         if dropped is not None:

@@ -35,6 +35,7 @@ from inference_site.catalogue.fleet.leases import (
     live_view,
     live_workers,
 )
+from inference_site.catalogue.model_store import adapters
 from inference_site.catalogue.model_store.models import OrderState, WorkerOrder
 from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
@@ -421,6 +422,35 @@ def test_a_worker_carries_out_an_order_that_was_given_while_it_was_loading(
     worker.start()
     wait_until(lambda: (found := announced(worker)) is not None and not found.models)
     worker.stop()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_model_that_is_unloaded_while_it_loads_has_neither_failed_nor_been_loaded(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its newest adapter stays, and so does the order to have it nowhere."""
+    is_loading, may_end = threading.Event(), threading.Event()
+
+    def load(spec: ModelSpec) -> Engine:
+        is_loading.set()
+        may_end.wait(60)
+        return load_engine(spec)
+
+    monkeypatch.setattr(served_model, "load_engine", load)
+    monkeypatch.setattr(runtime.loader, "_find_spec", lambda id_: ModelSpec(id_, "scripted"))
+    adapters.add("m", "terse", "terse.gguf")
+    runtime.loader.reload("m")
+    assert is_loading.wait(60)
+    [reloaded] = runtime.loader.models.values()
+    WorkerOrder.objects.create(worker=orders.ALL, model_id="m", state=OrderState.UNLOADED)
+    runtime.loader.unload("m")
+    settled = Mock(wraps=runtime.loader._settle)
+    monkeypatch.setattr(runtime.loader, "_settle", settled)
+    may_end.set()
+    wait_until(lambda: settled.called)
+    assert not reloaded.is_loaded
+    assert adapters.read().models_with("terse") == ["m"]
+    assert orders.unloaded_everywhere() == {"m"}
 
 
 @pytest.mark.django_db(transaction=True)
