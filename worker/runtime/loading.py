@@ -216,6 +216,7 @@ class ModelLoader:
         model = self.models.get(model_id)
         if model is None or not self._drain(model, reloads=True):
             return
+        self._stop_idle_watch(model_id)
         model.close()
         if (spec := self._find_spec(model_id)) is None:
             self.models.pop(model_id, None)
@@ -421,8 +422,7 @@ class ModelLoader:
     def _drop(self, model: ServedModel) -> None:
         """Forget a model on which nothing runs, and free its memory unless its server sleeps."""
         id_ = model.spec.id
-        if watch := self._idle_watches.pop(id_, None):
-            watch.stop()
+        self._stop_idle_watch(id_)
         if self.models.get(id_) is model:  # It may have been loaded again.
             del self.models[id_]
             self._leaving.discard(id_)
@@ -434,6 +434,10 @@ class ModelLoader:
             model.close()
             logger.info("dropped model %s", id_)
         self.worker.lease.renew()
+
+    def _stop_idle_watch(self, model_id: str) -> None:
+        if watch := self._idle_watches.pop(model_id, None):
+            watch.stop()
 
     def _end_sleep(self, model_id: str) -> None:
         if asleep := self._sleeping.pop(model_id, None):

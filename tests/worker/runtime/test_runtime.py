@@ -49,7 +49,7 @@ from tests.generations.rows import chat_document, create_generation
 from tests.waiting import wait_until
 from worker import tasks
 from worker.engines.base import Engine, load_engine
-from worker.runtime import loading, runs, served_model
+from worker.runtime import loading, residency, runs, served_model
 from worker.runtime.run import Run
 from worker.runtime.runtime import Runtime
 
@@ -451,6 +451,32 @@ def test_a_model_that_is_unloaded_while_it_loads_has_neither_failed_nor_been_loa
     assert not reloaded.is_loaded
     assert adapters.read().models_with("terse") == ["m"]
     assert orders.unloaded_everywhere() == {"m"}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_model_that_was_loaded_again_is_not_unloaded_for_the_time_before(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residency, "_CHECK_IDLE_S", 0.05)
+    monkeypatch.setattr(residency, "_ANNOUNCED_S", 0.2)
+    spec = ModelSpec("m", "scripted", keep_alive_s=1.0)
+    monkeypatch.setattr(runtime.loader, "_find_spec", lambda _: spec)
+    runtime.loader._loaded_on_demand.add("m")
+
+    def reload() -> served_model.ServedModel:
+        runtime.loader.reload("m")
+        model, watches = runtime.loader.models["m"], runtime.loader._idle_watches
+        wait_until(lambda: "m" in watches and watches["m"]._model is model)
+        return model
+
+    reload()
+    in_use = reload()
+    assert in_use.take_slot()
+    time.sleep(2)
+    assert runtime.loader.models["m"] is in_use
+    assert in_use.state == ModelState.READY
+    in_use.release_slot()
+    wait_until(lambda: "m" not in runtime.loader.models)
 
 
 @pytest.mark.django_db(transaction=True)
