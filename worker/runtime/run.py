@@ -292,7 +292,7 @@ class Run:
                     raise error
                 assert self._assembler is not None
                 status, ending = self._ended(self._assembler)
-            except (*_SERVER_LOST, ShuttingDown, StreamLost) as exc:
+            except (*_SERVER_LOST, *DATABASE_UNAVAILABLE, ShuttingDown, StreamLost) as exc:
                 if self._may_repeat(exc) and self._requeue(exc):
                     self._span.end("given back")
                     return

@@ -185,6 +185,22 @@ def test_an_engine_that_is_unavailable_is_retryable_and_logged_without_a_traceba
     assert "Traceback" not in caplog.text
 
 
+@pytest.mark.parametrize("in_background", [True, False])
+def test_a_database_that_goes_away_before_a_file_is_read_costs_no_background_run(
+    start: Start, in_background: bool
+) -> None:
+    attempt = start()
+    Generation.objects.update(background=in_background)
+    attempt.claim = replace(attempt.claim, background=in_background)
+    attempt.engine = BrokenEngine(OperationalError("the database restarts"))
+    row = attempt.drive()
+    if in_background:
+        assert (row.status, row.spared) == (Status.QUEUED, 1)
+        assert attempt.stream.ending_or_none is None
+    else:
+        assert (row.status, row.error_code) == (Status.FAILED, "database_unavailable")
+
+
 def test_a_prompt_that_is_too_long_is_the_clients_fault_and_not_logged(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
