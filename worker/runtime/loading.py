@@ -464,11 +464,14 @@ class ModelLoader:
         A model may be evicted after generations of it were accepted.
         """
         while not self.worker.stopped.wait(_CHECK_WAITING_S):
-            specs = (catalogue().models.get(id_) for id_ in self.loadable())
-            on_demand = {spec.id for spec in specs if spec and fleet.is_on_demand(spec)}
-            if wanted := on_demand and self._waited_for() & on_demand:
-                with release_connection_after():
-                    try_and_log("waiting models", partial(_load_unloaded, wanted))
+            with release_connection_after():
+                try_and_log("waiting models", self._load_waited_for)
+
+    def _load_waited_for(self) -> None:
+        specs = (catalogue().models.get(id_) for id_ in self.loadable())
+        on_demand = {spec.id for spec in specs if spec and fleet.is_on_demand(spec)}
+        if wanted := on_demand and self._waited_for() & on_demand:
+            _load_unloaded(wanted)
 
 
 def _load_unloaded(models: Collection[str]) -> None:

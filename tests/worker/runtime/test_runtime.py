@@ -480,6 +480,25 @@ def test_a_model_that_was_loaded_again_is_not_unloaded_for_the_time_before(
 
 
 @pytest.mark.django_db(transaction=True)
+def test_models_are_loaded_on_demand_after_a_fault_of_their_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loading, "_CHECK_WAITING_S", 0.05)
+    faults = [OSError("Stale file handle")]
+    looked = threading.Event()
+    with started([ModelSpec("m", "scripted")]) as worker:
+
+        def loadable() -> tuple[str, ...]:
+            if faults:
+                raise faults.pop()
+            looked.set()
+            return ()
+
+        monkeypatch.setattr(worker.loader, "loadable", loadable)
+        assert looked.wait(10)
+
+
+@pytest.mark.django_db(transaction=True)
 def test_a_drained_worker_says_so_once_the_order_is_seen_and_takes_work_again(
     runtime: Runtime,
 ) -> None:
