@@ -73,6 +73,7 @@ class ModelLoader:
         self.after_restart = set(self.models)
         """The models that a worker started in place of this one would serve, too."""
         self._idle_watches: dict[str, IdleWatch] = {}
+        self._locks: dict[str, threading.Lock] = {}
         self._loaded_on_demand: set[str] = set()
         """The models that were loaded at run time; they are unloaded when idle."""
         mib = settings.MODEL_MEMORY_MIB, settings.GPU_MEMORY_MIB
@@ -213,24 +214,30 @@ class ModelLoader:
 
     def reload(self, model_id: str) -> None:
         """Load a model again, if this worker has it or has failed to load it."""
-        model = self.models.get(model_id)
-        if model is None or not self._drain(model, reloads=True):
-            return
-        self._stop_idle_watch(model_id)
-        model.close()
-        if (spec := self._find_spec(model_id)) is None:
-            self.models.pop(model_id, None)
-            return
-        self.models[model_id] = model = self._new_model(spec)
-        self.worker.lease.renew()
-        self._enqueue(model)
+        with self._changing(model_id):
+            model = self.models.get(model_id)
+            if model is None or not self._drain(model, reloads=True):
+                return
+            self._stop_idle_watch(model_id)
+            model.close()
+            if (spec := self._find_spec(model_id)) is None:
+                self.models.pop(model_id, None)
+                return
+            self.models[model_id] = model = self._new_model(spec)
+            self.worker.lease.renew()
+            self._enqueue(model)
 
     def unload(self, model_id: str, *, may_sleep: bool = False) -> None:
         """Drop a model once its runs have ended; ``may_sleep``: its server may sleep instead."""
-        self._end_sleep(model_id)
-        model = self.models.get(model_id)
-        if model is not None and self._drain(model):
-            (self._sleep_or_drop if may_sleep else self._drop)(model)
+        with self._changing(model_id):
+            self._end_sleep(model_id)
+            model = self.models.get(model_id)
+            if model is not None and self._drain(model):
+                (self._sleep_or_drop if may_sleep else self._drop)(model)
+
+    def _changing(self, model_id: str) -> threading.Lock:
+        """Return the lock of a model: what reloads or unloads it waits for the one before."""
+        return self._locks.setdefault(model_id, threading.Lock())
 
     def _find_spec(self, model_id: str) -> ModelSpec | None:
         """Return the current spec of a model, with the adapters that were added to it."""

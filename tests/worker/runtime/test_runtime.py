@@ -49,6 +49,7 @@ from tests.generations.rows import chat_document, create_generation
 from tests.waiting import wait_until
 from worker import tasks
 from worker.engines.base import Engine, load_engine
+from worker.engines.scripted import ScriptedEngine
 from worker.runtime import loading, residency, runs, served_model
 from worker.runtime.run import Run
 from worker.runtime.runtime import Runtime
@@ -477,6 +478,43 @@ def test_a_model_that_was_loaded_again_is_not_unloaded_for_the_time_before(
     assert in_use.state == ModelState.READY
     in_use.release_slot()
     wait_until(lambda: "m" not in runtime.loader.models)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("last", ["reload", "unload"])
+def test_of_two_orders_that_wait_for_the_same_run_the_last_counts_and_no_engine_is_left(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    opened: list[Engine] = []
+
+    class SlowToClose(ScriptedEngine):
+        def __init__(self, spec: ModelSpec) -> None:
+            super().__init__(spec)
+            opened.append(self)
+
+        def close(self) -> None:
+            time.sleep(0.5)
+            opened.remove(self)
+
+    monkeypatch.setattr(served_model, "load_engine", SlowToClose)
+    monkeypatch.setattr(runtime.loader, "_find_spec", lambda id_: ModelSpec(id_, "scripted"))
+    runtime.loader.reload("m")
+    wait_until(lambda: runtime.open_models() == ["m"])
+    busy_model = runtime.loader.models["m"]
+    assert busy_model.take_slot()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(runtime.loader.reload, "m")
+        wait_until(lambda: runtime.open_models() == [])
+        second = pool.submit(getattr(runtime.loader, last), "m")
+        time.sleep(0.1)  # Both wait for the run.
+        busy_model.release_slot()
+        first.result(60)
+        second.result(60)
+    if last == "reload":
+        wait_until(lambda: runtime.open_models() == ["m"])
+    time.sleep(1)  # A load that was replaced ends meanwhile.
+    assert len(opened) == (last == "reload")
+    assert list(runtime.loader.models) == (["m"] if last == "reload" else [])
 
 
 @pytest.mark.django_db(transaction=True)
