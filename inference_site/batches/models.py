@@ -44,9 +44,10 @@ _DELETED_AT_ONCE = 1_000
 _BEGIN = """
 UPDATE batches_batchline SET state = 'running', generation_id = %(generation)s, feeds = feeds + 1
 WHERE id = %(line)s AND state = 'pending' AND EXISTS (
-    SELECT FROM batches_batch WHERE id = %(batch)s AND status = 'in_progress'
+    SELECT FROM batches_batch WHERE id = %(batch)s AND status = 'in_progress' FOR SHARE
 )
 """
+"""The batch stays in progress until the transaction ends: whoever cancels it sees this line."""
 _DELIVER = """
 UPDATE batches_batchline SET state = 'ended', status_code = %(status)s, answer = %(answer)s,
        error_code = %(error)s, cost = cost + %(cost)s, ended_at = clock_timestamp()

@@ -15,6 +15,7 @@ from django.db import connection
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
+from inference_site.core.domain.deltas import MAX_TOKENS
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.usage import accounting
 from inference_site.runs.usage.accounting import account
@@ -61,6 +62,16 @@ def test_an_ended_generation_is_in_the_rollups_of_its_minute_hour_and_day(api_ke
         assert (row.output_tokens, row.reasoning_tokens) == (22, 5)
         assert (row.queue_ms, row.prefill_ms, row.decode_ms) == (3000, 2, 7)
         assert row.cost == Decimal("0.75")
+
+
+@pytest.mark.parametrize("tokens", [3_000_000, MAX_TOKENS])
+def test_a_request_may_have_millions_of_tokens(api_key: Key, tokens: int) -> None:
+    ended(api_key[0], input_tokens=tokens, output_tokens=tokens)
+    [accounted] = account()
+    assert accounted.used_tokens == 2 * tokens
+    assert rollup(Period.DAY).output_tokens == tokens
+    speed = LatencyHistogram.objects.filter(period=Period.DAY, measure="speed")
+    assert set(speed.values_list("bucket", "count")) == {(bucket_of(tokens - 1), 1)}
 
 
 def test_a_later_step_adds_to_existing_rollups(api_key: Key) -> None:

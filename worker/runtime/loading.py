@@ -73,6 +73,7 @@ class ModelLoader:
         self.after_restart = set(self.models)
         """The models that a worker started in place of this one would serve, too."""
         self._idle_watches: dict[str, IdleWatch] = {}
+        self._locks: dict[str, threading.Lock] = {}
         self._loaded_on_demand: set[str] = set()
         """The models that were loaded at run time; they are unloaded when idle."""
         mib = settings.MODEL_MEMORY_MIB, settings.GPU_MEMORY_MIB
@@ -213,23 +214,30 @@ class ModelLoader:
 
     def reload(self, model_id: str) -> None:
         """Load a model again, if this worker has it or has failed to load it."""
-        model = self.models.get(model_id)
-        if model is None or not self._drain(model, reloads=True):
-            return
-        model.close()
-        if (spec := self._find_spec(model_id)) is None:
-            self.models.pop(model_id, None)
-            return
-        self.models[model_id] = model = self._new_model(spec)
-        self.worker.lease.renew()
-        self._enqueue(model)
+        with self._changing(model_id):
+            model = self.models.get(model_id)
+            if model is None or not self._drain(model, reloads=True):
+                return
+            self._stop_idle_watch(model_id)
+            model.close()
+            if (spec := self._find_spec(model_id)) is None:
+                self.models.pop(model_id, None)
+                return
+            self.models[model_id] = model = self._new_model(spec)
+            self.worker.lease.renew()
+            self._enqueue(model)
 
     def unload(self, model_id: str, *, may_sleep: bool = False) -> None:
         """Drop a model once its runs have ended; ``may_sleep``: its server may sleep instead."""
-        self._end_sleep(model_id)
-        model = self.models.get(model_id)
-        if model is not None and self._drain(model):
-            (self._sleep_or_drop if may_sleep else self._drop)(model)
+        with self._changing(model_id):
+            self._end_sleep(model_id)
+            model = self.models.get(model_id)
+            if model is not None and self._drain(model):
+                (self._sleep_or_drop if may_sleep else self._drop)(model)
+
+    def _changing(self, model_id: str) -> threading.Lock:
+        """Return the lock of a model: what reloads or unloads it waits for the one before."""
+        return self._locks.setdefault(model_id, threading.Lock())
 
     def _find_spec(self, model_id: str) -> ModelSpec | None:
         """Return the current spec of a model, with the adapters that were added to it."""
@@ -331,13 +339,14 @@ class ModelLoader:
         except EngineLoadError as exc:
             logger.error("%s", exc)  # Its message is complete.
         else:
-            logger.info("loaded model %s on %s (%d slots)", spec.id, spec.engine, spec.slots)
-            with release_connection_after():
-                try_and_log("orders", partial(orders.note_loaded, spec.id))
+            if model.is_loaded:  # It may have been unloaded meanwhile.
+                logger.info("loaded model %s on %s (%d slots)", spec.id, spec.engine, spec.slots)
+                with release_connection_after():
+                    try_and_log("orders", partial(orders.note_loaded, spec.id))
         finally:
             self._queue.end(model, is_loaded=model.is_loaded)
         dropped = None
-        if not model.is_loaded:
+        if model.has_failed_to_load and self.models.get(spec.id) is model:
             with contextlib.suppress(django.db.Error):
                 dropped = adapters.remove_newest(spec.id)
         if dropped is not None:
@@ -423,8 +432,7 @@ class ModelLoader:
     def _drop(self, model: ServedModel) -> None:
         """Forget a model on which nothing runs, and free its memory unless its server sleeps."""
         id_ = model.spec.id
-        if watch := self._idle_watches.pop(id_, None):
-            watch.stop()
+        self._stop_idle_watch(id_)
         if self.models.get(id_) is model:  # It may have been loaded again.
             del self.models[id_]
             self._leaving.discard(id_)
@@ -436,6 +444,10 @@ class ModelLoader:
             model.close()
             logger.info("dropped model %s", id_)
         self.worker.lease.renew()
+
+    def _stop_idle_watch(self, model_id: str) -> None:
+        if watch := self._idle_watches.pop(model_id, None):
+            watch.stop()
 
     def _end_sleep(self, model_id: str) -> None:
         if asleep := self._sleeping.pop(model_id, None):
@@ -462,11 +474,14 @@ class ModelLoader:
         A model may be evicted after generations of it were accepted.
         """
         while not self.worker.stopped.wait(_CHECK_WAITING_S):
-            specs = (catalogue().models.get(id_) for id_ in self.loadable())
-            on_demand = {spec.id for spec in specs if spec and fleet.is_on_demand(spec)}
-            if wanted := on_demand and self._waited_for() & on_demand:
-                with release_connection_after():
-                    try_and_log("waiting models", partial(_load_unloaded, wanted))
+            with release_connection_after():
+                try_and_log("waiting models", self._load_waited_for)
+
+    def _load_waited_for(self) -> None:
+        specs = (catalogue().models.get(id_) for id_ in self.loadable())
+        on_demand = {spec.id for spec in specs if spec and fleet.is_on_demand(spec)}
+        if wanted := on_demand and self._waited_for() & on_demand:
+            _load_unloaded(wanted)
 
 
 def _load_unloaded(models: Collection[str]) -> None:

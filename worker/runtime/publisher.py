@@ -75,7 +75,8 @@ class Stream:
         self.id, self.attempt = generation_id, attempt
         self.cancelled = False
         self.stop_reason: StopReason | None = None
-        self.asked_at = time.monotonic()
+        self.opened_at = time.monotonic()
+        self.asked_at = self.opened_at
         """When the publisher last wrote to the log, and so read whether the stream is cancelled."""
         self._shard = shard
         self._pending: list[bytes] = []
@@ -112,6 +113,11 @@ class Stream:
             self._keep(sent)
         else:
             self._keep_nothing()
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the server of its log does not answer."""
+        return self._shard.is_down
 
     @property
     def is_begun(self) -> bool:
@@ -312,6 +318,11 @@ class _Shard:
         return list(self._streams.values())
 
     @property
+    def is_down(self) -> bool:
+        """Whether the last command has failed."""
+        return self._down_since is not None
+
+    @property
     def is_due(self) -> bool:
         """Whether ``append`` must wake it: the next tick is due, or none comes by itself."""
         if self._is_woken:
@@ -461,13 +472,15 @@ class _Shard:
             logger.warning("publisher: channel layer: %s", exc)
 
     async def _on_unreachable(self, error: redis.exceptions.RedisError) -> None:
-        """Keep the frames and retry; after ``EVENT_LOG_PATIENCE_S``, give up the streams."""
+        """Keep the frames and retry; give up a stream after ``EVENT_LOG_PATIENCE_S``.
+
+        That counts from when the stream was opened, if the server was away before.
+        """
         now = time.monotonic()
-        self._down_since = self._down_since or now
-        down_s = now - self._down_since
-        logger.warning("publisher: event log unreachable for %.1f s: %s", down_s, error)
-        if down_s > settings.EVENT_LOG_PATIENCE_S:
-            for stream in self.streams():
+        since = self._down_since = self._down_since or now
+        logger.warning("publisher: event log unreachable for %.1f s: %s", now - since, error)
+        for stream in self.streams():
+            if now - max(since, stream.opened_at) > settings.EVENT_LOG_PATIENCE_S:
                 stream.stop(StopReason.LOST)
                 self._forget(stream)
         await asyncio.sleep(_RETRY_S)

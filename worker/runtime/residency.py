@@ -323,7 +323,8 @@ class IdleWatch:
         self._is_kept, self.is_leaving = False, True
         self._model.drain(0)
         self._announce()
-        self._stopped.wait(_ANNOUNCED_S)
+        if self._stopped.wait(_ANNOUNCED_S):  # It was unloaded or reloaded meanwhile.
+            return False
         is_wanted = self._is_wanted()
         with self._lock:
             if not (is_wanted or self._is_kept):

@@ -20,7 +20,6 @@ from typing import Any
 
 import redis.exceptions
 from django.conf import settings
-from django.db import DatabaseError
 from django.utils import timezone
 
 from inference_site.catalogue.catalogue import catalogue
@@ -143,6 +142,11 @@ class Run:
         return self._stream.cancelled
 
     @property
+    def is_cut_off(self) -> bool:
+        """Whether Redis, which carries its stream, does not answer."""
+        return self._stream.is_cut_off
+
+    @property
     def output_s(self) -> float:
         """For how many seconds the engine has produced output."""
         return 0.0 if self._output_since is None else time.monotonic() - self._output_since
@@ -155,7 +159,7 @@ class Run:
     def feed(self, delta: Delta) -> None:
         """Convert a delta to frames and hand them to the publisher (see ``Sink``)."""
         if isinstance(delta, Usage):
-            self._usage = delta = self._spent.plus(delta)
+            self._usage = delta = self._spent.plus(delta).bounded()
         elif not isinstance(delta, PromptProgress | CompactionDelta):
             if self._first_token_at is None:
                 self._first_token_at = timezone.now()
@@ -291,7 +295,7 @@ class Run:
                     raise error
                 assert self._assembler is not None
                 status, ending = self._ended(self._assembler)
-            except (*_SERVER_LOST, ShuttingDown, StreamLost) as exc:
+            except (*_SERVER_LOST, *DATABASE_UNAVAILABLE, ShuttingDown, StreamLost) as exc:
                 if self._may_repeat(exc) and self._requeue(exc):
                     self._span.end("given back")
                     return
@@ -513,21 +517,24 @@ class Run:
     def _finish(self, status: Status, ending: Ending) -> None:
         """Commit the final row, then publish the ending: its readers rely on what is stored."""
         try:
-            held = self._committed(status, ending)
+            try:
+                held = self._committed(status, ending)
+            except (_Deferred, _LockedTooLong):
+                raise
+            except Exception:
+                # Maintenance ends the stored response, without what could not be stored.
+                logger.exception("generation %s: its end was refused", self._claim.public_id)
+                error = GenerationFailed("It cannot be stored.")
+                status, ending, self._assembler = Status.FAILED, self._failure(error), None
+                held = self._committed(status, ending)
         except _Deferred:
             return
-        except _LockedTooLong:
+        except Exception:
             # Not even a failure can be stored. The check for orphans ends the run later.
-            logger.exception("generation %s: its end is not stored: locked", self._claim.public_id)
+            logger.exception("generation %s: its end is not stored", self._claim.public_id)
             self._stream.release()
             self._span.end("not stored")
             return
-        except DatabaseError:
-            # Maintenance ends the stored response, without what PostgreSQL refused.
-            logger.exception("generation %s: its end was refused", self._claim.public_id)
-            status, ending = Status.FAILED, self._failure(GenerationFailed("It cannot be stored."))
-            self._assembler = None
-            held = self._committed(status, ending)
         if held:  # Otherwise the process that moved the row counts it and ends its stream.
             self._meter.end(self._claim.kind, status, ending.error_code, self._usage)
             self._stream.close(ending)
@@ -542,7 +549,7 @@ class Run:
         """Commit the end; return False if the generation is no longer this worker's.
 
         Wait while PostgreSQL is down: the client must not see an end that is not stored. Raise
-        DatabaseError when PostgreSQL refuses the data, _Deferred when the row or a table is locked
+        any error of data that cannot be stored, _Deferred when the row or a table is locked
         and the end is stored later, and _LockedTooLong after ``_LOCKED_S``.
         """
         is_repeated, began = self._is_late, time.monotonic()
@@ -569,16 +576,15 @@ class Run:
         claim, usage, assembler = self._claim, self._usage, self._assembler
         spec = catalogue().models.get(claim.model)
         price = Price() if spec is None else spec.price
-        cached_tokens = min(usage.cached_tokens, usage.input_tokens)
         result: dict[str, Any] = {
             "first_token_at": self._first_token_at,
             "input_tokens": usage.input_tokens,
-            "cached_tokens": cached_tokens,
+            "cached_tokens": usage.cached_tokens,
             "output_tokens": usage.output_tokens,
-            "reasoning_tokens": min(usage.reasoning_tokens, usage.output_tokens),
+            "reasoning_tokens": usage.reasoning_tokens,
             "prefill_ms": usage.prefill_ms,
             "decode_ms": usage.decode_ms,
-            "cost": price.cost(usage.input_tokens, cached_tokens, usage.output_tokens),
+            "cost": price.cost(usage.input_tokens, usage.cached_tokens, usage.output_tokens),
             "finish_reason": ending.finish_reason,
             "error_code": ending.error_code,
         }

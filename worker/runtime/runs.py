@@ -72,7 +72,7 @@ class Runs:
     def attempts(self) -> set[tuple[str, int]]:
         """The ids and attempt numbers of all runs."""
         # In this order: a run is added to the next of these before it is removed from the last.
-        claims = (*self._running, *self._loop.claims, *self._late.copy())
+        claims = (*self._running, *self._loop.runs, *self._late.copy())
         return {(claim.public_id, claim.attempt) for claim in claims}
 
     @property
@@ -83,8 +83,9 @@ class Runs:
     @property
     def unsent_tokens(self) -> dict[str, int]:
         """The output tokens so far of the runs that have sent no frame, by id."""
-        running = tuple(self._running.items())
-        found = ((claim.public_id, run.unsent_tokens) for claim, (*_, run) in running)
+        in_slots = {claim: run for claim, (*_, run) in tuple(self._running.items())}
+        runs = {**self._loop.runs, **in_slots}
+        found = ((claim.public_id, run.unsent_tokens) for claim, run in runs.items())
         return {id_: tokens for id_, tokens in found if tokens}
 
     def serve(self, model: ServedModel) -> None:
@@ -101,7 +102,7 @@ class Runs:
     def wait(self, timeout_s: float) -> None:
         """Wait until all runs have ended, or the time is over; then shut the threads down."""
         until = time.monotonic() + timeout_s
-        while (self._running or self._late or self._loop.claims) and time.monotonic() < until:
+        while (self._running or self._late or self._loop.runs) and time.monotonic() < until:
             time.sleep(_POLL_S)
         self._loop.stop()
         self.pool.shutdown(wait=not self._running)
@@ -148,9 +149,10 @@ class Runs:
                     break
                 claim, permit = claimed
                 model.note_project(claim.project_id)
-                if self._run(model, claim, permit):
+                run = self._begin(model, claim, permit)
+                if self._start(model, claim, run, run.start):
                     return False
-                if not self._may_wait(model, claim):
+                if not self._may_wait(model, claim, run):
                     break
         except BaseException:
             model.release_slot()
@@ -158,11 +160,14 @@ class Runs:
         model.release_slot()
         return True
 
-    def _may_wait(self, model: ServedModel, claim: Claim) -> bool:
-        """Whether, after this run, a generation may wait that has no wake-up.
+    def _may_wait(self, model: ServedModel, claim: Claim, run: Run) -> bool:
+        """Whether, after this run, a generation may wait that has no wake-up and can run.
 
-        A generation that came while a slot was free has a wake-up that is read.
+        A generation that came while a slot was free has a wake-up that is read. While Redis is
+        away, nothing can run; wake-ups come when it is back.
         """
+        if run.is_cut_off:
+            return False
         if claim.others_waited or claim.may_restart or claim.is_isolated or model.missed_wake_up:
             return True
         return not model.is_open
@@ -198,14 +203,14 @@ class Runs:
                 permit.leave()
         return None if claim is None else (claim, permit)
 
-    def _run(self, model: ServedModel, claim: Claim, permit: Permit) -> bool:
-        """Run a claimed generation; return True if the engine continues on its own."""
+    def _begin(self, model: ServedModel, claim: Claim, permit: Permit) -> Run:
+        """Return the run of a claimed generation, which is counted from now on."""
         stream = self._publisher.open(claim.public_id, claim.attempt)
         run = Run(claim, stream, partial(self._end_later, claim))
         self._running[claim] = model, stream, permit, run
         if claim.is_isolated:
             self._isolate(model, permit, run)
-        return self._start(model, claim, run, run.start)
+        return run
 
     def _start(self, model: ServedModel, claim: Claim, run: Run, start: Start) -> bool:
         """Start the engine for a run; return True if it continues on its own."""
@@ -241,7 +246,7 @@ class Runs:
         model, stream, permit, run = self._running[claim]
         calls_tools = run.calls_tools
         if calls_tools:
-            self._loop.note(claim)
+            self._loop.note(claim, run)
         else:
             self._loop.forget(claim)
         del self._running[claim]
@@ -285,7 +290,7 @@ class Runs:
         finally:
             self._leave(claim)
         try:
-            if not self._may_wait(model, claim):
+            if not self._may_wait(model, claim, run):
                 model.release_slot()
             elif not self._use_slot(model):
                 return
@@ -372,7 +377,7 @@ class ToolLoop:
     ) -> None:
         self._has_slot, self._serve, self._pool = has_slot, serve, pool
         self._accepts_work, self._free_elsewhere = accepts_work, free_elsewhere
-        self._runs: set[Claim] = set()
+        self._runs: dict[Claim, Run] = {}
         self._waiting: list[LoopingRun] = []
         self._lock = threading.Lock()
         self._has_waiting = threading.Event()
@@ -380,15 +385,15 @@ class ToolLoop:
         self._watch: threading.Thread | None = None
 
     @property
-    def claims(self) -> set[Claim]:
-        """The claims of these runs, from their first call to their end, also while in a slot."""
+    def runs(self) -> dict[Claim, Run]:
+        """These runs by their claims, from their first call to their end, also while in a slot."""
         with self._lock:
-            return set(self._runs)
+            return dict(self._runs)
 
-    def note(self, claim: Claim) -> None:
+    def note(self, claim: Claim, run: Run) -> None:
         """Record a run that leaves its slot; after that, ``call_tools`` is called."""
         with self._lock:
-            self._runs.add(claim)
+            self._runs[claim] = run
 
     def call_tools(self, looping: LoopingRun) -> None:
         """Call the tools of a run; then have it wait for a slot, unless it is over."""
@@ -437,7 +442,7 @@ class ToolLoop:
     def forget(self, claim: Claim) -> None:
         """Remove a run that has ended; it may never have been here."""
         with self._lock:
-            self._runs.discard(claim)
+            self._runs.pop(claim, None)
 
     def _end(self, looping: LoopingRun, error: Exception | None) -> None:
         looping.model.note_tools(-1)

@@ -10,6 +10,9 @@ from inference_site.core.domain.compaction import CompactedContext
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
+MAX_TOKENS = 10**9
+"""The greatest count of tokens of a generation: the sum of two is an ``integer`` of PostgreSQL."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
@@ -218,6 +221,19 @@ class Usage:
     def plus(self, other: Usage) -> Usage:
         """Return the usage of two turns of one generation."""
         return Usage(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+    def bounded(self) -> Usage:
+        """Return it with counts that can be stored, whatever a server has reported."""
+        read = min(max(self.input_tokens, 0), MAX_TOKENS)
+        written = min(max(self.output_tokens, 0), MAX_TOKENS)
+        return replace(
+            self,
+            input_tokens=read,
+            cached_tokens=min(max(self.cached_tokens, 0), read),
+            output_tokens=written,
+            reasoning_tokens=min(max(self.reasoning_tokens, 0), written),
+            cache_write_tokens=min(max(self.cache_write_tokens, 0), read),
+        )
 
 
 Delta = (

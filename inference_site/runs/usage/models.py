@@ -38,7 +38,7 @@ _MEASURES = f"""LATERAL (VALUES
     ('ttft', {_milliseconds("created_at", "first_token_at")}),
     ('prefill', {_milliseconds("claimed_at", "first_token_at")}),
     ('speed', CASE WHEN output_tokens > 1 AND finished_at > first_token_at THEN
-        (output_tokens - 1) * 1000 / ({_milliseconds("first_token_at", "finished_at")}) END)
+        (output_tokens - 1) * 1000::bigint / ({_milliseconds("first_token_at", "finished_at")}) END)
 ) AS measured (measure, value)"""
 
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -18,7 +17,6 @@ from channels.layers import get_channel_layer
 from pytest_django.fixtures import Settings
 
 from inference_site.core.storage.redis import client_for
-from inference_site.ops.serve.services import RedisPlan, plan_redis, wait_for_redis
 from inference_site.runs.queue import new_id
 from inference_site.runs.streams.batches import Batch, Ending
 from inference_site.runs.streams.event_log import (
@@ -260,22 +258,6 @@ def test_stopping_sends_out_what_is_left() -> None:
     assert frames == [b"0", b"done"]
 
 
-@pytest.fixture
-def own_redis(
-    tmp_path: Path, settings: Settings
-) -> Iterator[tuple[subprocess.Popen[bytes], redis.Redis]]:
-    """An event log server of the test's own, whose clients lose patience soon."""
-    plan: RedisPlan = plan_redis(tmp_path)
-    server = subprocess.Popen(plan.command, stdout=subprocess.DEVNULL)
-    wait_for_redis(plan.url)
-    settings.EVENT_LOG_URLS = [plan.url]
-    settings.REDIS_TIMEOUT_S = 0.3
-    with redis.Redis.from_url(plan.url) as client:
-        yield server, client
-    server.kill()
-    server.wait()
-
-
 def test_a_redis_that_hangs_for_a_second_loses_and_doubles_nothing(
     own_redis: tuple[subprocess.Popen[bytes], redis.Redis], publisher: Publisher
 ) -> None:
@@ -332,3 +314,19 @@ def test_a_redis_that_stays_away_past_the_limit_loses_its_streams(
     stream.append([b"0"])
     wait_until(lambda: stream.cancelled)
     assert stream.stop_reason is StopReason.LOST
+
+
+def test_a_stream_that_opens_while_redis_is_away_is_lost_no_sooner_than_others(
+    own_redis: tuple[subprocess.Popen[bytes], redis.Redis],
+    publisher: Publisher,
+    settings: Settings,
+) -> None:
+    server, _ = own_redis
+    settings.EVENT_LOG_PATIENCE_S = 1
+    first = publisher.open(new_id("chatcmpl-"))
+    server.kill()
+    server.wait()
+    wait_until(lambda: first.cancelled)
+    second, opened_at = publisher.open(new_id("chatcmpl-")), time.monotonic()
+    wait_until(lambda: second.cancelled)
+    assert time.monotonic() - opened_at > 1

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 import redis
 import redis.exceptions
-from django.db import InterfaceError, OperationalError, transaction
+from django.db import DataError, InterfaceError, OperationalError, transaction
 from django.utils import timezone
 from pytest_django.fixtures import Settings
 
@@ -185,6 +185,22 @@ def test_an_engine_that_is_unavailable_is_retryable_and_logged_without_a_traceba
     assert "Traceback" not in caplog.text
 
 
+@pytest.mark.parametrize("in_background", [True, False])
+def test_a_database_that_goes_away_before_a_file_is_read_costs_no_background_run(
+    start: Start, in_background: bool
+) -> None:
+    attempt = start()
+    Generation.objects.update(background=in_background)
+    attempt.claim = replace(attempt.claim, background=in_background)
+    attempt.engine = BrokenEngine(OperationalError("the database restarts"))
+    row = attempt.drive()
+    if in_background:
+        assert (row.status, row.spared) == (Status.QUEUED, 1)
+        assert attempt.stream.ending_or_none is None
+    else:
+        assert (row.status, row.error_code) == (Status.FAILED, "database_unavailable")
+
+
 def test_a_prompt_that_is_too_long_is_the_clients_fault_and_not_logged(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -332,6 +348,34 @@ def test_the_end_waits_for_a_locked_row_but_not_for_ever(
         end_orphans("w", lambda: ())
     expected = (Status.COMPLETED, "") if is_freed else (Status.FAILED, "worker_lost")
     assert (attempt.row.status, attempt.row.error_code) == expected
+
+
+@pytest.mark.parametrize("error", [DataError("no such number"), ValueError("no such text")])
+@pytest.mark.parametrize("refused", [1, 2])
+def test_an_end_that_is_refused_becomes_a_failure_and_is_left_if_that_is_refused_too(
+    start: Start, monkeypatch: pytest.MonkeyPatch, error: Exception, refused: int
+) -> None:
+    finish, refusals = GenerationQuerySet.finish, [error] * refused
+
+    def refuse(self: GenerationQuerySet, *args: Any, **kwargs: Any) -> bool:
+        if refusals:
+            raise refusals.pop()
+        return finish(self, *args, **kwargs)
+
+    attempt = start()
+    monkeypatch.setattr(GenerationQuerySet, "finish", refuse)
+    row = attempt.drive()  # It raises nothing, so its slot is free.
+    if refused == 1:
+        assert (row.status, row.error_code) == (Status.FAILED, "model_error")
+        assert attempt.stream.ending.error_code == "model_error"
+        return
+    assert row.status == Status.RUNNING
+    assert attempt.stream.ending_or_none is None
+    attempt.stream.acknowledge()
+    assert attempt.stream.is_drained  # The publisher forgets it.
+    monkeypatch.setattr(maintenance, "_ORPHAN_S", 0)
+    end_orphans("w", lambda: ())
+    assert (attempt.row.status, attempt.row.error_code) == (Status.FAILED, "worker_lost")
 
 
 @pytest.mark.django_db(transaction=True)

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 import pytest
 from pytest_django.fixtures import Settings
 
+from inference_site.core.domain.deltas import MAX_TOKENS
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.runs.models import Generation, Status
-from tests.upstream_server import Talk, UpstreamServer, streamed
+from inference_site.runs.usage.accounting import account
+from tests.upstream_server import Talk, UpstreamServer, chunks, finish, streamed, text, usage
 from tests.waiting import wait_until
 from tests.worker.runtime.test_runtime import Key, busy, started, waiting
 from worker.runtime.runtime import Runtime
@@ -101,3 +103,17 @@ def test_a_drain_ends_what_runs_by_itself(
     assert statuses() == {Status.FAILED: 2, Status.QUEUED: 1}
     failed = Generation.objects.filter(status=Status.FAILED)
     assert {row.error_code for row in failed} == {"worker_unavailable"}
+
+
+@pytest.mark.parametrize("counted", [-1, 2_000_000_000, 2**70])
+def test_what_a_server_counts_fits_the_row(
+    runtime: Runtime, server: UpstreamServer, api_key: Key, counted: int
+) -> None:
+    server.answers = [chunks(text("Hello"), finish(), usage(prompt=counted, completion=counted))]
+    waiting(api_key, [])
+    runtime.serve("m")
+    wait_until(lambda: statuses() == {Status.COMPLETED: 1})
+    assert account()  # Counters hold the sum.
+    row = Generation.objects.get()
+    assert row.input_tokens == row.output_tokens == (0 if counted < 0 else MAX_TOKENS)
+    wait_until(lambda: busy(runtime) == 0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,11 +19,13 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import redis
 import redis.exceptions
 from django.db import OperationalError
 from django.utils import timezone
 from pytest_django.fixtures import Settings
 
+from completions.assemblers.chat import ChatAssembler
 from inference_site.accounts.models import ApiKey
 from inference_site.catalogue.fleet import orders
 from inference_site.catalogue.fleet.leases import (
@@ -31,9 +35,11 @@ from inference_site.catalogue.fleet.leases import (
     live_view,
     live_workers,
 )
+from inference_site.catalogue.model_store import adapters
 from inference_site.catalogue.model_store.models import OrderState, WorkerOrder
 from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.site_tools import SiteCall
 from inference_site.core.storage.redis import client_for
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.streams.batches import Batch
@@ -43,8 +49,10 @@ from tests.generations.rows import chat_document, create_generation
 from tests.waiting import wait_until
 from worker import tasks
 from worker.engines.base import Engine, load_engine
-from worker.runtime import loading, runs, served_model
+from worker.engines.scripted import ScriptedEngine
+from worker.runtime import loading, residency, runs, served_model
 from worker.runtime.residency import Capacity
+from worker.runtime.run import Run
 from worker.runtime.runtime import Runtime
 
 Key = tuple[ApiKey, str]
@@ -117,6 +125,63 @@ def test_no_more_run_than_there_are_slots(runtime: Runtime, api_key: Key) -> Non
             task.result(60)
     left = Generation.objects.filter(pk__in=[row.pk for row in rows])
     assert sorted(left.values_list("status", flat=True)) == ["failed", "failed", "queued"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_tokens_of_a_whole_answer_are_known_while_its_tools_are_called(
+    runtime: Runtime, api_key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the worker dies in a call, they are all that is known of the turns before."""
+    is_called, goes_on = threading.Event(), threading.Event()
+
+    def call_tools(run: Run) -> bool:
+        is_called.set()
+        goes_on.wait(60)
+        monkeypatch.undo()
+        run.calls_tools = False
+        run.end(None)
+        return False
+
+    def calls(assembler: ChatAssembler) -> list[SiteCall]:
+        has_ended = assembler._choices[0].finish is not None
+        return [SiteCall(0, 0, "search", "{}")] if has_ended else []
+
+    monkeypatch.setattr(ChatAssembler, "calls", calls)
+    monkeypatch.setattr(Run, "call_tools", call_tools)
+    row = create_generation(api_key[0])
+    script = json.dumps([{"text": "one"}, {"text": "two"}])
+    save_document(row.public_id, chat_document(row.public_id, script, stream=False), None)
+    runtime.serve("m")
+    assert is_called.wait(60)
+    try:
+        assert runtime.runs.unsent_tokens == {row.public_id: 2}
+    finally:
+        goes_on.set()
+    wait_until(lambda: runtime.is_idle)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_redis_that_stays_away_costs_no_attempt_of_what_waits(
+    own_redis: tuple[subprocess.Popen[bytes], redis.Redis], api_key: Key, settings: Settings
+) -> None:
+    settings.EVENT_LOG_PATIENCE_S = 1
+    server, _ = own_redis
+    with started([ModelSpec("m", "scripted", slots=1)]) as worker:
+        lost = waiting(api_key, [{"text": "a"}, {"sleep_ms": 60_000}])
+        late = waiting(api_key, [{"text": "b"}])
+        with ThreadPoolExecutor(1) as pool:
+            served = pool.submit(worker.serve, "m")
+            wait_until(lambda: Generation.objects.filter(status=Status.RUNNING).exists())
+            server.send_signal(signal.SIGSTOP)
+            served.result(60)  # It claims nothing more.
+        lost.refresh_from_db()
+        assert (lost.status, lost.error_code) == (Status.FAILED, "worker_unavailable")
+        late.refresh_from_db()
+        assert (late.status, late.attempt) == (Status.QUEUED, 0)
+        server.send_signal(signal.SIGCONT)
+        worker.serve("m")
+        late.refresh_from_db()
+        assert (late.status, late.attempt) == (Status.COMPLETED, 1)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -370,6 +435,117 @@ def test_a_worker_carries_out_an_order_that_was_given_while_it_was_loading(
     worker.start()
     wait_until(lambda: (found := announced(worker)) is not None and not found.models)
     worker.stop()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_model_that_is_unloaded_while_it_loads_has_neither_failed_nor_been_loaded(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its newest adapter stays, and so does the order to have it nowhere."""
+    is_loading, may_end = threading.Event(), threading.Event()
+
+    def load(spec: ModelSpec) -> Engine:
+        is_loading.set()
+        may_end.wait(60)
+        return load_engine(spec)
+
+    monkeypatch.setattr(served_model, "load_engine", load)
+    monkeypatch.setattr(runtime.loader, "_find_spec", lambda id_: ModelSpec(id_, "scripted"))
+    adapters.add("m", "terse", "terse.gguf")
+    runtime.loader.reload("m")
+    assert is_loading.wait(60)
+    [reloaded] = runtime.loader.models.values()
+    WorkerOrder.objects.create(worker=orders.ALL, model_id="m", state=OrderState.UNLOADED)
+    runtime.loader.unload("m")
+    settled = Mock(wraps=runtime.loader._settle)
+    monkeypatch.setattr(runtime.loader, "_settle", settled)
+    may_end.set()
+    wait_until(lambda: settled.called)
+    assert not reloaded.is_loaded
+    assert adapters.read().models_with("terse") == ["m"]
+    assert orders.unloaded_everywhere() == {"m"}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_model_that_was_loaded_again_is_not_unloaded_for_the_time_before(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residency, "_CHECK_IDLE_S", 0.05)
+    monkeypatch.setattr(residency, "_ANNOUNCED_S", 0.2)
+    spec = ModelSpec("m", "scripted", keep_alive_s=1.0)
+    monkeypatch.setattr(runtime.loader, "_find_spec", lambda _: spec)
+    runtime.loader._loaded_on_demand.add("m")
+
+    def reload() -> served_model.ServedModel:
+        runtime.loader.reload("m")
+        model, watches = runtime.loader.models["m"], runtime.loader._idle_watches
+        wait_until(lambda: "m" in watches and watches["m"]._model is model)
+        return model
+
+    reload()
+    in_use = reload()
+    assert in_use.take_slot()
+    time.sleep(2)
+    assert runtime.loader.models["m"] is in_use
+    assert in_use.state == ModelState.READY
+    in_use.release_slot()
+    wait_until(lambda: "m" not in runtime.loader.models)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("last", ["reload", "unload"])
+def test_of_two_orders_that_wait_for_the_same_run_the_last_counts_and_no_engine_is_left(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    opened: list[Engine] = []
+
+    class SlowToClose(ScriptedEngine):
+        def __init__(self, spec: ModelSpec) -> None:
+            super().__init__(spec)
+            opened.append(self)
+
+        def close(self) -> None:
+            time.sleep(0.5)
+            opened.remove(self)
+
+    monkeypatch.setattr(served_model, "load_engine", SlowToClose)
+    monkeypatch.setattr(runtime.loader, "_find_spec", lambda id_: ModelSpec(id_, "scripted"))
+    runtime.loader.reload("m")
+    wait_until(lambda: runtime.open_models() == ["m"])
+    busy_model = runtime.loader.models["m"]
+    assert busy_model.take_slot()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(runtime.loader.reload, "m")
+        wait_until(lambda: runtime.open_models() == [])
+        second = pool.submit(getattr(runtime.loader, last), "m")
+        time.sleep(0.1)  # Both wait for the run.
+        busy_model.release_slot()
+        first.result(60)
+        second.result(60)
+    if last == "reload":
+        wait_until(lambda: runtime.open_models() == ["m"])
+    time.sleep(1)  # A load that was replaced ends meanwhile.
+    assert len(opened) == (last == "reload")
+    assert list(runtime.loader.models) == (["m"] if last == "reload" else [])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_models_are_loaded_on_demand_after_a_fault_of_their_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loading, "_CHECK_WAITING_S", 0.05)
+    faults = [OSError("Stale file handle")]
+    looked = threading.Event()
+    with started([ModelSpec("m", "scripted")]) as worker:
+
+        def loadable() -> tuple[str, ...]:
+            if faults:
+                raise faults.pop()
+            looked.set()
+            return ()
+
+        monkeypatch.setattr(worker.loader, "loadable", loadable)
+        assert looked.wait(10)
 
 
 @pytest.mark.django_db(transaction=True)
