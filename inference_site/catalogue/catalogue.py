@@ -27,7 +27,7 @@ from inference_site.catalogue.models_file import (
     default_threads,
     read_models_and_routes,
 )
-from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.model_spec import MAX_ID, ModelSpec, is_model_id
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,9 @@ def _discovered(files: list[Path]) -> Iterator[ModelSpec]:
             logger.warning("%s is left out: %s", path, exc)
             continue
         id_ = id_of(path)
-        if is_model and id_ not in ids:
+        if is_model and not is_model_id(id_):
+            logger.warning("%r is left out: an id has 1 to %d printable characters", path, MAX_ID)
+        elif is_model and id_ not in ids:
             ids.add(id_)
             slots, context_length = fitting_sizes(path, None, None, {})
             yield ModelSpec(

@@ -37,7 +37,13 @@ from inference_site.catalogue.operator_settings import (
     WeightsFile,
 )
 from inference_site.core.domain.addresses import AllowedAddresses
-from inference_site.core.domain.model_spec import HIGHEST_PRICE, ModelSpec, Price
+from inference_site.core.domain.model_spec import (
+    HIGHEST_PRICE,
+    MAX_ID,
+    ModelSpec,
+    Price,
+    is_model_id,
+)
 from inference_site.core.domain.request import Sampling
 from inference_site.core.host import physical_cores, usable_cores
 
@@ -315,6 +321,10 @@ def _read_document(document: Any, resolve: ResolvePath) -> tuple[list[ModelSpec]
         raise InvalidSetting((str(min(unknown, key=str)),), "unknown key")
     entries: dict[str, dict[str, Any]] = {}
     for id_, value in models.items():
+        if not is_model_id(str(id_)):
+            raise InvalidSetting(
+                ("models", str(id_)), f"an id has 1 to {MAX_ID} printable characters"
+            )
         entry = {"file": value} if isinstance(value, str) else value
         if not isinstance(entry, dict):
             raise InvalidSetting(("models", str(id_)), "must be a mapping, or the name of a file")

@@ -130,6 +130,8 @@ def test_an_absolute_path_stays_as_it_is(models_file: Path) -> None:
         ("models: {m: [", "is not YAML"),
         ("models: {m: [demo.gguf]}", "models.m: must be a mapping, or the name of a file"),
         ("models: {m: }", "models.m: must be a mapping"),
+        (f"models: {{{'m' * 201}: {{}}}}", f"models.{'m' * 201}: an id has 1 to 200 printable"),
+        ('models: {"a\\tb": {}}', "an id has 1 to 200 printable characters"),
         ("models: {m: {engine: vllm}}", "models.m.engine: unknown engine 'vllm'; there are"),
         ("models: {m: {engine: [scripted]}}", "models.m.engine: Input should be a valid string"),
         ("models: {m: {slots: 0}}", "models.m.slots: Input should be greater than 0, got 0"),

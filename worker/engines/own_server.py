@@ -8,8 +8,10 @@ for each start, so that no other process on the host can bypass the queue.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
+import re
 import secrets
 import tempfile
 import threading
@@ -51,6 +53,7 @@ _CLOSES_S = 5.0
 _ENDS_S = 2.0
 """How long to wait for the end of a process once its connections are closed."""
 _TAIL_LOGGED = 8
+_LONGEST_NAME = 100
 _LEARNT_KEPT = 7
 _LEARN_S, _LEARN_PART = 15.0, 0.0005
 """Interval of memory measurements, and the part of the time they may take at most: the kernel
@@ -78,9 +81,15 @@ class ServerSettings:
     """Seconds without a sign of life after which a server is killed; 0: never."""
 
     def file_of(self, model: str, ending: str) -> Path:
-        """Return the file of a model with this ending."""
-        safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in model)
-        return self.files / f"{safe}{ending}"
+        """Return the file of a model with this ending.
+
+        An id that is long, or has other characters than these, gets a digest: no two models may
+        have one file.
+        """
+        name = re.sub(r"[^A-Za-z0-9_.-]", "_", model)[:_LONGEST_NAME]
+        if name != model:
+            name += f"-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
+        return self.files / f"{name}{ending}"
 
 
 server_settings = ServerSettings()

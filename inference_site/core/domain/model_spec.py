@@ -16,6 +16,15 @@ _HIGHEST_COST = Decimal("999999999.999999999")
 """The highest value of the column of a generation's cost."""
 
 
+MAX_ID = 200
+"""Characters of the id of a model, as the columns that hold one have."""
+
+
+def is_model_id(text: str) -> bool:
+    """Return whether a model may have this id: 1 to 200 printable characters."""
+    return 1 <= len(text) <= MAX_ID and text.isprintable()
+
+
 @dataclass(frozen=True, slots=True)
 class Price:
     """The price of a million tokens in the site's currency; ``input`` is for those not cached."""

@@ -18,7 +18,7 @@ from inference_site.core.domain.request import GenerationRequest, Message
 from tests.sinks import RecordingSink
 from tests.waiting import wait_until
 from worker.engines.command import load
-from worker.engines.own_server import OwnServer, server_settings
+from worker.engines.own_server import OwnServer, ServerSettings, server_settings
 
 MODEL_SERVER = Path(__file__).parent.parent.parent / "model_server.py"
 REAL = f"{sys.executable} {MODEL_SERVER} {{port}} {{api_key}} {{file}} 2 256"
@@ -107,3 +107,14 @@ def test_a_server_that_is_not_wanted_while_it_starts_is_ended(loader: Loader) ->
     assert process is not None
     engine.close()
     assert process.ended.is_set()
+
+
+def test_each_model_has_files_of_its_own(tmp_path: Path) -> None:
+    settings = ServerSettings(tmp_path)
+    assert settings.file_of("qwen3-0.6b", ".log") == tmp_path / "qwen3-0.6b.log"
+    ids = ["a_b", "a/b", "a:b", "ä" * 200, "ä" * 199 + "b", "../x", "m" * 200, "m" * 199]
+    names = [settings.file_of(id_, ".log").name for id_ in ids]
+    assert len(set(names)) == len(ids)
+    assert all((tmp_path / name).parent == tmp_path for name in names)
+    for name in names:
+        (tmp_path / name).touch()
