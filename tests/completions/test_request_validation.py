@@ -12,6 +12,8 @@ from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.api.payload import parse
 
 USER = {"role": "user", "content": "hi"}
+CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+NAMELESS = {"type": "function", "function": {"arguments": "{}"}}
 
 
 def body(**fields: Any) -> dict[str, Any]:
@@ -46,6 +48,21 @@ def refused(whole: Any) -> InvalidRequestError:
         (
             {"messages": [{**USER, "content": [{"type": "text"}]}]},
             "messages[0].content[0].text",
+            "missing_required_parameter",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "id": None}]}]},
+            "messages[0].tool_calls[0].id",
+            "invalid_type",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [CALL]}]},
+            "messages[0].tool_calls[0].id",
+            "missing_required_parameter",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "c", **NAMELESS}]}]},
+            "messages[0].tool_calls[0].function.name",
             "missing_required_parameter",
         ),
         (
