@@ -36,6 +36,7 @@ def _finite(value: float) -> float:
 
 Number = Annotated[float, AfterValidator(_finite)]
 Scalar = bool | int | Number | Annotated[str, Field(max_length=512)]
+Operand = bool | int | Number | Annotated[str, Field(max_length=512, pattern=_NO_NUL)]
 Attributes = Annotated[
     dict[Annotated[str, Field(max_length=64)], Scalar],
     Field(max_length=16),
@@ -52,8 +53,8 @@ class Comparison(WireRequest):
     type: Literal["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"] = "eq"
     key: Annotated[str, Field(max_length=64, pattern=_NO_NUL)]
     value: (
-        Annotated[Scalar, Tag("one")]
-        | Annotated[list[Scalar], Field(max_length=_MAX_COMPARISONS), Tag("many")]
+        Annotated[Operand, Tag("one")]
+        | Annotated[list[Operand], Field(max_length=_MAX_COMPARISONS), Tag("many")]
     ) = Field(discriminator=Discriminator(_one_or_many))
 
     @model_validator(mode="after")

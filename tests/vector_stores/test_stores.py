@@ -270,6 +270,11 @@ def test_invalid_requests_name_their_field(site: ReadingSite) -> None:
         ({"query": "x", "filters": {"type": "in", "key": "k", "value": 1}}, "filters"),
         ({"query": "x", "filters": {"type": "near", "key": "k", "value": 1}}, "filters.type"),
         ({"query": "x", "filters": wide}, "filters"),
+        ({"query": "x", "filters": {"type": "eq", "key": "k", "value": "\0"}}, "filters.value"),
+        (
+            {"query": "x", "filters": {"type": "in", "key": "k", "value": ["a", "\0"]}},
+            "filters.value[1]",
+        ),
     ):
         answer = post(site, f"/v1/vector_stores/{store.id}/search", body)
         assert answer.status_code == 400, body
