@@ -134,18 +134,19 @@ class VectorStoreView(ApiView):
     def post(self, request: Request, vector_store_id: str) -> Response:
         """Change a vector store. Fields that are not given stay as they are."""
         body, store = parse(StoreChanges, request.data), _store(request, vector_store_id)
-        given = body.model_fields_set
+        given, changed = body.model_fields_set, list[str]()
         if "name" in given:
             store.name = body.name or ""
+            changed += ["name"]
         if "metadata" in given:
             store.metadata = body.metadata or {}
+            changed += ["metadata"]
         if "expires_after" in given:
             store.expires_after_days = body.expires_after.days if body.expires_after else None
             store.last_active_at = timezone.now()
             store.expires_at = store.expiry(store.last_active_at)
-        store.save(
-            update_fields=["name", "metadata", "expires_after_days", "last_active_at", "expires_at"]
-        )
+            changed += ["expires_after_days", "last_active_at", "expires_at"]
+        store.save(update_fields=changed)  # Another request may change other fields now.
         return Response(_wire_stores([store])[0].model_dump())
 
     @documented(answer=DeletedStore)
@@ -512,7 +513,8 @@ def _wire_batch(store: VectorStore, batch: FileBatch) -> FileBatchObject:
     elif counts.in_progress:
         status = "in_progress"
     else:
-        status = "failed" if counts.failed == counts.total else "completed"
+        is_failed = counts.failed > 0 and counts.failed == counts.total
+        status = "failed" if is_failed else "completed"
     return FileBatchObject(
         id=batch.public_id,
         created_at=int(batch.created_at.timestamp()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,28 @@ def test_store_is_changed_listed_expires_and_is_deleted(site: ReadingSite) -> No
         client.vector_stores.retrieve(store.id)
     with pytest.raises(openai.NotFoundError):
         client.vector_stores.search(store.id, query="x")
+
+
+def test_changes_at_the_same_moment_keep_each_other(site: ReadingSite) -> None:
+    store = site.client.vector_stores.create(name="0", metadata={"n": "0"})
+    with ThreadPoolExecutor(2) as threads:
+        for number in map(str, range(1, 31)):
+            renamed = threads.submit(site.client.vector_stores.update, store.id, name=number)
+            tagged = threads.submit(
+                site.client.vector_stores.update, store.id, metadata={"n": number}
+            )
+            assert (renamed.result().name, tagged.result().metadata) == (number, {"n": number})
+            kept = site.client.vector_stores.retrieve(store.id)
+            assert (kept.name, kept.metadata) == (number, {"n": number})
+
+
+def test_batch_whose_files_are_taken_out_has_not_failed(site: ReadingSite) -> None:
+    store, file = site.client.vector_stores.create(), site.file("tea.txt", TEA)
+    batches = site.client.vector_stores.file_batches
+    batch = batches.create_and_poll(store.id, file_ids=[file], poll_interval_ms=100)
+    site.client.vector_stores.files.delete(file, vector_store_id=store.id)
+    left = batches.retrieve(batch.id, vector_store_id=store.id)
+    assert (batch.status, left.status, left.file_counts.total) == ("completed", "completed", 0)
 
 
 def test_batch_is_cancelled(site: ReadingSite) -> None:
