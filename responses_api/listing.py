@@ -150,13 +150,16 @@ def page_of_input(request: Request, stored: StoredResponse) -> Response:
     if page.order == "asc":
         items.reverse()
     ids = [id_ for id_, _ in items]
+    is_cut = False
     if page.after is not None:
         items = items[position_of(page.after, ids, "item") + 1 :]
     elif before:
         end = position_of(before, ids, "item", "before")
+        is_cut = end > page.limit  # More entries come before the page.
         items = items[max(0, end - page.limit) : end]
     entries = [decode_item(item).wire() for item in items[: page.limit + 1]]
-    return Response(list_object(entries, page))
+    listed = list_object(entries, page)
+    return Response({**listed, "has_more": is_cut or listed["has_more"]})
 
 
 def page_of_conversation(request: Request, rows: QuerySet[Item]) -> Response:

@@ -21,7 +21,6 @@ from inference_site.core.errors.api_errors import (
     InvalidRequestError,
     NotFoundError,
 )
-from inference_site.core.storage.fields import replace_nul
 from inference_site.files.models import StoredFile
 from inference_site.gateway.api.authentication import caller_of
 from inference_site.gateway.api.paging import PageQuery, list_object, parse_page
@@ -230,10 +229,10 @@ class VectorStoreFileView(ApiView):
     def post(self, request: Request, vector_store_id: str, file_id: str) -> Response:
         """Replace the attributes of a file."""
         body, store = parse(FileChanges, request.data), _store(request, vector_store_id)
-        entry = _entry(store, file_id)
-        entry.attributes = replace_nul(body.attributes or {})
-        entry.save(update_fields=["attributes"])
-        return Response(_wire_file(store, entry).model_dump())
+        rows = VectorStoreFile.objects.filter(pk=_entry(store, file_id).pk)
+        rows.update(attributes=body.attributes or {})
+        # Read again: it may have been taken out meanwhile.
+        return Response(_wire_file(store, _entry(store, file_id)).model_dump())
 
     @documented(answer=RemovedFile)
     def delete(self, request: Request, vector_store_id: str, file_id: str) -> Response:
@@ -370,8 +369,10 @@ def _add(
     Raise InvalidRequestError for a file that is not the project's, is too large, or has no room.
     """
     ids = [one.file_id for one in added]
-    readable = StoredFile.objects.readable(caller.project_id)
-    files = {file.public_id: file for file in readable.filter(public_id__in=ids)}
+    readable = StoredFile.objects.readable(caller.project_id).filter(public_id__in=ids)
+    # A file is hidden before it is deleted; that waits for this transaction.
+    locked = readable.order_by("pk").select_for_update(no_key=True)
+    files = {file.public_id: file for file in locked}
     for index, id_ in enumerate(ids):
         file, place = files.get(id_), param.format(index)
         if file is None:

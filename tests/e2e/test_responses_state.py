@@ -106,7 +106,9 @@ def test_input_items_are_normalised_ordered_and_paged(client: openai.OpenAI) -> 
     ascending = client.responses.input_items.list(made.id, order="asc", after=ids[2], limit=1)
     assert [item.id for item in ascending.data] == [ids[1]]
     before = client.responses.input_items.list(made.id, extra_query={"before": ids[2]}, limit=1)
-    assert [item.id for item in before.data] == [ids[1]]
+    assert ([item.id for item in before.data], before.has_more) == ([ids[1]], True)
+    first = client.responses.input_items.list(made.id, extra_query={"before": ids[2]}, limit=2)
+    assert ([item.id for item in first.data], first.has_more) == (ids[:2], False)
 
 
 @pytest.mark.parametrize(

@@ -232,6 +232,29 @@ def test_changes_at_the_same_moment_keep_each_other(site: ReadingSite) -> None:
             assert (kept.name, kept.metadata) == (number, {"n": number})
 
 
+def test_what_is_deleted_at_the_same_moment_is_not_found(site: ReadingSite) -> None:
+    """A file, and its place in a store, while it is added and its attributes are replaced."""
+    with ThreadPoolExecutor(4) as threads:
+        for number in range(20):
+            store, file = site.client.vector_stores.create(), site.file(f"{number}.txt", TEA)
+            path = f"/v1/vector_stores/{store.id}/files"
+            if number % 2:
+                assert post(site, path, {"file_id": file}).status_code == 200
+                requests = [
+                    ("POST", f"{path}/{file}", {"attributes": {"kind": "drink"}}),
+                    ("DELETE", f"{path}/{file}", None),
+                ]
+            else:
+                requests = [
+                    ("POST", f"/v1/vector_stores/{store.id}/file_batches", {"file_ids": [file]}),
+                    ("DELETE", f"/v1/files/{file}", None),
+                ]
+            sent = [threads.submit(ask, site, *request) for request in [*requests, requests[0]]]
+            statuses = [answer.result().status_code for answer in sent]
+            assert set(statuses) <= {200, 400, 404}, (requests, statuses)
+            assert statuses[1] == 200
+
+
 def test_batch_whose_files_are_taken_out_has_not_failed(site: ReadingSite) -> None:
     store, file = site.client.vector_stores.create(), site.file("tea.txt", TEA)
     batches = site.client.vector_stores.file_batches
@@ -324,8 +347,13 @@ def test_invalid_requests_name_their_field(site: ReadingSite) -> None:
 
 
 def post(site: ReadingSite, path: str, body: Any) -> httpx.Response:
+    return ask(site, "POST", path, body)
+
+
+def ask(site: ReadingSite, method: str, path: str, body: Any) -> httpx.Response:
     headers = {"Authorization": f"Bearer {site.client.api_key}"}
-    return httpx.post(f"{site.stack.url}{path}", json=body, headers=headers, timeout=60)
+    url = f"{site.stack.url}{path}"
+    return httpx.request(method, url, json=body, headers=headers, timeout=60)
 
 
 def test_usage_has_what_was_embedded(site: ReadingSite) -> None:
