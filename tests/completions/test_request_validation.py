@@ -8,8 +8,10 @@ import pytest
 from pytest_django.fixtures import Settings
 
 from completions.wire.chat import ChatCompletionRequest
+from completions.wire.scores import ScoreRequest
 from inference_site.core.errors.api_errors import InvalidRequestError
-from inference_site.gateway.api.payload import parse
+from inference_site.gateway.api.payload import WireRequest, parse
+from inference_site.gateway.file_views import UploadRequest
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -98,6 +100,29 @@ def test_a_bad_field_is_named_with_what_is_wrong(
     error = refused(body(**fields))
     assert (error.param, error.code) == (param, code)
     assert code == "invalid_value" or f"'{param}'" in error.message
+
+
+@pytest.mark.parametrize(
+    ("model", "whole", "message"),
+    [
+        (
+            ScoreRequest,
+            {"model": "m", "text_1": ["a", "b"], "text_2": ["c"]},
+            "'text_1' must be one text, or as many as 'text_2'.",
+        ),
+        (
+            UploadRequest,
+            {"bytes": 1, "filename": "..", "mime_type": "a/b", "purpose": "user_data"},
+            "Invalid 'filename': Expected the name of a file.",
+        ),
+    ],
+)
+def test_a_rule_that_a_body_breaks_is_told_in_its_own_words(
+    model: type[WireRequest], whole: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse(model, whole)
+    assert (caught.value.message, caught.value.code) == (message, "invalid_value")
 
 
 @pytest.mark.parametrize("whole", [None, [], "text", 5, True, [body()]])

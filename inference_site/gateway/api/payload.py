@@ -316,7 +316,9 @@ def _describe(error: ErrorDetails, param: str) -> tuple[str, str]:
                 f"{context['actual_length']} instead."
             ),
         )
-    return "invalid_value", f"Invalid '{param}': {error['msg']}."
+    # What a rule of this code says, else the words of pydantic.
+    reason = str(context["error"] if kind == "value_error" else error["msg"]).removesuffix(".")
+    return "invalid_value", f"Invalid '{param}': {reason}." if param else f"{reason}."
 
 
 def _listed(quoted: str) -> str:
