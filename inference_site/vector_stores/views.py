@@ -23,7 +23,7 @@ from inference_site.core.errors.api_errors import (
 )
 from inference_site.files.models import StoredFile
 from inference_site.gateway.api.authentication import caller_of
-from inference_site.gateway.api.paging import PageQuery, list_object, parse_page
+from inference_site.gateway.api.paging import list_object, parse_page
 from inference_site.gateway.api.payload import parse
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
@@ -66,6 +66,7 @@ from inference_site.vector_stores.wire import (
     StoreFileObject,
     StoreObject,
     StoreRequest,
+    StoresQuery,
     chunk_sizes,
     to_ranking,
 )
@@ -109,10 +110,10 @@ class VectorStoresView(ApiView):
             _add(store, caller, added, "file_ids[{}]")
         return Response(_wire_stores([store])[0].model_dump())
 
-    @documented(answer=ListObject[StoreObject], query=PageQuery)
+    @documented(answer=ListObject[StoreObject], query=StoresQuery)
     def get(self, request: Request) -> Response:
         """List the project's vector stores, the newest first."""
-        page = parse_page(request._request.GET, "desc")
+        page = parse_page(request._request.GET, "desc", has_before=True)
         rows = VectorStore.objects.of(caller_of(request).project_id)
         found = list(page.rows_by_age(rows, "vector store"))
         entries = [store.model_dump() for store in _wire_stores(found)]
@@ -435,7 +436,7 @@ def _batch(store: VectorStore, public_id: str) -> FileBatch:
 def _list_of(request: Request, store: VectorStore, rows: QuerySet[VectorStoreFile]) -> Response:
     """Return a page of files, whose cursor is the id of a file."""
     query = request._request.GET
-    page = parse_page(query, "desc")
+    page = parse_page(query, "desc", has_before=True)
     if status := query.get("filter"):
         if status not in IndexingStatus.values:
             raise InvalidRequestError(
@@ -447,7 +448,7 @@ def _list_of(request: Request, store: VectorStore, rows: QuerySet[VectorStoreFil
     if page.after is not None:
         last = rows.filter(file__public_id=page.after).values_list("pk", flat=True).first()
         if last is None:
-            raise InvalidRequestError("Invalid 'after': there is no such file.", param="after")
+            raise page.no_entry("file")
     found = page.rows_of(rows.select_related("file"), "pk", last)
     entries = [_wire_file(store, entry).model_dump() for entry in found]
     return Response(list_object(entries, page))

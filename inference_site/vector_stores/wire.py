@@ -241,10 +241,18 @@ class FileBatchRequest(WireRequest):
         return self
 
 
-class FilesQuery(PageQuery):
-    """Query parameters of the lists of files."""
+class StoresQuery(PageQuery):
+    """Query parameters of the list of vector stores."""
 
     order: Literal["asc", "desc"] = "desc"
+    before: str | SkipJsonSchema[None] = Field(
+        None, description="The id of the first entry of the next page."
+    )
+
+
+class FilesQuery(StoresQuery):
+    """Query parameters of the lists of files."""
+
     filter: Literal["in_progress", "completed", "failed", "cancelled"] | SkipJsonSchema[None] = (
         Field(None, description="Only files with this status.")
     )

@@ -219,6 +219,39 @@ def test_store_is_changed_listed_expires_and_is_deleted(site: ReadingSite) -> No
         client.vector_stores.search(store.id, query="x")
 
 
+def test_lists_are_paged_in_both_directions(site: ReadingSite) -> None:
+    client = site.stack.client(make_key(site.stack, "inference").secret)
+    stores = [client.vector_stores.create(name=str(number)).id for number in range(5)]
+    newest = stores[::-1]
+    assert [one.id for one in client.vector_stores.list(limit=2)] == newest
+    page = client.vector_stores.list(before=newest[4], limit=2)
+    assert ([one.id for one in page.data], page.has_more) == (newest[2:4], True)
+    page = client.vector_stores.list(before=newest[2], limit=2)
+    assert ([one.id for one in page.data], page.has_more) == (newest[:2], False)
+    page = client.vector_stores.list(before=stores[1], limit=5, order="asc")
+    assert ([one.id for one in page.data], page.has_more) == (stores[:1], False)
+    assert client.vector_stores.list(before=newest[0]).data == []
+    files = [
+        client.files.create(file=(f"{number}.txt", TEA.encode()), purpose="assistants").id
+        for number in range(3)
+    ]
+    batch = client.vector_stores.file_batches.create(stores[0], file_ids=files)
+    for entries in (
+        client.vector_stores.files.list(stores[0], before=files[0], limit=1),
+        client.vector_stores.file_batches.list_files(
+            batch.id, vector_store_id=stores[0], before=files[0], limit=1
+        ),
+    ):
+        assert ([one.id for one in entries.data], entries.has_more) == ([files[1]], True)
+    for call in (
+        lambda: client.vector_stores.list(before="vs_none"),
+        lambda: client.vector_stores.files.list(stores[0], before="file-none"),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            call()
+        assert refused.value.param == "before"
+
+
 def test_changes_at_the_same_moment_keep_each_other(site: ReadingSite) -> None:
     store = site.client.vector_stores.create(name="0", metadata={"n": "0"})
     with ThreadPoolExecutor(2) as threads:
