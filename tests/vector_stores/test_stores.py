@@ -267,6 +267,7 @@ def test_changes_at_the_same_moment_keep_each_other(site: ReadingSite) -> None:
 
 def test_what_is_deleted_at_the_same_moment_is_not_found(site: ReadingSite) -> None:
     """A file, and its place in a store, while it is added and its attributes are replaced."""
+    requests: list[tuple[str, str, Any]]
     with ThreadPoolExecutor(4) as threads:
         for number in range(20):
             store, file = site.client.vector_stores.create(), site.file(f"{number}.txt", TEA)
