@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -156,15 +157,16 @@ def _results_in_order(
 ) -> list[Message]:
     """Return the results in the order of the message's calls; ``position`` is the message's."""
     calls = [_call(call) for call in message.tool_calls or ()]
-    by_call = {result.tool_call_id: result for result in results}
-    places = {result.tool_call_id: position + 1 + i for i, result in enumerate(results)}
-    unknown = by_call.keys() - {call.id for call in calls}
-    if unknown:
-        first = min(unknown, key=lambda id_: places[id_])
-        raise InvalidRequestError(
-            f"No tool call found for the tool message with tool_call_id '{shown_name(first)}'.",
-            param=f"messages[{places[first]}].tool_call_id",
-        )
+    uses = Counter(call.id for call in calls)
+    by_call: dict[str, list[tuple[int, ToolMessage]]] = {}
+    for place, result in enumerate(results, position + 1):
+        if result.tool_call_id not in uses:
+            raise InvalidRequestError(
+                "No tool call found for the tool message with tool_call_id "
+                f"'{shown_name(result.tool_call_id)}'.",
+                param=f"messages[{place}].tool_call_id",
+            )
+        by_call.setdefault(result.tool_call_id, []).append((place, result))
     missing = [call.id for call in calls if call.id not in by_call]
     if missing:
         shown = [shown_name(id_) for id_ in missing[:_MOST_NAMED]]
@@ -175,16 +177,15 @@ def _results_in_order(
             f"{', '.join(shown)}",
             param=f"messages[{position}].tool_calls",
         )
-    return [
-        _with_content(
-            "tool",
-            by_call[call.id].content,
-            f"messages[{places[call.id]}].content",
-            name=call.name,
-            tool_call_id=call.id,
-        )
-        for call in calls
-    ]
+    turns: list[Message] = []
+    for call in calls:
+        # Some servers give all calls one id: the first call has the first result.
+        given = by_call[call.id]
+        place, result = given.pop(0) if len(given) > 1 and uses[call.id] > 1 else given[-1]
+        param = f"messages[{place}].content"
+        fields = {"name": call.name, "tool_call_id": call.id}
+        turns.append(_with_content("tool", result.content, param, **fields))
+    return turns
 
 
 def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> GenerationRequest:

@@ -58,9 +58,10 @@ def store_result(
 
 
 def replace_metadata(stored: StoredCompletion, metadata: dict[str, str]) -> None:
-    """Change the metadata of a stored chat completion."""
+    """Change the metadata of a stored chat completion. Raise NotFoundError if it was deleted."""
     stored.metadata = replace_nul(metadata)
-    stored.save(update_fields=["metadata"])
+    if not StoredCompletion.objects.filter(pk=stored.pk).update(metadata=stored.metadata):
+        raise _not_found(stored.public_id)
 
 
 def completions_of(project_id: int) -> QuerySet[StoredCompletion]:
@@ -72,8 +73,12 @@ def find(project_id: int, public_id: str) -> StoredCompletion:
     """Return a stored completion. Raise NotFoundError for an unknown one and another project's."""
     stored = completions_of(project_id).filter(public_id=public_id).first()
     if stored is None:
-        raise NotFoundError(f"Completion with id '{public_id[:100]}' not found.")
+        raise _not_found(public_id)
     return stored
+
+
+def _not_found(public_id: str) -> NotFoundError:
+    return NotFoundError(f"Completion with id '{public_id[:100]}' not found.")
 
 
 def wire_completion(stored: StoredCompletion) -> dict[str, Any]:

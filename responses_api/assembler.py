@@ -825,6 +825,10 @@ class InputTokensAssembler(PromptCountAssembler):
         """Return the object ``response.input_tokens``."""
         return {"object": INPUT_TOKENS, "input_tokens": self.count}
 
+    def fail(self, error: Exception) -> Ending:
+        """End with the error."""
+        return super().fail(_client_error(error))
+
 
 @dataclass(frozen=True)
 class CompactionAssembly(Assembly):
@@ -863,6 +867,10 @@ class CompactionAssembler(WholeAnswerAssembler):
             "output": [*self._assembly.kept, compaction.wire()],
             "usage": response_usage(self._usage).model_dump(),
         }
+
+    def fail(self, error: Exception) -> Ending:
+        """End with the error."""
+        return super().fail(_client_error(error))
 
 
 def response_usage(usage: Usage) -> ResponseUsage:

@@ -150,15 +150,16 @@ def page_of_input(request: Request, stored: StoredResponse) -> Response:
     if page.order == "asc":
         items.reverse()
     ids = [id_ for id_, _ in items]
-    has_earlier = False
+    is_cut = False
     if page.after is not None:
         items = items[position_of(page.after, ids, "item") + 1 :]
     elif before:
         end = position_of(before, ids, "item", "before")
-        items, has_earlier = items[max(0, end - page.limit) : end], end > page.limit
+        is_cut = end > page.limit  # More entries come before the page.
+        items = items[max(0, end - page.limit) : end]
     entries = [decode_item(item).wire() for item in items[: page.limit + 1]]
     listed = list_object(entries, page)
-    return Response({**listed, "has_more": listed["has_more"] or has_earlier})
+    return Response({**listed, "has_more": is_cut or listed["has_more"]})
 
 
 def page_of_conversation(request: Request, rows: QuerySet[Item]) -> Response:

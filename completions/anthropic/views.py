@@ -181,6 +181,8 @@ class _Given:
         has_template = "chat_template" in model.capabilities
         functions = tools.functions.values()
         converted = to_chat(body, history, functions, has_template=has_template)
+        if "tools" not in converted and not tools.unlisted:
+            _require_no_call(body.tool_choice)
         try:
             chat = parse(DialectChat, converted)
             asked = to_generation_request(chat, model)
@@ -193,6 +195,14 @@ class _Given:
         names: list[Any] = [*body.ignored_params, *ignored_tools(body)]
         names += ignored_fields(model, chat, asked)
         return cls(model, asked, tools, history.results, names, chat.user or "")
+
+
+def _require_no_call(choice: wire.ToolChoice | None) -> None:
+    """Raise InvalidRequestError for a choice that demands a call; there is no tool to call."""
+    if choice is not None and choice.type in ("any", "tool"):
+        raise InvalidRequestError(
+            "Invalid 'tool_choice': there is no tool that could be called.", param="tool_choice"
+        )
 
 
 def _client_path(converted: Body, param: str, body: AnyRequest) -> str:

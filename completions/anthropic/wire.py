@@ -305,7 +305,7 @@ class McpToolConfig(WireRequest):
     enabled: bool | None = None
 
 
-ServerName = Annotated[str, Field(min_length=1, max_length=256)]
+ServerName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00]*$")]
 
 
 class McpToolset(_Block):

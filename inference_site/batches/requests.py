@@ -57,6 +57,10 @@ class BatchEndpoint:
 
     def submission_of(self, caller: Caller, request: Mapping[str, Any]) -> Submission:
         """Return what is submitted for a request of a line. Raise ApiError."""
+        for name in _NOT_IN_BATCHES:
+            if request.get(name):
+                message = f"Invalid '{name}': a batch has no such requests."
+                raise InvalidRequestError(message, param=name, code="invalid_request")
         body: type[WireRequest] = import_string(self.body)
         make: Callable[[Caller, WireRequest], Submission] = import_string(self.submission)
         submission = make(caller, parse(body, {**request, **self.fixed}))
@@ -140,10 +144,6 @@ def check_request(endpoint: BatchEndpoint, caller: Caller, body: Mapping[str, An
 
     Raise InvalidRequestError with the path of the field in the line, or another ApiError.
     """
-    for name in _NOT_IN_BATCHES:
-        if body.get(name):
-            path = f"body.{name}"
-            raise _invalid(f"Invalid '{path}': requests of a batch cannot have it.", param=path)
     try:
         return endpoint.submission_of(caller, body)
     except ApiError as exc:

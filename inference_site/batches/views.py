@@ -54,7 +54,7 @@ def window_s(given: str) -> int | None:
 class BatchRequest(WireRequest):
     """Body of ``POST /v1/batches``."""
 
-    input_file_id: Annotated[str, Field(min_length=1, max_length=64)]
+    input_file_id: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
     endpoint: str
     completion_window: Annotated[str, AfterValidator(_window)]
     metadata: Metadata | None = None

@@ -53,7 +53,8 @@ _COMPLETING_TIMEOUT = dt.timedelta(minutes=10)
 _MAX_PARTS = 8_192
 _MAX_PAGE = 10_000
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
-_NOT_IN_NAMES = re.compile(r"[\x00-\x1f\x7f]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+"""Characters that are in no name of a file, and in no header with the type of a content."""
 
 Content = Annotated[bytes, Field(json_schema_extra={"format": "binary"})]
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
@@ -64,7 +65,7 @@ def _file_name(given: str) -> str:
 
     Of a name of more than 255 characters, the end is kept: it has the type.
     """
-    name = _NOT_IN_NAMES.sub("", given.replace("\\", "/").rpartition("/")[2])[-255:]
+    name = _CONTROL.sub("", given.replace("\\", "/").rpartition("/")[2])[-255:]
     if name in ("", ".", ".."):
         raise ValueError("Expected the name of a file.")
     return name
@@ -107,7 +108,7 @@ class UploadRequest(WireRequest):
 
     bytes: Annotated[int, Field(ge=0)]
     filename: Annotated[str, AfterValidator(_file_name)]
-    mime_type: Annotated[str, Field(min_length=1, max_length=255)]
+    mime_type: Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")]
     purpose: Purpose
     expires_after: ExpiresAfter | None = None
 
@@ -209,7 +210,7 @@ class FilesView(FileFormView):
             caller_of(request).project_id,
             name,
             body.purpose,
-            (content.content_type or "")[:255],
+            _CONTROL.sub("", content.content_type or "")[:255],
             content.size or 0,
             body.expires_after.seconds if body.expires_after else None,
         )

@@ -21,10 +21,9 @@ from inference_site.core.errors.api_errors import (
     InvalidRequestError,
     NotFoundError,
 )
-from inference_site.core.storage.fields import replace_nul
 from inference_site.files.models import StoredFile
 from inference_site.gateway.api.authentication import caller_of
-from inference_site.gateway.api.paging import PageQuery, list_object, parse_page
+from inference_site.gateway.api.paging import list_object, parse_page
 from inference_site.gateway.api.payload import parse
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
@@ -67,6 +66,7 @@ from inference_site.vector_stores.wire import (
     StoreFileObject,
     StoreObject,
     StoreRequest,
+    StoresQuery,
     chunk_sizes,
     to_ranking,
 )
@@ -110,10 +110,10 @@ class VectorStoresView(ApiView):
             _add(store, caller, added, "file_ids[{}]")
         return Response(_wire_stores([store])[0].model_dump())
 
-    @documented(answer=ListObject[StoreObject], query=PageQuery)
+    @documented(answer=ListObject[StoreObject], query=StoresQuery)
     def get(self, request: Request) -> Response:
         """List the project's vector stores, the newest first."""
-        page = parse_page(request._request.GET, "desc")
+        page = parse_page(request._request.GET, "desc", has_before=True)
         rows = VectorStore.objects.of(caller_of(request).project_id)
         found = list(page.rows_by_age(rows, "vector store"))
         entries = [store.model_dump() for store in _wire_stores(found)]
@@ -134,18 +134,19 @@ class VectorStoreView(ApiView):
     def post(self, request: Request, vector_store_id: str) -> Response:
         """Change a vector store. Fields that are not given stay as they are."""
         body, store = parse(StoreChanges, request.data), _store(request, vector_store_id)
-        given = body.model_fields_set
+        given, changed = body.model_fields_set, list[str]()
         if "name" in given:
             store.name = body.name or ""
+            changed += ["name"]
         if "metadata" in given:
             store.metadata = body.metadata or {}
+            changed += ["metadata"]
         if "expires_after" in given:
             store.expires_after_days = body.expires_after.days if body.expires_after else None
             store.last_active_at = timezone.now()
             store.expires_at = store.expiry(store.last_active_at)
-        store.save(
-            update_fields=["name", "metadata", "expires_after_days", "last_active_at", "expires_at"]
-        )
+            changed += ["expires_after_days", "last_active_at", "expires_at"]
+        store.save(update_fields=changed)  # Another request may change other fields now.
         return Response(_wire_stores([store])[0].model_dump())
 
     @documented(answer=DeletedStore)
@@ -229,10 +230,10 @@ class VectorStoreFileView(ApiView):
     def post(self, request: Request, vector_store_id: str, file_id: str) -> Response:
         """Replace the attributes of a file."""
         body, store = parse(FileChanges, request.data), _store(request, vector_store_id)
-        entry = _entry(store, file_id)
-        entry.attributes = replace_nul(body.attributes or {})
-        entry.save(update_fields=["attributes"])
-        return Response(_wire_file(store, entry).model_dump())
+        rows = VectorStoreFile.objects.filter(pk=_entry(store, file_id).pk)
+        rows.update(attributes=body.attributes or {})
+        # Read again: it may have been taken out meanwhile.
+        return Response(_wire_file(store, _entry(store, file_id)).model_dump())
 
     @documented(answer=RemovedFile)
     def delete(self, request: Request, vector_store_id: str, file_id: str) -> Response:
@@ -369,8 +370,10 @@ def _add(
     Raise InvalidRequestError for a file that is not the project's, is too large, or has no room.
     """
     ids = [one.file_id for one in added]
-    readable = StoredFile.objects.readable(caller.project_id)
-    files = {file.public_id: file for file in readable.filter(public_id__in=ids)}
+    readable = StoredFile.objects.readable(caller.project_id).filter(public_id__in=ids)
+    # A file is hidden before it is deleted; that waits for this transaction.
+    locked = readable.order_by("pk").select_for_update(no_key=True)
+    files = {file.public_id: file for file in locked}
     for index, id_ in enumerate(ids):
         file, place = files.get(id_), param.format(index)
         if file is None:
@@ -433,7 +436,7 @@ def _batch(store: VectorStore, public_id: str) -> FileBatch:
 def _list_of(request: Request, store: VectorStore, rows: QuerySet[VectorStoreFile]) -> Response:
     """Return a page of files, whose cursor is the id of a file."""
     query = request._request.GET
-    page = parse_page(query, "desc")
+    page = parse_page(query, "desc", has_before=True)
     if status := query.get("filter"):
         if status not in IndexingStatus.values:
             raise InvalidRequestError(
@@ -445,7 +448,7 @@ def _list_of(request: Request, store: VectorStore, rows: QuerySet[VectorStoreFil
     if page.after is not None:
         last = rows.filter(file__public_id=page.after).values_list("pk", flat=True).first()
         if last is None:
-            raise InvalidRequestError("Invalid 'after': there is no such file.", param="after")
+            raise page.no_entry("file")
     found = page.rows_of(rows.select_related("file"), "pk", last)
     entries = [_wire_file(store, entry).model_dump() for entry in found]
     return Response(list_object(entries, page))
@@ -512,7 +515,8 @@ def _wire_batch(store: VectorStore, batch: FileBatch) -> FileBatchObject:
     elif counts.in_progress:
         status = "in_progress"
     else:
-        status = "failed" if counts.failed == counts.total else "completed"
+        is_failed = counts.failed > 0 and counts.failed == counts.total
+        status = "failed" if is_failed else "completed"
     return FileBatchObject(
         id=batch.public_id,
         created_at=int(batch.created_at.timestamp()),

@@ -36,6 +36,7 @@ def _finite(value: float) -> float:
 
 Number = Annotated[float, AfterValidator(_finite)]
 Scalar = bool | int | Number | Annotated[str, Field(max_length=512)]
+Operand = bool | int | Number | Annotated[str, Field(max_length=512, pattern=_NO_NUL)]
 Attributes = Annotated[
     dict[Annotated[str, Field(max_length=64)], Scalar],
     Field(max_length=16),
@@ -52,8 +53,8 @@ class Comparison(WireRequest):
     type: Literal["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"] = "eq"
     key: Annotated[str, Field(max_length=64, pattern=_NO_NUL)]
     value: (
-        Annotated[Scalar, Tag("one")]
-        | Annotated[list[Scalar], Field(max_length=_MAX_COMPARISONS), Tag("many")]
+        Annotated[Operand, Tag("one")]
+        | Annotated[list[Operand], Field(max_length=_MAX_COMPARISONS), Tag("many")]
     ) = Field(discriminator=Discriminator(_one_or_many))
 
     @model_validator(mode="after")
@@ -240,10 +241,18 @@ class FileBatchRequest(WireRequest):
         return self
 
 
-class FilesQuery(PageQuery):
-    """Query parameters of the lists of files."""
+class StoresQuery(PageQuery):
+    """Query parameters of the list of vector stores."""
 
     order: Literal["asc", "desc"] = "desc"
+    before: str | SkipJsonSchema[None] = Field(
+        None, description="The id of the first entry of the next page."
+    )
+
+
+class FilesQuery(StoresQuery):
+    """Query parameters of the lists of files."""
+
     filter: Literal["in_progress", "completed", "failed", "cancelled"] | SkipJsonSchema[None] = (
         Field(None, description="Only files with this status.")
     )

@@ -37,7 +37,8 @@ class ConversationsView(ApiView):
     )
     def post(self, request: Request) -> Response:
         """Create a conversation, which may have items from the start."""
-        body = parse(requests.ConversationRequest, request.data or {})
+        given = {} if request.data is None else request.data
+        body = parse(requests.ConversationRequest, given)
         project_id = caller_of(request).project_id
         with transaction.atomic():
             conversation = Conversation.objects.create(

@@ -310,6 +310,7 @@ class HostedItem(KeptItem):
     """
 
     call_id: CallId | None = None
+    approval_request_id: ObjectId | None = None
 
 
 class CompactionTriggerItem(KeptItem):

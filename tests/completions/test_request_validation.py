@@ -8,10 +8,14 @@ import pytest
 from pytest_django.fixtures import Settings
 
 from completions.wire.chat import ChatCompletionRequest
+from completions.wire.scores import ScoreRequest
 from inference_site.core.errors.api_errors import InvalidRequestError
-from inference_site.gateway.api.payload import parse
+from inference_site.gateway.api.payload import WireRequest, parse
+from inference_site.gateway.file_views import UploadRequest
 
 USER = {"role": "user", "content": "hi"}
+CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+NAMELESS = {"type": "function", "function": {"arguments": "{}"}}
 
 
 def body(**fields: Any) -> dict[str, Any]:
@@ -49,6 +53,21 @@ def refused(whole: Any) -> InvalidRequestError:
             "missing_required_parameter",
         ),
         (
+            {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "id": None}]}]},
+            "messages[0].tool_calls[0].id",
+            "invalid_type",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [CALL]}]},
+            "messages[0].tool_calls[0].id",
+            "missing_required_parameter",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "c", **NAMELESS}]}]},
+            "messages[0].tool_calls[0].function.name",
+            "missing_required_parameter",
+        ),
+        (
             {"messages": [{**USER, "content": [{"type": "text", "text": "a"}, {"type": "x"}]}]},
             "messages[0].content[1].type",
             "invalid_value",
@@ -81,6 +100,29 @@ def test_a_bad_field_is_named_with_what_is_wrong(
     error = refused(body(**fields))
     assert (error.param, error.code) == (param, code)
     assert code == "invalid_value" or f"'{param}'" in error.message
+
+
+@pytest.mark.parametrize(
+    ("model", "whole", "message"),
+    [
+        (
+            ScoreRequest,
+            {"model": "m", "text_1": ["a", "b"], "text_2": ["c"]},
+            "'text_1' must be one text, or as many as 'text_2'.",
+        ),
+        (
+            UploadRequest,
+            {"bytes": 1, "filename": "..", "mime_type": "a/b", "purpose": "user_data"},
+            "Invalid 'filename': Expected the name of a file.",
+        ),
+    ],
+)
+def test_a_rule_that_a_body_breaks_is_told_in_its_own_words(
+    model: type[WireRequest], whole: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse(model, whole)
+    assert (caught.value.message, caught.value.code) == (message, "invalid_value")
 
 
 @pytest.mark.parametrize("whole", [None, [], "text", 5, True, [body()]])

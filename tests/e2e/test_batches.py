@@ -316,6 +316,7 @@ def test_a_batch_of_messages_with_anthropics_client(claude: anthropic.Anthropic)
         message("wrong", says("x"), max_tokens=0),
         message("deep", "x", messages=[{"role": "user", "content": [DOCUMENT]}]),
         message("failing", script({"fail": "it breaks"})),
+        message("streamed", says("x"), stream=True),
     ]
     begun = claude.messages.batches.create(requests=requests)
     assert (begun.type, begun.processing_status) == ("message_batch", "in_progress")
@@ -323,7 +324,7 @@ def test_a_batch_of_messages_with_anthropics_client(claude: anthropic.Anthropic)
     with pytest.raises(anthropic.BadRequestError):
         claude.messages.batches.delete(begun.id)
     batch = messages_ended(claude, begun.id)
-    counts = {"processing": 0, "succeeded": 5, "errored": 3, "canceled": 0, "expired": 0}
+    counts = {"processing": 0, "succeeded": 5, "errored": 4, "canceled": 0, "expired": 0}
     assert batch.request_counts.to_dict() == counts
     found: Any = {each.custom_id: each.result for each in claude.messages.batches.results(begun.id)}
     assert list(found) == [request["custom_id"] for request in requests]
@@ -333,6 +334,7 @@ def test_a_batch_of_messages_with_anthropics_client(claude: anthropic.Anthropic)
     assert found["wrong"].error.error.message.startswith("max_tokens: ")
     assert found["deep"].error.error.message.startswith("messages.0.content.0.source.data: ")
     assert found["failing"].error.error.type == "api_error"
+    assert found["streamed"].error.error.message.startswith("stream: ")
     assert [each.id for each in claude.messages.batches.list(limit=1)] == [begun.id]
     assert claude.messages.batches.delete(begun.id).type == "message_batch_deleted"
     with pytest.raises(anthropic.NotFoundError):

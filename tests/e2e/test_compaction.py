@@ -294,6 +294,15 @@ def test_odd_thresholds_and_triggers_are_refused_by_name(http: httpx.Client) -> 
         assert response.json()["error"]["param"] == param
 
 
+def test_instructions_that_leave_no_room_are_named_by_a_field_of_the_request(
+    http: httpx.Client,
+) -> None:
+    body = {"model": "demo", "input": "x", "instructions": "é" * 3_000}
+    for path in ("/v1/responses", "/v1/responses/compact"):
+        error = http.post(path, json=body).json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
+
+
 def test_worker_that_dies_while_it_compacts_starts_again(
     model: UpstreamServer, client: openai.OpenAI, stack: ServedStack
 ) -> None:

@@ -75,6 +75,12 @@ def test_body_may_be_empty(http: httpx.Client) -> None:
         assert response.json()["metadata"] == {}
 
 
+@pytest.mark.parametrize("body", ["[]", '""', "0", "false"])
+def test_body_that_is_no_object_is_refused(http: httpx.Client, body: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    assert http.post("/v1/conversations", content=body, headers=headers).status_code == 400
+
+
 def test_items_are_added_listed_read_and_removed(client: openai.OpenAI) -> None:
     made = client.conversations.create(items=[user("0"), user("1")])
     added = client.conversations.items.create(

@@ -146,6 +146,24 @@ def test_bad_forms(http: httpx.Client) -> None:
     )
 
 
+def test_a_type_with_control_characters_makes_no_file_that_cannot_be_read(
+    http: httpx.Client,
+) -> None:
+    announced = {"bytes": 1, "filename": "a", "purpose": "user_data"}
+    for type_ in ("text/plain\0", "text/plain\r\nset-cookie: a=b"):
+        refused = http.post("/v1/uploads", json={**announced, "mime_type": type_})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "mime_type")
+    form: Any = {"data": {"purpose": "user_data"}, "files": {"file": ("a", b"x", "text/\0plain")}}
+    made = http.post("/v1/files", **form)
+    assert made.status_code == 200, made.text
+    read = http.get(f"/v1/files/{made.json()['id']}/content")
+    assert (read.status_code, read.content, read.headers["content-type"]) == (
+        200,
+        b"x",
+        "text/plain",
+    )
+
+
 def test_other_projects_see_nothing(client: openai.OpenAI, other: openai.OpenAI) -> None:
     id_ = client.files.create(file=b"secret", purpose="user_data").id
     for call in (other.files.retrieve, other.files.content, other.files.delete):

@@ -100,6 +100,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"output_config": {"effort": "huge"}}, "output_config.effort"),
     ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
     ({"mcp_servers": [{"type": "url", "name": 5}]}, "mcp_servers.0.name"),
+    ({"mcp_servers": [{"type": "url", "name": "a\0"}]}, "mcp_servers.0.name"),
     ({"model": 5}, "model"),
 ]  # fmt: skip
 """What does not fit the wire models, and the path that the error must name."""
@@ -115,6 +116,8 @@ CONVERTED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [SAID, user(GARBAGE)]}, "messages.1.content.0.source.data"),
     ({"messages": [user(within(GARBAGE))]}, "messages.0.content.0.source.content.1.source.data"),
     ({"messages": [user({"type": "document", "source": {"type": "file", "file_id": "file-no"}})]},
+     "messages.0.content.0.source.file_id"),
+    ({"messages": [user({"type": "document", "source": {"type": "file", "file_id": "a\0"}})]},
      "messages.0.content.0.source.file_id"),
     ({"messages": [SAID, {"role": "assistant", "content": [CALL]}, user(answered(TEXT, IMAGE))]},
      "messages.2.content.0.content.1.source.data"),
@@ -134,6 +137,10 @@ CONVERTED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
     ({"mcp_servers": [{"type": "url", "name": "a", "url": "http://a.example/mcp"}]},
      "mcp_servers.0.url"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice"),
+    ({"tool_choice": {"type": "tool", "name": "a"}}, "tool_choice"),
+    ({"tool_choice": {"type": "any"},
+      "tools": [{"type": "code_execution_20250522", "name": "code_execution"}]}, "tool_choice"),
     ({"output_config": {"format": {"type": "json_schema", "schema": LARGE}}},
      "output_config.format"),
     ({"model": "none"}, "model"),

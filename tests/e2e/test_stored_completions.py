@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -106,6 +107,22 @@ def test_metadata_is_replaced(client: openai.OpenAI) -> None:
     client.chat.completions.update(completion_id, metadata={"new": "2"})
     kept = client.chat.completions.retrieve(completion_id)
     assert kept.model_dump()["metadata"] == {"new": "2"}
+
+
+def test_metadata_of_a_completion_that_is_deleted_at_the_same_moment(client: openai.OpenAI) -> None:
+    def change(completion_id: str) -> int:
+        answer = client.chat.completions.with_raw_response
+        try:
+            return int(answer.update(completion_id, metadata={"new": "2"}).status_code)
+        except openai.APIStatusError as exc:
+            return exc.status_code
+
+    with ThreadPoolExecutor(3) as threads:
+        for _ in range(20):
+            completion_id = keep(client)
+            changes = [threads.submit(change, completion_id) for _ in range(2)]
+            assert client.chat.completions.delete(completion_id).deleted
+            assert {one.result() for one in changes} <= {200, 404}
 
 
 def test_deleted_completion_is_gone(client: openai.OpenAI) -> None:

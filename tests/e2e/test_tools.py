@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
+import httpx
 import openai
 import pydantic
 import pytest
@@ -262,6 +263,20 @@ def test_results_in_any_order_are_matched_to_their_calls(client: openai.OpenAI) 
     forward = ask(client, [*OSLO, calls, *results], tools=[WEATHER])
     backward = ask(client, [*OSLO, calls, *reversed(results)], tools=[WEATHER])
     assert forward.message.content == backward.message.content
+
+
+@pytest.mark.parametrize("id_", ["", "same"])
+def test_calls_of_one_id_have_their_results_in_order(http: httpx.Client, id_: str) -> None:
+    calls = turn((id_, '{"city": "Oslo"}'), (id_, '{"city": "Rome"}'))
+    named = turn(("a", '{"city": "Oslo"}'), ("b", '{"city": "Rome"}'))
+
+    def shown(*messages: Any) -> list[int]:
+        body = {"model": "demo", "messages": [*OSLO, *messages]}
+        tokens: list[int] = http.post("/v1/tokenize", json=body).json()["tokens"]
+        return tokens
+
+    shared = shown(calls, result(id_, "5 degrees"), result(id_, "20 degrees"))
+    assert shared == shown(named, result("a", "5 degrees"), result("b", "20 degrees"))
 
 
 @pytest.mark.parametrize("arguments", ["", "not json {", "[1]", '"text"', '{"city": "Oslo"'])

@@ -128,6 +128,18 @@ def _requests(odd: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     tool = {"type": "function", "function": {"name": odd, "description": odd}}
     yield "POST", CHAT, {"json": {**said, "messages": "hi", "tools": [tool]}}
     yield "POST", "/v1/conversations", {"json": {"metadata": {odd: odd}}}
+    file = {"role": "user", "content": [{"type": "file", "file": {"file_id": odd}}]}
+    yield "POST", CHAT, {"json": {**said, "messages": [file]}}
+    for part in ("input_file", "input_image"):
+        item = {"role": "user", "content": [{"type": part, "file_id": odd}]}
+        yield "POST", "/v1/responses", {"json": {"model": "scripted", "input": [item]}}
+    for named in (odd, [odd], {"id": odd}):
+        answer = {"type": "mcp_approval_response", "approval_request_id": named, "approve": True}
+        yield "POST", "/v1/responses", {"json": {"model": "scripted", "input": [answer]}}
+    batch = {"endpoint": CHAT, "completion_window": "24h", "input_file_id": odd}
+    yield "POST", "/v1/batches", {"json": batch}
+    upload = {"bytes": 1, "filename": "a", "purpose": "user_data", "mime_type": odd}
+    yield "POST", "/v1/uploads", {"json": upload}
     for query in ("after", "q", "order", "status"):
         yield "GET", "/v1/responses", {"params": {query: odd.encode("utf-8", "replace").decode()}}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,85 @@ def test_store_is_changed_listed_expires_and_is_deleted(site: ReadingSite) -> No
         client.vector_stores.search(store.id, query="x")
 
 
+def test_lists_are_paged_in_both_directions(site: ReadingSite) -> None:
+    client = site.stack.client(make_key(site.stack, "inference").secret)
+    stores = [client.vector_stores.create(name=str(number)).id for number in range(5)]
+    newest = stores[::-1]
+    assert [one.id for one in client.vector_stores.list(limit=2)] == newest
+    page = client.vector_stores.list(before=newest[4], limit=2)
+    assert ([one.id for one in page.data], page.has_more) == (newest[2:4], True)
+    page = client.vector_stores.list(before=newest[2], limit=2)
+    assert ([one.id for one in page.data], page.has_more) == (newest[:2], False)
+    page = client.vector_stores.list(before=stores[1], limit=5, order="asc")
+    assert ([one.id for one in page.data], page.has_more) == (stores[:1], False)
+    assert client.vector_stores.list(before=newest[0]).data == []
+    files = [
+        client.files.create(file=(f"{number}.txt", TEA.encode()), purpose="assistants").id
+        for number in range(3)
+    ]
+    batch = client.vector_stores.file_batches.create(stores[0], file_ids=files)
+    for entries in (
+        client.vector_stores.files.list(stores[0], before=files[0], limit=1),
+        client.vector_stores.file_batches.list_files(
+            batch.id, vector_store_id=stores[0], before=files[0], limit=1
+        ),
+    ):
+        assert ([one.id for one in entries.data], entries.has_more) == ([files[1]], True)
+    for call in (
+        lambda: client.vector_stores.list(before="vs_none"),
+        lambda: client.vector_stores.files.list(stores[0], before="file-none"),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            call()
+        assert refused.value.param == "before"
+
+
+def test_changes_at_the_same_moment_keep_each_other(site: ReadingSite) -> None:
+    store = site.client.vector_stores.create(name="0", metadata={"n": "0"})
+    with ThreadPoolExecutor(2) as threads:
+        for number in map(str, range(1, 31)):
+            renamed = threads.submit(site.client.vector_stores.update, store.id, name=number)
+            tagged = threads.submit(
+                site.client.vector_stores.update, store.id, metadata={"n": number}
+            )
+            assert (renamed.result().name, tagged.result().metadata) == (number, {"n": number})
+            kept = site.client.vector_stores.retrieve(store.id)
+            assert (kept.name, kept.metadata) == (number, {"n": number})
+
+
+def test_what_is_deleted_at_the_same_moment_is_not_found(site: ReadingSite) -> None:
+    """A file, and its place in a store, while it is added and its attributes are replaced."""
+    requests: list[tuple[str, str, Any]]
+    with ThreadPoolExecutor(4) as threads:
+        for number in range(20):
+            store, file = site.client.vector_stores.create(), site.file(f"{number}.txt", TEA)
+            path = f"/v1/vector_stores/{store.id}/files"
+            if number % 2:
+                assert post(site, path, {"file_id": file}).status_code == 200
+                requests = [
+                    ("POST", f"{path}/{file}", {"attributes": {"kind": "drink"}}),
+                    ("DELETE", f"{path}/{file}", None),
+                ]
+            else:
+                requests = [
+                    ("POST", f"/v1/vector_stores/{store.id}/file_batches", {"file_ids": [file]}),
+                    ("DELETE", f"/v1/files/{file}", None),
+                ]
+            sent = [threads.submit(ask, site, *request) for request in [*requests, requests[0]]]
+            statuses = [answer.result().status_code for answer in sent]
+            assert set(statuses) <= {200, 400, 404}, (requests, statuses)
+            assert statuses[1] == 200
+
+
+def test_batch_whose_files_are_taken_out_has_not_failed(site: ReadingSite) -> None:
+    store, file = site.client.vector_stores.create(), site.file("tea.txt", TEA)
+    batches = site.client.vector_stores.file_batches
+    batch = batches.create_and_poll(store.id, file_ids=[file], poll_interval_ms=100)
+    site.client.vector_stores.files.delete(file, vector_store_id=store.id)
+    left = batches.retrieve(batch.id, vector_store_id=store.id)
+    assert (batch.status, left.status, left.file_counts.total) == ("completed", "completed", 0)
+
+
 def test_batch_is_cancelled(site: ReadingSite) -> None:
     store = site.client.vector_stores.create()
     ids = [site.file(f"{number}.txt", FJORDS * 50) for number in range(30)]
@@ -270,6 +350,11 @@ def test_invalid_requests_name_their_field(site: ReadingSite) -> None:
         ({"query": "x", "filters": {"type": "in", "key": "k", "value": 1}}, "filters"),
         ({"query": "x", "filters": {"type": "near", "key": "k", "value": 1}}, "filters.type"),
         ({"query": "x", "filters": wide}, "filters"),
+        ({"query": "x", "filters": {"type": "eq", "key": "k", "value": "\0"}}, "filters.value"),
+        (
+            {"query": "x", "filters": {"type": "in", "key": "k", "value": ["a", "\0"]}},
+            "filters.value[1]",
+        ),
     ):
         answer = post(site, f"/v1/vector_stores/{store.id}/search", body)
         assert answer.status_code == 400, body
@@ -296,8 +381,13 @@ def test_invalid_requests_name_their_field(site: ReadingSite) -> None:
 
 
 def post(site: ReadingSite, path: str, body: Any) -> httpx.Response:
+    return ask(site, "POST", path, body)
+
+
+def ask(site: ReadingSite, method: str, path: str, body: Any) -> httpx.Response:
     headers = {"Authorization": f"Bearer {site.client.api_key}"}
-    return httpx.post(f"{site.stack.url}{path}", json=body, headers=headers, timeout=60)
+    url = f"{site.stack.url}{path}"
+    return httpx.request(method, url, json=body, headers=headers, timeout=60)
 
 
 def test_usage_has_what_was_embedded(site: ReadingSite) -> None:

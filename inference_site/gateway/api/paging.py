@@ -28,11 +28,21 @@ class PageQuery(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A requested part of a list: ``limit`` entries after the entry with the id ``after``."""
+    """A requested part of a list: ``limit`` entries after the entry with the id ``after``.
+
+    The entries before an entry are those after it in the opposite order. A page ``is_reversed`` if
+    they were asked for: ``order`` is the opposite one, and ``list_object`` turns the page around.
+    """
 
     after: str | None
     limit: int
     order: Literal["asc", "desc"]
+    is_reversed: bool = False
+
+    def no_entry(self, kind: str) -> InvalidRequestError:
+        """Return the error for a cursor that is no entry of the list; ``kind`` is its name."""
+        param = "before" if self.is_reversed else "after"
+        return InvalidRequestError(f"Invalid '{param}': there is no such {kind}.", param=param)
 
     def rows_of(self, rows: QuerySet[Any], key: str, last: Any) -> QuerySet[Any]:
         """Return the rows after the key ``last``, and one more for ``list_object``.
@@ -54,9 +64,7 @@ class Page:
         if self.after is not None:
             last = rows.filter(public_id=self.after).values_list("pk", flat=True).first()
             if last is None:
-                raise InvalidRequestError(
-                    f"Invalid 'after': there is no such {kind}.", param="after"
-                )
+                raise self.no_entry(kind)
         return self.rows_of(rows, "pk", last)
 
 
@@ -72,8 +80,13 @@ def parse_page(
     default_order: Literal["asc", "desc"],
     default_limit: int = _DEFAULT_LIMIT,
     max_limit: int = _MAX_LIMIT,
+    *,
+    has_before: bool = False,
 ) -> Page:
-    """Return the requested page. Raise InvalidRequestError for an invalid parameter."""
+    """Return the requested page. Raise InvalidRequestError for an invalid parameter.
+
+    ``has_before``: the list takes ``before``; ``after`` goes before it.
+    """
     limit = query.get("limit", str(default_limit))
     if not limit.isdecimal() or len(limit) > 5 or not 1 <= int(limit) <= max_limit:
         raise InvalidRequestError(
@@ -86,7 +99,10 @@ def parse_page(
             param="order",
             code="invalid_value",
         )
-    return Page(query.get("after") or None, int(limit), "asc" if order == "asc" else "desc")
+    is_ascending, after = order == "asc", query.get("after") or None
+    if has_before and after is None and (before := query.get("before")):
+        return Page(before, int(limit), "desc" if is_ascending else "asc", is_reversed=True)
+    return Page(after, int(limit), "asc" if is_ascending else "desc")
 
 
 def parse_metadata(query: QueryDict) -> dict[str, str]:
@@ -101,6 +117,8 @@ def parse_metadata(query: QueryDict) -> dict[str, str]:
 def list_object(entries: Sequence[dict[str, Any]], page: Page) -> dict[str, Any]:
     """Return the list object. Pass one entry more than the limit if there is another page."""
     shown = list(entries[: page.limit])
+    if page.is_reversed:
+        shown.reverse()
     return {
         "object": "list",
         "data": shown,

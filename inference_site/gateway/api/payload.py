@@ -225,15 +225,22 @@ def _path(error: ErrorDetails, body: Any) -> list[int | str]:
 def _is_branch(error: ErrorDetails, value: dict[str, Any], i: int) -> bool:
     """Whether a part of a location names a branch of a union, and not the field of the same name.
 
-    A block of type ``text`` has a field ``text``. The location goes on in the object itself, not in
-    the field, which is no object and is not what is wrong.
+    A block of type ``text`` has a field ``text``, and a call of type ``function`` an object
+    ``function``. After the name of a branch the location goes on in the object itself; after the
+    name of the field it goes on in the field.
     """
-    field, after = value[str(error["loc"][i])], error["loc"][i + 1 :]
-    if isinstance(field, dict | list) or not after or not isinstance(after[0], str):
+    name, after = str(error["loc"][i]), error["loc"][i + 1 :]
+    field = value[name]
+    if not after or not isinstance(after[0], str):
         return False
-    if error["type"] == "missing" and len(after) == 1:
-        return True
-    return field is not error["input"] and after[0] in value
+    is_last_missing = error["type"] == "missing" and len(after) == 1
+    if isinstance(field, dict | list):
+        if value.get("type") != name:
+            return False
+        if is_last_missing:
+            return value is error["input"]
+        return after[0] in value and after[0] not in field
+    return is_last_missing or (field is not error["input"] and after[0] in value)
 
 
 _TYPE_NAMES = {
@@ -309,7 +316,9 @@ def _describe(error: ErrorDetails, param: str) -> tuple[str, str]:
                 f"{context['actual_length']} instead."
             ),
         )
-    return "invalid_value", f"Invalid '{param}': {error['msg']}."
+    # What a rule of this code says, else the words of pydantic.
+    reason = str(context["error"] if kind == "value_error" else error["msg"]).removesuffix(".")
+    return "invalid_value", f"Invalid '{param}': {reason}." if param else f"{reason}."
 
 
 def _listed(quoted: str) -> str:

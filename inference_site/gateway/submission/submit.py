@@ -132,7 +132,7 @@ def _require_files(request: GenerationRequest, project_id: int) -> None:
     if not named:
         return
     files = StoredFile.objects.readable(project_id)
-    ids = {part.file_id for part in named}
+    ids = {part.file_id for part in named if "\0" not in (part.file_id or "")}
     sizes = dict(files.filter(public_id__in=ids).values_list("public_id", "size_bytes"))
     for part in named:
         if part.file_id not in sizes:
