@@ -349,6 +349,54 @@ def test_a_project_gets_limits_and_a_budget(admin: Client, project: Project) -> 
     assert ">900 tokens<" not in shown
 
 
+@pytest.mark.parametrize("is_of_a_key", [False, True])
+def test_a_project_has_one_budget_of_a_unit_a_period_and_a_key(
+    admin: Client, api_key: Key, is_of_a_key: bool
+) -> None:
+    key = api_key[0]
+    wanted: dict[str, Any] = {"api_key": key.pk if is_of_a_key else "", "unit": "tokens"}
+    wanted |= {"every": "day", "amount": "5", "each": ""}
+
+    def post(kept: int, *budgets: dict[str, Any]) -> Any:
+        form = {"name": key.project.name, "is_active": "on"}
+        form |= {"budgets-TOTAL_FORMS": str(len(budgets)), "budgets-INITIAL_FORMS": str(kept)}
+        for number, budget in enumerate(budgets):
+            form |= {f"budgets-{number}-{name}": value for name, value in budget.items()}
+        return admin.post(f"{PROJECTS}{key.project_id}/change/", form)
+
+    told = "The project has a budget for this already" if not is_of_a_key else "duplicate"
+    assert told in page(post(0, wanted, wanted))
+    assert post(0, wanted, {**wanted, "every": "month"}).status_code == 302
+    day, month = Budget.objects.order_by("pk")
+    told = "The project has a budget for this already"
+    assert told in page(post(0, wanted))  # Of a page that is older than the budgets.
+    ids = [{"id": one.pk, "project": key.project_id} for one in (day, month)]
+    assert told in page(post(2, wanted | ids[0], wanted | ids[1]))
+    on_its_page = f"/admin/accounts/budget/{month.pk}/change/"
+    assert told in page(admin.post(on_its_page, {**wanted, "every": "day"}))
+    changed = {**wanted, "every": "month", "amount": "7"}
+    assert admin.post(on_its_page, changed).status_code == 302
+    assert post(2, {**wanted, **ids[0], "DELETE": "on"}, changed | ids[1]).status_code == 302
+    assert [str(one.amount.normalize()) for one in Budget.objects.all()] == ["7"]
+
+
+def test_a_form_of_a_project_keeps_members_who_are_deactivated(
+    admin: Client, project: Project
+) -> None:
+    users = get_user_model().objects
+    away = users.create_user("away", is_staff=True, is_active=False)
+    users.create_user("stranger", is_staff=True, is_active=False)
+    project.members.add(away)
+    address = f"{PROJECTS}{project.pk}/change/"
+    shown = page(admin.get(address))
+    assert "away" in shown
+    assert "stranger" not in shown
+    form = {"name": project.name, "is_active": "on", "members": [str(away.pk)]}
+    form |= {"budgets-TOTAL_FORMS": "0", "budgets-INITIAL_FORMS": "0"}
+    assert admin.post(address, form).status_code == 302
+    assert [*project.members.all()] == [away]
+
+
 def test_a_budget_is_for_each_of_what_is_counted(admin: Client, project: Project) -> None:
     form = {
         "name": project.name,
