@@ -31,7 +31,6 @@ ACCEPTED = "accepted"
 """Beside ``REFUSED``, the name of the table in the address of a request's page."""
 SORTS = ("time", "duration", "ttft", "queue", "tokens", "cost")
 """Columns by which a list can be sorted; with a minus, the largest values come first."""
-VIEW = "generations.view_generation"
 FILTER_NAMES = (
     *("q", "project", "key", "model", "status", "error", "since"),
     *("kind", "user", "metadata", "slower", "sort"),

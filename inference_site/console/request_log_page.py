@@ -46,7 +46,6 @@ from inference_site.console.request_filters import (
     ENDPOINTS,
     REFUSED,
     UNFINISHED,
-    VIEW,
     LogFilters,
     filters_of,
     posted_query,
@@ -55,7 +54,7 @@ from inference_site.console.request_filters import (
     tabs_of,
 )
 from inference_site.console.sorted_requests import SortedPage, sorted_page
-from inference_site.console.tiles import may_filter
+from inference_site.console.tiles import VIEW_REQUESTS, may_filter
 from inference_site.core.admin_pages.base_admin import SPAN_NAMES, KeysetPage, keyset_page
 from inference_site.core.admin_pages.labels import PREVIEW_LENGTH, may_see_content, preview
 from inference_site.runs.kept_content.models import KeptContent
@@ -367,7 +366,7 @@ def requests_context(request: HttpRequest) -> dict[str, Any]:
 
     Raise PermissionDenied if the user may not view it.
     """
-    if not request.user.has_perm(VIEW):
+    if not request.user.has_perm(VIEW_REQUESTS):
         raise PermissionDenied
     filters, may_see = filters_of(request.GET), may_see_content(request)
     page, hits, ordered = _page_of(request, filters)
@@ -430,7 +429,7 @@ def _page_links(
     return links
 
 
-@permission_required(VIEW, raise_exception=True)
+@permission_required(VIEW_REQUESTS, raise_exception=True)
 def save_filter(request: HttpRequest) -> HttpResponse:
     """Save or delete a filter of this user, and redirect to the page."""
     query = posted_query(request)

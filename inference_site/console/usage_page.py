@@ -25,12 +25,13 @@ from inference_site.console.downloads import download
 from inference_site.console.tiles import (
     LOWEST,
     SLOWEST,
-    earlier,
+    VIEW_REQUESTS,
     linked,
     refused_tile,
     short,
     sum_of,
     tiles_now,
+    usage_before,
     usage_tiles,
 )
 from inference_site.console.usage_table import (
@@ -58,7 +59,6 @@ from inference_site.runs.usage.queries import (
     Usage,
     floor,
     histograms,
-    total_by,
     usage_by,
     without_table_scans,
 )
@@ -339,7 +339,7 @@ class UsageFilters:
 
 def may_see_values(user: Any) -> bool:
     """Return whether a user may see end users and tags, as in the list of requests."""
-    return bool(user.has_perm("generations.view_generation"))
+    return bool(user.has_perm(VIEW_REQUESTS))
 
 
 def filters_of(query: QueryDict, now: dt.datetime, *, has_dimensions: bool = True) -> UsageFilters:
@@ -445,7 +445,7 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
         refused = refused_tile(filters.span) if is_whole else None
         since = filters.range if filters.range in SPANS else ""
         table = UsageTable(filters.span, filters.group, since, request.user)
-        before = sum_of(total_by(earlier(filters.span), "model").values())
+        before = usage_before(filters.span)
     buckets = [usage.get((start, ()), Usage()) for start in filters.span.starts()]
     keys = ApiKey.objects.none()
     if filters.project is not None:
