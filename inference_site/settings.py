@@ -429,6 +429,8 @@ DISCONNECT_GRACE_S = environment.number("DISCONNECT_GRACE_S", 0)
 WEB_THREADS = _threads
 
 DATA_UPLOAD_MAX_MEMORY_SIZE = MAX_BODY_BYTES
+# Keys that are revoked at once may be more than Django's 1,000.
+DATA_UPLOAD_MAX_NUMBER_FIELDS = 20_000
 FILE_UPLOAD_TEMP_DIR = environment.text("FILE_UPLOAD_TEMP_DIR") or None
 MAX_FILE_BYTES = environment.number("MAX_FILE_BYTES", 512 * 1024 * 1024, minimum=1)
 MAX_PART_BYTES = environment.number("MAX_PART_BYTES", 64 * 1024 * 1024, minimum=1)

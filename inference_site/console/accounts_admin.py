@@ -90,7 +90,7 @@ class BudgetForm(forms.ModelForm[Budget]):
         Django checks no constraint of which a form has only some of the fields.
         """
         values: dict[str, Any] = super().clean() or self.cleaned_data
-        if not self.errors:
+        if self.has_changed() and not self.errors:
             like = {name: values.get(name, getattr(self.instance, name)) for name in _BOUNDED}
             others = Budget.objects.filter(project=self.instance.project_id, **like)
             if others.exclude(pk=self.instance.pk).exists():
@@ -117,6 +117,11 @@ class BudgetInline(TabularInline):
     form = BudgetForm
     formset = BudgetFormSet
     extra = 0
+    per_page: Any = 20  # Each has a choice of all keys, and Django takes 1,000 fields of a form.
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Budget]:
+        budgets: QuerySet[Budget] = super().get_queryset(request)
+        return budgets.order_by("pk")
 
     def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
         """Label each input for screen readers; remove the icons beside the key."""
@@ -127,12 +132,15 @@ class BudgetInline(TabularInline):
         return field
 
     def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
-        """Offer only the keys of this project."""
-        if db_field.name == "api_key" and request.resolver_match is not None:
-            project = request.resolver_match.kwargs.get("object_id")
-            kwargs["queryset"] = ApiKey.objects.filter(project=project)
-            kwargs["empty_label"] = "all keys"
-        return super().formfield_for_foreignkey(db_field, request, **kwargs)
+        """Offer only the keys of this project, which are read once for all of its budgets."""
+        if db_field.name != "api_key" or request.resolver_match is None:
+            return super().formfield_for_foreignkey(db_field, request, **kwargs)
+        project = request.resolver_match.kwargs.get("object_id")
+        kwargs["queryset"] = ApiKey.objects.filter(project=project)
+        kwargs["empty_label"] = "all keys"
+        field: Any = super().formfield_for_foreignkey(db_field, request, **kwargs)
+        field.choices = list(field.choices)
+        return field
 
 
 @admin.register(Project)

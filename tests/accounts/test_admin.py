@@ -380,6 +380,52 @@ def test_a_project_has_one_budget_of_a_unit_a_period_and_a_key(
     assert [str(one.amount.normalize()) for one in Budget.objects.all()] == ["7"]
 
 
+def test_many_budgets_of_a_project_are_on_pages_that_can_be_saved(
+    admin: Client, project: Project
+) -> None:
+    keys = [create_key(project, f"key {number}")[0] for number in range(45)]
+    address = f"{PROJECTS}{project.pk}/change/"
+
+    def make(some: list[ApiKey]) -> None:
+        same: dict[str, Any] = {"project": project, "unit": "tokens", "every": "day", "amount": 5}
+        Budget.objects.bulk_create(Budget(api_key=key, **same) for key in some)
+
+    def queries() -> int:
+        with CaptureQueriesContext(connection) as made:
+            page(admin.get(address))
+        return len(made)
+
+    make(keys[:2])
+    few = queries()
+    make(keys[2:])
+    assert queries() <= few + 1  # The number of budgets, for the pages.
+    shown = page(admin.get(address))
+    assert 'name="budgets-19-amount"' in shown
+    assert 'name="budgets-20-amount"' not in shown
+    assert "budgets-page=3" in shown
+    third = f"{address}?budgets-page=3"
+    assert 'name="budgets-5-amount"' not in page(admin.get(third))
+    last = list(Budget.objects.order_by("pk"))[40:]
+    form = {"name": project.name, "is_active": "on"}
+    form |= {"budgets-TOTAL_FORMS": "5", "budgets-INITIAL_FORMS": "5"}
+    for number, one in enumerate(last):
+        values = {"id": one.pk, "project": project.pk, "api_key": one.api_key_id, "amount": "9"}
+        values |= {"each": "", "unit": "tokens", "every": "day"}
+        form |= {f"budgets-{number}-{name}": str(value) for name, value in values.items()}
+    assert admin.post(third, form).status_code == 302
+    assert Budget.objects.filter(amount=9).count() == 5
+    assert Budget.objects.filter(amount=5).count() == 40
+
+
+def test_more_keys_than_a_form_has_fields_by_default_are_revoked_at_once(
+    admin: Client, project: Project
+) -> None:
+    ApiKey.objects.bulk_create(ApiKey(project=project, name=f"{n}") for n in range(1_100))
+    chosen = {"_selected_action": list(ApiKey.objects.values_list("pk", flat=True))}
+    assert admin.post(KEYS, {"action": "revoke", "confirmed": "yes", **chosen}).status_code == 302
+    assert not ApiKey.objects.filter(revoked_at=None).exists()
+
+
 def test_a_form_of_a_project_keeps_members_who_are_deactivated(
     admin: Client, project: Project
 ) -> None:
