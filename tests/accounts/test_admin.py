@@ -15,11 +15,13 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from inference_site.accounts.budgets import spent_of
 from inference_site.accounts.keys import create_key, find_caller
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
 from inference_site.console.accounts_admin import RETENTION
 from inference_site.core.admin_pages import base_admin
 from inference_site.runs.models import Generation, Status
+from inference_site.runs.usage.models import PrunedLog
 from responses_api.models import StoredResponse
 from tests.generations.rows import create_generation
 
@@ -378,6 +380,23 @@ def test_a_project_has_one_budget_of_a_unit_a_period_and_a_key(
     assert admin.post(on_its_page, changed).status_code == 302
     assert post(2, {**wanted, **ids[0], "DELETE": "on"}, changed | ids[1]).status_code == 302
     assert [str(one.amount.normalize()) for one in Budget.objects.all()] == ["7"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "spent"), [({"amount": "9"}, 40), ({"unit": "cost"}, 0), ({"every": "month"}, 0)]
+)
+def test_a_budget_that_bounds_something_else_forgets_what_was_spent(
+    admin: Client, project: Project, changed: dict[str, str], spent: int
+) -> None:
+    # The generations of this spend are deleted, so it cannot be counted again.
+    now = timezone.now()
+    PrunedLog.objects.create(project_id=project.pk, complete_since=now + timedelta(days=2))
+    budget = Budget.objects.create(project=project, unit="tokens", every="day", amount=100)
+    budget.spends.update(spent=40)
+    form = {"unit": "tokens", "every": "day", "amount": "100", **changed}
+    assert admin.post(f"/admin/accounts/budget/{budget.pk}/change/", form).status_code == 302
+    budget.refresh_from_db()
+    assert spent_of([budget], now)[budget.pk].highest == spent
 
 
 def test_many_budgets_of_a_project_are_on_pages_that_can_be_saved(
