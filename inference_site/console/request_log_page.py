@@ -48,6 +48,7 @@ from inference_site.console.request_filters import (
     UNFINISHED,
     LogFilters,
     filters_of,
+    offered_keys,
     posted_query,
     saved_query,
     seconds_text,
@@ -74,7 +75,7 @@ from responses_api.search import (
 PAGE_SIZE = 50
 MAX_ROWS_READ = 500
 """Rows read of each table: the page shows the newest of them, the facets count all."""
-_MAX_KEYS, _MAX_SAVED, _MAX_FACET_VALUES, _MAX_CONVERSATIONS = 200, 30, 12, 20
+_MAX_SAVED, _MAX_FACET_VALUES, _MAX_CONVERSATIONS = 30, 12, 20
 _TOO_BROAD = "Too much would have to be searched: choose a project, or give more words."
 
 
@@ -393,7 +394,7 @@ def requests_context(request: HttpRequest) -> dict[str, Any]:
         "is_sorted": ordered is not None,
         "is_live": filters.before is None and filters.page == 1,
         "projects": Project.objects.values_list("pk", "name"),
-        "keys": ApiKey.objects.filter(project=filters.project)[:_MAX_KEYS],
+        "keys": offered_keys(filters.project, filters.key),
         "models": list(catalogue().models),
         "statuses": [*Status.values, UNFINISHED, REFUSED],
         "kinds": ENDPOINTS.items(),

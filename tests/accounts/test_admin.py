@@ -196,6 +196,17 @@ def test_the_keys_of_the_chosen_project_are_a_filter(admin: Client, api_key: Key
     assert listed([first_row, second_row], shown) == [second_row]
 
 
+def test_a_key_of_another_project_than_the_chosen_one_is_no_filter(
+    admin: Client, api_key: Key
+) -> None:
+    other = create_key(Project.objects.create(name="second"), "theirs")[0]
+    rows = mine, theirs = finished(api_key[0]), finished(other)
+    query: dict[str, Any] = {"project__id__exact": other.project_id, "api_key": api_key[0].pk}
+    assert listed([*rows], page(admin.get(GENERATIONS, query))) == [theirs]
+    query["project__id__exact"] = api_key[0].project_id
+    assert listed([*rows], page(admin.get(GENERATIONS, query))) == [mine]
+
+
 def test_a_generation_is_found_by_its_id_and_by_its_request(admin: Client, api_key: Key) -> None:
     wanted = finished(api_key[0], request_id="req_wanted")
     other = finished(api_key[0], request_id="req_other")

@@ -22,7 +22,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from django.utils.http import urlencode
 
+from inference_site.accounts.keys import create_key
 from inference_site.accounts.models import ApiKey
+from inference_site.console import request_filters
 from inference_site.core.site_settings import models as site_settings
 from inference_site.core.site_settings.models import SiteSettings
 from inference_site.runs.models import Status
@@ -115,6 +117,33 @@ def test_a_custom_range_counts_what_ended_in_it_at_any_age(
     text = page(admin, range="custom", **{"from": field, "to": end})
     assert tile(text, "Requests")[0] == shown
     assert 'value="custom" checked' in text
+
+
+@pytest.mark.parametrize("address", ["/admin/", "/admin/requests/"])
+def test_the_form_shows_what_is_chosen_and_no_key_of_a_project_before(
+    admin: Client, api_key: Key, other_key: ApiKey, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_filters, "_MAX_KEYS", 1)
+    key = api_key[0]
+    used(key, model="gone")
+    used(other_key)
+    create_key(key.project, "newer")
+
+    def shown(**query: Any) -> str:
+        text = admin.get(address, query).content.decode()
+        form = text.partition('<form method="get"')[2].partition("</form>")[0]
+        chosen = re.findall(r"<option[^>]* selected>([^<]+)</option>", form)
+        return ", ".join(one for one in chosen if one in ("gone", key.name, other_key.name))
+
+    assert shown(project=key.project_id, key=key.pk) == key.name
+    assert shown(key=key.pk) == key.name
+    assert shown(model="gone") == "gone"
+    # The form of another project, in which the project is changed.
+    changed = {"project": other_key.project_id, "key": key.pk}
+    assert shown(**changed) == ""
+    assert tile(page(admin, **changed), "Requests")[0] == "1"
+    row = "/admin/requests/accepted/"
+    assert admin.get("/admin/requests/", changed).content.decode().count(f'href="{row}') == 1
 
 
 @pytest.mark.parametrize(
