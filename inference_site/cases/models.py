@@ -141,7 +141,7 @@ class CaseRun(models.Model):
     case_set = models.ForeignKey(CaseSet, on_delete=models.CASCADE, related_name="runs")
     number = models.PositiveIntegerField()
     model = models.CharField(max_length=200)
-    overrides = models.JSONField(default=dict)
+    overrides = ContentField(default=dict)
     judge = models.CharField(max_length=8, choices=Judge.choices, default=Judge.NONE)
     rule = models.TextField(blank=True, max_length=LONGEST_JUDGEMENT)
     judge_model = models.CharField(max_length=200, blank=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from decimal import Decimal
 from typing import Any, get_args
 
@@ -18,6 +19,7 @@ from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.views.decorators.http import require_POST
 from unfold.admin import TabularInline
+from unfold.forms import PaginationInlineFormSet
 from unfold.views import ChangeList
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget, UnfoldAdminSelectWidget
 
@@ -39,6 +41,9 @@ from inference_site.core.admin_pages.labels import status_label
 from inference_site.core.site_settings.models import RetentionKind, retention_days
 
 RETENTION = get_args(RetentionKind)
+_BOUNDED = ("api_key", "each", "unit", "every")
+"""Fields of a budget that say what it bounds; a project has one budget of each."""
+_TWICE = "The project has a budget for this already: change its amount instead."
 
 
 class UndeletedAdmin(SiteAdmin):
@@ -79,13 +84,44 @@ class BudgetForm(forms.ModelForm[Budget]):
                 widget=UnfoldAdminSelectWidget(attrs=attrs),
             )
 
+    def clean(self) -> dict[str, Any]:
+        """Raise ValidationError if the project has a budget like this one.
+
+        Django checks no constraint of which a form has only some of the fields.
+        """
+        values: dict[str, Any] = super().clean() or self.cleaned_data
+        if self.has_changed() and not self.errors:
+            like = {name: values.get(name, getattr(self.instance, name)) for name in _BOUNDED}
+            others = Budget.objects.filter(project=self.instance.project_id, **like)
+            if others.exclude(pk=self.instance.pk).exists():
+                raise forms.ValidationError(_TWICE)
+        return values
+
+
+class BudgetFormSet(PaginationInlineFormSet):
+    """The forms of the budgets of a project."""
+
+    def clean(self) -> None:
+        """Raise ValidationError if two new budgets are alike."""
+        super().clean()
+        kept = [one for one in self.forms if one.is_valid() and one not in self.deleted_forms]
+        alike = Counter(tuple(getattr(one.instance, name) for name in _BOUNDED) for one in kept)
+        if any(count > 1 for count in alike.values()):
+            raise forms.ValidationError(_TWICE)
+
 
 class BudgetInline(TabularInline):
     """The budgets of a project."""
 
     model = Budget
     form = BudgetForm
+    formset = BudgetFormSet
     extra = 0
+    per_page: Any = 20  # Each has a choice of all keys, and Django takes 1,000 fields of a form.
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Budget]:
+        budgets: QuerySet[Budget] = super().get_queryset(request)
+        return budgets.order_by("pk")
 
     def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
         """Label each input for screen readers; remove the icons beside the key."""
@@ -96,12 +132,15 @@ class BudgetInline(TabularInline):
         return field
 
     def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
-        """Offer only the keys of this project."""
-        if db_field.name == "api_key" and request.resolver_match is not None:
-            project = request.resolver_match.kwargs.get("object_id")
-            kwargs["queryset"] = ApiKey.objects.filter(project=project)
-            kwargs["empty_label"] = "all keys"
-        return super().formfield_for_foreignkey(db_field, request, **kwargs)
+        """Offer only the keys of this project, which are read once for all of its budgets."""
+        if db_field.name != "api_key" or request.resolver_match is None:
+            return super().formfield_for_foreignkey(db_field, request, **kwargs)
+        project = request.resolver_match.kwargs.get("object_id")
+        kwargs["queryset"] = ApiKey.objects.filter(project=project)
+        kwargs["empty_label"] = "all keys"
+        field: Any = super().formfield_for_foreignkey(db_field, request, **kwargs)
+        field.choices = list(field.choices)
+        return field
 
 
 @admin.register(Project)
@@ -128,7 +167,12 @@ class ProjectAdmin(UndeletedAdmin):
             field.help_text = f"Empty: as the site's settings say, now {now}. 0: until deleted."
         if db_field.name == "members" and field is not None:
             field.widget = UnfoldAdminCheckboxSelectMultipleWidget()
-            field.queryset = field.queryset.filter(is_active=True).order_by("username")
+            # Also those who are deactivated: a form without them would remove them.
+            arguments = request.resolver_match.kwargs if request.resolver_match else {}
+            project = arguments.get("object_id")
+            members = Project.members.through.objects.filter(project=project).values("user")
+            offered = field.queryset.filter(Q(is_active=True) | Q(pk__in=members))
+            field.queryset = offered.order_by("username")
         return field
 
 

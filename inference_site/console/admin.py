@@ -8,6 +8,7 @@ entry is a mapping as in the models file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,6 +65,8 @@ _ADDRESSES = ("base_url", "base_urls")
 _FIELD_OF = {"listed": "is_listed", "price": "price_input"}
 _MAX_YAML_CHARACTERS = 20_000
 _MAX_YAML_DEPTH = 20
+_UNSTORABLE = re.compile(r"[\0\ud800-\udfff]")
+"""What PostgreSQL stores in no text; YAML may have it as an escape."""
 
 
 def form_values(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,6 +139,8 @@ def _parse_yaml(text: str) -> dict[str, Any]:
         for event in yaml.parse(text, yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent):
                 raise InvalidSetting(("more",), "aliases of YAML (*name) are not taken")
+            if isinstance(event, yaml.ScalarEvent) and _UNSTORABLE.search(event.value):
+                raise InvalidSetting(("more",), "it has a NUL, or half of a character")
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > _MAX_YAML_DEPTH:

@@ -23,12 +23,11 @@ from inference_site.accounts.models import ApiKey, Project
 from inference_site.console.request_columns import LoggedRequest
 from inference_site.console.request_filters import (
     ENDPOINTS,
-    VIEW,
     LogFilters,
     filters_of,
 )
 from inference_site.console.request_log_page import log_page
-from inference_site.console.tiles import may_filter
+from inference_site.console.tiles import VIEW_REQUESTS, may_filter
 from inference_site.core.admin_pages.base_admin import log_action
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.runs.models import Generation
@@ -84,7 +83,7 @@ _COLUMNS = (
 )
 
 
-@permission_required(VIEW, raise_exception=True)
+@permission_required(VIEW_REQUESTS, raise_exception=True)
 def export(request: HttpRequest) -> HttpResponseBase:
     """Download the requests that match the filters, newest first, and write that to the audit log.
 

@@ -40,7 +40,7 @@ from inference_site.console.model_states import (
     condition,
     conditions,
 )
-from inference_site.console.tiles import LATEST, Tile, latest_errors, recent_tiles
+from inference_site.console.tiles import LATEST, VIEW_REQUESTS, Tile, latest_errors, recent_tiles
 from inference_site.core.admin_pages.base_admin import log_action
 from inference_site.core.admin_pages.labels import free_memory, money, size
 from inference_site.core.domain.model_spec import ModelSpec
@@ -54,8 +54,7 @@ _ACTIONS: dict[str, tuple[Callable[[str], object], str]] = {
     "drain": (fleet.drain, "Draining {}…"),
     "resume": (fleet.resume, "Resuming {}…"),
 }
-VIEW, USAGE = "generations.view_generation", "usage.view_usagerollup"
-CHANGE = "generations.change_generation"
+USAGE, CHANGE = "usage.view_usagerollup", "generations.change_generation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ def fleet_context(request: HttpRequest) -> dict[str, Any]:
     Raise PermissionDenied if the user may not view it.
     """
     user = request.user
-    if not user.has_perm(VIEW):
+    if not user.has_perm(VIEW_REQUESTS):
         raise PermissionDenied
     pulls = Pull.objects.filter(
         Q(state__in=UNFINISHED) | Q(finished_at__gt=timezone.now() - _PULLS_SHOWN_FOR)
@@ -247,7 +246,7 @@ def model_context(request: HttpRequest, model: str) -> dict[str, Any]:
 
     Raise PermissionDenied if the user may not view it, Http404 if there is no such model.
     """
-    if not request.user.has_perm(VIEW):
+    if not request.user.has_perm(VIEW_REQUESTS):
         raise PermissionDenied
     spec = catalogue().models.get(model)
     if spec is None:

@@ -14,7 +14,7 @@ from django.contrib import admin, messages
 from django.contrib.auth import get_user_model
 from django.contrib.auth.decorators import permission_required
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
@@ -41,6 +41,7 @@ PERMISSION = "accounts.make_own_key"
 MAX_OWN_KEYS = 20
 """Keys of one user that are not revoked."""
 _MAX_SHOWN = 50
+"""Keys on the page: those that are not revoked, then those that were revoked last."""
 
 
 @permission_required(PERMISSION, raise_exception=True)
@@ -56,9 +57,9 @@ def my_keys(request: HttpRequest) -> HttpResponse:
             log_action(request, key, "Made a key of their own.")
             return _secret_page(request, key, secret)
     user: Any = request.user
-    newest = _own_keys(request).select_related("project", "owner").order_by("revoked_at", "-pk")
-    keys = list(newest[:_MAX_SHOWN])
-    keys.sort(key=lambda key: (key.revoked_at is not None, -key.pk))
+    rows = _own_keys(request).select_related("project", "owner")
+    # Those that work first: PostgreSQL sorts null, of a key that is not revoked, as the largest.
+    keys = list(rows.order_by(F("revoked_at").desc(nulls_first=True), "-pk")[:_MAX_SHOWN])
     spends = spends_of(keys)
     shown = []
     for key in keys:

@@ -10,6 +10,7 @@ from django.templatetags.static import static
 from django.urls import reverse
 
 from inference_site.console.request_filters import LogFilters, filters_of, tabs_of
+from inference_site.console.tiles import VIEW_REQUESTS
 
 # Groups of lists: title, icon and model of each.
 _MODELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
@@ -72,7 +73,7 @@ _MOST_COUNTED = 999
 def navigation(request: HttpRequest) -> list[dict[str, Any]]:
     """Return the groups of links; the theme hides groups without links."""
     user = request.user
-    sees_queue = user.has_perm("generations.view_generation")
+    sees_queue = user.has_perm(VIEW_REQUESTS)
     has_own_keys = user.has_perm("accounts.make_own_key")
     sees_settings = user.has_perm("site_settings.view_sitesettings")
     operation = [

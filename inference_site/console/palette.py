@@ -22,13 +22,13 @@ from inference_site.accounts.models import ApiKey, Project
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.console.navigation import navigation
 from inference_site.console.request_filters import ID_PREFIXES
+from inference_site.console.tiles import VIEW_REQUESTS
 from inference_site.files.models import StoredFile
 from inference_site.runs.models import Generation
 from responses_api.models import Conversation, StoredResponse
 
 MAX_TERM_LENGTH = 200
 _MAX_OF_A_KIND = 8
-_VIEW_GENERATIONS = "generations.view_generation"
 _ACTIONS = (
     ("Make an API key", "key", "accounts.add_apikey", "admin:accounts_apikey_add"),
     ("Add a project", "workspaces", "accounts.add_project", "admin:accounts_project_add"),
@@ -94,7 +94,7 @@ def _actions(user: Any) -> Iterator[Entry]:
 
 
 def _models(user: Any) -> Iterator[Entry]:
-    if user.has_perm(_VIEW_GENERATIONS):
+    if user.has_perm(VIEW_REQUESTS):
         for id_ in catalogue().models:
             yield Entry(id_, reverse("admin:model", args=[id_]), "neurology", "Model")
 
@@ -132,7 +132,7 @@ def _by_id(request: HttpRequest, term: str) -> Iterator[Entry]:
             rows = pages.get_queryset(request).filter(public_id=term)
             for pk in rows.values_list("pk", flat=True):
                 yield Entry(term, _page(model, pk), "chat", name)
-    if term.startswith(ID_PREFIXES) and request.user.has_perm(_VIEW_GENERATIONS):
+    if term.startswith(ID_PREFIXES) and request.user.has_perm(VIEW_REQUESTS):
         for pk in Generation.objects.filter(public_id=term).values_list("pk", flat=True):
             yield Entry(term, _page(Generation, pk), "receipt_long", "Generation")
         log = f"{reverse('admin:requests')}?{urlencode({'q': term})}"

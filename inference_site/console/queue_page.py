@@ -20,6 +20,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from inference_site.console.request_log_page import contents_of
+from inference_site.console.tiles import VIEW_REQUESTS
 from inference_site.core.admin_pages.base_admin import log_action
 from inference_site.core.admin_pages.labels import may_see_content
 from inference_site.runs.cancellation import stop
@@ -33,7 +34,7 @@ from inference_site.runs.queue_position import (
     slots_of,
 )
 
-VIEW, CHANGE = "generations.view_generation", "generations.change_generation"
+CHANGE = "generations.change_generation"
 _MAX_ROWS, _MAX_READ = 100, 20_000
 _IS_NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 
@@ -43,7 +44,7 @@ def queue_context(request: HttpRequest) -> dict[str, Any]:
 
     Raise PermissionDenied if the user may not view it.
     """
-    if not request.user.has_perm(VIEW):
+    if not request.user.has_perm(VIEW_REQUESTS):
         raise PermissionDenied
     rows, model = Generation.objects.select_related("project", "api_key"), _chosen_model(request)
     if model:

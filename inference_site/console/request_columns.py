@@ -17,7 +17,8 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDi
 from django.urls import reverse
 from django.utils.http import urlencode
 
-from inference_site.console.request_filters import SORTS, VIEW, LogFilters, posted_query
+from inference_site.console.request_filters import SORTS, LogFilters, posted_query
+from inference_site.console.tiles import VIEW_REQUESTS
 from inference_site.core.admin_pages.labels import milliseconds, money
 from inference_site.core.site_settings.models import site_settings
 from inference_site.runs.models import Generation
@@ -160,7 +161,7 @@ def cells_of(one: LoggedRequest, columns: Columns) -> list[Cell]:
     return cells
 
 
-@permission_required(VIEW, raise_exception=True)
+@permission_required(VIEW_REQUESTS, raise_exception=True)
 def choose_columns(request: HttpRequest) -> HttpResponse:
     """Keep the columns that a person has chosen, and return to the list; none of them: defaults."""
     page = reverse("admin:requests")

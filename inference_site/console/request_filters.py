@@ -18,6 +18,7 @@ from django.http import HttpRequest, QueryDict
 from django.utils import timezone
 
 from completions.models import StoredCompletion
+from inference_site.accounts.models import ApiKey
 from inference_site.core.admin_pages.base_admin import SPANS, id_of
 from inference_site.core.storage.old_rows import first_id_since
 from inference_site.runs.models import Generation, Status
@@ -31,7 +32,6 @@ ACCEPTED = "accepted"
 """Beside ``REFUSED``, the name of the table in the address of a request's page."""
 SORTS = ("time", "duration", "ttft", "queue", "tokens", "cost")
 """Columns by which a list can be sorted; with a minus, the largest values come first."""
-VIEW = "generations.view_generation"
 FILTER_NAMES = (
     *("q", "project", "key", "model", "status", "error", "since"),
     *("kind", "user", "metadata", "slower", "sort"),
@@ -67,6 +67,7 @@ ENDPOINTS = {
 _CURSOR = re.compile(r"([0-9]{1,18})-([0-9]{1,18})", re.ASCII)
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?", re.ASCII)
 _LAST_PAGE = 1_000
+_MAX_KEYS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +185,21 @@ class LogFilters:
         return rows
 
 
+def key_within(project: int | None, key: int | None) -> int | None:
+    """Return the key of a filter; None if another project is chosen, as after a change of it."""
+    if project is None or key is None:
+        return key
+    return key if ApiKey.objects.filter(pk=key, project=project).exists() else None
+
+
+def offered_keys(project: int | None, chosen: int | None) -> list[ApiKey]:
+    """Return the keys that a filter offers: the newest of the project, and the chosen one."""
+    keys = list(ApiKey.objects.filter(project=project)[:_MAX_KEYS])
+    if chosen is not None and all(key.pk != chosen for key in keys):
+        keys += ApiKey.objects.filter(pk=chosen)
+    return keys
+
+
 def filters_of(query: QueryDict) -> LogFilters:
     """Return the filters in a query string; missing and invalid values become the defaults."""
     text = {name: query.get(name, "").replace("\0", "").strip()[:200] for name in FILTER_NAMES}
@@ -193,10 +209,11 @@ def filters_of(query: QueryDict) -> LogFilters:
     cursor = _CURSOR.fullmatch(query.get("before", ""))
     page = query.get("page", "")
     is_page = page.isascii() and page.isdecimal() and len(page) <= 4
+    project = id_of(text["project"])
     return LogFilters(
         q=text["q"],
-        project=id_of(text["project"]),
-        key=id_of(text["key"]),
+        project=project,
+        key=key_within(project, id_of(text["key"])),
         model=text["model"],
         status=status if status in known or is_http else "",
         error=text["error"],

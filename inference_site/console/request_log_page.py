@@ -46,16 +46,16 @@ from inference_site.console.request_filters import (
     ENDPOINTS,
     REFUSED,
     UNFINISHED,
-    VIEW,
     LogFilters,
     filters_of,
+    offered_keys,
     posted_query,
     saved_query,
     seconds_text,
     tabs_of,
 )
 from inference_site.console.sorted_requests import SortedPage, sorted_page
-from inference_site.console.tiles import may_filter
+from inference_site.console.tiles import VIEW_REQUESTS, may_filter
 from inference_site.core.admin_pages.base_admin import SPAN_NAMES, KeysetPage, keyset_page
 from inference_site.core.admin_pages.labels import PREVIEW_LENGTH, may_see_content, preview
 from inference_site.runs.kept_content.models import KeptContent
@@ -75,7 +75,7 @@ from responses_api.search import (
 PAGE_SIZE = 50
 MAX_ROWS_READ = 500
 """Rows read of each table: the page shows the newest of them, the facets count all."""
-_MAX_KEYS, _MAX_SAVED, _MAX_FACET_VALUES, _MAX_CONVERSATIONS = 200, 30, 12, 20
+_MAX_SAVED, _MAX_FACET_VALUES, _MAX_CONVERSATIONS = 30, 12, 20
 _TOO_BROAD = "Too much would have to be searched: choose a project, or give more words."
 
 
@@ -367,7 +367,7 @@ def requests_context(request: HttpRequest) -> dict[str, Any]:
 
     Raise PermissionDenied if the user may not view it.
     """
-    if not request.user.has_perm(VIEW):
+    if not request.user.has_perm(VIEW_REQUESTS):
         raise PermissionDenied
     filters, may_see = filters_of(request.GET), may_see_content(request)
     page, hits, ordered = _page_of(request, filters)
@@ -394,7 +394,7 @@ def requests_context(request: HttpRequest) -> dict[str, Any]:
         "is_sorted": ordered is not None,
         "is_live": filters.before is None and filters.page == 1,
         "projects": Project.objects.values_list("pk", "name"),
-        "keys": ApiKey.objects.filter(project=filters.project)[:_MAX_KEYS],
+        "keys": offered_keys(filters.project, filters.key),
         "models": list(catalogue().models),
         "statuses": [*Status.values, UNFINISHED, REFUSED],
         "kinds": ENDPOINTS.items(),
@@ -430,7 +430,7 @@ def _page_links(
     return links
 
 
-@permission_required(VIEW, raise_exception=True)
+@permission_required(VIEW_REQUESTS, raise_exception=True)
 def save_filter(request: HttpRequest) -> HttpResponse:
     """Save or delete a filter of this user, and redirect to the page."""
     query = posted_query(request)

@@ -26,11 +26,10 @@ from inference_site.console.request_filters import (
     ACCEPTED,
     ENDPOINTS,
     REFUSED,
-    VIEW,
     filters_of,
 )
 from inference_site.console.request_log_page import contents_of
-from inference_site.console.tiles import may_filter
+from inference_site.console.tiles import VIEW_REQUESTS, may_filter
 from inference_site.core.admin_pages.base_admin import keyset_page
 from inference_site.core.admin_pages.labels import may_see_content, milliseconds
 from inference_site.runs.models import Generation
@@ -53,7 +52,7 @@ class Span:
     length: str
 
 
-@permission_required(VIEW, raise_exception=True)
+@permission_required(VIEW_REQUESTS, raise_exception=True)
 def request_page(request: HttpRequest, table: str, pk: int) -> TemplateResponse:
     """Show one request; with the parameter ``fragment`` only the part that the panel shows.
 
@@ -264,6 +263,6 @@ def advice_for(user: Any, code: str, status: int | str, key: ApiKey | None) -> A
             return Advice(sentence)
         link = reverse("admin:accounts_apikey_change", args=[key.pk])
         return Advice(sentence, link, f"Key {key.name}")
-    if not route or not user.has_perm(_PERMISSIONS.get(route, "generations.view_generation")):
+    if not route or not user.has_perm(_PERMISSIONS.get(route, VIEW_REQUESTS)):
         return Advice(sentence)
     return Advice(sentence, reverse(route), _TITLES[route])

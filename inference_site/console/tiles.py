@@ -14,21 +14,25 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.http import urlencode
 
-from inference_site.accounts.models import END_USER, TAG
+from inference_site.accounts.models import END_USER, TAG, retention_cutoffs
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.fleet.leases import live_workers
 from inference_site.catalogue.model_labels import NO_PRICE, is_priced
 from inference_site.core.admin_pages.labels import milliseconds, money, time_since
+from inference_site.core.site_settings.models import RetentionKind, retention_days
 from inference_site.core.storage.old_rows import first_id_since
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.request_log.models import Refusal
 from inference_site.runs.usage.models import (
     LONGEST_VALUE,
     OTHERS,
+    DimensionRollup,
     Measure,
     Period,
+    UsageRollup,
     percentile,
 )
+from inference_site.runs.usage.pruning import KEPT_DAYS
 from inference_site.runs.usage.queries import (
     PERIOD_LENGTH,
     Histograms,
@@ -40,6 +44,8 @@ from inference_site.runs.usage.queries import (
     without_table_scans,
 )
 
+VIEW_REQUESTS = "generations.view_generation"
+"""The permission to see the list of requests, without content."""
 _VIEW_STORED = ("responses_api.view_storedresponse", "completions.view_storedcompletion")
 LATEST = 5_000
 """The newest generations, among which pages search for failures."""
@@ -96,7 +102,7 @@ def requests_filter(span: Span) -> dict[str, Any] | None:
 
 def may_list(user: Any, filters: Mapping[str, Any]) -> bool:
     """Return whether a user may see the list of requests with these filters."""
-    may_view = bool(user.has_perm("generations.view_generation"))
+    may_view = bool(user.has_perm(VIEW_REQUESTS))
     return may_view and may_filter(user, filters.get("metadata"))
 
 
@@ -130,16 +136,19 @@ def refused_tile(span: Span) -> Tile:
     """Return the tile of the requests that were refused in a span."""
     count, is_more = refused_in(span)
     before, is_more_before = refused_in(earlier(span))
-    changed = "" if is_more or is_more_before else change(count, before)
+    is_known = _is_kept("refusals_days", earlier(span)) and not (is_more or is_more_before)
+    changed = change(count, before) if is_known else ""
     text = f"more than {short(count)}" if is_more else short(count)
     return Tile("Refused", text, "before they ran", is_bad=count > 0, change=changed)
 
 
 def short(value: float) -> str:
     """Format a number in a few characters, such as ``12.3 k``."""
-    for unit, least, divisor in (("G", 1e9, 1e9), ("M", 1e6, 1e6), ("k", 1e4, 1e3)):
+    # In three digits 999,500 is a million.
+    for unit, least, divisor in (("G", 999.5e6, 1e9), ("M", 999.5e3, 1e6), ("k", 1e4, 1e3)):
         if value >= least:
-            return f"{value / divisor:.3g} {unit}"
+            number = value / divisor
+            return f"{number:.3g} {unit}" if number < 999.5 else f"{number:,.0f} {unit}"
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
 
 
@@ -167,12 +176,11 @@ def recent_tiles(
     span = Span(period, end - length, end, projects=projects, api_keys=api_keys, models=models)
     with without_table_scans():
         by_model = {model: usage for (model,), usage in total_by(span, "model").items()}
-        before = sum_of(total_by(earlier(span), "model").values())
         tiles = usage_tiles(
             sum_of(by_model.values()),
             histograms(span),
             models or by_model,
-            before=before,
+            before=usage_before(span),
             refused=refused_tile(span),
         )
     since = {1: "24h", 7: "7d", 30: "30d"}.get(length.days, "")
@@ -278,6 +286,33 @@ def tiles_now() -> list[Tile]:
     busy, slots = sum(model.busy for model in models), sum(model.slots for model in models)
     note = f"{busy} of {slots} slots busy"
     return [queue, Tile("Workers", str(len(workers)), note, is_bad=not workers)]
+
+
+def usage_before(span: Span) -> Usage:
+    """Return the usage of the time of the same length before a span.
+
+    It is empty, so that nothing is compared with it, if a part of it is deleted already.
+    """
+    before = earlier(span)
+    rollup = UsageRollup if span.dimension is None else DimensionRollup
+    days = KEPT_DAYS[rollup].get(span.period)
+    if days is not None and before.start < timezone.now() - dt.timedelta(days=days):
+        return Usage()
+    if span.dimension is not None and not _is_kept("generations_days", before):
+        return Usage()
+    return sum_of(total_by(before, "model").values())
+
+
+def _is_kept(kind: RetentionKind, span: Span) -> bool:
+    """Return whether the retention of a kind has deleted nothing of a span yet."""
+    limits = [
+        limit
+        for project, limit in retention_cutoffs(kind)
+        if span.projects is None or project in span.projects
+    ]
+    if span.projects is None and (days := retention_days(kind)):  # Of no project.
+        limits.append(timezone.now() - dt.timedelta(days=days))
+    return all(limit <= span.start for limit in limits)
 
 
 MAX_READ = 50_000

@@ -19,18 +19,20 @@ from django.utils import timezone
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
-from inference_site.accounts.models import END_USER, TAG, ApiKey, Project
+from inference_site.accounts.models import END_USER, TAG, Project
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.console.downloads import download
+from inference_site.console.request_filters import key_within, offered_keys
 from inference_site.console.tiles import (
     LOWEST,
     SLOWEST,
-    earlier,
+    VIEW_REQUESTS,
     linked,
     refused_tile,
     short,
     sum_of,
     tiles_now,
+    usage_before,
     usage_tiles,
 )
 from inference_site.console.usage_table import (
@@ -58,7 +60,6 @@ from inference_site.runs.usage.queries import (
     Usage,
     floor,
     histograms,
-    total_by,
     usage_by,
     without_table_scans,
 )
@@ -71,7 +72,6 @@ _MAX_LABELS = 6
 Format = Callable[[float], str]
 PERMISSION = "usage.view_usagerollup"
 CUSTOM = "custom"
-_MAX_KEYS = 200
 _FIELD_FORMAT = "%Y-%m-%dT%H:%M"
 """Format of an input of the type ``datetime-local``."""
 _A_DAY = dt.timedelta(days=1)
@@ -339,7 +339,7 @@ class UsageFilters:
 
 def may_see_values(user: Any) -> bool:
     """Return whether a user may see end users and tags, as in the list of requests."""
-    return bool(user.has_perm("generations.view_generation"))
+    return bool(user.has_perm(VIEW_REQUESTS))
 
 
 def filters_of(query: QueryDict, now: dt.datetime, *, has_dimensions: bool = True) -> UsageFilters:
@@ -357,6 +357,7 @@ def filters_of(query: QueryDict, now: dt.datetime, *, has_dimensions: bool = Tru
         end = floor(now, period) + PERIOD_LENGTH[period]
         start = end - chosen.length
     project, key = (id_of(query.get(name, "")) for name in ("project", "key"))
+    key = key_within(project, key)
     model = query.get("model", "").replace("\0", "")
     group, dimension, value, note = query.get("by", ""), None, None, ""
     if has_dimensions:
@@ -445,11 +446,8 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
         refused = refused_tile(filters.span) if is_whole else None
         since = filters.range if filters.range in SPANS else ""
         table = UsageTable(filters.span, filters.group, since, request.user)
-        before = sum_of(total_by(earlier(filters.span), "model").values())
+        before = usage_before(filters.span)
     buckets = [usage.get((start, ()), Usage()) for start in filters.span.starts()]
-    keys = ApiKey.objects.none()
-    if filters.project is not None:
-        keys = ApiKey.objects.filter(project=filters.project)[:_MAX_KEYS]
     models, group = filters.span.models or (), filters.group
     tiles = usage_tiles(sum_of(buckets), latencies, models, before=before, refused=refused)
     return {
@@ -464,7 +462,7 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
             if may_see or id_ in COLUMNS
         ],
         "projects": Project.objects.values_list("pk", "name"),
-        "keys": keys,
+        "keys": offered_keys(filters.project, filters.api_key),
         "models": list(catalogue().models),
         "tiles": linked([*tiles, *tiles_now()], request.user, filters.span, since),
         "charts": _charts(filters.span, buckets, latencies),

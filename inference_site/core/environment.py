@@ -1,8 +1,8 @@
 """Reading settings from the environment, strictly: a typo is an error, not a False.
 
 Every variable ``X`` may instead be set as ``X_FILE``, the path of a file with the value, as
-containers receive secrets (django-environ's ``FileAwareEnv``). Variables that are not set are taken
-from the ``manage.py serve`` that runs in the data directory, if one does.
+containers receive secrets. Variables that are not set are taken from the ``manage.py serve`` that
+runs in the data directory, if one does.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import environ
 from django.core.exceptions import ImproperlyConfigured
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-_env = environ.FileAwareEnv()
+_DATABASE_SCHEMES = ("postgres", "postgresql", "psql", "pgsql")
+_REDIS_SCHEMES = ("redis", "rediss", "unix")
 _ORIGIN = re.compile(r"https?://(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 _given: dict[str, str] = {}
@@ -37,13 +39,15 @@ def text(name: str, default: str = "") -> str:
 
     Raise ImproperlyConfigured when its file cannot be read.
     """
+    # Not read with django-environ, to which a value that begins with "$" names another variable.
     try:
-        value = str(_env.str(name, default="")).strip()
+        path = os.environ.get(f"{name}_FILE")
+        given = Path(path).read_text(encoding="utf-8") if path else os.environ.get(name, "")
     except OSError as exc:
         raise ImproperlyConfigured(f"{name}_FILE: {exc.strerror}: {exc.filename}.") from exc
-    if value:
+    if value := given.strip():
         _given[name] = value
-        _asked[name] = value, f"{name}_FILE" if f"{name}_FILE" in os.environ else "environment"
+        _asked[name] = value, f"{name}_FILE" if path else "environment"
         return value
     served = None if name in os.environ else _served.get(name)
     _asked[name] = (default, "default") if served is None else (served, "serve")
@@ -146,9 +150,38 @@ def amounts(name: str) -> dict[str, Decimal]:
 
 
 def database(url: str) -> dict[str, Any]:
-    """Return Django's settings for a database address."""
-    config: dict[str, Any] = dict(_env.db_url_config(url))
+    """Return Django's settings for an address of PostgreSQL. Raise ImproperlyConfigured."""
+    _check_address("DATABASE_URL", url, _DATABASE_SCHEMES)
+    config: dict[str, Any] = dict(environ.Env.db_url_config(url))
     return config
+
+
+def redis(name: str, default: str) -> str:
+    """Return an address of Redis. Raise ImproperlyConfigured for anything else."""
+    url = text(name, default)
+    _check_address(name, url, _REDIS_SCHEMES)
+    return url
+
+
+def redis_servers(name: str, default: str) -> list[str]:
+    """Return addresses of Redis separated by commas. Raise ImproperlyConfigured."""
+    urls = items(name, default)
+    for url in urls:
+        _check_address(name, url, _REDIS_SCHEMES)
+    return urls
+
+
+def _check_address(name: str, url: str, schemes: Sequence[str]) -> None:
+    """Raise ImproperlyConfigured, without the address: it may have a password."""
+    expected = " or ".join(f"{scheme}://" for scheme in schemes)
+    message = f"{name}: expected an address that begins with {expected}, and a number as its port."
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # It is read here.
+    except ValueError as exc:
+        raise ImproperlyConfigured(message) from exc
+    if parts.scheme not in schemes:
+        raise ImproperlyConfigured(message)
 
 
 def given() -> dict[str, str]:

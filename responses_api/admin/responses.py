@@ -100,10 +100,9 @@ class KeyOfResponseFilter(KeyFilter):
     keys_of = Generation
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        value = self.value() or ""
-        if not value.isdecimal():
+        if self.chosen_key is None:
             return queryset
-        generations = Generation.objects.filter(api_key=int(value))
+        generations = Generation.objects.filter(api_key=self.chosen_key)
         return queryset.filter(public_id__in=generations.values("public_id"))
 
 

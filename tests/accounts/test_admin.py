@@ -15,11 +15,13 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from inference_site.accounts.budgets import spent_of
 from inference_site.accounts.keys import create_key, find_caller
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
 from inference_site.console.accounts_admin import RETENTION
 from inference_site.core.admin_pages import base_admin
 from inference_site.runs.models import Generation, Status
+from inference_site.runs.usage.models import PrunedLog
 from responses_api.models import StoredResponse
 from tests.generations.rows import create_generation
 
@@ -194,6 +196,17 @@ def test_the_keys_of_the_chosen_project_are_a_filter(admin: Client, api_key: Key
     assert listed([first_row, second_row], shown) == [second_row]
 
 
+def test_a_key_of_another_project_than_the_chosen_one_is_no_filter(
+    admin: Client, api_key: Key
+) -> None:
+    other = create_key(Project.objects.create(name="second"), "theirs")[0]
+    rows = mine, theirs = finished(api_key[0]), finished(other)
+    query: dict[str, Any] = {"project__id__exact": other.project_id, "api_key": api_key[0].pk}
+    assert listed([*rows], page(admin.get(GENERATIONS, query))) == [theirs]
+    query["project__id__exact"] = api_key[0].project_id
+    assert listed([*rows], page(admin.get(GENERATIONS, query))) == [mine]
+
+
 def test_a_generation_is_found_by_its_id_and_by_its_request(admin: Client, api_key: Key) -> None:
     wanted = finished(api_key[0], request_id="req_wanted")
     other = finished(api_key[0], request_id="req_other")
@@ -347,6 +360,117 @@ def test_a_project_gets_limits_and_a_budget(admin: Client, project: Project) -> 
     assert "ann" not in page(admin.get(f"{PROJECTS}{project.pk}/change/")).split("Budgets and")[1]
     assert ">250 tokens<" in shown
     assert ">900 tokens<" not in shown
+
+
+@pytest.mark.parametrize("is_of_a_key", [False, True])
+def test_a_project_has_one_budget_of_a_unit_a_period_and_a_key(
+    admin: Client, api_key: Key, is_of_a_key: bool
+) -> None:
+    key = api_key[0]
+    wanted: dict[str, Any] = {"api_key": key.pk if is_of_a_key else "", "unit": "tokens"}
+    wanted |= {"every": "day", "amount": "5", "each": ""}
+
+    def post(kept: int, *budgets: dict[str, Any]) -> Any:
+        form = {"name": key.project.name, "is_active": "on"}
+        form |= {"budgets-TOTAL_FORMS": str(len(budgets)), "budgets-INITIAL_FORMS": str(kept)}
+        for number, budget in enumerate(budgets):
+            form |= {f"budgets-{number}-{name}": value for name, value in budget.items()}
+        return admin.post(f"{PROJECTS}{key.project_id}/change/", form)
+
+    told = "The project has a budget for this already" if not is_of_a_key else "duplicate"
+    assert told in page(post(0, wanted, wanted))
+    assert post(0, wanted, {**wanted, "every": "month"}).status_code == 302
+    day, month = Budget.objects.order_by("pk")
+    told = "The project has a budget for this already"
+    assert told in page(post(0, wanted))  # Of a page that is older than the budgets.
+    ids = [{"id": one.pk, "project": key.project_id} for one in (day, month)]
+    assert told in page(post(2, wanted | ids[0], wanted | ids[1]))
+    on_its_page = f"/admin/accounts/budget/{month.pk}/change/"
+    assert told in page(admin.post(on_its_page, {**wanted, "every": "day"}))
+    changed = {**wanted, "every": "month", "amount": "7"}
+    assert admin.post(on_its_page, changed).status_code == 302
+    assert post(2, {**wanted, **ids[0], "DELETE": "on"}, changed | ids[1]).status_code == 302
+    assert [str(one.amount.normalize()) for one in Budget.objects.all()] == ["7"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "spent"), [({"amount": "9"}, 40), ({"unit": "cost"}, 0), ({"every": "month"}, 0)]
+)
+def test_a_budget_that_bounds_something_else_forgets_what_was_spent(
+    admin: Client, project: Project, changed: dict[str, str], spent: int
+) -> None:
+    # The generations of this spend are deleted, so it cannot be counted again.
+    now = timezone.now()
+    PrunedLog.objects.create(project_id=project.pk, complete_since=now + timedelta(days=2))
+    budget = Budget.objects.create(project=project, unit="tokens", every="day", amount=100)
+    budget.spends.update(spent=40)
+    form = {"unit": "tokens", "every": "day", "amount": "100", **changed}
+    assert admin.post(f"/admin/accounts/budget/{budget.pk}/change/", form).status_code == 302
+    budget.refresh_from_db()
+    assert spent_of([budget], now)[budget.pk].highest == spent
+
+
+def test_many_budgets_of_a_project_are_on_pages_that_can_be_saved(
+    admin: Client, project: Project
+) -> None:
+    keys = [create_key(project, f"key {number}")[0] for number in range(45)]
+    address = f"{PROJECTS}{project.pk}/change/"
+
+    def make(some: list[ApiKey]) -> None:
+        same: dict[str, Any] = {"project": project, "unit": "tokens", "every": "day", "amount": 5}
+        Budget.objects.bulk_create(Budget(api_key=key, **same) for key in some)
+
+    def queries() -> int:
+        with CaptureQueriesContext(connection) as made:
+            page(admin.get(address))
+        return len(made)
+
+    make(keys[:2])
+    few = queries()
+    make(keys[2:])
+    assert queries() <= few + 1  # The number of budgets, for the pages.
+    shown = page(admin.get(address))
+    assert 'name="budgets-19-amount"' in shown
+    assert 'name="budgets-20-amount"' not in shown
+    assert "budgets-page=3" in shown
+    third = f"{address}?budgets-page=3"
+    assert 'name="budgets-5-amount"' not in page(admin.get(third))
+    last = list(Budget.objects.order_by("pk"))[40:]
+    form = {"name": project.name, "is_active": "on"}
+    form |= {"budgets-TOTAL_FORMS": "5", "budgets-INITIAL_FORMS": "5"}
+    for number, one in enumerate(last):
+        values = {"id": one.pk, "project": project.pk, "api_key": one.api_key_id, "amount": "9"}
+        values |= {"each": "", "unit": "tokens", "every": "day"}
+        form |= {f"budgets-{number}-{name}": str(value) for name, value in values.items()}
+    assert admin.post(third, form).status_code == 302
+    assert Budget.objects.filter(amount=9).count() == 5
+    assert Budget.objects.filter(amount=5).count() == 40
+
+
+def test_more_keys_than_a_form_has_fields_by_default_are_revoked_at_once(
+    admin: Client, project: Project
+) -> None:
+    ApiKey.objects.bulk_create(ApiKey(project=project, name=f"{n}") for n in range(1_100))
+    chosen = {"_selected_action": list(ApiKey.objects.values_list("pk", flat=True))}
+    assert admin.post(KEYS, {"action": "revoke", "confirmed": "yes", **chosen}).status_code == 302
+    assert not ApiKey.objects.filter(revoked_at=None).exists()
+
+
+def test_a_form_of_a_project_keeps_members_who_are_deactivated(
+    admin: Client, project: Project
+) -> None:
+    users = get_user_model().objects
+    away = users.create_user("away", is_staff=True, is_active=False)
+    users.create_user("stranger", is_staff=True, is_active=False)
+    project.members.add(away)
+    address = f"{PROJECTS}{project.pk}/change/"
+    shown = page(admin.get(address))
+    assert "away" in shown
+    assert "stranger" not in shown
+    form = {"name": project.name, "is_active": "on", "members": [str(away.pk)]}
+    form |= {"budgets-TOTAL_FORMS": "0", "budgets-INITIAL_FORMS": "0"}
+    assert admin.post(address, form).status_code == 302
+    assert [*project.members.all()] == [away]
 
 
 def test_a_budget_is_for_each_of_what_is_counted(admin: Client, project: Project) -> None:

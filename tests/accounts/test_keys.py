@@ -288,3 +288,15 @@ def test_the_command_needs_a_name() -> None:
     with pytest.raises(CommandError, match="--name"):
         create_api_key()
     assert not ApiKey.objects.exists()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("wrong", ["", "x" * 101])
+@pytest.mark.parametrize("option", ["--name", "--project"])
+def test_a_name_that_no_form_takes_makes_neither_a_key_nor_a_project(
+    option: str, wrong: str
+) -> None:
+    given = {"--name": "laptop", "--project": "new", option: wrong}
+    with pytest.raises(CommandError, match=option):
+        create_api_key(*(text for pair in given.items() for text in pair))
+    assert not Project.objects.exists()

@@ -53,6 +53,13 @@ def test_nul_in_an_answer_can_be_stored(case_set: CaseSet) -> None:
     assert case_set.add([SavedAnswer("resp_a", {"input": "a\0"}, "b\0")]) == 1
 
 
+def test_nul_in_the_other_settings_of_a_run_can_be_stored(case_set: CaseSet) -> None:
+    given = {"metadata": {"a": "b\0"}}
+    run = CaseRun.objects.create(case_set=case_set, number=1, model="m", overrides=given)
+    run.refresh_from_db()
+    assert run.overrides == {"metadata": {"a": "b\ufffd"}}
+
+
 def test_what_is_forgotten_takes_its_results_along(case_set: CaseSet) -> None:
     case_set.add(answers("resp_a", "resp_b"))
     run = CaseRun.objects.create(case_set=case_set, number=1, model="demo")

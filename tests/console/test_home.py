@@ -6,6 +6,7 @@ import csv
 import html
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -21,12 +22,16 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from django.utils.http import urlencode
 
+from inference_site.accounts.keys import create_key
 from inference_site.accounts.models import ApiKey
+from inference_site.console import request_filters
 from inference_site.core.site_settings import models as site_settings
 from inference_site.core.site_settings.models import SiteSettings
 from inference_site.runs.models import Status
 from inference_site.runs.usage import dimensions
 from inference_site.runs.usage.accounting import account
+from inference_site.runs.usage.pruning import prune_counts
+from tests.console.test_refusal_counts import tiles
 from tests.console.test_requests_page import downloaded
 from tests.generations.rows import create_generation
 
@@ -112,6 +117,58 @@ def test_a_custom_range_counts_what_ended_in_it_at_any_age(
     text = page(admin, range="custom", **{"from": field, "to": end})
     assert tile(text, "Requests")[0] == shown
     assert 'value="custom" checked' in text
+
+
+@pytest.mark.parametrize("address", ["/admin/", "/admin/requests/"])
+def test_the_form_shows_what_is_chosen_and_no_key_of_a_project_before(
+    admin: Client, api_key: Key, other_key: ApiKey, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_filters, "_MAX_KEYS", 1)
+    key = api_key[0]
+    used(key, model="gone")
+    used(other_key)
+    create_key(key.project, "newer")
+
+    def shown(**query: Any) -> str:
+        text = admin.get(address, query).content.decode()
+        form = text.partition('<form method="get"')[2].partition("</form>")[0]
+        chosen = re.findall(r"<option[^>]* selected>([^<]+)</option>", form)
+        return ", ".join(one for one in chosen if one in ("gone", key.name, other_key.name))
+
+    assert shown(project=key.project_id, key=key.pk) == key.name
+    assert shown(key=key.pk) == key.name
+    assert shown(model="gone") == "gone"
+    # The form of another project, in which the project is changed.
+    changed = {"project": other_key.project_id, "key": key.pk}
+    assert shown(**changed) == ""
+    assert tile(page(admin, **changed), "Requests")[0] == "1"
+    row = "/admin/requests/accepted/"
+    assert admin.get("/admin/requests/", changed).content.decode().count(f'href="{row}') == 1
+
+
+@pytest.mark.parametrize(
+    ("hours", "length", "query", "shown"),
+    [
+        (38, 6, {}, False),  # Minutes are kept for two days.
+        (20, 6, {}, True),
+        (24 * 40, 24 * 7, {}, True),  # Days are for ever,
+        (24 * 25, 24 * 7, {"user": "ann"}, False),  # and hours of end users for 35.
+        (24 * 10, 24 * 7, {"user": "ann"}, True),
+    ],
+)
+def test_usage_is_not_compared_with_a_time_of_which_a_part_is_deleted(
+    admin: Client, api_key: Key, hours: int, length: int, query: dict[str, str], *, shown: bool
+) -> None:
+    end = timezone.now() - timedelta(hours=hours)
+    start = end - timedelta(hours=length)
+    # One in each half of the time before; the first is what may be deleted.
+    for part in (0.25, 0.75):
+        used(api_key[0], timezone.now() - start + timedelta(hours=length * part), end_user="ann")
+    used(api_key[0], timezone.now() - end + timedelta(hours=length / 2), end_user="ann")
+    prune_counts(time.monotonic() + 5)
+    given = {"from": f"{start:%Y-%m-%dT%H:%M}", "to": f"{end:%Y-%m-%dT%H:%M}"}
+    found = tiles(page(admin, range="custom", **given, **query))["Requests"]
+    assert (found[0], found[2]) == ("1", "-50 %" if shown else "")
 
 
 @pytest.mark.parametrize("odd", ["", "x", "0001-01-01T00:00", "9999-12-31T23:59", "\0", "1" * 99])

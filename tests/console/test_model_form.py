@@ -121,6 +121,17 @@ def test_a_server_has_a_field_and_may_still_be_written_as_yaml(
     assert kept["far"]["base_url"] == kept["too"]["base_url"] == url
 
 
+@pytest.mark.parametrize("more", [r'model: "a\0b"', r'api_key: "\ud800"', r'"\0": 1'])
+def test_what_postgresql_cannot_store_is_refused(
+    admin: Client, settings: Settings, folder: Path, more: str
+) -> None:
+    settings.UPSTREAM_ALLOWED_HOSTS = ["127.0.0.1"]
+    form = {"model_id": "far", "engine": "openai_upstream", "base_url": "http://127.0.0.1:1/v1"}
+    answer = admin.post(ADD, {**form, "more": more})
+    assert "it has a NUL, or half of a character" in answer.content.decode()
+    assert not StoredModel.objects.exists()
+
+
 def test_a_models_page_shows_what_is_set_beside_what_is_in_force(
     admin: Client, folder: Path, worker: Callable[[LiveWorker], None]
 ) -> None:

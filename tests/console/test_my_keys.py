@@ -146,6 +146,18 @@ def test_a_user_has_a_bounded_number_of_keys(
     make(maker, project)
 
 
+def test_keys_that_work_are_shown_before_those_that_were_revoked_last(
+    maker: Client, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(my_keys, "_MAX_SHOWN", 3)
+    user = User.objects.get()
+    keys = [create_key(project, f"key-{number}", owner=user)[0] for number in range(5)]
+    for number in (4, 1, 2):
+        revoke_key(keys[number])
+    text = maker.get(PAGE).content.decode()
+    assert re.findall(r">(key-[0-9]) <span", text) == ["key-3", "key-0", "key-2"]
+
+
 @pytest.mark.django_db(transaction=True)
 def test_of_two_requests_at_one_moment_one_makes_the_last_key(
     maker: Client, project: Project, monkeypatch: pytest.MonkeyPatch

@@ -8,10 +8,11 @@ from html import unescape
 
 import pytest
 from django.test import Client
+from pytest_django.fixtures import Settings
 
-from inference_site.accounts.models import ApiKey
+from inference_site.accounts.models import ApiKey, Project
 from inference_site.console import tiles as tiles_module
-from inference_site.console.tiles import change
+from inference_site.console.tiles import change, short
 from inference_site.core.storage.old_rows import _first_id_at
 from inference_site.runs.models import Status
 from inference_site.runs.request_log.models import Refusal
@@ -53,8 +54,9 @@ def tiles(page: str) -> dict[str, tuple[str, str, str]]:
 
 
 def test_the_pages_of_a_key_a_project_and_a_model_count_refusals(
-    busy: ApiKey, admin: Client
+    busy: ApiKey, admin: Client, settings: Settings
 ) -> None:
+    settings.REFUSALS_DAYS = 0
     requests = "/admin/requests/?"
     found = tiles(admin.get(f"/admin/accounts/apikey/{busy.pk}/change/").content.decode())
     query = f"key={busy.pk}&since=30d"
@@ -94,3 +96,31 @@ def test_a_change_is_against_something() -> None:
     assert change(5, 0) == ""
     assert change(0, 5) == "-100 %"
     assert change(15, 10) == "+50 %"
+
+
+@pytest.mark.parametrize(
+    ("days", "own", "shown"), [(60, None, "-14 %"), (30, None, ""), (30, 0, "-14 %"), (60, 30, "")]
+)
+def test_refusals_are_not_compared_with_a_time_of_which_some_are_deleted(
+    busy: ApiKey, admin: Client, settings: Settings, days: int, own: int | None, shown: str
+) -> None:
+    settings.REFUSALS_DAYS = days
+    Project.objects.filter(pk=busy.project_id).update(refusals_days=own)
+    found = tiles(admin.get(f"/admin/accounts/project/{busy.project_id}/change/").content.decode())
+    assert found["Refused"][2] == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (9_999, "9,999"),
+        (12_345, "12.3 k"),
+        (999_499, "999 k"),
+        (999_500, "1 M"),
+        (999_499_999, "999 M"),
+        (999_500_000, "1 G"),
+        (1_234_567_890_123, "1,235 G"),
+    ],
+)
+def test_a_large_number_has_three_digits_and_its_unit(value: float, shown: str) -> None:
+    assert short(value) == shown

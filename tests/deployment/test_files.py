@@ -138,6 +138,14 @@ def test_services_restart_have_bounds_and_hold_no_secret() -> None:
         assert raw["cap_drop"] == ["ALL"], name
 
 
+def test_only_the_processes_of_the_site_and_the_proxy_reach_other_networks() -> None:
+    file = compose_file()
+    internal = {name for name, raw in file["networks"].items() if raw.get("internal")}
+    leaving = {name for name, raw in file["services"].items() if {*raw["networks"]} - internal}
+    assert internal == {"inside"}
+    assert leaving == {*OURS, "pull", "caddy", "grafana"}
+
+
 def test_secrets_are_made_once_and_closed_to_others(tmp_path: Path) -> None:
     secrets = tmp_path / "secrets"
     run("sh", "deploy/make_secrets.sh", str(secrets))

@@ -65,6 +65,32 @@ def test_a_file_that_is_put_into_the_folder_is_served_without_a_restart(
     assert answers(stack, "dropped")
 
 
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        ({"WEB_PROCESSES": "65"}, "At most 64 processes for --web."),
+        ({"WORKER_PROCESSES": "65"}, "At most 64 processes for --workers."),
+        ({"DATA_DIR": "/dev/null/data"}, "DATA_DIR cannot be made: "),
+    ],
+)
+def test_what_serve_cannot_do_is_told_in_one_line(
+    tmp_path: Path, env: dict[str, str], told: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "manage.py", "serve", "--port", "1"],
+        cwd=ROOT,
+        env={**os.environ, "DATA_DIR": str(tmp_path / "data"), **env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
 def test_model_files_that_are_missing_or_broken_are_told_at_once(tmp_path: Path) -> None:
     entries = ", ".join(f"{name}: {{file: {name}.gguf}}" for name in ("gone", "short", "other"))
     (tmp_path / "models.yaml").write_text(f"models: {{{entries}}}")

@@ -86,6 +86,13 @@ def test_file_is_checked_against_the_free_memory() -> None:
         call_command("models", "check", str(DEMO_FILE), "--slots", "100000000", stdout=StringIO())
 
 
+@pytest.mark.parametrize("option", ["--slots", "--context-length"])
+@pytest.mark.parametrize("value", ["0", "-3", "many"])
+def test_a_size_that_no_model_can_have_is_refused(option: str, value: str) -> None:
+    with pytest.raises(CommandError, match=option):
+        call_command("models", "check", str(DEMO_FILE), f"{option}={value}")
+
+
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"no model at all"])
 def test_what_is_no_model_is_told(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "m.gguf"

@@ -274,3 +274,14 @@ def test_memory_does_not_grow_with_the_export(project: Project, tmp_path: Path) 
         tracemalloc.stop()
         StoredResponse.objects.all().delete()
     assert peaks[1] < 1.5 * peaks[0]
+
+
+def test_what_cannot_be_written_or_created_is_told(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CommandError, match=r"The export cannot be written: .*file"):
+        command("export_project", project.name, tmp_path / "file" / "export")
+    command("export_project", project.name, tmp_path / "export")
+    for name in ("", "x" * 101):
+        with pytest.raises(CommandError, match="The name of the project: "):
+            command("import_project", name, tmp_path / "export", "--create")
+    assert Project.objects.count() == 1

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
+import subprocess
+import sys
 import threading
 from decimal import Decimal
 from pathlib import Path
@@ -14,6 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from inference_site.core import environment
 from inference_site.ops.serve.stack import lock_directory
 
+ROOT = Path(__file__).resolve().parents[2]
 NAME = "TEST_OF_ENVIRONMENT"
 
 
@@ -36,8 +40,31 @@ def test_an_empty_variable_counts_as_absent(
 
 def test_a_secret_may_lie_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("hidden\n")
-    monkeypatch.setenv(f"{NAME}_KEPT_FILE", str(tmp_path / "secret"))
-    assert environment.text(f"{NAME}_KEPT", "fallback") == "hidden"  # Read once, then remembered.
+    monkeypatch.setenv(f"{NAME}_FILE", str(tmp_path / "secret"))
+    assert environment.text(NAME, "fallback") == "hidden"
+
+
+@pytest.mark.parametrize("secret", ["$HOME", "$no-such-variable", "$$", "a$HOME"])
+def test_a_secret_may_begin_with_a_dollar(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, secret: str
+) -> None:
+    given(monkeypatch, secret)
+    assert environment.text(NAME) == secret
+    (tmp_path / "secret").write_text(f"{secret}\n")
+    monkeypatch.setenv(f"{NAME}_FILE", str(tmp_path / "secret"))
+    monkeypatch.setenv(NAME, "less")
+    assert environment.text(NAME) == secret
+
+
+def test_a_file_of_a_secret_that_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(f"{NAME}_FILE", str(tmp_path / "no-such"))
+    with pytest.raises(ImproperlyConfigured, match=rf"{NAME}_FILE: No such file.*no-such"):
+        environment.text(NAME)
+    monkeypatch.setenv(f"{NAME}_FILE", "")
+    given(monkeypatch, "own")
+    assert environment.text(NAME) == "own"
 
 
 def test_amounts_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +164,52 @@ def test_a_database_address_becomes_djangos_settings() -> None:
     assert config["ENGINE"] == "django.db.backends.postgresql"
     assert (config["HOST"], config["PORT"], config["NAME"]) == ("db.example", 5433, "site")
     assert (config["USER"], config["PASSWORD"]) == ("user", "pass@word")
+
+
+@pytest.mark.parametrize(
+    ("level", "told"), [("warning", "WARNING"), ("Debug", "DEBUG"), ("loud", "LOG_LEVEL: expected")]
+)
+def test_the_level_of_the_log_is_in_any_case(level: str, told: str) -> None:
+    read = "from inference_site import settings; print(settings.LOGGING['root']['level'])"
+    done = subprocess.run(
+        [sys.executable, "-c", read],
+        cwd=ROOT,
+        env={**os.environ, "LOG_LEVEL": level},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert told in (done.stderr if done.returncode else done.stdout)
+
+
+@pytest.mark.parametrize(
+    "url", ["site", "mysql://db/site", "//db/site", "postgresql://user:secret@db:port/site"]
+)
+def test_what_is_no_address_of_postgresql_is_told_without_its_password(url: str) -> None:
+    with pytest.raises(ImproperlyConfigured, match=r"DATABASE_URL.*postgresql://") as caught:
+        environment.database(url)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["db", "http://db", "redis://:secret@db:port/0"])
+def test_what_is_no_address_of_redis_is_told_without_its_password(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    given(monkeypatch, url)
+    for read in (environment.redis, environment.redis_servers):
+        with pytest.raises(ImproperlyConfigured, match=rf"{NAME}.*rediss://") as caught:
+            read(NAME, "")
+        assert "secret" not in str(caught.value)
+
+
+def test_addresses_of_redis_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    for url in ("redis://db", "rediss://:p@db:6380/1", "unix:///run/redis.sock?db=2"):
+        given(monkeypatch, url)
+        assert environment.redis(NAME, "") == url
+        assert environment.redis_servers(NAME, "") == [url]
+    given(monkeypatch, "redis://a, redis://b")
+    assert environment.redis_servers(NAME, "") == ["redis://a", "redis://b"]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from django.conf import LazySettings
 
 from inference_site.ops.serve.processes import Child
 from inference_site.ops.serve.services import ServiceError
-from inference_site.ops.serve.stack import Stack, lock_directory
+from inference_site.ops.serve.stack import Stack, listening_socket, lock_directory
 
 
 @pytest.fixture
@@ -46,6 +46,12 @@ def test_each_worker_has_a_port_of_its_own_for_metrics(
 def test_several_web_processes_need_a_socket_that_they_can_share(tmp_path: Path) -> None:
     with pytest.raises(ServiceError, match="IPv4"):
         Stack(tmp_path, "::1", 0, web_processes=2).start_services()
+
+
+@pytest.mark.parametrize("port", [-1, 65_536])
+def test_a_port_that_there_is_not_is_told(port: int) -> None:
+    with pytest.raises(ServiceError, match=f":{port}: a port is from 0 to 65535"):
+        listening_socket("127.0.0.1", port)
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o777, 0o700])

@@ -9,10 +9,10 @@ from django.http import HttpRequest
 from django.urls import reverse
 
 from inference_site.console.alarms.models import Alarm, RuleKind
+from inference_site.console.tiles import VIEW_REQUESTS
 
 CHANGE = "alarms.change_alarm"
 _VIEW = "alarms.view_alarm"
-_VIEW_REQUESTS = "generations.view_generation"
 _MAX_READ = 500
 _MAX_SHOWN = 10
 _PAGES = {
@@ -75,6 +75,6 @@ def firing_alarms(request: HttpRequest) -> FiringAlarms | None:
 def link_of(alarm: Alarm, request: HttpRequest) -> str:
     """Return the address of the list of what an alarm is about; "" if the user sees none."""
     page = _PAGES.get(RuleKind(alarm.rule.kind))
-    if page is None or not request.user.has_perm(_VIEW_REQUESTS):
+    if page is None or not request.user.has_perm(VIEW_REQUESTS):
         return ""
     return f"{reverse(page)}?{alarm.query}" if alarm.query else reverse(page)

@@ -19,7 +19,7 @@ from inference_site.console.key_states import (
     states_of,
     valid_secrets,
 )
-from inference_site.console.tiles import LATEST, Tile, latest_errors, recent_tiles
+from inference_site.console.tiles import LATEST, VIEW_REQUESTS, Tile, latest_errors, recent_tiles
 from inference_site.runs.models import Generation
 from inference_site.runs.usage.models import Period
 
@@ -55,7 +55,7 @@ def tenant_overview(context: dict[str, Any], tenant: ApiKey | Project) -> dict[s
         tiles = recent_tiles(
             Period.DAY, dt.timedelta(days=30), projects=projects, api_keys=keys, user=user
         )
-    may_see_errors, bars = user.has_perm("generations.view_generation"), bars_of(tenant)
+    may_see_errors, bars = user.has_perm(VIEW_REQUESTS), bars_of(tenant)
     found = {
         "csrf_token": context.get("csrf_token"),
         "tiles": tiles,

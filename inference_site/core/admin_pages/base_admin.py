@@ -382,6 +382,7 @@ class KeyFilter(admin.SimpleListFilter):
     title, parameter_name = "API key", "api_key"
     keys_of: type[Model] | None = None
     """The model with the field ``api_key``, if it is not the listed model."""
+    chosen_key: int | None = None
     _MAX_KEYS = 100
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
@@ -392,8 +393,10 @@ class KeyFilter(admin.SimpleListFilter):
             keys = keys.filter(project=project)
         else:
             keys = keys.filter(pk=chosen if chosen.isdecimal() else None)
+        # A link to another project keeps the key that was chosen before, which is none of its own.
+        is_of_project = chosen.isdecimal() and keys.filter(pk=chosen).exists()
+        self.chosen_key = int(chosen) if is_of_project else None
         return [(str(key.pk), key.name) for key in keys[: self._MAX_KEYS]]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        value = self.value() or ""
-        return queryset.filter(api_key=value) if value.isdecimal() else queryset
+        return queryset if self.chosen_key is None else queryset.filter(api_key=self.chosen_key)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.exceptions import ValidationError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from inference_site.accounts.keys import create_key
-from inference_site.accounts.models import Project, Scope, default_scopes
+from inference_site.accounts.models import ApiKey, Project, Scope, default_scopes
 
 
 class Command(BaseCommand):
@@ -27,6 +28,11 @@ class Command(BaseCommand):
         )
 
     def handle(self, *_: Any, project: str, name: str, scope: list[str] | None, **__: Any) -> None:
+        for what, model, given in (("project", Project, project), ("name", ApiKey, name)):
+            try:
+                model._meta.get_field("name").clean(given, None)
+            except ValidationError as exc:
+                raise CommandError(f"--{what}: {exc.messages[0]}") from exc
         owner, _created = Project.objects.get_or_create(name=project)
         _record, secret = create_key(owner, name, scopes=scope or default_scopes())
         self.stdout.write(secret)

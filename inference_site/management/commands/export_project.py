@@ -37,11 +37,11 @@ class Command(BaseCommand):
             raise CommandError(f"There is no project {project}.")
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise CommandError(f"{folder} is not an empty folder.")
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (folder / FILES_FOLDER).mkdir(mode=0o700)
         counts: Counter[str] = Counter()
         start = ExportStart(version=VERSION, project=found.name, exported_at=timezone.now())
         try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (folder / FILES_FOLDER).mkdir(mode=0o700)
             with (folder / LINES_FILE).open("w", encoding="utf-8") as lines:
                 lines.write(start.model_dump_json() + "\n")
                 for module in transfers():
@@ -51,5 +51,7 @@ class Command(BaseCommand):
                 lines.write(ExportEnd(counts=counts).model_dump_json() + "\n")
         except FileStorageError as exc:
             raise CommandError(f"The content of a file cannot be read: {exc.__cause__}") from exc
+        except OSError as exc:
+            raise CommandError(f"The export cannot be written: {exc}") from exc
         for kind, count in counts.items():
             self.stdout.write(f"{count} × {kind}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from django.core.exceptions import ValidationError as InvalidName
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DataError, IntegrityError, connection
 from pydantic import ValidationError
@@ -55,6 +56,10 @@ class Command(BaseCommand):
             raise CommandError(f"{exc.filename} cannot be read: {exc.strerror}") from exc
         found = Project.objects.filter(name=project).first()
         if found is None and create:
+            try:
+                Project._meta.get_field("name").clean(project, None)
+            except InvalidName as exc:
+                raise CommandError(f"The name of the project: {exc.messages[0]}") from exc
             found = Project.objects.create(name=project)
         if found is None:
             raise CommandError(f"There is no project {project}; --create creates it.")

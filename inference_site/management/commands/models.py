@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,8 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("action", nargs="?", choices=["check"])
         parser.add_argument("file", nargs="?", type=Path, help="models.yaml, or a GGUF file")
-        parser.add_argument("--slots", type=int, help="(default: as served)")
-        parser.add_argument("--context-length", type=int, help="tokens a slot (default: as served)")
+        for name, of in (("slots", ""), ("context-length", "tokens a slot ")):
+            parser.add_argument(f"--{name}", type=_at_least_one, help=f"{of}(default: as served)")
 
     def handle(
         self,
@@ -122,6 +123,13 @@ class Command(BaseCommand):
                 "That is more than is free: take fewer slots or a shorter context, or a smaller "
                 "quantisation."
             )
+
+
+def _at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ArgumentTypeError(f"{number} is less than 1")
+    return number
 
 
 def _row(spec: ModelSpec, context_length: int) -> tuple[str, ...]:

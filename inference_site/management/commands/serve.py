@@ -72,7 +72,13 @@ class Command(BaseCommand):
             specs = _good_models(_fetch_model(model))
         except KeyboardInterrupt as exc:
             raise CommandError("Stopped.") from exc
-        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in ("web", "workers"):  # Also those of the environment, which are defaults.
+            if options[name] > _MAX_PROCESSES:
+                raise CommandError(f"At most {_MAX_PROCESSES} processes for --{name}.")
+        try:
+            data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as exc:
+            raise CommandError(f"DATA_DIR cannot be made: {exc}.") from exc
         stack = Stack(data_dir, host, port, options["web"], options["workers"])
         secrets, is_up = FirstSecrets(None, None), False
         real_model = RealModel(Path(settings.MODELS_DIR), say) if _has_real_model(model) else None

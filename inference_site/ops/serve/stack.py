@@ -226,10 +226,11 @@ def listening_socket(host: str, port: int) -> socket.socket | None:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-    except OSError as exc:
+    except (OSError, OverflowError) as exc:
         listening.close()
+        why = getattr(exc, "strerror", None) or "a port is from 0 to 65535"
         raise ServiceError(
-            f"Cannot listen on {host}:{port}: {exc.strerror}. Choose another with --port."
+            f"Cannot listen on {host}:{port}: {why}. Choose another with --port."
         ) from exc
     if family == socket.AF_INET6:
         listening.close()

@@ -352,6 +352,21 @@ def rebuild() -> None:
         _recount_spends(cursor, list(Budget.objects.values_list("pk", flat=True)))
 
 
+def forget_other_spends(budget: Budget) -> None:
+    """Delete the counters of a budget that is about to bound something else than before.
+
+    ``count_spends`` counts again what the usage log has; where generations are deleted, it would
+    keep tokens as an amount of money.
+    """
+    names = ("api_key_id", "each", "unit", "every")
+    same = {name: getattr(budget, name) for name in names}
+    if Budget.objects.filter(pk=budget.pk, **same).exists():
+        return
+    with transaction.atomic(), connection.cursor() as cursor:
+        hold_lock(cursor)  # Before the rows, as accounting does, to avoid deadlocks.
+        budget.spends.all().delete()
+
+
 def count_spends(budget_id: int) -> None:
     """Rebuild the counters of one budget for its current period from the usage log."""
     with transaction.atomic(), connection.cursor() as cursor:

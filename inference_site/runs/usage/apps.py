@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.apps import AppConfig
-from django.db.models.signals import post_save
+from django.db.models.signals import post_save, pre_save
 
 
 class UsageConfig(AppConfig):
@@ -19,7 +19,15 @@ class UsageConfig(AppConfig):
         """Count the usage of the current period whenever a budget is created or changed."""
         from inference_site.accounts.models import Budget
 
+        pre_save.connect(_before_budget_is_saved, sender=Budget)
         post_save.connect(_on_budget_saved, sender=Budget)
+
+
+def _before_budget_is_saved(instance: Any, raw: bool = False, **_: Any) -> None:
+    from inference_site.runs.usage.accounting import forget_other_spends
+
+    if not raw and instance.pk is not None:
+        forget_other_spends(instance)
 
 
 def _on_budget_saved(instance: Any, raw: bool = False, **_: Any) -> None:
