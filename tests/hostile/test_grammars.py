@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.e2e.keys import MadeKey, make_key
+from tests.e2e.scripts import script
 from tests.served_stack import ServedStack
 
 CHAT = "/v1/chat/completions"
@@ -24,6 +25,14 @@ REFERENCES = {
     "$ref": "#/$defs/d0",
     "$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(7_000)},
 }
+BRANCHES = {
+    "$ref": "#/$defs/d0",
+    "$defs": {
+        **{f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)},
+        "d60": {"type": "object"},
+    },
+}
+"""A schema that is followed 2**60 times."""
 ESCAPED = json.dumps(REFERENCES).replace("$ref", "\\u0024ref")
 LONGEST_GAP_S = 30
 """Between two pieces of a stream beside the attack: usually milliseconds, minutes when frozen."""
@@ -73,6 +82,14 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
         "grammar",
     ),
     "states": ({"grammar": {"type": "regex", "value": "((a{100}){100}){100}"}}, "grammar"),
+    "call in a text": (
+        {
+            "model": "scripted",
+            "messages": script({"text": '{"name":"f","arguments":{}}'}),
+            "tools": _tool(BRANCHES),
+        },
+        "",
+    ),
 }
 """What is asked for, and the parameter that is named; empty where it may be answered as well."""
 

@@ -7,6 +7,7 @@ that crashes that thread ends the worker, and a slow one stops all answers.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -72,6 +73,15 @@ def knows_pattern(pattern: str, param: str) -> bool:
     if error == _TOO_COMPLEX:
         raise InvalidRequest(f"Invalid schema: the pattern {pattern!r}: {error}.", param)
     return False
+
+
+def arguments_fit(schemas: Mapping[str, Any], calls: Sequence[tuple[str, Any]]) -> bool:
+    """Whether the arguments of each call fit the schema of its name.
+
+    A schema of a kilobyte can take years: two references to the next definition in each of 40. So
+    one that takes too much time or memory fits nothing.
+    """
+    return bool(_trials.ask("fit", (schemas, calls)))
 
 
 def gbnf_as_lark(constraint: Constraint) -> str:

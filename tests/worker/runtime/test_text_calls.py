@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -139,8 +140,22 @@ def test_each_choice_is_read_by_itself() -> None:
         {"type": 5},
         {"properties": {"city": {"pattern": "(?=a)"}}},
         {"properties": {"city": {"pattern": "^(a+)+$"}}},
+        {
+            "$ref": "#/$defs/d0",
+            "$defs": {
+                **{f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)},
+                "d60": {"type": "object"},
+            },
+        },
     ],
 )
 def test_a_hostile_schema_is_fitted_by_nothing(schema: dict[str, object]) -> None:
     answer = json.dumps({"name": "f", "arguments": {"city": "a" * 5000 + "!"}})
     assert text_of(taken([answer], tools=(Tool("f", None, schema),))) == answer
+
+
+def test_a_fence_is_read_in_linear_time() -> None:
+    answer = '```json\n{"name": "weather",' + " " * 65_000 + "and more"
+    began = time.process_time()
+    assert text_of(taken([answer])) == answer
+    assert time.process_time() - began < 1
