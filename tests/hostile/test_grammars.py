@@ -25,6 +25,17 @@ REFERENCES = {
     "$ref": "#/$defs/d0",
     "$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(7_000)},
 }
+LOOP = {"type": "object", "allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"$ref": "#/$defs/a"}}}
+"""A schema at which llama.cpp's server calls itself without end."""
+ALTERNATIVES = {
+    "type": "object",
+    "properties": {"x": {"$ref": "#/$defs/d0"}},
+    "$defs": {
+        **{f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)},
+        "d40": {"type": "string"},
+    },
+}
+"""A schema of which llama.cpp's server tries 2**40 alternatives."""
 BRANCHES = {
     "$ref": "#/$defs/d0",
     "$defs": {
@@ -82,6 +93,11 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
         "grammar",
     ),
     "states": ({"grammar": {"type": "regex", "value": "((a{100}){100}){100}"}}, "grammar"),
+    "loop": ({"tools": _tool(LOOP)}, "tools[0].function.parameters"),
+    "alternatives of tools": (
+        {"tools": _tool(ALTERNATIVES)},
+        "tools[0].function.parameters",
+    ),
     "call in a text": (
         {
             "model": "scripted",
