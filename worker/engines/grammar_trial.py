@@ -17,10 +17,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper,
 
 from inference_site.core.json_schemas import closed_validator
 from worker.engines.gbnf import lark_of_gbnf
+from worker.engines.grammars import FIT
 from worker.limited_process import serve
-
-FIT = "fit"
-"""The question whether arguments fit schemas, in place of a kind of grammar."""
 
 _CPU_S = 0.5
 """Processor time for one grammar; ordinary ones take a hundredth of it."""

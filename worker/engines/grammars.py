@@ -1,4 +1,4 @@
-"""Grammars of clients: each is tried in a limited process before an engine gets it.
+"""Grammars and schemas of clients: a limited process tries them before an engine gets them.
 
 Engines compile a grammar, and step through it, in the thread that serves all requests. A grammar
 that crashes that thread ends the worker, and a slow one stops all answers.
@@ -19,6 +19,8 @@ from worker.limited_process import LimitedProcess
 
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Whitespace in JSON. If it were free, a weak model would generate whitespace without end."""
+FIT = "fit"
+"""The question whether arguments fit schemas, in place of a kind of grammar."""
 _CACHED_TRIALS = 256
 _TOO_COMPLEX = "it is too complex: it needs too much time or memory"
 
@@ -81,7 +83,7 @@ def arguments_fit(schemas: Mapping[str, Any], calls: Sequence[tuple[str, Any]]) 
     A schema of a kilobyte can take years: two references to the next definition in each of 40. So
     one that takes too much time or memory fits nothing.
     """
-    return bool(_trials.ask("fit", (schemas, calls)))
+    return bool(_trials.ask(FIT, (schemas, calls)))
 
 
 def gbnf_as_lark(constraint: Constraint) -> str:

@@ -6,7 +6,7 @@ import json
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference_site.core.domain.deltas import Delta, Finish, FinishReason, TextDelta, ToolCallDelta
@@ -75,6 +75,7 @@ def cities(deltas: list[Delta]) -> list[str | None]:
 
 
 @pytest.mark.parametrize(("answer", "wanted"), CALLS)
+@settings(deadline=None)  # The first call starts the process that validates.
 @given(data=st.data())
 def test_calls_are_read_however_their_text_is_cut(
     answer: str, wanted: list[str | None], data: st.DataObject
