@@ -21,12 +21,15 @@ _CPU_S, _WALL_S = 20, 60
 _MEMORY = 1024 * 1024 * 1024
 """Bytes of address space of the process."""
 _MAX_PAGES = 2_000
-_MAX_CHARACTERS = 4_000_000
+MAX_CHARACTERS = 4_000_000
 _MAX_UNPACKED = 200 * 1024 * 1024
 """Bytes that the parts of a DOCX may have, all together: a small archive can have any number."""
 _REFUSED = 3
 """The exit status of a process that has written why the document cannot be read."""
-_HTML = re.compile(rb"\s*(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html)\b", re.IGNORECASE | re.DOTALL)
+_HTML = re.compile(
+    rb"\s*+(?:(?><!--.*?-->)\s*+)*+<(?:!doctype\s+html|html)\b", re.IGNORECASE | re.DOTALL
+)
+"""How a page begins. It does not backtrack: 30 comments in a row blocked a worker for minutes."""
 _HTML_NAMES = (".html", ".htm", ".xhtml")
 _BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _SNIFFED = 4096
@@ -37,17 +40,18 @@ class UnreadableDocument(Exception):
     """The document has no text that can be read. The client sees the message."""
 
 
-def text_of(content: bytes, filename: str) -> str:
+def text_of(content: bytes, filename: str, timeout_s: float = _WALL_S) -> str:
     """Return the text of a PDF, a DOCX, an HTML page or a text file. Raise UnreadableDocument.
 
     The content decides the format; the ending of the name only distinguishes HTML from other text.
+    A PDF may have 2,000 pages; a text of more than 4 million characters is cut.
     """
     if content.startswith(b"%PDF-"):
-        return text_of_pdf(content)
+        return _read("pdf", "PDF", content, timeout_s)
     if content.startswith(b"PK\x03\x04"):
-        return _read("docx", "DOCX", content)
+        return _read("docx", "DOCX", content, timeout_s)
     if _HTML.match(content[:_SNIFFED]) or filename.lower().endswith(_HTML_NAMES):
-        return _read("html", "HTML page", content)
+        return _read("html", "HTML page", content, timeout_s)
     bom = next((bom for bom in _BOMS if content.startswith(bom)), None)
     try:
         text = content.decode(_BOMS[bom] if bom else "utf-8")
@@ -64,18 +68,10 @@ def text_of(content: bytes, filename: str) -> str:
         raise UnreadableDocument(_UNKNOWN)
     if not text.strip():
         raise UnreadableDocument("The file has no text.")
-    return text[:_MAX_CHARACTERS]
+    return text[:MAX_CHARACTERS]
 
 
-def text_of_pdf(content: bytes) -> str:
-    """Return the text of a PDF, its pages separated by form feeds. Raise UnreadableDocument.
-
-    It may have 2,000 pages; a text of more than 4 million characters is cut.
-    """
-    return _read("pdf", "PDF", content)
-
-
-def _read(format_: str, name: str, content: bytes) -> str:
+def _read(format_: str, name: str, content: bytes, timeout_s: float) -> str:
     command = [sys.executable, "-m", "worker.document_text", format_]
     try:
         read = subprocess.run(
@@ -85,7 +81,7 @@ def _read(format_: str, name: str, content: bytes) -> str:
             env={},
             input=content,
             capture_output=True,
-            timeout=_WALL_S,
+            timeout=timeout_s,
         )
     except subprocess.TimeoutExpired as exc:
         raise UnreadableDocument(f"The {name} could not be read in time.") from exc
@@ -164,7 +160,7 @@ def _main() -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":  # Other systems have no such limit.
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    left = _MAX_CHARACTERS
+    left = MAX_CHARACTERS
     try:
         for text in _READERS[sys.argv[1]](sys.stdin.buffer.read()):
             sys.stdout.buffer.write(text[:left].encode("utf-8", "replace"))

@@ -30,7 +30,7 @@ from inference_site.core.domain.request import (
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.files import storage
 from inference_site.files.models import StoredFile
-from worker.document_text import UnreadableDocument, text_of
+from worker.document_text import MAX_CHARACTERS, UnreadableDocument, text_of
 from worker.fetching import FetchError, FetchPolicy, FetchTimedOut, fetched
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -40,6 +40,10 @@ _DOCUMENTS = (b"%PDF-", b"PK\x03\x04")
 _SNIFFED = 4096
 _IMAGES = 4
 """How many images of the largest size one request may have; more images must be smaller."""
+_TEXTS = 4
+"""The same for documents with the longest text: a kilobyte can have one of 4 million characters."""
+_READING_S = 60.0
+"""For the texts of all documents of a request."""
 
 
 class MediaError(Exception):
@@ -48,15 +52,18 @@ class MediaError(Exception):
 
 @dataclass
 class Allowance:
-    """Bytes, pixels and time that the remaining images of a request may use.
+    """Bytes, pixels, characters and time that the remaining images and files of a request may use.
 
     The limits are for the request: with a limit for each image, a request could name a thousand of
-    them. ``deadline`` is a time of the monotonic clock.
+    them. ``deadline`` is a time of the monotonic clock, for fetching; ``reading_s`` is for the
+    texts of documents, while the request holds a slot.
     """
 
     size_bytes: int
     pixels: int
     deadline: float
+    characters: int
+    reading_s: float
 
     @classmethod
     def full(cls) -> Allowance:
@@ -65,6 +72,8 @@ class Allowance:
             settings.MEDIA_MAX_BYTES,
             settings.MEDIA_MAX_PIXELS * _IMAGES,
             time.monotonic() + settings.MEDIA_TIMEOUT_S,
+            _TEXTS * MAX_CHARACTERS,
+            _READING_S,
         )
 
     def seconds_left(self) -> float:
@@ -97,6 +106,27 @@ class Allowance:
                 f"The images of a request may have at most {_IMAGES * limit} pixels, all together."
             )
         self.pixels -= pixels
+
+    def text_of(self, content: bytes, filename: str) -> str:
+        """Return the text of a document, and take its characters and the time that it needs.
+
+        Raise UnreadableDocument, and MediaError for too many characters or too much time.
+        """
+        if self.reading_s <= 0:
+            raise MediaError(
+                "The documents of a request could not be read within "
+                f"{_READING_S:g} s, all together."
+            )
+        began = time.monotonic()
+        text = text_of(content, filename, self.reading_s)
+        self.reading_s -= time.monotonic() - began
+        self.characters -= len(text)
+        if self.characters < 0:
+            raise MediaError(
+                "The documents of a request may have at most "
+                f"{_TEXTS * MAX_CHARACTERS} characters, all together."
+            )
+        return text
 
 
 def _timed_out(noun: str) -> MediaError:
@@ -192,7 +222,7 @@ def _read_file(part: FilePart, project_id: int, allowance: Allowance) -> Part:
     # Most of what has a URL is HTML, in any encoding. The formats of images have null bytes.
     is_page = part.url is not None and b"\0" not in content[:_SNIFFED]
     if is_page or content.startswith(_DOCUMENTS):
-        text = text_of(content, name or "")
+        text = allowance.text_of(content, name or "")
     else:
         try:
             text = content.decode("utf-8")

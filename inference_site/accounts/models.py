@@ -28,7 +28,7 @@ class Scope(models.TextChoices):
     USAGE = "usage:read", "usage:read"  # Read the usage of the key's project.
     DEBUG = "debug", "debug"  # Render chat templates to prompts.
     MODELS = "models:write", "models:write"  # Load, unload, pull: for the whole site.
-    ADMIN = "admin", "admin"  # Read the usage of all projects.
+    ADMIN = "admin", "admin"  # Read the usage of all projects, and change projects and keys.
 
 
 def default_scopes() -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from django import forms
@@ -16,6 +16,8 @@ from unfold.widgets import (
 
 from inference_site.accounts.models import ApiKey, Project, Scope, default_scopes
 from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.models_file import Route
+from inference_site.core.domain.model_spec import ModelSpec
 
 LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_runs")
 _SCOPES = {
@@ -23,7 +25,10 @@ _SCOPES = {
     Scope.USAGE: "Read the usage of the project.",
     Scope.DEBUG: "Render chat templates to prompts.",
     Scope.MODELS: "Load and unload models, for the whole site.",
-    Scope.ADMIN: "Read the usage of all projects.",
+    Scope.ADMIN: (
+        "Read the usage of all projects; make, rename and archive projects, and make and revoke "
+        "their keys."
+    ),
 }
 _ALL_MODELS = "None chosen: all models, also those that are added later."
 
@@ -44,21 +49,31 @@ class ExplainedChoices(UnfoldAdminCheckboxSelectMultipleWidget):
         return {**option, "explanation": self.explanations.get(str(value), "")}
 
 
-def explained_models(kept: Iterable[str] = ()) -> dict[str, str]:
+def explained_models(
+    kept: Iterable[str] = (), projects: Collection[str] | None = None
+) -> dict[str, str]:
     """Return what is said of each model and route that a key may be limited to.
 
-    ``kept`` are models that a key has already, which the catalogue may have no more.
+    ``kept`` are models that a key has already, which the catalogue may have no more. With
+    ``projects``, nothing is said of other projects and of models that are for them only.
     """
     known = {}
     for spec in catalogue().models.values():
+        if not _is_for(spec, projects):
+            continue
         facts = [spec.engine, f"context of {spec.context_length:,} tokens"]
-        if spec.projects:
-            facts.append(f"only for {', '.join(spec.projects)}")
+        if owners := [name for name in spec.projects if projects is None or name in projects]:
+            facts.append(f"only for {', '.join(owners)}")
         known[spec.id] = "; ".join(facts)
     for route in catalogue().routes.values():
-        targets = ", ".join(target.spec.id for target in route.targets)
-        known[route.id] = f"route to {targets}"
+        targets = [one.spec.id for one in route.targets if _is_for(one.spec, projects)]
+        if targets or _is_for(route, projects):
+            known[route.id] = f"route to {', '.join(targets)}"
     return known | {name: "not in the catalogue now" for name in kept if name not in known}
+
+
+def _is_for(model: ModelSpec | Route, projects: Collection[str] | None) -> bool:
+    return projects is None or any(map(model.is_for, projects))
 
 
 def _models_field(explanations: Mapping[str, str]) -> forms.MultipleChoiceField:
@@ -116,7 +131,8 @@ class OwnKeyForm(forms.Form):
         super().__init__(*args, **kwargs)
         project: Any = self.fields["project"]
         project.queryset = user.projects.filter(is_active=True).order_by("name")
-        self.fields["allowed_models"] = _models_field(explained_models())
+        names = set(project.queryset.values_list("name", flat=True))
+        self.fields["allowed_models"] = _models_field(explained_models(projects=names))
         for name in LIMITS:
             self.fields[name] = forms.IntegerField(
                 label=name.replace("_", " ").capitalize(),

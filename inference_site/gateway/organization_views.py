@@ -32,6 +32,7 @@ from inference_site.gateway.api.paging import Page, PageQuery, list_object, pars
 from inference_site.gateway.api.payload import WireObject, WireRequest, parse
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
+from inference_site.gateway.idempotency.requests import AnswerWithSecret
 from inference_site.gateway.usage_views import ID_PREFIXES, primary_key_of
 
 
@@ -233,7 +234,7 @@ class ServiceAccountsView(OrganizationView):
             _note(request, key, "Created.", ADDITION)
         made = NewKey(id=_id(key), name=key.name, value=secret, created_at=_time(key.created_at))
         account = _account(key).model_dump()
-        return Response(NewServiceAccount(**account, api_key=made).model_dump())
+        return AnswerWithSecret(NewServiceAccount(**account, api_key=made).model_dump())
 
     @documented(answer=ListObject[ServiceAccount], query=PageQuery)
     def get(self, request: Request, project_id: str) -> Response:

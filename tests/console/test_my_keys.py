@@ -6,6 +6,7 @@ import datetime as dt
 import re
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from django.utils import timezone
 
 from inference_site.accounts.keys import create_key, find_caller, revoke_key
 from inference_site.accounts.models import ApiKey, Project
-from inference_site.console import my_keys
+from inference_site.catalogue import catalogue
+from inference_site.catalogue.models_file import Route, Target
+from inference_site.console import key_forms, my_keys
 
 pytestmark = [pytest.mark.django_db, pytest.mark.redis]
 PAGE = "/admin/my-keys/"
@@ -54,6 +57,29 @@ def test_a_key_of_ones_own_only_infers_and_is_shown_once(maker: Client, project:
     assert "/v1/chat/completions" in text
     assert 'base_url="http://testserver/v1"' in text
     assert "Works; last used" in text
+
+
+def test_the_models_of_other_projects_are_not_shown(
+    maker: Client, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo = catalogue.demo_specs()[0]
+    own = replace(demo, id="of-own", projects=("rivals", project.name))
+    others = replace(demo, id="of-others", projects=("rivals",))
+    routes = [
+        Route(name, tuple(Target(spec, 2048, 1.0) for spec in specs))
+        for name, specs in (("mixed", (own, others)), ("theirs", (others,)))
+    ]
+    known = catalogue.Catalogue([demo, own, others], routes=routes)
+    monkeypatch.setattr(key_forms, "catalogue", lambda: known)
+    text = maker.get(PAGE).content.decode()
+    assert f"only for {project.name}<" in text
+    assert "route to of-own<" in text
+    for hidden in ("of-others", "rivals", "theirs"):
+        assert hidden not in text
+    assert "not one of the available" in str(
+        maker.post(PAGE, form(project, allowed_models=["of-others"])).content
+    )
+    assert not ApiKey.objects.exists()
 
 
 def test_a_limit_is_at_most_that_of_the_project_and_a_day_is_to_come(

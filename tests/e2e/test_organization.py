@@ -206,3 +206,18 @@ def test_other_keys_may_not_use_it(client: openai.OpenAI) -> None:
     admin = client.with_options(admin_api_key=client.api_key)
     with pytest.raises(openai.PermissionDeniedError):
         admin.admin.organization.projects.list()
+
+
+def test_a_secret_is_not_kept_for_a_request_that_is_sent_again(
+    organization: Any, stack: ServedStack
+) -> None:
+    project = organization.projects.create(name="keyed")
+    create = organization.projects.service_accounts.create
+    headers = {"Idempotency-Key": "job"}
+    secret = create(project.id, name="job", extra_headers=headers).api_key.value
+    kept = stack.sql("SELECT body FROM idempotency_keyedrequest WHERE body LIKE %s", f"%{secret}%")
+    assert kept == []
+    with pytest.raises(openai.ConflictError) as refused:
+        create(project.id, name="job", extra_headers=headers)
+    assert refused.value.code == "idempotency_expired"
+    assert len(list(organization.projects.api_keys.list(project.id))) == 1

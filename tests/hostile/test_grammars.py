@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.e2e.keys import MadeKey, make_key
+from tests.e2e.scripts import script
 from tests.served_stack import ServedStack
 
 CHAT = "/v1/chat/completions"
@@ -24,6 +25,25 @@ REFERENCES = {
     "$ref": "#/$defs/d0",
     "$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(7_000)},
 }
+LOOP = {"type": "object", "allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"$ref": "#/$defs/a"}}}
+"""A schema at which llama.cpp's server calls itself without end."""
+ALTERNATIVES = {
+    "type": "object",
+    "properties": {"x": {"$ref": "#/$defs/d0"}},
+    "$defs": {
+        **{f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)},
+        "d40": {"type": "string"},
+    },
+}
+"""A schema of which llama.cpp's server tries 2**40 alternatives."""
+BRANCHES = {
+    "$ref": "#/$defs/d0",
+    "$defs": {
+        **{f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)},
+        "d60": {"type": "object"},
+    },
+}
+"""A schema that is followed 2**60 times."""
 ESCAPED = json.dumps(REFERENCES).replace("$ref", "\\u0024ref")
 LONGEST_GAP_S = 30
 """Between two pieces of a stream beside the attack: usually milliseconds, minutes when frozen."""
@@ -73,6 +93,19 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
         "grammar",
     ),
     "states": ({"grammar": {"type": "regex", "value": "((a{100}){100}){100}"}}, "grammar"),
+    "loop": ({"tools": _tool(LOOP)}, "tools[0].function.parameters"),
+    "alternatives of tools": (
+        {"tools": _tool(ALTERNATIVES)},
+        "tools[0].function.parameters",
+    ),
+    "call in a text": (
+        {
+            "model": "scripted",
+            "messages": script({"text": '{"name":"f","arguments":{}}'}),
+            "tools": _tool(BRANCHES),
+        },
+        "",
+    ),
 }
 """What is asked for, and the parameter that is named; empty where it may be answered as well."""
 

@@ -119,6 +119,13 @@ def test_hostile_document_fails_with_a_reason(
     assert message in entry.last_error.message
 
 
+def test_many_comments_do_not_stop_the_worker(site: ReadingSite) -> None:
+    store = site.client.vector_stores.create()
+    for name, content in (("a.txt", b"<!---->" * 580), ("b.txt", b" <!-- --> " * 400 + b"<html>")):
+        entry = ended(site.client, store.id, added(site.client, store.id, name, content))
+        assert entry.status in ("completed", "failed")
+
+
 def test_one_file_does_not_wait_for_those_of_another_project(site: ReadingSite) -> None:
     crowd = site.stack.client(make_key(site.stack, "inference").secret)
     store = crowd.vector_stores.create()

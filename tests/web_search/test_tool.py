@@ -218,6 +218,15 @@ def test_gigabyte_is_read_to_the_limit_only(web: Web) -> None:
     assert web.server.poured < 4 * MAX_BYTES
 
 
+@pytest.mark.parametrize("gap", [" " * 119_000, " " * 60_000 + "\n" + " " * 59_000])
+def test_long_white_space_is_read_in_linear_time(web: Web, gap: str) -> None:
+    url = web.server.give("/gap", f"before{gap}after\n \n  end".encode(), kind="text/plain")
+    began = time.process_time()
+    result = call("open_page", url, known_urls=[url], context_size="high")
+    assert time.process_time() - began < 2
+    assert "before" in result.output
+
+
 @pytest.mark.parametrize("headers_too", [False, True])
 def test_page_that_never_ends_ends_with_the_time(web: Web, headers_too: bool) -> None:
     url = web.server.drip("/drip", headers_too=headers_too)

@@ -1,4 +1,4 @@
-"""Grammars of clients: each is tried in a limited process before an engine gets it.
+"""Grammars and schemas of clients: a limited process tries them before an engine gets them.
 
 Engines compile a grammar, and step through it, in the thread that serves all requests. A grammar
 that crashes that thread ends the worker, and a slow one stops all answers.
@@ -7,6 +7,7 @@ that crashes that thread ends the worker, and a slow one stops all answers.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +19,8 @@ from worker.limited_process import LimitedProcess
 
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Whitespace in JSON. If it were free, a weak model would generate whitespace without end."""
+FIT = "fit"
+"""The question whether arguments fit schemas, in place of a kind of grammar."""
 _CACHED_TRIALS = 256
 _TOO_COMPLEX = "it is too complex: it needs too much time or memory"
 
@@ -72,6 +75,15 @@ def knows_pattern(pattern: str, param: str) -> bool:
     if error == _TOO_COMPLEX:
         raise InvalidRequest(f"Invalid schema: the pattern {pattern!r}: {error}.", param)
     return False
+
+
+def arguments_fit(schemas: Mapping[str, Any], calls: Sequence[tuple[str, Any]]) -> bool:
+    """Whether the arguments of each call fit the schema of its name.
+
+    A schema of a kilobyte can take years: two references to the next definition in each of 40. So
+    one that takes too much time or memory fits nothing.
+    """
+    return bool(_trials.ask(FIT, (schemas, calls)))
 
 
 def gbnf_as_lark(constraint: Constraint) -> str:

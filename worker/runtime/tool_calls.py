@@ -16,12 +16,12 @@ import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from inference_site.core.domain.deltas import Delta, Finish, TextDelta, ToolCallDelta
 from inference_site.core.domain.request import GenerationRequest, Tool
-from inference_site.core.json_schemas import closed_validator
 from worker.engines.chat.tools import new_call_id
+from worker.engines.grammars import arguments_fit
 
 _MAX_HELD = 64 * 1024
 """Characters of an answer that are held back because it may become calls."""
@@ -29,7 +29,6 @@ _ARGUMENTS = ("arguments", "parameters")
 _FIRST_KEYS = tuple(f'"{key}"' for key in ("name", *_ARGUMENTS))
 _FENCE = re.compile(r"```(?:json|tool_call)?[ \t]*\n")
 _INCOMPLETE_FENCE = re.compile(r"`{1,3}[a-z_]{0,9}[ \t]*")
-_FENCED = re.compile(rf"{_FENCE.pattern}(?P<calls>.*?)(?:\s*```)?\s*", re.DOTALL)
 
 
 def may_have_text_calls(request: GenerationRequest) -> bool:
@@ -111,8 +110,9 @@ def _may_become_calls(text: str) -> bool:
 def _parse_calls(text: str, tools: dict[str, Tool]) -> Iterator[ToolCallDelta]:
     """Yield the calls in the text of an answer. Raise ValueError if it is anything else."""
     text = text.strip()
-    if fenced := _FENCED.fullmatch(text):
-        text = fenced["calls"].strip()
+    if fence := _FENCE.match(text):
+        text = text[fence.end() :].removesuffix("```").strip()
+    calls = list[tuple[str, dict[str, Any]]]()
     at, decoder = 0, json.JSONDecoder(strict=False)
     while at < len(text):
         written, at = decoder.raw_decode(text, at)
@@ -122,13 +122,15 @@ def _parse_calls(text: str, tools: dict[str, Tool]) -> Iterator[ToolCallDelta]:
         given = [written[key] for key in _ARGUMENTS if key in written] or [{}]
         if name not in tools or len(given) > 1 or not isinstance(given[0], dict):
             raise ValueError("it is no call of these tools")
-        # References of a schema to other documents are errors.
-        if not closed_validator(tools[name].parameters).is_valid(given[0]):
-            raise ValueError("the arguments do not fit the tool's schema")
-        arguments = json.dumps(given[0], ensure_ascii=False)
-        yield ToolCallDelta(0, arguments, id=new_call_id(), name=name)
+        calls.append((name, given[0]))
         while at < len(text) and text[at].isspace():
             at += 1
+    # References of a schema to other documents are errors.
+    if calls and not arguments_fit({name: tools[name].parameters for name, _ in calls}, calls):
+        raise ValueError("the arguments do not fit the tool's schema")
+    for name, arguments in calls:
+        encoded = json.dumps(arguments, ensure_ascii=False)
+        yield ToolCallDelta(0, encoded, id=new_call_id(), name=name)
 
 
 _HEAD = '{"input":"'

@@ -4,8 +4,9 @@ Each API key has its own idempotency keys, which are good for a day. A ``KeyedRe
 digest of the request, and either its answer or the generation whose stream is the answer. The
 stream is read again from the event log, as long as that is kept (``EVENT_LOG_TTL_S``), or rebuilt
 from the database; a response that was deleted is not answered. A request that was refused, failed
-or cancelled is not kept: sent again, it is a new one. A generation goes on for ``GRACE_S`` after
-its client has left, so that the client can send the request again.
+or cancelled is not kept: sent again, it is a new one. An answer with a secret is not kept either:
+sent again, its request is a conflict. A generation goes on for ``GRACE_S`` after its client has
+left, so that the client can send the request again.
 
 When the row is written depends on what the request does. One that generates: in the transaction of
 the generation's row (``submission.submit``). One that writes objects: before them, in their
@@ -54,6 +55,12 @@ _WELL_FORMED = re.compile(r"[\x21-\x7e]{1,255}")
 _NOT_ANSWERED = (None, Status.CANCELLED, Status.FAILED)
 
 Handler = Callable[..., HttpResponse]
+
+
+class AnswerWithSecret(Response):
+    """An answer that is not kept: its secret would be in the database in plain text."""
+
+
 _kept: Counter[int] = Counter()
 
 
@@ -182,8 +189,10 @@ def _is_kept(request: Request, response: HttpResponse) -> bool:
 
 
 def _body(response: HttpResponse) -> str:
-    """Return the body of an answer; "" for one that is too large to keep."""
+    """Return the body of an answer; "" for one that is too large to keep, or has a secret."""
     assert isinstance(response, Response)
+    if isinstance(response, AnswerWithSecret):
+        return ""
     body = orjson.dumps(response.data)
     return body.decode() if len(body) <= _LARGEST_BODY else ""
 

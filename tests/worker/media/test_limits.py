@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 import zlib
 from http.server import BaseHTTPRequestHandler
@@ -9,8 +10,12 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 from pytest_django.fixtures import Settings
 
+from inference_site.core.domain.errors import InvalidRequest
+from inference_site.core.domain.request import FilePart
 from tests.image_server import ImageServer
-from tests.images import PNG, data_url, encoded, refusal, resolved
+from tests.images import PNG, data_url, encoded, refusal, request_of, resolved
+from worker import media
+from worker.media import resolve_media
 
 pytestmark = pytest.mark.usefixtures("private_network")
 
@@ -107,3 +112,43 @@ def test_a_decompression_bomb_is_never_decoded(format_: str, side: int) -> None:
     began = time.monotonic()
     assert "pixels" in refusal(data_url(content))
     assert time.monotonic() - began < 8
+
+
+def refused_documents(count: int, pages: int) -> str:
+    """Return why a request with this number of the same PDF is refused, which it must be."""
+    content = b"BT /F1 9 Tf (" + b"word " * 1000 + b") Tj ET"
+    kids = " ".join(["5 0 R"] * pages)
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        f"<< /Type /Pages /Count {pages} /Kids [{kids}] >>".encode(),
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+        b"<< /Length %d >>\nstream\n" % len(content) + content + b"\nendstream",
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 99999 99] /Contents 4 0 R "
+        b"/Resources << /Font << /F1 3 0 R >> >> >>",
+    ]
+    whole, places = b"%PDF-1.4\n", []
+    for number, one in enumerate(objects, 1):
+        places.append(len(whole))
+        whole += b"%d 0 obj\n%s\nendobj\n" % (number, one)
+    table = "".join(f"{place:010d} 00000 n \n" for place in places)
+    whole += f"xref\n0 6\n0000000000 65535 f \n{table}trailer << /Size 6 /Root 1 0 R >>\n".encode()
+    whole += f"startxref\n{whole.rindex(b'xref')}\n%%EOF".encode()
+    encoded_pdf = base64.b64encode(whole).decode()
+    parts = [FilePart(f"input[{n}]", content=encoded_pdf) for n in range(count)]
+    with pytest.raises(InvalidRequest) as refused:
+        resolve_media(request_of(*parts), 1)
+    return str(refused.value)
+
+
+def test_the_time_for_documents_is_that_of_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media, "_READING_S", 1.0)
+    began = time.monotonic()
+    assert "in time" in (told := refused_documents(100, 3)) or "within" in told
+    assert time.monotonic() - began < 8
+
+
+def test_the_characters_of_documents_are_those_of_all_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(media, "MAX_CHARACTERS", 10_000)
+    assert "at most 40000 characters, all together" in refused_documents(2, 5)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference_site.core.domain.deltas import Delta, Finish, FinishReason, TextDelta, ToolCallDelta
@@ -74,6 +75,7 @@ def cities(deltas: list[Delta]) -> list[str | None]:
 
 
 @pytest.mark.parametrize(("answer", "wanted"), CALLS)
+@settings(deadline=None)  # The first call starts the process that validates.
 @given(data=st.data())
 def test_calls_are_read_however_their_text_is_cut(
     answer: str, wanted: list[str | None], data: st.DataObject
@@ -139,8 +141,22 @@ def test_each_choice_is_read_by_itself() -> None:
         {"type": 5},
         {"properties": {"city": {"pattern": "(?=a)"}}},
         {"properties": {"city": {"pattern": "^(a+)+$"}}},
+        {
+            "$ref": "#/$defs/d0",
+            "$defs": {
+                **{f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)},
+                "d60": {"type": "object"},
+            },
+        },
     ],
 )
 def test_a_hostile_schema_is_fitted_by_nothing(schema: dict[str, object]) -> None:
     answer = json.dumps({"name": "f", "arguments": {"city": "a" * 5000 + "!"}})
     assert text_of(taken([answer], tools=(Tool("f", None, schema),))) == answer
+
+
+def test_a_fence_is_read_in_linear_time() -> None:
+    answer = '```json\n{"name": "weather",' + " " * 65_000 + "and more"
+    began = time.process_time()
+    assert text_of(taken([answer])) == answer
+    assert time.process_time() - began < 1

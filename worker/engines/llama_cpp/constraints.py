@@ -56,6 +56,11 @@ take a fifth of a second before the answer begins, 1,000 take 20 s."""
 _MAX_OPERATORS = 50
 """Operators in one pattern, multiplied by the counts of repeated groups. With 200 optional letters
 each token takes 20 s."""
+_MAX_CHOICES = 1_000
+"""Schemas that one value may have, with references followed. llama.cpp follows each of two equal
+references on its own: its server stands still for 2**40 of them, and one that leads back to itself
+ends its process."""
+_CHOICES = ("allOf", "anyOf", "oneOf")
 _OPERATOR = re.compile(r"[?*+|{]")
 _GROUP_COUNT = re.compile(r"\)\{(?:\d*,)?(\d{0,9})")
 _ONCE_S, _EACH_BYTE_S = 0.05, 0.0002
@@ -159,6 +164,49 @@ def check_schemas(schemas: Any, param: str) -> None:
                 )
     if cost > _MAX_OPTIONAL**2:
         raise InvalidRequest("The schema has too many optional properties for this model.", param)
+    for root in schemas if isinstance(schemas, list) else [schemas]:
+        followed: dict[str, int] = {}
+        try:
+            most = max((_choices(inner, root, followed) for inner in objects_in(root)), default=0)
+        except RecursionError:
+            most = _MAX_CHOICES + 1
+        if most > _MAX_CHOICES:
+            raise InvalidRequest(
+                "The references and alternatives of the schema are too complex for this model.",
+                param,
+            )
+
+
+def _choices(schema: Any, root: Any, followed: dict[str, int]) -> int:
+    """Return among how many schemas a value is that the schema describes.
+
+    ``followed`` has this number of the references to parts of ``root``. One that leads back to
+    itself, without a property or an item in between, counts as too many.
+    """
+    if not isinstance(schema, dict):
+        return 1
+    count = 0
+    if isinstance(reference := schema.get("$ref"), str):
+        if reference not in followed:
+            followed[reference] = _MAX_CHOICES + 1
+            followed[reference] = _choices(_target(root, reference), root, followed)
+        count = followed[reference]
+    for key in _CHOICES:
+        if isinstance(parts := schema.get(key), list):
+            count += sum(_choices(part, root, followed) for part in parts)
+    return max(1, count)
+
+
+def _target(root: Any, reference: str) -> Any:
+    """Return the part of a schema that a reference names; None if there is none."""
+    found = root
+    for key in reference.removeprefix("#").split("/")[1:]:
+        if isinstance(found, list):
+            is_there = key.isdecimal() and len(key) < 9 and int(key) < len(found)
+            found = found[int(key)] if is_there else None
+        else:
+            found = found.get(key) if isinstance(found, dict) else None
+    return found
 
 
 def measured(constraint: Constraint | None, sink: Sink, *, is_plain: bool = True) -> Sink:
