@@ -89,8 +89,10 @@ def test_a_stop_signal_is_taken_at_any_moment(number: signal.Signals) -> None:
     command = [sys.executable, "-c", SUPERVISED]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        for _ in range(300):
-            assert process.stdout.readline() == "watches\n"
-            process.send_signal(number)
-            assert process.stdout.readline() == "True\n"
-        process.kill()
+        try:
+            for _ in range(300):
+                assert process.stdout.readline() == "watches\n"
+                process.send_signal(number)
+                assert process.stdout.readline() == "True\n"
+        finally:
+            process.kill()

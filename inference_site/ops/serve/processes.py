@@ -320,6 +320,16 @@ def _before_exec() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+def _next(received: SimpleQueue[int]) -> int:
+    """Return the next signal. Raise Empty after ``_WATCH_S`` without one."""
+    try:
+        # Without this, ``get`` may find its lock free. It takes the lock, subtracts the time that
+        # took from its timeout, and waits for ever if the rest is negative (Python 3.11 to 3.12).
+        return received.get_nowait()
+    except Empty:
+        return received.get(timeout=_WATCH_S)
+
+
 def say(line: str) -> None:
     """Print a line for the operator."""
     with contextlib.suppress(OSError):  # The terminal may be closed.
@@ -360,7 +370,7 @@ class Supervisor:
         to_roll: list[Child] = []
         while True:
             with contextlib.suppress(Empty):
-                arrived = received.get(timeout=_WATCH_S)
+                arrived = _next(received)
                 if arrived == signal.SIGHUP and not sys.stdout.isatty():
                     to_roll = list(self.children)
                 elif arrived != signal.SIGCHLD:
