@@ -26,7 +26,10 @@ _MAX_UNPACKED = 200 * 1024 * 1024
 """Bytes that the parts of a DOCX may have, all together: a small archive can have any number."""
 _REFUSED = 3
 """The exit status of a process that has written why the document cannot be read."""
-_HTML = re.compile(rb"\s*(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html)\b", re.IGNORECASE | re.DOTALL)
+# Atomic groups: a comment ends at its first "-->". Otherwise many comments take exponential time.
+_HTML = re.compile(
+    rb"\s*(?>(?><!--.*?-->)\s*)*<(?:!doctype\s+html|html)\b", re.IGNORECASE | re.DOTALL
+)
 _HTML_NAMES = (".html", ".htm", ".xhtml")
 _BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _SNIFFED = 4096

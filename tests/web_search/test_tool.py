@@ -275,3 +275,11 @@ def test_page_that_cannot_be_read_is_an_error(
 def test_text_has_the_encoding_of_its_page(web: Web, content: bytes, kind: str) -> None:
     url = web.server.give("/text", content, kind=kind)
     assert "Æ ø å, and more" in call("open_page", url, known_urls=[url]).output
+
+
+def test_page_of_white_space_takes_no_long(web: Web) -> None:
+    url = web.server.give("/a", b"a" + b" " * 100_000 + b"\n \r\n \n b", kind="text/plain")
+    began = time.thread_time()
+    result = call("open_page", url, known_urls=[url], context_size="high")
+    assert result.output.endswith("a\nb")
+    assert time.thread_time() - began < 2

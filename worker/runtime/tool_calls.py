@@ -29,7 +29,6 @@ _ARGUMENTS = ("arguments", "parameters")
 _FIRST_KEYS = tuple(f'"{key}"' for key in ("name", *_ARGUMENTS))
 _FENCE = re.compile(r"```(?:json|tool_call)?[ \t]*\n")
 _INCOMPLETE_FENCE = re.compile(r"`{1,3}[a-z_]{0,9}[ \t]*")
-_FENCED = re.compile(rf"{_FENCE.pattern}(?P<calls>.*?)(?:\s*```)?\s*", re.DOTALL)
 
 
 def may_have_text_calls(request: GenerationRequest) -> bool:
@@ -111,8 +110,8 @@ def _may_become_calls(text: str) -> bool:
 def _parse_calls(text: str, tools: dict[str, Tool]) -> Iterator[ToolCallDelta]:
     """Yield the calls in the text of an answer. Raise ValueError if it is anything else."""
     text = text.strip()
-    if fenced := _FENCED.fullmatch(text):
-        text = fenced["calls"].strip()
+    if fence := _FENCE.match(text):
+        text = text[fence.end() :].removesuffix("```").strip()
     at, decoder = 0, json.JSONDecoder(strict=False)
     while at < len(text):
         written, at = decoder.raw_decode(text, at)

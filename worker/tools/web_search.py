@@ -44,7 +44,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 """Characters that no text has, and that PostgreSQL or UTF-8 refuse; carriage returns too."""
 _TITLE_CHARS = 300
 _MAX_ARGUMENT = 4_000
-_BLANK = re.compile(r"\s*\n\s*\n\s*")
+_SPACES = re.compile(r"\s+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,9 @@ def _line(text: str, chars: int = _TITLE_CHARS) -> str:
 
 def _start(text: str, chars: int) -> str:
     """Return the beginning of a text without blank lines; ``…`` marks that more was there."""
-    short = _BLANK.sub("\n", _clean(text[: 4 * chars]))
+    short = _SPACES.sub(
+        lambda found: "\n" if found[0].count("\n") > 1 else found[0], _clean(text[: 4 * chars])
+    )
     return short if len(short) <= chars else f"{short[:chars].rstrip()} …"
 
 

@@ -11,6 +11,7 @@ from pytest_django.fixtures import Settings
 
 from tests.image_server import ImageServer
 from tests.images import PNG, data_url, encoded, refusal, resolved
+from worker.document_text import text_of
 
 pytestmark = pytest.mark.usefixtures("private_network")
 
@@ -107,3 +108,9 @@ def test_a_decompression_bomb_is_never_decoded(format_: str, side: int) -> None:
     began = time.monotonic()
     assert "pixels" in refusal(data_url(content))
     assert time.monotonic() - began < 8
+
+
+def test_many_comments_before_a_text_take_no_long() -> None:
+    page = b"<!-- a -->\n" * 300
+    assert text_of(page + b"Fjords", "fjords.txt").endswith("Fjords")
+    assert text_of(page + b"<html><p>Fjords</p>", "fjords.txt") == "Fjords"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -108,6 +109,15 @@ def test_what_was_cut_off_or_is_too_long_is_text() -> None:
     calls = TextCallParser(TOOLS, parallel=True)
     assert list(calls.take(TextDelta(PARIS))) == []
     assert calls.rest() == [TextDelta(PARIS)]
+
+
+def test_white_space_in_a_fence_takes_no_long() -> None:
+    spaces = " " * 30_000
+    assert cities(taken([f"```json\n{PARIS[:-1]}{spaces}}}{spaces}```"])) == ["Paris"]
+    broken = f'```json\n{{"name"{spaces}x'
+    began = time.thread_time()
+    assert text_of(taken([broken])) == broken
+    assert time.thread_time() - began < 2
 
 
 def test_one_call_at_most_where_no_more_may_come() -> None:
