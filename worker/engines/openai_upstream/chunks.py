@@ -136,7 +136,7 @@ class ChunkReader:
     def account(self) -> None:
         """Feed the usage to the sink, if there is any."""
         if self.begun or not self.usage.is_estimate:
-            self._sink.feed(self.usage.total())
+            self._sink.feed(self.usage.total(is_whole=self.is_complete))
 
     def _take(self, event: bytes) -> None:
         if self._done:
@@ -305,17 +305,21 @@ class UsageReader:
             if counts := self._reported.get(first.index):
                 self._reasoned[first.index] = counts.output
 
-    def total(self) -> Usage:
-        """Return the usage of the run; a prompt counts once for all its choices."""
+    def total(self, *, is_whole: bool) -> Usage:
+        """Return the usage of the run; a prompt counts once for all its choices.
+
+        Unless the run ``is_whole``, each piece counts: many servers report usage at the end only.
+        """
         total, times = self._sum(), self._time_spent()
+        output = total.output if is_whole else max(total.output, self._pieces)
         reasoning = total.reasoning
         if reasoning is None:
             reasoning = sum(self._reasoned.values()) if self._reasoned else self._reasoning
         return Usage(
             input_tokens=total.input,
             cached_tokens=min(total.cached, total.input),
-            output_tokens=total.output,
-            reasoning_tokens=min(reasoning, total.output),
+            output_tokens=output,
+            reasoning_tokens=min(reasoning, output),
             prefill_ms=times.prompt,
             decode_ms=times.answer,
             cache_write_tokens=min(total.cache_write, total.input),
