@@ -248,13 +248,20 @@ class ModelLoader:
         return spec
 
     def _drain(self, model: ServedModel, *, reloads: bool = False) -> bool:
-        """Let the runs of a model end, for ``DRAIN_TIMEOUT_S``; return whether none is left."""
+        """Let the runs of a model end, for ``DRAIN_TIMEOUT_S``, and then stop them.
+
+        Return once none is left, or False if the worker stops before that. A run that was stopped
+        cannot end, for example, while PostgreSQL is away.
+        """
         if not model.drain(settings.DRAIN_TIMEOUT_S, reloads=reloads):
             self.worker.runs.stop(model)
         if model.drain(STOP_S, reloads=reloads):
             return True
-        logger.error("model %s is not dropped: what runs on it does not stop", model.spec.id)
-        return False
+        logger.error("model %s is not dropped yet: a run on it does not end", model.spec.id)
+        while not model.drain(_POLL_S, reloads=reloads):
+            if self.worker.stopped.is_set():
+                return False
+        return True
 
     def held(self) -> Collection[str]:
         """Return the models that are loaded or loading, and are not leaving."""

@@ -530,6 +530,28 @@ def test_of_two_orders_that_wait_for_the_same_run_the_last_counts_and_no_engine_
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("order", ["reload", "unload"])
+def test_an_order_is_carried_out_after_a_run_that_did_not_stop_in_time(
+    runtime: Runtime, settings: Settings, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    """A run cannot end, for example, while PostgreSQL is away."""
+    settings.DRAIN_TIMEOUT_S = 0.1
+    monkeypatch.setattr(loading, "STOP_S", 0.1)
+    monkeypatch.setattr(runtime.loader, "_find_spec", lambda id_: ModelSpec(id_, "scripted"))
+    busy_model = runtime.loader.models["m"]
+    assert busy_model.take_slot()
+    with ThreadPoolExecutor(1) as pool:
+        carried_out = pool.submit(getattr(runtime.loader, order), "m")
+        time.sleep(0.5)
+        assert runtime.open_models() == []
+        busy_model.release_slot()
+        carried_out.result(60)
+    if order == "reload":
+        wait_until(lambda: runtime.open_models() == ["m"])
+    assert runtime.loader.models.get("m") is not busy_model
+
+
+@pytest.mark.django_db(transaction=True)
 def test_models_are_loaded_on_demand_after_a_fault_of_their_disk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
