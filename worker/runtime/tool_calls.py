@@ -21,7 +21,7 @@ from typing import Literal
 from inference_site.core.domain.deltas import Delta, Finish, TextDelta, ToolCallDelta
 from inference_site.core.domain.request import GenerationRequest, Tool
 from inference_site.core.json_schemas import closed_validator
-from worker.engines.chat.tools import new_call_id
+from worker.engines.chat.tools import new_call_id, whole_characters
 
 _MAX_HELD = 64 * 1024
 """Characters of an answer that are held back because it may become calls."""
@@ -124,7 +124,8 @@ def _parse_calls(text: str, tools: dict[str, Tool]) -> Iterator[ToolCallDelta]:
         # References of a schema to other documents are errors.
         if not closed_validator(tools[name].parameters).is_valid(given[0]):
             raise ValueError("the arguments do not fit the tool's schema")
-        arguments = json.dumps(given[0], ensure_ascii=False)
+        arguments = json.dumps(given[0], ensure_ascii=False, allow_nan=False)
+        arguments = whole_characters(arguments)
         yield ToolCallDelta(0, arguments, id=new_call_id(), name=name)
         while at < len(text) and text[at].isspace():
             at += 1
@@ -242,4 +243,4 @@ def _decode(characters: str) -> str:
         text: str = json.loads(f'"{characters}"')
     except ValueError:
         return characters
-    return text.encode("utf-8", "replace").decode()  # Half a surrogate pair is no character.
+    return whole_characters(text)
