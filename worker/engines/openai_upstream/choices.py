@@ -238,9 +238,9 @@ class CallReader:
 
     def _take(self, piece: dict[str, Any]) -> list[ToolCallDelta]:
         function = piece.get("function") or {}
-        name, arguments = function.get("name") or None, function.get("arguments") or ""
+        name, arguments = function.get("name") or None, function.get("arguments")
         if not isinstance(arguments, str):
-            arguments = orjson.dumps(arguments).decode()
+            arguments = "" if arguments is None else orjson.dumps(arguments).decode()
         call = self._call(piece.get("index"), piece.get("id") or None, name)
         call.arguments.append(arguments)
         if call.number is not None:
@@ -281,6 +281,8 @@ class CallReader:
             known = self._calls[-1] if self._calls else None
         if known is None or not name or not known.arguments:
             return known
+        if known.name not in (None, name):
+            return None
         # A piece with a name begins another call once the arguments of the known call are complete,
         # as of servers that give all calls one index; unless the server repeats index, name and id.
         is_other = call_id is not None and call_id != known.id
