@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 DONE = b"[DONE]"
 
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _IGNORED = (b":", b"event:", b"id:", b"retry:")
 _MAX_LOGGED = 200
 _MAX_LINE_BYTES = 16 * 2**20
@@ -57,7 +58,8 @@ class EventLines:
         self._rest = lines.pop()
         if len(self._rest) > _MAX_LINE_BYTES:
             raise NoEventStream(f"a line of more than {_MAX_LINE_BYTES} bytes")
-        for line in lines:
+        for each in lines:
+            line = each.removeprefix(_BYTE_ORDER_MARK)
             if line.startswith(b"data:"):
                 yield line[5:].strip()
             elif not line or line.isspace():
@@ -175,7 +177,7 @@ class ChunkReader:
     def _deltas(self, chunk: dict[str, Any]) -> list[Delta]:
         choices = chunk.get("choices") or ()
         if chunk.get("usage") or "timings" in chunk:
-            index = choices[0].get("index", 0) if choices else None
+            index = int(choices[0].get("index") or 0) if choices else None
             # After a cut at a stop token the server goes on generating: do not count that.
             if index is None or not self._choices[index].is_cut:
                 self.usage.take(chunk, index)
@@ -190,7 +192,7 @@ class ChunkReader:
             fields = ("total", "cache", "processed", "time_ms")
             deltas.append(PromptProgress(*(progress[name] for name in fields)))
         for choice in choices:
-            index = choice.get("index") or 0
+            index = int(choice.get("index") or 0)
             reader = self._choices[index]
             if self.request.token_ids:
                 if names_prompt and (ids := choice.get("prompt_token_ids")):
@@ -276,15 +278,16 @@ class UsageReader:
         if usage := chunk.get("usage"):
             prompt = usage.get("prompt_tokens_details") or {}
             answer = usage.get("completion_tokens_details") or {}
+            reasoning = answer.get("reasoning_tokens")
             self._reported[index] = _TokenCounts(
                 int(usage.get("prompt_tokens") or 0),
                 int(prompt.get("cached_tokens") or 0),
                 int(usage.get("completion_tokens") or 0),
-                answer.get("reasoning_tokens"),
+                None if reasoning is None else int(reasoning),
                 int(prompt.get("cache_write_tokens") or 0),
             )
         if timings := chunk.get("timings"):
-            cached = timings["cache_n"]
+            cached = timings.get("cache_n", 0)  # Builds before September 2025 lack it.
             prompt, output = cached + timings["prompt_n"], timings["predicted_n"]
             self._times[index] = _Times(timings["prompt_ms"], timings["predicted_ms"])
             if not usage:
