@@ -334,9 +334,10 @@ class ModelLoader:
     def _load(self, model: ServedModel) -> None:
         """Load a model; report the result in the log and the lease.
 
-        If a model with added adapters cannot be loaded, it is loaded again without the newest one.
+        If the process of a model with added adapters ends itself, the model is loaded again without
+        the newest one. Other faults, of a disk or the host's memory, are not those of adapters.
         """
-        spec = model.spec
+        spec, is_suspect = model.spec, False
         self._queue.start(model)
         try:
             if spec.file is not None:
@@ -345,6 +346,7 @@ class ModelLoader:
             model.load()
         except EngineLoadError as exc:
             logger.error("%s", exc)  # Its message is complete.
+            is_suspect = exc.by_process
         else:
             if model.is_loaded:  # It may have been unloaded meanwhile.
                 logger.info("loaded model %s on %s (%d slots)", spec.id, spec.engine, spec.slots)
@@ -353,7 +355,7 @@ class ModelLoader:
         finally:
             self._queue.end(model, is_loaded=model.is_loaded)
         dropped = None
-        if model.has_failed_to_load and self.models.get(spec.id) is model:
+        if is_suspect and model.has_failed_to_load and self.models.get(spec.id) is model:
             with contextlib.suppress(django.db.Error):
                 dropped = adapters.remove_newest(spec.id)
         if dropped is not None:

@@ -467,6 +467,27 @@ def test_a_model_that_is_unloaded_while_it_loads_has_neither_failed_nor_been_loa
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("by_process", [False, True])
+def test_adapter_is_dropped_only_for_a_fault_that_may_be_its_own(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, by_process: bool
+) -> None:
+    def load(spec: ModelSpec) -> Engine:
+        if adapters.read().models_with("terse"):
+            raise EngineLoadError("It cannot be loaded.", by_process=by_process)
+        return load_engine(spec)
+
+    monkeypatch.setattr(served_model, "load_engine", load)
+    monkeypatch.setattr(runtime.loader, "_find_spec", lambda id_: ModelSpec(id_, "scripted"))
+    adapters.add("m", "terse", "terse.gguf")
+    runtime.loader.reload("m")
+    expected = ModelState.READY if by_process else ModelState.FAILED
+    wait_until(lambda: runtime.loader.models["m"].state == expected)
+    time.sleep(0.5)  # Nothing else follows.
+    assert runtime.loader.models["m"].state == expected
+    assert adapters.read().models_with("terse") == ([] if by_process else ["m"])
+
+
+@pytest.mark.django_db(transaction=True)
 def test_a_model_that_was_loaded_again_is_not_unloaded_for_the_time_before(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
