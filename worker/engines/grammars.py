@@ -18,6 +18,7 @@ from worker.limited_process import LimitedProcess
 
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Whitespace in JSON. If it were free, a weak model would generate whitespace without end."""
+_ESCAPE_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
 _CACHED_TRIALS = 256
 _TOO_COMPLEX = "it is too complex: it needs too much time or memory"
 
@@ -106,7 +107,7 @@ def _json_grammar(schema: Any) -> str:
 
 def regex_as_lark(source: str) -> str:
     """Return a Lark grammar that matches what the expression matches."""
-    escaped = source.replace("/", "\\/")
+    escaped = _ESCAPE_OR_SLASH.sub(lambda found: r"\/" if found[0] == "/" else found[0], source)
     return f"start: /{escaped}/"
 
 
