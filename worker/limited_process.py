@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from select import select
 from typing import Any
@@ -55,6 +56,8 @@ class LimitedProcess:
         if not self._lock.acquire(timeout=max(0.0, patience_s)):
             raise GenerationFailed(_TOO_LATE)
         try:
+            if self._process is not None and self._process.poll() is not None:
+                self._end()  # It was killed, for example because the host had no memory left.
             self._process = process = self._process or self._started()
             line = json.dumps(question, default=str).encode() + b"\n"
             answer = self._answer(process, line, max(0.0, until - time.monotonic()))
@@ -96,7 +99,8 @@ class LimitedProcess:
         process.wait()
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
-            pipe.close()
+            with suppress(BrokenPipeError):  # It has not read all of its last question.
+                pipe.close()
 
 
 def serve(answer: Callable[..., object], cpu_s: float, memory: int) -> None:

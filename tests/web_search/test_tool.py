@@ -277,6 +277,9 @@ def test_page_that_cannot_be_read_is_an_error(
     [
         ("Æ ø å, and more text of a page.".encode("latin-1"), "text/plain; charset=latin-1"),
         ("Æ ø å, and more text of a page.".encode(), "text/plain; charset=invented"),
+        ("Æ ø å, and more text of a page.".encode(), "text/plain; charset=idna"),
+        ("Æ ø å, and more text of a page.".encode(), "text/plain; charset=undefined"),
+        ("Æ ø å, and more text of a page.".encode(), "text/plain; charset=hex"),
         ("<p>Æ ø å, and more text of a page.</p>".encode("latin-1"), "text/html; charset=latin-1"),
         ('<meta charset="utf-8"><p>Æ ø å, and more text of a page.</p>'.encode(), "text/html"),
     ],
@@ -284,3 +287,20 @@ def test_page_that_cannot_be_read_is_an_error(
 def test_text_has_the_encoding_of_its_page(web: Web, content: bytes, kind: str) -> None:
     url = web.server.give("/text", content, kind=kind)
     assert "Æ ø å, and more" in call("open_page", url, known_urls=[url]).output
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "end"),
+    [
+        (b"a" + b" " * 100_000 + b"\n \r\n \n b", "text/plain", "a\nb"),
+        (b"-" + b"9a" * 500_000, "text/plain; charset=punycode", "a9 …"),
+    ],
+)
+def test_page_that_is_made_to_be_slow_takes_no_long(
+    web: Web, content: bytes, kind: str, end: str
+) -> None:
+    url = web.server.give("/a", content, kind=kind)
+    began = time.thread_time()
+    result = call("open_page", url, known_urls=[url], context_size="high")
+    assert result.output.endswith(end)
+    assert time.thread_time() - began < 2

@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
+from worker.model_servers import guardian
 from worker.model_servers.process import Order, ServerProcess, sweep
 
 ROOT = Path(__file__).parent.parent.parent
@@ -199,3 +201,17 @@ def test_words_of_a_command_are_split_as_a_shell_does_and_run_without_one(tmp_pa
     server = ServerProcess(Order("m", command), tmp_path)
     assert server.ended.wait(10)
     assert server.tail == ["['a b', '$HOME;ls']"]
+
+
+def test_full_disk_loses_lines_of_the_log_and_not_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = guardian._Log(str(tmp_path / "m.log"), 10)
+    log.write(b"first line\n")
+    with monkeypatch.context() as disk:
+        disk.setattr(guardian, "open", Mock(side_effect=OSError(28, "full")), raising=False)
+        for _ in range(2):
+            log.write(b"lost line\n")
+    log.write(b"last line\n")
+    assert (tmp_path / "m.log").read_bytes() == b"last line\n"
+    assert list(log.tail) == ["first line", "lost line", "lost line", "last line"]

@@ -21,6 +21,7 @@ JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separato
 """Whitespace in JSON. If it were free, a weak model would generate whitespace without end."""
 FIT = "fit"
 """The question whether arguments fit schemas, in place of a kind of grammar."""
+_ESCAPE_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
 _CACHED_TRIALS = 256
 _TOO_COMPLEX = "it is too complex: it needs too much time or memory"
 
@@ -118,7 +119,7 @@ def _json_grammar(schema: Any) -> str:
 
 def regex_as_lark(source: str) -> str:
     """Return a Lark grammar that matches what the expression matches."""
-    escaped = source.replace("/", "\\/")
+    escaped = _ESCAPE_OR_SLASH.sub(lambda found: r"\/" if found[0] == "/" else found[0], source)
     return f"start: /{escaped}/"
 
 

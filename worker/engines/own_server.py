@@ -151,7 +151,11 @@ class OwnServer(ForwardingEngine):
         self._began.wait()
         if self._fault:
             self.close()
-            raise EngineLoadError(f"Model '{self._spec.id}': {self._fault}")
+            process = self._process
+            raise EngineLoadError(
+                f"Model '{self._spec.id}': {self._fault}",
+                by_process=process is not None and process.has_ended_itself,
+            )
         return self
 
     def start(

@@ -112,10 +112,7 @@ class StopTexts:
             cut, self.found = min(matches, key=lambda match: (match[0] + len(match[1]), match[0]))
             self._held = ""
             return text[:cut]
-        # The end of the text may be the beginning of a stop text.
-        prefixes = (stop[:n] for stop in self._stops for n in range(1, len(stop)))
-        held = max((len(prefix) for prefix in prefixes if text.endswith(prefix)), default=0)
-        cut = len(text) - held
+        cut = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[cut:]
         return text[:cut]
 
@@ -123,3 +120,14 @@ class StopTexts:
         """Return the text that was held back, at the end of the answer."""
         text, self._held = self._held, ""
         return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return how many characters at the end of the text may be the beginning of a stop text.
+
+    A stop text of a client may have a million characters, so not each beginning of it is tried.
+    """
+    start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while start >= 0 and not stop.startswith(text[start:]):
+        start = text.find(stop[0], start + 1)
+    return len(text) - start if start >= 0 else 0

@@ -179,9 +179,10 @@ class _Log:
         """Append the data; on a full disk it is lost."""
         with contextlib.suppress(OSError):
             if self._file.tell() + len(data) > self._max:
-                os.replace(self._path, f"{self._path}.1")
-                self._file.close()
-                self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115
+                with contextlib.suppress(FileNotFoundError):  # It was moved before.
+                    os.replace(self._path, f"{self._path}.1")
+                full, self._file = self._file, open(self._path, "ab", buffering=0)  # noqa: SIM115
+                full.close()
             self._file.write(data)
         *lines, self._incomplete = (self._incomplete + data).split(b"\n")
         self._incomplete = self._incomplete[-_LINE_BYTES:]

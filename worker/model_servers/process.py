@@ -139,6 +139,11 @@ class ServerProcess:
         return self.status is None or self.status in (-signal.SIGKILL, -signal.SIGTERM)
 
     @property
+    def has_ended_itself(self) -> bool:
+        """Whether it was started, and nothing from outside has ended it."""
+        return self.ended.is_set() and not (self.error or self.was_killed)
+
+    @property
     def memory_bytes(self) -> int:
         """Memory of its processes; shared pages are counted once (PSS)."""
         total = 0

@@ -248,13 +248,20 @@ class ModelLoader:
         return spec
 
     def _drain(self, model: ServedModel, *, reloads: bool = False) -> bool:
-        """Let the runs of a model end, for ``DRAIN_TIMEOUT_S``; return whether none is left."""
+        """Let the runs of a model end, for ``DRAIN_TIMEOUT_S``, and then stop them.
+
+        Return once none is left, or False if the worker stops before that. A run that was stopped
+        cannot end, for example, while PostgreSQL is away.
+        """
         if not model.drain(settings.DRAIN_TIMEOUT_S, reloads=reloads):
             self.worker.runs.stop(model)
         if model.drain(STOP_S, reloads=reloads):
             return True
-        logger.error("model %s is not dropped: what runs on it does not stop", model.spec.id)
-        return False
+        logger.error("model %s is not dropped yet: a run on it does not end", model.spec.id)
+        while not model.drain(_POLL_S, reloads=reloads):
+            if self.worker.stopped.is_set():
+                return False
+        return True
 
     def held(self) -> Collection[str]:
         """Return the models that are loaded or loading, and are not leaving."""
@@ -327,9 +334,10 @@ class ModelLoader:
     def _load(self, model: ServedModel) -> None:
         """Load a model; report the result in the log and the lease.
 
-        If a model with added adapters cannot be loaded, it is loaded again without the newest one.
+        If the process of a model with added adapters ends itself, the model is loaded again without
+        the newest one. Other faults, of a disk or the host's memory, are not those of adapters.
         """
-        spec = model.spec
+        spec, is_suspect = model.spec, False
         self._queue.start(model)
         try:
             if spec.file is not None:
@@ -338,6 +346,7 @@ class ModelLoader:
             model.load()
         except EngineLoadError as exc:
             logger.error("%s", exc)  # Its message is complete.
+            is_suspect = exc.by_process
         else:
             if model.is_loaded:  # It may have been unloaded meanwhile.
                 logger.info("loaded model %s on %s (%d slots)", spec.id, spec.engine, spec.slots)
@@ -346,7 +355,7 @@ class ModelLoader:
         finally:
             self._queue.end(model, is_loaded=model.is_loaded)
         dropped = None
-        if model.has_failed_to_load and self.models.get(spec.id) is model:
+        if is_suspect and model.has_failed_to_load and self.models.get(spec.id) is model:
             with contextlib.suppress(django.db.Error):
                 dropped = adapters.remove_newest(spec.id)
         if dropped is not None:

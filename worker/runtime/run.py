@@ -125,6 +125,8 @@ class Run:
         self._usage = Usage()
         self._pieces = 0
         """Pieces of output so far: at least as many tokens, if the engine has not counted them."""
+        self._is_counted = True
+        """Whether the engine has reported its usage after the last piece."""
         self._first_token_at: dt.datetime | None = None
         self._output_since: float | None = None
         self._unfinished = 1
@@ -160,6 +162,7 @@ class Run:
         """Convert a delta to frames and hand them to the publisher (see ``Sink``)."""
         if isinstance(delta, Usage):
             self._usage = delta = self._spent.plus(delta).bounded()
+            self._is_counted = True
         elif not isinstance(delta, PromptProgress | CompactionDelta):
             if self._first_token_at is None:
                 self._first_token_at = timezone.now()
@@ -169,6 +172,7 @@ class Run:
             else:
                 self._meter.tick()
                 self._pieces += is_output(delta)
+                self._is_counted = False
         for piece in (delta,) if self._text_calls is None else self._text_calls.take(delta):
             self._assemble(piece)
 
@@ -284,7 +288,8 @@ class Run:
                         self.calls_tools = True
                         return
                     self._unfinished = 1  # It was stopped before its calls.
-                if self._unfinished and self._pieces > self._usage.output_tokens:
+                is_short = self._pieces > self._usage.output_tokens
+                if self._unfinished and is_short and not self._is_counted:
                     # The engine has not counted an unfinished answer; each piece is a token.
                     self._usage = replace(self._usage, output_tokens=self._pieces)
                     assert self._assembler is not None

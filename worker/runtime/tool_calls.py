@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from inference_site.core.domain.deltas import Delta, Finish, TextDelta, ToolCallDelta
 from inference_site.core.domain.request import GenerationRequest, Tool
-from worker.engines.chat.tools import new_call_id
+from worker.engines.chat.tools import new_call_id, whole_characters
 from worker.engines.grammars import arguments_fit
 
 _MAX_HELD = 64 * 1024
@@ -112,7 +112,7 @@ def _parse_calls(text: str, tools: dict[str, Tool]) -> Iterator[ToolCallDelta]:
     text = text.strip()
     if fence := _FENCE.match(text):
         text = text[fence.end() :].removesuffix("```").strip()
-    calls = list[tuple[str, dict[str, Any]]]()
+    calls, encoded = list[tuple[str, dict[str, Any]]](), list[str]()
     at, decoder = 0, json.JSONDecoder(strict=False)
     while at < len(text):
         written, at = decoder.raw_decode(text, at)
@@ -123,14 +123,14 @@ def _parse_calls(text: str, tools: dict[str, Tool]) -> Iterator[ToolCallDelta]:
         if name not in tools or len(given) > 1 or not isinstance(given[0], dict):
             raise ValueError("it is no call of these tools")
         calls.append((name, given[0]))
+        encoded.append(json.dumps(given[0], ensure_ascii=False, allow_nan=False))
         while at < len(text) and text[at].isspace():
             at += 1
     # References of a schema to other documents are errors.
     if calls and not arguments_fit({name: tools[name].parameters for name, _ in calls}, calls):
         raise ValueError("the arguments do not fit the tool's schema")
-    for name, arguments in calls:
-        encoded = json.dumps(arguments, ensure_ascii=False)
-        yield ToolCallDelta(0, encoded, id=new_call_id(), name=name)
+    for (name, _), arguments in zip(calls, encoded, strict=True):
+        yield ToolCallDelta(0, whole_characters(arguments), id=new_call_id(), name=name)
 
 
 _HEAD = '{"input":"'
@@ -245,4 +245,4 @@ def _decode(characters: str) -> str:
         text: str = json.loads(f'"{characters}"')
     except ValueError:
         return characters
-    return text.encode("utf-8", "replace").decode()  # Half a surrogate pair is no character.
+    return whole_characters(text)

@@ -6,6 +6,7 @@ First the tool, then the search engines (``PROVIDERS``), then the pages of the w
 from __future__ import annotations
 
 import base64
+import codecs
 import html
 import logging
 import re
@@ -394,6 +395,9 @@ _READ_PATIENCE_S = 10
 _HTML = ("text/html", "application/xhtml+xml")
 _TEXT = ("application/json", "application/xml")
 
+_PYTHONS_OWN = ("idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape")
+"""Encodings of Python that no page has. Punycode takes the square of the length."""
+
 _reader = LimitedProcess("worker.tools.page_text")
 
 
@@ -427,10 +431,7 @@ def read_page(url: str, allowed_hosts: Sequence[str], seconds_left: SecondsLeft)
         final_url = str(answer.url)
     del content[MAX_BYTES:]
     if media_type not in _HTML:
-        try:
-            return Page(final_url, "", content.decode(charset or "utf-8", "replace"))
-        except LookupError:  # The host names an encoding that does not exist.
-            return Page(final_url, "", content.decode("utf-8", "replace"))
+        return Page(final_url, "", _decoded(content, charset))
     try:
         encoded = base64.b64encode(content).decode()
         patience_s = min(_READ_PATIENCE_S, seconds_left())
@@ -441,6 +442,15 @@ def read_page(url: str, allowed_hosts: Sequence[str], seconds_left: SecondsLeft)
         raise FetchError("The page could not be read: it needs too much time or memory.")
     title, text = read
     return Page(final_url, title, text)
+
+
+def _decoded(content: bytearray, charset: str) -> str:
+    """Return the text of a page; its host names the encoding, or a wrong one, or none."""
+    try:
+        name = codecs.lookup(charset or "utf-8").name
+        return content.decode("utf-8" if name in _PYTHONS_OWN else name, "replace")
+    except LookupError:
+        return content.decode("utf-8", "replace")
 
 
 def _media_type(answer: Fetched) -> tuple[str, str]:

@@ -123,6 +123,11 @@ class EngineUnavailable(EngineError):
 class EngineLoadError(EngineUnavailable):
     """The model could not be loaded."""
 
+    def __init__(self, message: str | None = None, *, by_process: bool = False) -> None:
+        """``by_process``: the model's process has ended itself, maybe because of a file."""
+        super().__init__(message)
+        self.by_process = by_process
+
 
 class RateLimited(EngineUnavailable):
     """The engine accepts no more requests now."""

@@ -14,7 +14,7 @@ from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest, Message, Sampling
 from tests.sinks import RecordingSink
-from tests.tiny_weights import write_adapter
+from tests.tiny_weights import write_adapter, write_misfit
 from worker.engines.base import Engine, load_engine
 
 SPEC = ModelSpec(
@@ -85,3 +85,18 @@ def test_file_that_is_no_adapter_is_told(tmp_path: Path) -> None:
     zip_file.write_bytes(b"PK\x03\x04")
     with pytest.raises(EngineLoadError, match="is not a GGUF file"):
         load_engine(replace(SPEC, lora_adapters={"zip": zip_file}))
+
+
+def test_fault_of_an_adapter_is_told_from_that_of_a_disk(tmp_path: Path) -> None:
+    misfit, absent = write_misfit(tmp_path / "misfit.gguf"), tmp_path / "absent.gguf"
+    for adapter, by_process in ((misfit, True), (absent, False)):
+        with pytest.raises(EngineLoadError) as raised:
+            load_engine(replace(SPEC, lora_adapters={"one": adapter}))
+        assert raised.value.by_process == by_process
+
+
+def test_process_that_the_kernel_kills_is_no_fault_of_an_adapter() -> None:
+    killed = "sh -c 'kill -9 $$'"
+    with pytest.raises(EngineLoadError) as raised:
+        load_engine(replace(SPEC, options={**SPEC.options, "llama_server": killed}))
+    assert not raised.value.by_process

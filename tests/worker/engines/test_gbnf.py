@@ -90,6 +90,7 @@ def test_the_same_texts_match(
         ("root ::= *", "follows nothing"),
         (r'root ::= "\q"', "unknown escape"),
         (r'root ::= "\ud83d"', "no character"),
+        ('root ::= "a"{1,' + " " * 50_000 + "x", "cannot read"),
         ("root ::= " + "(" * 5_000 + '"a"' + ")" * 5_000, "nested"),
     ],
 )

@@ -16,6 +16,7 @@ from inference_site.core.domain.deltas import (
 from inference_site.core.domain.errors import GenerationFailed, InvalidRequest
 from inference_site.core.domain.request import Constraint
 from tests.sinks import RecordingSink
+from worker.engines.grammars import check_grammar, regex_as_lark
 from worker.engines.llama_cpp.constraints import GrammarMeter, measured
 
 AMBIGUOUS = "root ::= w w w\nw ::= [^\\x00] | [^\\x00] w | [^\\x00] w w | [^\\x00] w w w"
@@ -99,3 +100,9 @@ def test_json_that_ends_as_none_is_an_error(deltas: list[Delta], is_good: bool) 
         check.feed(delta)
     with nullcontext() if is_good else pytest.raises(GenerationFailed, match="does not fit"):
         check.feed(last)
+
+
+@pytest.mark.parametrize("pattern", ["a/b", r"a\/b", r"a\\/b", r"https?:\/\/[^/]+", "[/]"])
+def test_slash_does_not_end_an_expression(pattern: str) -> None:
+    check_grammar(Constraint("regex", pattern, "grammar"))
+    check_grammar(Constraint("lark", regex_as_lark(pattern), "grammar"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 import pytest
@@ -67,3 +68,15 @@ def test_no_cut_into_pieces_shows_any_of_a_stop_text(
     assert text.startswith(f"{shown}{found or ''}")
     assert not any(stop in shown for stop in stops)
     assert found is not None or shown == text
+
+
+def test_long_stop_texts_take_no_long() -> None:
+    """Clients may send stop texts of any length, and one loop reads all answers of upstreams."""
+    stops = StopTexts(("ab" * 500_000, "a" * 20_000 + "b"))
+    began = time.thread_time()
+    pieces = [stops.feed("a" * 100) for _ in range(150)]
+    assert "".join(pieces) == ""
+    assert stops.feed("c" * 100) == "a" * 15_000 + "c" * 100
+    assert stops.feed("ab") == ""
+    assert stops.end() == "ab"
+    assert time.thread_time() - began < 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from inference_site.core.domain.model_spec import ModelSpec
 from worker.engines.chat import template
 from worker.engines.chat.template import ChatTemplate
 from worker.engines.llama_cpp.chat import TemplateTrial
-from worker.limited_process import PATIENCE_S
+from worker.limited_process import PATIENCE_S, LimitedProcess
 
 
 class StarvedProcess:
@@ -30,3 +32,14 @@ def test_a_load_outlasts_a_process_that_gets_no_processor_time(
     monkeypatch.setattr(template, "_shared_process", StarvedProcess())
     TemplateTrial(ModelSpec(id="m", engine="llama_cpp"), LlamaCppOptions(chat_template="chatml"))
     assert ChatTemplate("x").stop_texts == ()
+
+
+def test_question_after_the_process_was_killed_is_answered() -> None:
+    """The kernel kills the process of a host without memory; the question is not the cause."""
+    process = LimitedProcess("worker.engines.chat.rendering")
+    for number in range(2):
+        assert process.ask("{{ x }}", {"x": number}) == ["", str(number)]
+        assert process._process is not None
+        process._process.send_signal(signal.SIGKILL)
+        os.waitid(os.P_PID, process._process.pid, os.WEXITED | os.WNOWAIT)
+    process._end()

@@ -15,6 +15,7 @@ from inference_site.core.domain.request import FilePart
 from tests.image_server import ImageServer
 from tests.images import PNG, data_url, encoded, refusal, request_of, resolved
 from worker import media
+from worker.document_text import text_of
 from worker.media import resolve_media
 
 pytestmark = pytest.mark.usefixtures("private_network")
@@ -152,3 +153,9 @@ def test_the_characters_of_documents_are_those_of_all_together(
 ) -> None:
     monkeypatch.setattr(media, "MAX_CHARACTERS", 10_000)
     assert "at most 40000 characters, all together" in refused_documents(2, 5)
+
+
+def test_many_comments_before_a_text_take_no_long() -> None:
+    page = b"<!-- a -->\n" * 300
+    assert text_of(page + b"Fjords", "fjords.txt").endswith("Fjords")
+    assert text_of(page + b"<html><p>Fjords</p>", "fjords.txt") == "Fjords"

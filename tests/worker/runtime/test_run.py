@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from inference_site.accounts.models import ApiKey
 from inference_site.core.domain.deltas import TextDelta
 from inference_site.core.domain.errors import EngineUnavailable
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.domain.request import GenerationRequest, Sampling
 from inference_site.core.storage import postgresql
 from inference_site.core.storage.redis import client_for
 from inference_site.runs import maintenance
@@ -33,7 +33,8 @@ from inference_site.runs.streams.batches import Ending
 from inference_site.runs.streams.event_log import cancel_key, document_key
 from inference_site.runs.streams.request_documents import save_document
 from tests.generations.rows import chat_document, create_generation
-from worker.engines.base import Sink
+from tests.upstream_server import Talk, UpstreamServer, text, usage
+from worker.engines.base import Sink, load_engine
 from worker.engines.scripted import ScriptedEngine
 from worker.runtime import run
 from worker.runtime.publisher import StopReason, Stream
@@ -276,6 +277,39 @@ def test_what_is_cut_off_without_being_asked_for_fails_as_retryable(
     assert (row.status, row.error_code) == (Status.FAILED, "worker_unavailable")
     assert row.output_tokens == 1
     assert told in attempt.stream.text
+
+
+@pytest.mark.parametrize("counted", [(), (1, 2), (0, 0), (4, 5)])
+def test_equal_choices_that_were_computed_once_are_counted_once(
+    start: Start, counted: Sequence[int]
+) -> None:
+    """Until they are cancelled; ``counted`` are the server's counts with each of two pieces."""
+
+    def answer(talk: Talk) -> None:
+        talk.begin()
+        for number, piece in enumerate(("one ", "two ")):
+            told = usage(7, counted[number]) if counted else {}
+            talk.event({**text(piece), **{k: v for k, v in told.items() if k == "usage"}})
+        talk.wait_for_hang_up()
+
+    attempt = start([])
+    document = chat_document(attempt.id, "Count.")
+    request = replace(document.request, choices=3, sampling=Sampling(temperature=0))
+    assembly = replace(document.assembly, choices=3)
+    document = replace(document, request=request, assembly=assembly)
+    save_document(attempt.id, document, "web.one")
+    attempt.stop_at('"index":2,"delta":{"content":"two ')
+    ended: Future[Exception | None] = Future()
+    with UpstreamServer().running() as server:
+        server.answers = [answer]
+        options = {"base_url": server.url, "flavor": "vllm"}
+        engine = load_engine(ModelSpec("m", "openai_upstream", options=options))
+        run = Run(attempt.claim, attempt.stream)
+        assert run.start(engine, ended.set_result)
+        run.end(ended.result(30))
+        engine.close()
+    assert attempt.row.status == Status.CANCELLED
+    assert attempt.row.output_tokens == max(2, *counted, 0)
 
 
 @pytest.mark.parametrize("reason", list(StopReason))

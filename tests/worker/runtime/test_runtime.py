@@ -467,6 +467,27 @@ def test_a_model_that_is_unloaded_while_it_loads_has_neither_failed_nor_been_loa
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("by_process", [False, True])
+def test_adapter_is_dropped_only_for_a_fault_that_may_be_its_own(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, by_process: bool
+) -> None:
+    def load(spec: ModelSpec) -> Engine:
+        if adapters.read().models_with("terse"):
+            raise EngineLoadError("It cannot be loaded.", by_process=by_process)
+        return load_engine(spec)
+
+    monkeypatch.setattr(served_model, "load_engine", load)
+    monkeypatch.setattr(runtime.loader, "_find_spec", lambda id_: ModelSpec(id_, "scripted"))
+    adapters.add("m", "terse", "terse.gguf")
+    runtime.loader.reload("m")
+    expected = ModelState.READY if by_process else ModelState.FAILED
+    wait_until(lambda: runtime.loader.models["m"].state == expected)
+    time.sleep(0.5)  # Nothing else follows.
+    assert runtime.loader.models["m"].state == expected
+    assert adapters.read().models_with("terse") == ([] if by_process else ["m"])
+
+
+@pytest.mark.django_db(transaction=True)
 def test_a_model_that_was_loaded_again_is_not_unloaded_for_the_time_before(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -527,6 +548,28 @@ def test_of_two_orders_that_wait_for_the_same_run_the_last_counts_and_no_engine_
     time.sleep(1)  # A load that was replaced ends meanwhile.
     assert len(opened) == (last == "reload")
     assert list(runtime.loader.models) == (["m"] if last == "reload" else [])
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("order", ["reload", "unload"])
+def test_an_order_is_carried_out_after_a_run_that_did_not_stop_in_time(
+    runtime: Runtime, settings: Settings, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    """A run cannot end, for example, while PostgreSQL is away."""
+    settings.DRAIN_TIMEOUT_S = 0.1
+    monkeypatch.setattr(loading, "STOP_S", 0.1)
+    monkeypatch.setattr(runtime.loader, "_find_spec", lambda id_: ModelSpec(id_, "scripted"))
+    busy_model = runtime.loader.models["m"]
+    assert busy_model.take_slot()
+    with ThreadPoolExecutor(1) as pool:
+        carried_out = pool.submit(getattr(runtime.loader, order), "m")
+        time.sleep(0.5)
+        assert runtime.open_models() == []
+        busy_model.release_slot()
+        carried_out.result(60)
+    if order == "reload":
+        wait_until(lambda: runtime.open_models() == ["m"])
+    assert runtime.loader.models.get("m") is not busy_model
 
 
 @pytest.mark.django_db(transaction=True)

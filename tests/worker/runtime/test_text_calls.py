@@ -45,6 +45,8 @@ TEXTS = [
     '{"name": "weather", "arguments": {"city": "Paris"}, "parameters": {"city": "Paris"}}',
     '{"name": "weather", "arguments": {"city": "Paris"}, "note": 1}',
     '{"name": ["weather"], "arguments": {}}',
+    '{"name": "stop", "arguments": {"a": NaN}}',
+    '{"name": "stop", "arguments": {"a": 1e999}}',
     '{"name": "weather", "arguments": ' + '{"a":' * 5000,
     "```json\n[1]\n```",
 ]
@@ -110,6 +112,23 @@ def test_what_was_cut_off_or_is_too_long_is_text() -> None:
     calls = TextCallParser(TOOLS, parallel=True)
     assert list(calls.take(TextDelta(PARIS))) == []
     assert calls.rest() == [TextDelta(PARIS)]
+
+
+def test_white_space_in_a_fence_takes_no_long() -> None:
+    spaces = " " * 30_000
+    assert cities(taken([f"```json\n{PARIS[:-1]}{spaces}}}{spaces}```"])) == ["Paris"]
+    broken = f'```json\n{{"name"{spaces}x'
+    began = time.thread_time()
+    assert text_of(taken([broken])) == broken
+    assert time.thread_time() - began < 2
+
+
+def test_half_a_surrogate_pair_in_a_call_is_no_character() -> None:
+    calls = TextCallParser(TOOLS, parallel=True)
+    calls.take(TextDelta(r'{"name": "stop", "arguments": {"why": "\ud83d"}}'))
+    call, _ = calls.take(Finish("stop"))
+    assert isinstance(call, ToolCallDelta)
+    assert call.arguments == '{"why": "?"}'
 
 
 def test_one_call_at_most_where_no_more_may_come() -> None:

@@ -23,6 +23,7 @@ from inference_site.core.domain.request import (
     TextPart,
     Tool,
 )
+from worker.engines.chat.tools import whole_characters
 from worker.limited_process import LOAD_PATIENCE_S, PATIENCE_S, LimitedProcess
 
 _FAMILIES_FOLDER = Path(__file__).parent / "families"
@@ -80,7 +81,7 @@ def rendered(
     if answer is None:
         _own_processes.setdefault(source, LimitedProcess(_RENDERING))
         return TOO_COMPLEX, ""
-    error, prompt = answer
+    error, prompt = map(whole_characters, answer)
     return error, prompt
 
 

@@ -105,6 +105,14 @@ def new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
+def whole_characters(text: str) -> str:
+    """Return a text of escapes with a question mark for each half of a surrogate pair.
+
+    A model or a client may write half a pair, which UTF-8 cannot encode.
+    """
+    return text.encode("utf-8", "replace").decode()
+
+
 def call_schema(tools: tuple[Tool, ...]) -> dict[str, Any]:
     """Return the JSON schema of one call of any of these tools."""
     if len(tools) == 1:
@@ -269,4 +277,5 @@ def _call_text(call: ToolCall) -> str:
         arguments = json.loads(call.arguments)
     except (ValueError, RecursionError):
         arguments = call.arguments
-    return json.dumps({"name": call.name, "arguments": arguments}, ensure_ascii=False)
+    text = json.dumps({"name": call.name, "arguments": arguments}, ensure_ascii=False)
+    return whole_characters(text)

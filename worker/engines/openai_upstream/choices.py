@@ -26,6 +26,8 @@ from worker.engines.texts import StopTexts
 
 _FAILURES = ("abort", "error")
 _LIMITS = ("length", "max_tokens", "model_length")
+_UNLIKELY = -9999.0
+"""The log probability of OpenAI's API for a token that is very unlikely."""
 _NOTHING: list[Delta] = []
 
 
@@ -107,8 +109,8 @@ class ChoiceReader:
         if is_reasoning:
             self._held = ()
             return
-        # The first token of a prompt has no log probability.
-        unknown = math.nan if self._request.echo else 0.0
+        # The first token of a prompt has no log probability. Of others, null is minus infinity.
+        unknown = math.nan if self._request.echo else _UNLIKELY
         # With ``logprob_token_ids`` the server returns the entries of these tokens: keep all.
         top = None if "logprob_token_ids" in self._request.extensions else self._top_logprobs
         entries = _read_logprobs(wire, top, unknown)
@@ -171,13 +173,17 @@ def _read_logprobs(
     for token, logprob, alternatives in zip(
         tokens, wire.get("token_logprobs") or (), others, strict=False
     ):
-        ranked = sorted((alternatives or {}).items(), key=lambda item: -item[1])[:top]
+        known = {
+            name: _UNLIKELY if value is None else value
+            for name, value in (alternatives or {}).items()
+        }
+        ranked = sorted(known.items(), key=lambda item: -item[1])[:top]
         likeliest = tuple(_token(*pair) for pair in ranked)
         entries.append(_token(token, unknown if logprob is None else logprob, likeliest))
     return tuple(entries)
 
 
-def _entry(entry: dict[str, Any], top: int | None, unknown: float = 0.0) -> TokenLogprob:
+def _entry(entry: dict[str, Any], top: int | None, unknown: float = _UNLIKELY) -> TokenLogprob:
     # vLLM lists the sampled token first, so the likeliest are found by sorting.
     ranked = sorted(
         entry.get("top_logprobs") or (),
@@ -238,9 +244,9 @@ class CallReader:
 
     def _take(self, piece: dict[str, Any]) -> list[ToolCallDelta]:
         function = piece.get("function") or {}
-        name, arguments = function.get("name") or None, function.get("arguments") or ""
+        name, arguments = function.get("name") or None, function.get("arguments")
         if not isinstance(arguments, str):
-            arguments = orjson.dumps(arguments).decode()
+            arguments = "" if arguments is None else orjson.dumps(arguments).decode()
         call = self._call(piece.get("index"), piece.get("id") or None, name)
         call.arguments.append(arguments)
         if call.number is not None:
@@ -281,6 +287,8 @@ class CallReader:
             known = self._calls[-1] if self._calls else None
         if known is None or not name or not known.arguments:
             return known
+        if known.name not in (None, name):
+            return None
         # A piece with a name begins another call once the arguments of the known call are complete,
         # as of servers that give all calls one index; unless the server repeats index, name and id.
         is_other = call_id is not None and call_id != known.id

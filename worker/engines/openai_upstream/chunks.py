@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 DONE = b"[DONE]"
 
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _IGNORED = (b":", b"event:", b"id:", b"retry:")
 _MAX_LOGGED = 200
 _MAX_LINE_BYTES = 16 * 2**20
@@ -57,7 +58,8 @@ class EventLines:
         self._rest = lines.pop()
         if len(self._rest) > _MAX_LINE_BYTES:
             raise NoEventStream(f"a line of more than {_MAX_LINE_BYTES} bytes")
-        for line in lines:
+        for each in lines:
+            line = each.removeprefix(_BYTE_ORDER_MARK)
             if line.startswith(b"data:"):
                 yield line[5:].strip()
             elif not line or line.isspace():
@@ -136,7 +138,7 @@ class ChunkReader:
     def account(self) -> None:
         """Feed the usage to the sink, if there is any."""
         if self.begun or not self.usage.is_estimate:
-            self._sink.feed(self.usage.total())
+            self._sink.feed(self.usage.total(is_whole=self.is_complete))
 
     def _take(self, event: bytes) -> None:
         if self._done:
@@ -175,7 +177,7 @@ class ChunkReader:
     def _deltas(self, chunk: dict[str, Any]) -> list[Delta]:
         choices = chunk.get("choices") or ()
         if chunk.get("usage") or "timings" in chunk:
-            index = choices[0].get("index", 0) if choices else None
+            index = int(choices[0].get("index") or 0) if choices else None
             # After a cut at a stop token the server goes on generating: do not count that.
             if index is None or not self._choices[index].is_cut:
                 self.usage.take(chunk, index)
@@ -190,7 +192,7 @@ class ChunkReader:
             fields = ("total", "cache", "processed", "time_ms")
             deltas.append(PromptProgress(*(progress[name] for name in fields)))
         for choice in choices:
-            index = choice.get("index") or 0
+            index = int(choice.get("index") or 0)
             reader = self._choices[index]
             if self.request.token_ids:
                 if names_prompt and (ids := choice.get("prompt_token_ids")):
@@ -276,15 +278,16 @@ class UsageReader:
         if usage := chunk.get("usage"):
             prompt = usage.get("prompt_tokens_details") or {}
             answer = usage.get("completion_tokens_details") or {}
+            reasoning = answer.get("reasoning_tokens")
             self._reported[index] = _TokenCounts(
                 int(usage.get("prompt_tokens") or 0),
                 int(prompt.get("cached_tokens") or 0),
                 int(usage.get("completion_tokens") or 0),
-                answer.get("reasoning_tokens"),
+                None if reasoning is None else int(reasoning),
                 int(prompt.get("cache_write_tokens") or 0),
             )
         if timings := chunk.get("timings"):
-            cached = timings["cache_n"]
+            cached = timings.get("cache_n", 0)  # Builds before September 2025 lack it.
             prompt, output = cached + timings["prompt_n"], timings["predicted_n"]
             self._times[index] = _Times(timings["prompt_ms"], timings["predicted_ms"])
             if not usage:
@@ -305,17 +308,21 @@ class UsageReader:
             if counts := self._reported.get(first.index):
                 self._reasoned[first.index] = counts.output
 
-    def total(self) -> Usage:
-        """Return the usage of the run; a prompt counts once for all its choices."""
+    def total(self, *, is_whole: bool) -> Usage:
+        """Return the usage of the run; a prompt counts once for all its choices.
+
+        Unless the run ``is_whole``, each piece counts: many servers report usage at the end only.
+        """
         total, times = self._sum(), self._time_spent()
+        output = total.output if is_whole else max(total.output, self._pieces)
         reasoning = total.reasoning
         if reasoning is None:
             reasoning = sum(self._reasoned.values()) if self._reasoned else self._reasoning
         return Usage(
             input_tokens=total.input,
             cached_tokens=min(total.cached, total.input),
-            output_tokens=total.output,
-            reasoning_tokens=min(reasoning, total.output),
+            output_tokens=output,
+            reasoning_tokens=min(reasoning, output),
             prefill_ms=times.prompt,
             decode_ms=times.answer,
             cache_write_tokens=min(total.cache_write, total.input),

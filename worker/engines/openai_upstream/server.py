@@ -39,6 +39,7 @@ _GONE_AFTER_S = 2.0
 """Twice that interval: a server that is down for longer counts as gone."""
 _ENDS_S = 5.0
 """How long a server may take to end after its engine."""
+_MAX_LIST_BYTES = 16 * 2**20
 _MAX_NAMES_LOGGED = 50
 _MAX_BODY_LOGGED = 200
 _ALIVE = (429,)
@@ -369,7 +370,11 @@ class Health:
         try:
             async with asyncio.timeout(self._patience_s):
                 async with self._session.get(url, allow_redirects=False, headers=CLOSE) as answer:
-                    body, status = await answer.read(), answer.status
+                    body, status = bytearray(), answer.status
+                    async for data in answer.content.iter_any():
+                        body += data
+                        if len(body) > _MAX_LIST_BYTES:
+                            raise Fault(f"Model '{self._id}': {url} is too long.")
         except (aiohttp.ClientError, OSError) as exc:
             reason = str(exc) or type(exc).__name__
             fault = f"Model '{self._id}': {url} cannot be reached: {reason}"

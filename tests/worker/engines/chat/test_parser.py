@@ -141,6 +141,11 @@ def test_half_a_harmony_header_is_no_content(half: str) -> None:
     assert parse("harmony", f"<|channel|>final<|message|>Yes<|end|>{half}").text == "Yes"
 
 
+def test_white_space_after_half_a_harmony_header_takes_no_long() -> None:
+    assert parse("harmony", f"<|channel|>{' ' * 400}!").text == f"{' ' * 400}!"
+    assert parse("harmony", f"<|channel|>analysis{' ' * 400}").text == ""
+
+
 def test_harmony_text_without_messages_is_content() -> None:
     assert parse("harmony", "Hello there.").text == "Hello there."
     assert parse("harmony", "<|channel|>hello, there").text == "hello, there"

@@ -10,6 +10,7 @@ import pytest
 from inference_site.core.domain.errors import InvalidRequest
 from inference_site.core.domain.request import GenerationRequest, Message, TextPart, Tool, ToolCall
 from worker.engines.chat.template import FAMILIES, ChatTemplate, stop_texts_of, without_bos
+from worker.engines.chat.tools import with_tools_in_text
 
 DOUBLING = "{{% set ns = namespace(x='x') %}}{{% for i in range(64) %}}{}{{% endfor %}}"
 ASK = GenerationRequest("m", (Message("user", "Hi"),))
@@ -305,3 +306,12 @@ def test_families_have_ends_of_turns(family: str) -> None:
     assert all(
         stop in FAMILIES[family].template or stop.startswith("<|") for stop in FAMILIES[family].stop
     )
+
+
+def test_half_a_surrogate_pair_in_the_history_is_no_character() -> None:
+    call = ToolCall("call_1", "f", r'{"city": "\ud83d"}')
+    request = GenerationRequest("m", (Message("assistant", None, tool_calls=(call,)),))
+    source = "{{ messages[0].tool_calls[0].function.arguments | tojson }}"
+    assert render(source, request) == '{"city": "?"}'
+    [message] = with_tools_in_text(request).messages
+    assert message.text == '{"name": "f", "arguments": {"city": "?"}}'

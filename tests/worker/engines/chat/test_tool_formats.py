@@ -170,6 +170,25 @@ def test_lists_that_are_no_calls_are_text(text: str) -> None:
     assert parse("pythonic", text) == Answer(text, "", [], "t")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        (
+            "qwen3_coder",
+            '<function=f><parameter=city>["\\ud83d"]</parameter></function>',
+            '{"city": ["?"]}',
+        ),
+        (
+            "hermes",
+            r'<tool_call>{"arguments": "{\"a\": \"\ud83d\"}", "name": "f"}</tool_call>',
+            '{"a": "?"}',
+        ),
+    ],
+)
+def test_half_a_surrogate_pair_is_no_character(name: str, text: str, arguments: str) -> None:
+    assert parse(name, text).calls == [("f", arguments)]
+
+
 def test_calls_in_python_between_tags() -> None:
     text = "Hm.<|tool_call_start|>[h(x=1)]<|tool_call_end|>Done."
     assert parse("pythonic", text) == Answer("Hm.Done.", "", [("h", '{"x": 1}')], "t0t")

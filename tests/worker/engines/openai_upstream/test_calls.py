@@ -89,10 +89,24 @@ ARGUMENTS = '{"city": "Oslo"}'
         ([call(id="a", arguments='{"a"'), call(name="f", arguments=": 1}")], [("f", '{"a": 1}')]),
         ([call(id="a", name="f")], [("f", "{}")]),
         ([call(id="a", name="f", arguments=None)], [("f", "{}")]),
+        (
+            [call(None, name="f", arguments=""), call(None, name="g", arguments="{}")],
+            [("f", "{}"), ("g", "{}")],
+        ),
+        (
+            [call(None, name="f", arguments={}), call(None, name="f", arguments={})],
+            [("f", "{}"), ("f", "{}")],
+        ),
+        (
+            [call(0, id="a", name="f", arguments=""), call(0, id="b", name="g"),
+             call(0, arguments="{}")],
+            [("f", "{}"), ("g", "{}")],
+        ),
     ],
     ids=["in pieces", "whole", "without an id", "arguments as an object", "without an index",
          "name repeated", "name repeated after the end", "two by their ids", "two whole ones",
-         "two with the index 0", "two", "interleaved", "name later", "without arguments", "null"],
+         "two with the index 0", "two", "interleaved", "name later", "without arguments", "null",
+         "two without an index", "two with empty objects", "two with the index 0 in pieces"],
 )  # fmt: skip
 def test_calls_come_out_the_same_whatever_the_server_does(
     server: UpstreamServer, engine: Engine, sent: list[Any], expected: list[tuple[str, str]]

@@ -210,3 +210,19 @@ def test_options_of_a_models_file_reach_the_server(tmp_path: Path) -> None:
     assert (server.key, server.headers) == ("sk-1", {"X-Number": "5"})
     assert server.fields["top_k"] == "k"
     assert "seed" not in server.fields
+
+
+def test_endless_list_of_models_is_not_read_to_its_end(server: UpstreamServer, load: Load) -> None:
+    sent = 0
+
+    def answer(talk: Talk) -> None:
+        nonlocal sent
+        talk.begin("application/json")
+        while sent < 200 * 2**20:
+            talk.send(b" " * 2**20)
+            sent += 2**20
+        talk.end()
+
+    server.list_models = answer
+    assert load().fault.endswith("/v1/models is too long.")
+    assert sent < 50 * 2**20  # The sockets' buffers hold some.

@@ -279,6 +279,26 @@ def test_comments_and_other_fields_are_skipped(server: UpstreamServer, engine: E
     assert chat(engine).text == "a"
 
 
+def test_byte_order_mark_and_floats_are_read(server: UpstreamServer, engine: Engine) -> None:
+    details = {"completion_tokens_details": {"reasoning_tokens": 1.0}}
+    first = b"\xef\xbb\xbfdata: " + json.dumps(text("a", 0.0)).encode() + b"\n\n"  # type: ignore[arg-type]  # As some gateways write it.
+    server.answers = [chunks(first, finish(), usage(7.0, 2.0, **details))]  # type: ignore[arg-type]  # As above.
+    sink = chat(engine)
+    assert (sink.text, sink.finishes) == ("a", ["stop"])
+    told = sink.usage
+    assert str((told.input_tokens, told.output_tokens, told.reasoning_tokens)) == "(7, 2, 1)"
+
+
+def test_timings_of_older_builds_of_llama_cpp_are_read(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    """They lack ``cache_n``; so do those of llamafile."""
+    timings = {"prompt_n": 7, "prompt_ms": 3.0, "predicted_n": 1, "predicted_ms": 4.0}
+    server.answers = [chunks({**text("a"), "timings": timings}, finish(), usage(9, 2))]
+    sink = chat(engine)
+    assert (sink.text, sink.usage.input_tokens, sink.usage.prefill_ms) == ("a", 9, 3.0)
+
+
 def test_a_server_that_does_not_stream_is_read_too(server: UpstreamServer, engine: Engine) -> None:
     message = {"role": "assistant", "content": "Hello", "reasoning_content": "Hm"}
     whole = {"choices": [{"index": 0, "message": message, "finish_reason": "length"}]}
@@ -328,6 +348,16 @@ def test_the_likeliest_come_first_also_of_vllm_that_begins_with_what_was_drawn(
     assert [other.token for other in piece.logprobs[0].top] == ["b", "c", "a"]
 
 
+def test_impossible_token_is_not_a_certain_one(server: UpstreamServer, engine: Engine) -> None:
+    """Minus infinity is null in the JSON of servers that use pydantic, such as SGLang."""
+    others = [{"token": "b", "logprob": None}, {"token": "a", "logprob": -0.5}]
+    entry = {**ENTRY, "top_logprobs": others}
+    server.answers = [chunks(text("a", logprobs={"content": [entry]}), finish(), usage())]
+    [piece] = [d for d in chat(engine, top_logprobs=2).deltas if isinstance(d, TextDelta)]
+    top = [(other.token, other.logprob) for other in piece.logprobs[0].top]
+    assert top == [("a", -0.5), ("b", -9999.0)]
+
+
 def test_log_probabilities_of_half_a_character_come_with_the_whole(
     server: UpstreamServer, engine: Engine
 ) -> None:
@@ -348,7 +378,7 @@ def test_completions_have_log_probabilities_of_their_own_form(
     told = {
         "tokens": ["a", "b"],
         "token_logprobs": [None, -1.0],
-        "top_logprobs": [None, {"b": -1.0, "c": -2.0}],
+        "top_logprobs": [None, {"c": None, "b": -1.0}],
         "text_offset": [0, 1],
     }
     choice = {"index": 0, "text": "ab", "logprobs": told, "finish_reason": "stop"}
@@ -357,7 +387,7 @@ def test_completions_have_log_probabilities_of_their_own_form(
     asked = GenerationRequest("m", operation="complete", prompts=("x",), top_logprobs=1)
     engine.complete(asked, sink)
     [piece] = [d for d in sink.deltas if isinstance(d, TextDelta)]
-    assert [(e.token, e.logprob) for e in piece.logprobs] == [("a", 0.0), ("b", -1.0)]
+    assert [(e.token, e.logprob) for e in piece.logprobs] == [("a", -9999.0), ("b", -1.0)]
     assert [other.token for other in piece.logprobs[1].top] == ["b"]
     assert sink.deltas[1:2] == [Finish("stop")]
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from inference_site.core.domain.deltas import ReasoningDelta, TextDelta, TokenLogprob, ToolCallDelta
 from inference_site.core.domain.request import Tool
-from worker.engines.chat.tools import new_call_id
+from worker.engines.chat.tools import new_call_id, whole_characters
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
@@ -197,13 +197,14 @@ class Output:
         if self._is_dropping:
             return
         self.call_is_open = True
-        name = name.encode("utf-8", "replace").decode()  # Half a surrogate pair is no character.
+        name = whole_characters(name)
         self._deltas.append(ToolCallDelta(self.calls, "", new_call_id(), name, self._index))
         self.calls += 1
 
     def arguments(self, piece: str) -> None:
         """Add a piece of the call's arguments."""
         if piece and not self._is_dropping:
+            piece = whole_characters(piece)
             self._deltas.append(ToolCallDelta(self.calls - 1, piece, index=self._index))
 
     def end_call(self) -> None:

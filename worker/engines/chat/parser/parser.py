@@ -234,8 +234,8 @@ def _harmony_header(source: Source, output: Output, begun: str) -> Reading[Put]:
         if begun not in HARMONY_TAGS:
             output.text(begun)
             return output.text
-        if source.has_ended and (half := _HALF_HEADER.fullmatch(source.text)):
-            source.take(half.end())
+        if source.has_ended and _HALF_HEADER.fullmatch(" ".join(source.text.split())):
+            source.take(len(source.text))
         return output.text
     source.take(found.end())
     header = begun + found[1]
