@@ -138,6 +138,13 @@ def test_services_restart_have_bounds_and_hold_no_secret() -> None:
         assert raw["cap_drop"] == ["ALL"], name
 
 
+@pytest.mark.parametrize("name", ["worker", "worker-gpu"])
+def test_workers_may_write_the_logs_of_their_model_servers(name: str) -> None:
+    spec = service(name)
+    user = "uid=10001,gid=10001,mode=700"  # Without it, Docker gives the folder to root.
+    assert f"{spec.env['DATA_DIR']}:{user}" in spec.raw["tmpfs"]
+
+
 def test_only_the_processes_of_the_site_and_the_proxy_reach_other_networks() -> None:
     file = compose_file()
     internal = {name for name, raw in file["networks"].items() if raw.get("internal")}

@@ -98,6 +98,10 @@ def test_a_deployment_runs_what_the_compose_file_runs(name: str) -> None:
     same = service(name.partition("-")[0])
     assert container["args"][0] == same.command[2]
     assert spec["terminationGracePeriodSeconds"] >= same.stop_grace_s
+    writable = {
+        mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")
+    }
+    assert {mount.partition(":")[0] for mount in same.raw["tmpfs"]} <= writable
     labels = found["spec"]["template"]["metadata"]["labels"]
     assert found["spec"]["selector"]["matchLabels"].items() <= labels.items()
     port = container["ports"][0]

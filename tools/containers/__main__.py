@@ -24,6 +24,7 @@ CHECKS: tuple[Check, ...] = (
     running.streams,
     running.doctor_is_content,
     running.pull_writes,
+    running.networks_lead_out_and_not_in,
     running.redis_has_half_of_its_container,
     running.health_checks_are_cheap,
     images.builds_again_without_a_restart,

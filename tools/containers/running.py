@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import time
 from itertools import pairwise
 
 from tools.containers.document import commands
-from tools.containers.stack import ROOT, Stack, need
+from tools.containers.stack import IMAGE, ROOT, Stack, need
 from tools.containers.traffic import chat, client, slow
 
 _HUB = """
@@ -26,6 +27,7 @@ used = resource.getrusage(resource.RUSAGE_CHILDREN)
 print((used.ru_utime + used.ru_stime) / 10)
 """
 _HEALTH_CPU_S = 0.1
+_CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5)"
 
 
 def starts(stack: Stack) -> str:
@@ -55,6 +57,34 @@ def streams(stack: Stack) -> str:
     took = f"{len(arrived)} chunks in {arrived[-1] - arrived[0]:.1f} s"
     need(len([gap for gap in gaps if gap > 0.03]) >= 10, f"they came together: {took}")
     return f"{took}, longest gap {max(gaps):.2f} s"
+
+
+def networks_lead_out_and_not_in(stack: Stack) -> str:
+    """The site's processes reach the host; its stores are reached by what is on ``inside``."""
+
+    def refused(network: str, *address: str) -> str:
+        run = ("docker", "run", "--rm", "--network", f"{stack.name}_{network}")
+        python = ("--entrypoint", "python", f"{IMAGE}-web", "-c", _CONNECT)
+        return stack.command(*run, *python, *address, check=False)
+
+    gateway = stack.command(
+        *("docker", "network", "inspect", f"{stack.name}_outside"),
+        *("--format", "{{(index .IPAM.Config 0).Gateway}}"),
+    ).strip()
+    with socket.create_server((gateway, 0)) as host:
+        address = (gateway, str(host.getsockname()[1]))
+        for service in ("web", "worker", "beat"):
+            stack.compose("exec", "-T", service, "python", "-c", _CONNECT, *address)
+        said = refused("inside", *address)
+        need("Network is unreachable" in said, f"from inside: {said}")
+    template = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+    for service, port in (("postgres", "5432"), ("redis", "6379")):
+        said = refused("outside", stack.inspect(stack.containers(service)[0], template), port)
+        need("timed out" in said, f"{service} from outside: {said}")
+    ports = stack.compose("ps", "--format", "{{.Service}} {{.Ports}}").splitlines()
+    published = {line.split()[0] for line in ports if "->" in line}
+    need(published == {"caddy"}, f"published: {published}")
+    return f"web, worker and beat reach {gateway}; only caddy publishes ports"
 
 
 def redis_has_half_of_its_container(stack: Stack) -> str:
