@@ -83,8 +83,11 @@ class Command(BaseCommand):
         try:
             if real_model is not None:
                 real_model.start()
-            stack.start_services()
-            stack.start_processes()
+            try:
+                stack.start_services()
+                stack.start_processes()
+            except OSError as exc:
+                raise ServiceError(f"DATA_DIR cannot be used: {exc}.") from exc
             say("starting; loading " + (", ".join(spec.id for spec in specs) or "no model"))
             try:
                 secrets = prepare_site(stack.database_url, data_dir)  # While the processes start.
