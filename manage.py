@@ -17,6 +17,42 @@ if os.environ.get("SERVE_STATE_FD"):  # `serve` goes on, without Django.
 
 from django.core.management import execute_from_command_line  # noqa: E402  # It is an import, too.
 
+_PROCESSES = ("web", "worker", "beat")
+"""They run without PostgreSQL and Redis, so an error of these is a fault of their code."""
+
+
+def _main() -> None:
+    """Run the command; print one line for what an operator can mend, unless ``--traceback``."""
+    try:
+        execute_from_command_line(sys.argv)
+    except Exception as exc:
+        line = "" if "--traceback" in sys.argv else _what_to_mend(exc)
+        if not line:
+            raise
+        sys.exit(f"CommandError: {line}")
+
+
+def _what_to_mend(error: Exception) -> str:
+    """Return a wrong setting, or the service that does not answer; "" for any other error."""
+    import psycopg
+    import redis
+    from django.core.exceptions import ImproperlyConfigured
+    from django.db import InterfaceError, OperationalError
+
+    if isinstance(error, ImproperlyConfigured):
+        return f"{str(error).rstrip('.')}. See docs/settings.md."
+    if sys.argv[1] in _PROCESSES:
+        return ""
+    reason = (str(error).rstrip(".").splitlines() or [""])[0]
+    if isinstance(error.__cause__, psycopg.errors.UndefinedTable):
+        return f"The database is not migrated: {reason}. Run `manage.py migrate`."
+    if isinstance(error, (OperationalError, InterfaceError)):
+        return f"PostgreSQL cannot do this now: {reason}. `manage.py doctor` checks it."
+    if isinstance(error, (redis.ConnectionError, redis.TimeoutError)):
+        return f"Redis does not answer: {reason}. `manage.py doctor` checks it."
+    return ""
+
+
 if __name__ == "__main__":
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "inference_site.settings")
-    execute_from_command_line(sys.argv)
+    _main()

@@ -511,11 +511,15 @@ SPECTACULAR_SETTINGS = {
 # The public address of the site, for links in mails; without it they have paths only.
 SITE_URL = environment.origin("SITE_URL")
 EMAIL_HOST = environment.text("EMAIL_HOST")  # Empty: no mail is sent.
-EMAIL_PORT = environment.number("EMAIL_PORT", 25, minimum=1)
+EMAIL_PORT = environment.port("EMAIL_PORT", 25)
 EMAIL_HOST_USER = environment.text("EMAIL_HOST_USER")
 EMAIL_HOST_PASSWORD = environment.text("EMAIL_HOST_PASSWORD")
 EMAIL_USE_TLS = environment.boolean("EMAIL_USE_TLS", False)
 EMAIL_USE_SSL = environment.boolean("EMAIL_USE_SSL", False)
+if EMAIL_USE_TLS and EMAIL_USE_SSL:  # Django would say so when the first mail is to be sent.
+    raise ImproperlyConfigured(
+        "EMAIL_USE_TLS and EMAIL_USE_SSL: set one of them, EMAIL_USE_SSL for port 465."
+    )
 EMAIL_FROM = environment.text("EMAIL_FROM", "inference-site@localhost")
 EMAIL_TIMEOUT = 10
 DEFAULT_FROM_EMAIL = EMAIL_FROM
@@ -528,7 +532,7 @@ WEBHOOKS_ALLOW_PRIVATE = environment.boolean("WEBHOOKS_ALLOW_PRIVATE", False)
 METRICS_TOKEN = environment.text("METRICS_TOKEN")
 METRICS_ALLOWED_NETWORKS = environment.networks("METRICS_ALLOWED_NETWORKS", "127.0.0.0/8,::1/128")
 # Where processes without HTTP of their own have /metrics and /health; 0 is nowhere.
-METRICS_PORT = environment.number("METRICS_PORT", 0)
+METRICS_PORT = environment.port("METRICS_PORT", 0, minimum=0)
 METRICS_HOST = environment.text("METRICS_HOST", "127.0.0.1")
 # The collector of traces; the SDK reads the other variables of OpenTelemetry itself.
 OTEL_EXPORTER_OTLP_ENDPOINT = environment.text("OTEL_EXPORTER_OTLP_ENDPOINT")

@@ -186,7 +186,9 @@ def states_of(keys: Iterable[ApiKey]) -> dict[int, KeyState]:
     The keys have been read with their projects and owners.
     """
     now, listed = timezone.now(), list(keys)
-    found = Budget.objects.filter(project__in={key.project_id for key in listed})
+    projects = {key.project_id for key in listed}
+    of_projects = Q(project__in=projects, api_key=None)
+    found = Budget.objects.filter(of_projects | Q(api_key__in=[key.pk for key in listed]))
     budgets = list(found.select_related("api_key").order_by("-every", "pk"))
     bars = _budget_bars(budgets, now)
     states = {}

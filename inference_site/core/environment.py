@@ -28,6 +28,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _DATABASE_SCHEMES = ("postgres", "postgresql", "psql", "pgsql")
 _REDIS_SCHEMES = ("redis", "rediss", "unix")
 _ORIGIN = re.compile(r"https?://(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+MAX_PORT = 65_535
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 _given: dict[str, str] = {}
 _served: dict[str, str] = {}
@@ -70,6 +71,14 @@ def number(name: str, default: int, minimum: int = 0) -> int:
             f"{name}: expected a whole number from {minimum}, got {value!r}."
         )
     return int(value)
+
+
+def port(name: str, default: int, minimum: int = 1) -> int:
+    """Return the number of a TCP port. Raise ImproperlyConfigured for anything else."""
+    found = number(name, default, minimum)
+    if found > MAX_PORT:
+        raise ImproperlyConfigured(f"{name}: expected a port up to {MAX_PORT}, got {found}.")
+    return found
 
 
 def number_or_warn(name: str, default: int, minimum: int = 1) -> int:
@@ -153,6 +162,8 @@ def database(url: str) -> dict[str, Any]:
     """Return Django's settings for an address of PostgreSQL. Raise ImproperlyConfigured."""
     _check_address("DATABASE_URL", url, _DATABASE_SCHEMES)
     config: dict[str, Any] = dict(environ.Env.db_url_config(url))
+    if not config["NAME"] and "service" not in config.get("OPTIONS", {}):
+        raise ImproperlyConfigured("DATABASE_URL: expected an address that ends with /DATABASE.")
     return config
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from django.db import transaction
 from django.test import Client
 from django.utils import timezone
 
-from inference_site.accounts.budgets import period_start
+from inference_site.accounts.budgets import Spent, period_start
 from inference_site.accounts.keys import create_key, find_caller, key_of_imports, rotate_key
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
 from inference_site.accounts.rate_limits import hit
@@ -44,6 +44,24 @@ def spend(key: ApiKey, every: str, amount: int, spent: int, **fields: Any) -> Bu
     start = period_start(every, timezone.now())
     BudgetSpend.objects.update_or_create(budget=budget, start=start, defaults={"spent": spent})
     return budget
+
+
+def test_a_list_reads_only_budgets_that_bound_its_keys(
+    api_key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, _ = api_key
+    other, _ = create_key(key.project, "other")
+    bounding = [spend(key, "day", 10, 1), spend(key, "day", 10, 1, api_key=key)]
+    spend(key, "day", 10, 1, api_key=other)
+    read: list[int] = []
+
+    def spent_of(budgets: Sequence[Budget], now: dt.datetime) -> dict[int, Spent]:
+        read.extend(budget.pk for budget in budgets)
+        return {}
+
+    monkeypatch.setattr(key_states, "spent_of", spent_of)
+    in_list(key)
+    assert read == [budget.pk for budget in bounding]
 
 
 def test_a_key_works_until_something_refuses_its_requests(api_key: Key) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -153,6 +154,32 @@ def test_postgresql_that_was_left_running_is_kept_unless_others_reach_it(
     another.stop()
     assert another.restart_if_dead()
     psycopg.connect(moved).close()
+
+
+@pytest.mark.parametrize("content", ["", "{pid}\n", "{pid}\n/data\n1\n5432\n/tmp\n\n1 2\nready\n"])
+def test_postgresql_starts_beside_what_a_power_cut_has_left(
+    long_directory: Path, postgres_url: str, content: str
+) -> None:
+    """The file may be empty, and its process id that of another process since."""
+    server = EmbeddedPostgres(long_directory)
+    server.start()
+    server.stop()
+    sleep = ["/bin/sleep", "600"]
+    other = subprocess.Popen(sleep, user=_owner(long_directory / "postgres"), cwd="/")
+    try:
+        pid_file = long_directory / "postgres" / "postmaster.pid"
+        pid_file.write_text(content.format(pid=other.pid))
+        shutil.chown(pid_file, _owner(long_directory / "postgres"))
+        psycopg.connect(EmbeddedPostgres(long_directory).start()).close()
+        assert not EmbeddedPostgres(long_directory).restart_if_dead()
+        assert other.poll() is None, "it got a signal for PostgreSQL"
+    finally:
+        other.kill()
+        other.wait()
+
+
+def _owner(path: Path) -> int:
+    return path.stat().st_uid
 
 
 def test_redis_of_a_long_path_is_reached_by_its_own_user_only(long_directory: Path) -> None:

@@ -55,6 +55,67 @@ def test_prometheus_takes_its_files(tmp_path: Path) -> None:
     run(promtool, "check", "config", "--syntax-only", "deploy/prometheus/prometheus.yml")
 
 
+# For each alert the series that raise it, 15 s between two values, and the labels that it then has.
+BEAT, WORKER = {"job": "beat", "instance": "b"}, {"job": "worker", "instance": "w"}
+ALERTS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "NoWorkerForModel": ({'inference_live_workers{model="m"}': "0x40"}, {"model": "m"}),
+    "RequestsWait": ({'inference_queue_oldest_seconds{model="m"}': "31+15x40"}, {"model": "m"}),
+    "GenerationsFail": (
+        {
+            'inference_generations_total{model="m",status="failed"}': "0+1x40",
+            'inference_generations_total{model="m",status="completed"}': "0+9x40",
+        },
+        {"model": "m"},
+    ),
+    "ServerErrors": ({'inference_http_requests_total{status="503"}': "0+3x40"}, {}),
+    "WorkerSilent": (
+        {'inference_worker_lease_renewed_timestamp_seconds{job="worker",instance="w"}': "0x40"},
+        WORKER,
+    ),
+    "MaintenanceSilent": (
+        {'inference_maintenance_done_timestamp_seconds{job="beat",instance="b"}': "0x40"},
+        BEAT,
+    ),
+    "EventLogBehind": (
+        {'inference_event_log_backlog_seconds{instance="w"}': "3x40"},
+        {"instance": "w"},
+    ),
+    "ServiceDoesNotAnswer": (
+        {'inference_scrape_ok{source="broker"}': "0x40"},
+        {"source": "broker"},
+    ),
+    "ProcessDown": ({'up{job="beat",instance="b"}': "0x40"}, BEAT),
+    # The DNS has no address for a service whose containers have all ended.
+    "NoProcess": ({'up{job="beat",instance="b"}': "1x4 stale"}, {"job": "beat"}),
+}
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_an_alert_fires(alert: str, tmp_path: Path) -> None:
+    series, labels = ALERTS[alert]
+    lively = {f'up{{job="{job}"}}': "1x40" for job in ("web", "worker")}
+    rules = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())["groups"][0]
+    (rule,) = [rule for rule in rules["rules"] if rule["alert"] == alert]
+    rule["annotations"] = {}  # Only these alerts are expected, whatever they say.
+    (tmp_path / "alerts.yml").write_text(yaml.safe_dump({"groups": [{**rules, "rules": [rule]}]}))
+    expected = {"exp_labels": labels}
+    case = {
+        "interval": "15s",
+        "input_series": [{"series": s, "values": v} for s, v in {**lively, **series}.items()],
+        "alert_rule_test": [{"eval_time": "10m", "alertname": alert, "exp_alerts": [expected]}],
+    }
+    tests = {"rule_files": ["alerts.yml"], "evaluation_interval": "15s", "tests": [case]}
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(tests))
+    run(tool("promtool"), "test", "rules", str(tmp_path / "test.yml"))
+
+
+def test_the_document_says_what_to_do_about_each_alert() -> None:
+    (group,) = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())["groups"]
+    told = re.findall(r"(?m)^\| (`[A-Z][^|]*) \|", (ROOT / "docs" / "operations.md").read_text())
+    named = {name for cell in told for name in re.findall(r"`([A-Z][a-z]+[A-Za-z]+)`", cell)}
+    assert named == {rule["alert"] for rule in group["rules"]} == ALERTS.keys()
+
+
 def test_images_run_as_nobody_special_and_say_how_they_are() -> None:
     for name in ("web", "worker-cpu", "worker-cuda"):
         image = images()[name]
@@ -195,6 +256,12 @@ def test_every_setting_reaches_the_containers() -> None:
     assert wanted - passed <= {"OTEL_BSP_SCHEDULE_DELAY"}  # An empty one stops the SDK.
     for name in set(OURS) - {"migrate"}:
         assert passed <= service(name).env.keys(), name
+
+
+@pytest.mark.parametrize("name", ["pull", "worker", "worker-gpu"])
+def test_what_pulls_a_model_has_the_hub_and_its_token(name: str) -> None:
+    given = compose_file()["services"][name]["environment"]
+    assert {"HF_ENDPOINT", "HF_TOKEN"} <= given.keys()
 
 
 def test_the_wheel_of_the_gpu_image_is_one_for_its_cuda_and_its_glibc() -> None:

@@ -39,6 +39,27 @@ def test_one_that_was_killed_by_a_signal_without_a_name_comes_back(tmp_path: Pat
     assert "short was killed by signal 36; restarting in 0 s" in said[-1]
 
 
+def test_one_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
+    said: list[str] = []
+    (tmp_path / "logs").mkdir()
+    child = Child(Program("short", ["sleep", "0"], tmp_path / "logs" / "log"), {}, said.append)
+    child.start()
+    wait_until(lambda: child.pid is None, 120, "its end")
+    (tmp_path / "logs").rename(tmp_path / "moved")
+    now = time.monotonic()
+    open_files = len(os.listdir("/proc/self/fd"))
+    for later_s in (0, 1, 2, 4):
+        child.restart_if_dead(now + later_s)
+    assert [line.rpartition("No such file or directory")[2] for line in said[1:]] == [
+        f": '{tmp_path}/logs/log'; trying again in {delay_s} s" for delay_s in (1, 2, 4)
+    ]
+    assert len(os.listdir("/proc/self/fd")) <= open_files
+    (tmp_path / "moved").rename(tmp_path / "logs")
+    child.restart_if_dead(now + 60)
+    wait_until(lambda: child.pid is None, 120, "its end")
+    assert len(said) == 4
+
+
 STATES = """
 trap 'echo stopping >&$NOTIFY_FD; sleep 0.2; exit 0' TERM
 trap 'echo restart >&$NOTIFY_FD' HUP
@@ -99,6 +120,15 @@ def test_one_goes_on_when_the_next_does_not_get_ready(program: Child, tmp_path: 
     program.roll(time.monotonic())
     assert program.is_rolling
     wait_until(lambda: seen(program) and not program.is_rolling, 60, "it is dropped")
+    assert program.pid == first
+
+
+def test_one_goes_on_when_the_next_cannot_be_started(program: Child, tmp_path: Path) -> None:
+    first = program.pid
+    (tmp_path / "log").rename(tmp_path / "earlier")
+    (tmp_path / "log").mkdir()
+    program.roll(time.monotonic())
+    assert not program.is_rolling
     assert program.pid == first
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 import redis
 from django.conf import settings as site_settings
-from django.db import connections
+from django.db import OperationalError, connections
 from pytest_django.fixtures import Settings
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.fleet.leases import Lease, LiveWorker, ModelReport
 from inference_site.core import environment
 from inference_site.ops.doctor import checks
-from inference_site.ops.doctor.checks import Finding, guarded
+from inference_site.ops.doctor.checks import Finding, Level, guarded
 from inference_site.ops.serve.services import RedisServer
 
 
@@ -128,6 +129,31 @@ def test_models_without_files_and_without_workers_are_told(models_file: Path) ->
     assert found["model absent"] == found["model junk"] == ["fail", "warn"]
     assert found["model other"] == ["ok", "warn"]
     assert found["model served"] == ["ok"]
+
+
+def test_what_was_found_before_a_fault_is_told_and_the_service_that_is_down_is_named() -> None:
+    for error, fix in (
+        (redis.ConnectionError("refused"), "Start Redis"),
+        (OperationalError("no connection"), "Start PostgreSQL"),
+        (psycopg.OperationalError("refused"), "Start PostgreSQL"),
+        (ValueError("a fault"), "Correct it."),
+    ):
+
+        def check(error: Exception = error) -> Iterator[Finding]:
+            yield Finding(Level.OK, "first", "well")
+            raise error
+
+        first, fault = guarded("second", check, "Correct it.")
+        assert (first.what, fault.what, fault.level) == ("first", "second", "fail")
+        assert fault.fix.startswith(fix)
+
+
+def test_a_missing_secret_key_is_told_with_its_fix(settings: Settings) -> None:
+    settings.SECRET_KEY = ""
+    found = {finding.what: finding for finding in guarded("settings", checks.check_settings, "")}
+    assert found["SECRET_KEY"].level == "fail"
+    assert "SECRET_KEY_FILE" in found["SECRET_KEY"].fix
+    assert "DEBUG" in found
 
 
 def test_settings_that_are_forgotten_are_told(settings: Settings) -> None:

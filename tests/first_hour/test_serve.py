@@ -91,6 +91,22 @@ def test_what_serve_cannot_do_is_told_in_one_line(
     assert not (tmp_path / "data").exists()
 
 
+def test_a_data_directory_that_cannot_be_used_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "log").touch()  # In place of a folder.
+    done = subprocess.run(
+        [sys.executable, "manage.py", "serve", "--port", "0"],
+        cwd=ROOT,
+        env={**os.environ, "DATA_DIR": str(tmp_path), "REAL_MODEL": "false"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    told = f"CommandError: DATA_DIR cannot be used: [Errno 17] File exists: '{tmp_path}/log'."
+    assert done.stderr.splitlines() == [told]
+
+
 def test_model_files_that_are_missing_or_broken_are_told_at_once(tmp_path: Path) -> None:
     entries = ", ".join(f"{name}: {{file: {name}.gguf}}" for name in ("gone", "short", "other"))
     (tmp_path / "models.yaml").write_text(f"models: {{{entries}}}")

@@ -8,29 +8,27 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandParser
 
 from inference_site.ops.doctor import checks, gpu
-from inference_site.ops.doctor.checks import Check, Level, guarded
+from inference_site.ops.doctor.checks import FIX_DATABASE, FIX_REDIS, Check, Level, guarded
 
-_DATABASE = "Start PostgreSQL, or correct DATABASE_URL; `manage.py serve` starts one of its own."
-_REDIS = "Start Redis, or correct REDIS_URL (BROKER_URL, CHANNEL_LAYER_URLS, EVENT_LOG_URLS)."
 _CHECKS: tuple[tuple[str, Check, str], ...] = (
     ("versions", checks.check_versions, ""),
     ("Redis of serve", checks.check_bundled_redis, ""),
     ("settings", checks.check_settings, ""),
     ("disk", checks.check_disk, "Make the directories that DATA_DIR and MODELS_DIR name."),
-    ("PostgreSQL", checks.check_postgres, _DATABASE),
-    ("migrations", checks.check_migrations, _DATABASE),
-    ("Redis", checks.check_redis, _REDIS),
-    ("channel layer", checks.check_channel_layer, _REDIS),
+    ("PostgreSQL", checks.check_postgres, FIX_DATABASE),
+    ("migrations", checks.check_migrations, FIX_DATABASE),
+    ("Redis", checks.check_redis, FIX_REDIS),
+    ("channel layer", checks.check_channel_layer, FIX_REDIS),
     ("clocks", checks.check_clocks, "Both services must answer before clocks can be compared."),
     (
         "models",
         checks.check_models,
         "Correct the models file; docs/models.example.yaml has each key.",
     ),
-    ("workers", checks.check_workers, _REDIS),
-    ("maintenance", checks.check_maintenance, _REDIS),
-    ("generations", checks.check_rows, _DATABASE),
-    ("event logs", checks.check_logs, _REDIS),
+    ("workers", checks.check_workers, FIX_REDIS),
+    ("maintenance", checks.check_maintenance, FIX_REDIS),
+    ("generations", checks.check_rows, FIX_DATABASE),
+    ("event logs", checks.check_logs, FIX_REDIS),
 )
 _GPU_CHECKS: tuple[tuple[str, Check, str], ...] = (
     ("GPUs", gpu.check_gpus, "Correct the models file; docs/models.example.yaml has each key."),

@@ -72,9 +72,7 @@ class Command(BaseCommand):
             specs = _good_models(_fetch_model(model))
         except KeyboardInterrupt as exc:
             raise CommandError("Stopped.") from exc
-        for name in ("web", "workers"):  # Also those of the environment, which are defaults.
-            if options[name] > _MAX_PROCESSES:
-                raise CommandError(f"At most {_MAX_PROCESSES} processes for --{name}.")
+        _check_counts(options["web"], options["workers"])
         try:
             data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as exc:
@@ -85,8 +83,11 @@ class Command(BaseCommand):
         try:
             if real_model is not None:
                 real_model.start()
-            stack.start_services()
-            stack.start_processes()
+            try:
+                stack.start_services()
+                stack.start_processes()
+            except OSError as exc:
+                raise ServiceError(f"DATA_DIR cannot be used: {exc}.") from exc
             say("starting; loading " + (", ".join(spec.id for spec in specs) or "no model"))
             try:
                 secrets = prepare_site(stack.database_url, data_dir)  # While the processes start.
@@ -121,6 +122,15 @@ class Command(BaseCommand):
             if real_model is not None:
                 real_model.stop()
             stop(stack.supervisor)
+
+
+def _check_counts(web: int, workers: int) -> None:
+    """Raise CommandError for too many processes; the environment has defaults without a bound."""
+    for name, count in (("web", web), ("workers", workers)):
+        if count > _MAX_PROCESSES:
+            raise CommandError(f"At most {_MAX_PROCESSES} processes for --{name}.")
+    if settings.METRICS_PORT + workers - 1 > environment.MAX_PORT:
+        raise CommandError(f"METRICS_PORT: {settings.METRICS_PORT} leaves no port for each worker.")
 
 
 def _has_real_model(model: str | None) -> bool:

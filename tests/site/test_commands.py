@@ -1,0 +1,70 @@
+"""What ``manage.py`` prints when a setting is wrong, or a service does not answer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NOWHERE = "127.0.0.1:9"
+
+
+def manage(tmp_path: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command without any service."""
+    addresses = {"DATABASE_URL": f"postgresql://{NOWHERE}/none", "REDIS_URL": f"redis://{NOWHERE}"}
+    return subprocess.run(
+        [sys.executable, "manage.py", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **addresses, "DATA_DIR": str(tmp_path / "data"), **env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize("command", ["create_api_key --name x", "migrate", "forget --user x"])
+def test_without_postgresql_a_command_names_it_in_one_line(tmp_path: Path, command: str) -> None:
+    done = manage(tmp_path, *command.split())
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("CommandError: PostgreSQL cannot do this now: ")
+    assert "Connection refused" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "env", "told"),
+    [
+        ("usage", {"EMAIL_PORT": "smtp"}, "EMAIL_PORT: expected a whole number from 1, got 'smtp'"),
+        ("usage", {"EMAIL_PORT": "65536"}, "EMAIL_PORT: expected a port up to 65535, got 65536"),
+        ("worker", {"METRICS_PORT": "99999"}, "METRICS_PORT: expected a port up to 65535"),
+        (
+            "serve",
+            {"METRICS_PORT": "65535", "WORKER_PROCESSES": "2"},
+            "METRICS_PORT: 65535 leaves no",
+        ),
+        ("serve", {"PORT": "http"}, "PORT: expected a whole number from 0, got 'http'"),
+        (
+            "check",
+            {"EMAIL_USE_TLS": "true", "EMAIL_USE_SSL": "true"},
+            "EMAIL_USE_TLS and EMAIL_USE_SSL: set one of them",
+        ),
+        ("usage", {"DATABASE_URL": "postgresql://db"}, "DATABASE_URL: expected an address that"),
+        ("worker --loglevel loud", {}, "argument --loglevel: invalid choice: 'LOUD'"),
+    ],
+)
+def test_a_wrong_setting_is_told_in_one_line(
+    tmp_path: Path, command: str, env: dict[str, str], told: str
+) -> None:
+    done = manage(tmp_path, *command.split(), **env)
+    assert done.returncode in (1, 2)
+    assert told in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_the_traceback_is_shown_when_it_is_asked_for(tmp_path: Path) -> None:
+    assert "Traceback" in manage(tmp_path, "usage", "--traceback", EMAIL_PORT="smtp").stderr
