@@ -142,7 +142,7 @@ class Payloads:
                 return text
         except orjson.JSONDecodeError:
             pass
-        return orjson.dumps({"input": text} if text else {}).decode()
+        return orjson.dumps({"input": text}).decode()
 
     def _tools(self, request: GenerationRequest) -> dict[str, Any]:
         """Return the tools, and whether one must be called."""
