@@ -366,6 +366,15 @@ def test_an_answer_is_continued_from_where_it_stands(claude: anthropic.Anthropic
     assert block.text.startswith(" France")
 
 
+def test_texts_of_messages_that_follow_each_other_stay_apart(claude: anthropic.Anthropic) -> None:
+    said: Any = [
+        {"role": "user", "content": "12"},
+        {"role": "user", "content": [{"type": "text", "text": "3"}, {"type": "text", "text": "4"}]},
+    ]
+    answer = claude.messages.create(model="scripted", max_tokens=9, messages=said)
+    assert [block.text for block in answer.content if block.type == "text"] == ["12\n\n34"]
+
+
 def test_a_format_binds_the_answer(claude: anthropic.Anthropic) -> None:
     schema = {
         "type": "object",
