@@ -31,6 +31,7 @@ from inference_site.core.domain.deltas import (
     ToolCallDelta,
     Usage,
 )
+from inference_site.core.domain.errors import ContextLengthExceeded
 from inference_site.core.domain.request import GenerationRequest
 from inference_site.core.domain.site_tools import SiteCall, Source, ToolResult
 from inference_site.core.errors.api_errors import ApiError
@@ -429,6 +430,8 @@ def _failed_ending(
 
 def _client_error(error: Exception) -> ApiError:
     """Return the API error; the field that engines know as ``messages`` is ``input`` here."""
+    if isinstance(error, ContextLengthExceeded):  # Its message names the field too.
+        error = error.of("input")
     client_error = api_error(error)
     if client_error.param == "messages":
         client_error.param = "input"

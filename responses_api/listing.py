@@ -26,8 +26,8 @@ from inference_site.gateway.api.paging import (
 from responses_api.context import decode_item, newest_input_of
 from responses_api.models import Item, ResponseStatus, StoredResponse
 from responses_api.search import SearchTooBroad, contains_words_sql, search_timeout
-from responses_api.stored_responses import current_responses, find_response, rows_of
-from responses_api.wire.requests import MAX_SEARCH_LENGTH
+from responses_api.stored_responses import current_responses, row_of, rows_of
+from responses_api.wire.requests import MAX_SEARCH_LENGTH, check_include
 
 Condition = tuple[str, dict[str, Any]]
 """A condition in SQL, and its parameters."""
@@ -83,7 +83,9 @@ def ids_on(page: Page, project_id: int, query: QueryDict) -> list[str]:
         *_filters(query),
     ]
     if page.after is not None:
-        last = find_response(project_id, page.after)
+        last = row_of(project_id, page.after)
+        if last is None:
+            raise page.no_entry("response")
         side = ">" if page.order == "asc" else "<"
         beyond = f"(created_at, id) {side} (%(last_at)s::timestamptz, %(last)s)"
         conditions.append((beyond, {"last_at": last.created_at, "last": last.pk}))
@@ -144,6 +146,7 @@ def _filters(query: QueryDict) -> Iterator[Condition]:
 def page_of_input(request: Request, stored: StoredResponse) -> Response:
     """Answer ``GET /v1/responses/{id}/input_items``."""
     query = request._request.GET
+    check_include(query)
     page, before = parse_page(query, "desc"), query.get("before")
     is_first_page = page.order == "desc" and page.after is None and not before
     items = newest_input_of(stored, page.limit + 1 if is_first_page else None)
@@ -164,6 +167,7 @@ def page_of_input(request: Request, stored: StoredResponse) -> Response:
 
 def page_of_conversation(request: Request, rows: QuerySet[Item]) -> Response:
     """Answer ``GET /v1/conversations/{id}/items``."""
+    check_include(request._request.GET)
     page, last = parse_page(request._request.GET, "desc"), None
     if page.after is not None:
         last = rows.filter(public_id=page.after).values_list("conversation_position").first()

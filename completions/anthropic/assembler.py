@@ -193,7 +193,7 @@ class MessageAssembler(Assembler):
         frames = [] if begun is None else self._open(begun)
         block = next(one for one in reversed(self._blocks) if one.call == delta.call)
         block.pieces.append(delta.arguments)
-        if delta.arguments:
+        if delta.arguments and block is self._blocks[-1]:  # Else it was closed with ``{}``.
             piece = {"type": "input_json_delta", "partial_json": delta.arguments}
             frames.append(self._delta(piece))
         return frames

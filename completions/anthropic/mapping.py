@@ -247,7 +247,7 @@ def _messages(given: Sequence[wire.RequestMessage], history: History) -> Iterato
             made = list(_user(message, where))
         for entry in made:
             if turn is not None and turn["role"] == entry["role"] != "tool":
-                _join(turn, entry)
+                _join(turn, entry, where)
                 continue
             if turn is not None:
                 yield turn
@@ -256,8 +256,14 @@ def _messages(given: Sequence[wire.RequestMessage], history: History) -> Iterato
         yield turn
 
 
-def _join(turn: Body, entry: Body) -> None:
-    """Add the content, calls and reasoning of a message to the turn before it, of the same role."""
+def _join(turn: Body, entry: Body, where: str) -> None:
+    """Add the content, calls and reasoning of a message to the turn before it, of the same role.
+
+    Texts of two messages of the user have an empty line between them.
+    """
+    ends = [*turn["content"][-1:], *entry["content"][:1]]
+    if turn["role"] == "user" and [part["type"] for part in ends] == ["text", "text"]:
+        turn["content"].append(_text("\n\n", where))
     turn["content"] += entry["content"]
     for name in ("tool_calls", "reasoning_content"):
         if entry.get(name):

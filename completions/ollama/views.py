@@ -28,6 +28,7 @@ from completions.wire.chat import DialectChat
 from completions.wire.completion import CompletionRequest
 from completions.wire.tokens import EmbeddingRequest
 from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.api.authentication import caller_of
 from inference_site.gateway.api.json_bodies import AnyJsonParser
 from inference_site.gateway.api.payload import WireRequest, parse
@@ -76,6 +77,16 @@ def to_embedding(body: wire.EmbedRequest) -> Body:
     value = body.prompt if body.input is None else body.input
     dimensions = {} if body.dimensions is None else {"dimensions": body.dimensions}
     return {"model": body.model, "input": "" if value is None else value, **dimensions}
+
+
+def _refuse_for_completion(body: wire.GenerateRequest) -> None:
+    """Raise InvalidRequestError for what only a prompt with a template can have, as Ollama does."""
+    for name in ("images", "system"):
+        if getattr(body, name) and (body.raw or name == "images"):
+            switch = "raw" if body.raw else "suffix"
+            raise InvalidRequestError(
+                f"Invalid '{name}': a prompt with '{switch}' has no {name}.", param=name
+            )
 
 
 def _run(body: wire.ChatRequest | wire.GenerateRequest) -> Body:
@@ -201,6 +212,7 @@ class GenerateView(OllamaView):
         if not body.prompt and not body.images:
             return _empty_answer(request, body.model, {"response": ""})
         if body.raw or body.suffix:
+            _refuse_for_completion(body)
             text = parse(CompletionRequest, to_completion(body))
             model = served_model(caller_of(request), text.model, text)
             generation = to_completion_request(text, model)
@@ -228,6 +240,8 @@ class EmbedView(OllamaView):
 
     def _respond(self, request: Request) -> HttpResponse:
         ollama_body = parse(wire.EmbedRequest, request.data)
+        if not (ollama_body.prompt if ollama_body.input is None else ollama_body.input):
+            return self._empty_answer(request, ollama_body.model)
         body = parse(EmbeddingRequest, to_embedding(ollama_body))
         caller = caller_of(request)
         model = served_model(caller, body.model, body)
@@ -240,7 +254,12 @@ class EmbedView(OllamaView):
             self.is_single,
             time.time(),
         )
-        generation = GenerationRequest(model.spec.id, operation="embed", prompts=to_inputs(body))
+        generation = GenerationRequest(
+            model.spec.id,
+            operation="embed",
+            prompts=to_inputs(body),
+            truncate=ollama_body.truncate is not False,
+        )
         submission = Submission(
             OLLAMA_EMBEDDING,
             new_id("embd-"),
@@ -249,6 +268,16 @@ class EmbedView(OllamaView):
             ignored_params=ollama_body.ignored_params,
         )
         return respond(request, submission)
+
+    def _empty_answer(self, request: Request, model: str) -> Response:
+        """Return Ollama's answer to a request that only loads a model. Raise if it is unknown."""
+        served_model(caller_of(request), model)
+        if self.is_single:
+            return Response(wire.OllamaEmbedding(embedding=[]).model_dump())
+        none = wire.OllamaEmbeddings(
+            model=model, embeddings=[], total_duration=0, load_duration=0, prompt_eval_count=0
+        )
+        return Response(none.model_dump())
 
 
 class SingleEmbedView(EmbedView):

@@ -180,7 +180,12 @@ def list_stored(request: Request) -> Response:
         rows = rows.filter(model=model)
     if metadata := parse_metadata(request._request.GET):
         rows = rows.filter(metadata__contains=metadata)
-    last = None if page.after is None else find(project_id, page.after).pk
+    last = None
+    if page.after is not None:
+        every = completions_of(project_id)  # The filters may leave out the cursor's entry.
+        last = every.filter(public_id=page.after).values_list("pk", flat=True).first()
+        if last is None:
+            raise page.no_entry("chat completion")
     entries = [wire_completion(stored) for stored in page.rows_of(rows, "pk", last)]
     return Response(list_object(entries, page))
 

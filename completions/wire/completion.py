@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import (
+    AfterValidator,
     Discriminator,
     Field,
     Tag,
@@ -201,6 +202,12 @@ class Infill(WireObject):
     timings: Timings | None = None
 
 
+def _refuse_zero(tokens: int) -> int:
+    if tokens == 0:
+        raise ValueError("expected -1, or at least 1")
+    return tokens
+
+
 class InfillRequest(SamplingFields):
     """The body of ``POST /infill``; ``prompt`` stands between the prefix and the gap.
 
@@ -212,7 +219,7 @@ class InfillRequest(SamplingFields):
     input_suffix: str = ""
     input_extra: Annotated[list[ExtraText], Field(max_length=_MOST_EXTRAS)] | None = None
     prompt: str = ""
-    n_predict: Annotated[int, Field(ge=-1)] | None = None
+    n_predict: Annotated[int, Field(ge=-1), AfterValidator(_refuse_zero)] | None = None
     stop: ManyStopTexts | None = None
     stream: bool | None = None
 

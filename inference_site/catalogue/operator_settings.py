@@ -118,6 +118,8 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 NotNegative = Annotated[float, Field(ge=0)]
 Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
+_LEAST_FACTOR = 1e-6
+"""Engines divide by it as a 32-bit float, which cannot hold every number above 0."""
 _TokenId = Annotated[int, Field(ge=0, lt=2**31, strict=False)]  # JSON keys are strings.
 
 
@@ -133,10 +135,10 @@ class SamplerFields(BaseModel):
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: Probability | None = None
     typical_p: Probability | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=_LEAST_FACTOR)] | None = None
     dry_multiplier: NotNegative | None = None
     dry_base: Annotated[float, Field(ge=1)] | None = None
-    dry_allowed_length: Annotated[int, Field(ge=0)] | None = None
+    dry_allowed_length: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     dry_penalty_last_n: Annotated[int, Field(ge=-1)] | None = None
     dry_sequence_breakers: (
         Annotated[list[Annotated[str, Field(max_length=256)]], Field(min_length=1, max_length=64)]

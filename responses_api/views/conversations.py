@@ -24,7 +24,7 @@ from responses_api.storage import append
 from responses_api.wire import objects, requests
 from responses_api.wire.input_items import InputItem
 from responses_api.wire.objects import AnyItem
-from responses_api.wire.requests import NewestFirst
+from responses_api.wire.requests import ConversationItemsQuery
 
 
 class ConversationsView(ApiView):
@@ -80,7 +80,7 @@ class ConversationItemsView(ApiView):
 
     counts_writes = True
 
-    @documented(query=NewestFirst, answer=ListObject[AnyItem])
+    @documented(query=ConversationItemsQuery, answer=ListObject[AnyItem])
     def get(self, request: Request, conversation_id: str) -> Response:
         """List the items of a conversation."""
         conversation = _find(request, conversation_id)

@@ -61,6 +61,7 @@ from responses_api.wire.requests import (
     ResponseRequest,
     ResponsesQuery,
     StreamQuery,
+    check_include,
 )
 
 _CANCEL_WAIT_S = 10.0
@@ -107,6 +108,7 @@ class ResponseView(ApiView):
         """Get a response, or its events from the beginning or after `starting_after`."""
         stored = find_response(caller_of(request).project_id, response_id)
         query = request.query_params
+        check_include(query)
         if query.get("stream", "false").lower() in ("true", "1"):
             has_client = stored.status not in ENDED and not stored.background
             grace_s = disconnect_grace_s(caller_of(request)) if has_client else 0

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
+from django.http import QueryDict
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -17,7 +18,7 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 
 from inference_site.gateway.api.paging import PageQuery
-from inference_site.gateway.api.payload import WireRequest, places_of
+from inference_site.gateway.api.payload import WireRequest, parse_query, places_of
 from inference_site.gateway.request_fields.moderation import ModerationParam
 from inference_site.gateway.request_fields.wire import (
     ConstraintFields,
@@ -286,13 +287,23 @@ class CompactRequest(WireRequest):
     prompt_cache_key: str | None = None
 
 
+class IncludeQuery(BaseModel):
+    """``include`` of a query: objects always have what it may name, if it was asked for before."""
+
+    include: list[Include] | SkipJsonSchema[None] = None
+
+
 class NewestFirst(PageQuery):
     """Paging of a list that begins with the newest entry."""
 
     order: Literal["asc", "desc"] = "desc"
 
 
-class InputItemsQuery(NewestFirst):
+class ConversationItemsQuery(NewestFirst, IncludeQuery):
+    """Query of ``GET /v1/conversations/{id}/items``."""
+
+
+class InputItemsQuery(NewestFirst, IncludeQuery):
     """Query of ``GET /v1/responses/{id}/input_items``."""
 
     before: _OptionalText = Field(None, description="The id of an entry: the page ends before it.")
@@ -320,13 +331,18 @@ class ResponsesQuery(NewestFirst):
     created_before: _OptionalTime = Field(None, description="Unix seconds.")
 
 
-class StreamQuery(BaseModel):
+class StreamQuery(IncludeQuery):
     """Query of ``GET /v1/responses/{id}``."""
 
     stream: bool = False
     starting_after: Annotated[int, Field(ge=0, lt=10**9)] | SkipJsonSchema[None] = Field(
         None, description="The number of the last event that the client has."
     )
+
+
+def check_include(query: QueryDict) -> None:
+    """Raise InvalidRequestError for a value of ``include`` or ``include[]`` that does not exist."""
+    parse_query(IncludeQuery, {"include": query.getlist("include") + query.getlist("include[]")})
 
 
 class ConversationRequest(WireRequest):

@@ -301,6 +301,7 @@ def test_instructions_that_leave_no_room_are_named_by_a_field_of_the_request(
     for path in ("/v1/responses", "/v1/responses/compact"):
         error = http.post(path, json=body).json()["error"]
         assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
+        assert error["message"].endswith("Please reduce the length of the input.")
 
 
 def test_worker_that_dies_while_it_compacts_starts_again(

@@ -201,6 +201,8 @@ def test_infill_is_that_of_llama_server(client: openai.OpenAI, stack: ServedStac
         assert longer["tokens_evaluated"] > answer["tokens_evaluated"]
         refused = http.post("/infill", json={**asked, "model": "scripted"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "suffix")
+        refused = http.post("/infill", json={**asked, "n_predict": 0})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n_predict")
         assert http.post("/infill", json=asked, headers={"Authorization": ""}).status_code == 401
 
 

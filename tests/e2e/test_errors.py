@@ -97,6 +97,8 @@ def test_key_in_x_api_key_is_good_too(stack: ServedStack) -> None:
         ),
         ({**HELLO, "temperature": "hot"}, "temperature", "invalid_type"),
         ({**HELLO, "temperature": 3}, "temperature", None),
+        ({**HELLO, "repetition_penalty": 1e-40}, "repetition_penalty", "decimal_below_min_value"),
+        ({**HELLO, "dry_allowed_length": 2**31}, "dry_allowed_length", "integer_above_max_value"),
         ({**HELLO, "max_tokens": 0}, "max_tokens", "integer_below_min_value"),
         ({**HELLO, "stream_options": {"include_usage": True}}, "stream_options", None),
         ({**HELLO, "stop": ["a"] * 5}, "stop", "array_above_max_length"),

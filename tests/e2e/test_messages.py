@@ -23,7 +23,7 @@ from tests.e2e.test_queue import all_slots_held
 from tests.image_server import ImageServer
 from tests.images import PNG, encoded
 from tests.served_stack import ServedStack, wait_until
-from tests.upstream_server import Talk, UpstreamServer, streamed
+from tests.upstream_server import Talk, UpstreamServer, chunks, delta, finish, streamed, text
 
 HELLO: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 WEATHER: dict[str, Any] = {
@@ -221,6 +221,28 @@ def test_a_tool_is_called_and_its_result_is_read(claude: anthropic.Anthropic) ->
     assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
 
 
+def test_calls_whose_arguments_come_in_turns_stay_apart_in_each_api(
+    claude: anthropic.Anthropic, client: openai.OpenAI, odd: UpstreamServer
+) -> None:
+    def piece(number: int, arguments: str, **named: str) -> dict[str, Any]:
+        function = {"arguments": arguments, **({"name": "get_weather"} if named else {})}
+        return delta({"tool_calls": [{"index": number, "function": function, **named}]})
+
+    first, second = (piece(number, "", id=f"call_{number}") for number in (0, 1))
+    in_turns = [first, second, piece(1, '{"city": '), piece(0, "{}"), piece(1, '"Oslo"}')]
+    none_then_text = [first, second, piece(1, '{"city": "Oslo"}'), text("Wait.")]
+    asked: Any = {"model": "odd", "max_tokens": 50, "messages": HELLO, "tools": [WEATHER]}
+    function = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}
+    for sent in (in_turns, none_then_text):
+        odd.answers = [chunks(*sent, finish("tool_calls"))]
+        with claude.messages.stream(**asked) as stream:
+            blocks = stream.get_final_message().content
+        assert [b.input for b in blocks if b.type == "tool_use"] == [{}, {"city": "Oslo"}]
+        given: Any = client.responses.create(model="odd", input="Hello", tools=[function])  # type: ignore[list-item]
+        calls = [item for item in given.output if item.type == "function_call"]
+        assert [json.loads(item.arguments) for item in calls] == [{}, {"city": "Oslo"}]
+
+
 def test_many_tools_and_long_names_are_taken(claude: anthropic.Anthropic) -> None:
     question: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
     name = "get_weather_" + "x" * 116
@@ -364,6 +386,15 @@ def test_an_answer_is_continued_from_where_it_stands(claude: anthropic.Anthropic
     [block] = claude.messages.create(**DEMO, messages=begun).content
     assert block.type == "text"
     assert block.text.startswith(" France")
+
+
+def test_texts_of_messages_that_follow_each_other_stay_apart(claude: anthropic.Anthropic) -> None:
+    said: Any = [
+        {"role": "user", "content": "12"},
+        {"role": "user", "content": [{"type": "text", "text": "3"}, {"type": "text", "text": "4"}]},
+    ]
+    answer = claude.messages.create(model="scripted", max_tokens=9, messages=said)
+    assert [block.text for block in answer.content if block.type == "text"] == ["12\n\n34"]
 
 
 def test_a_format_binds_the_answer(claude: anthropic.Anthropic) -> None:

@@ -150,6 +150,14 @@ def test_prompts_are_answered_or_continued(client: ollama.Client) -> None:
     assert client.generate("demo", "").done_reason == "load"
     filled = client.generate("tuned", "Once", suffix="the end.", options=GREEDY)
     assert filled.eval_count
+    for fields, name in (
+        ({"raw": True, "images": [encoded("PNG")]}, "images"),
+        ({"suffix": "the end.", "images": [encoded("PNG")]}, "images"),
+        ({"raw": True, "system": "Be kind"}, "system"),
+    ):
+        with pytest.raises(ollama.ResponseError, match=f"Invalid '{name}'") as caught:
+            client.generate("tuned", "Once", **fields)
+        assert caught.value.status_code == 400
 
 
 def test_texts_are_embedded(client: ollama.Client) -> None:
@@ -159,6 +167,17 @@ def test_texts_are_embedded(client: ollama.Client) -> None:
     assert len(client.embed("demo-embedding", "a word", dimensions=64).embeddings[0]) == 64
     single = client.embeddings("demo-embedding", "a word").embedding
     assert single == pytest.approx(found.embeddings[0], abs=1e-3)
+    assert client.embed("demo-embedding", "").embeddings == []  # It only loads the model.
+    assert client.embeddings("demo-embedding", "").embedding == []
+
+
+def test_text_to_embed_is_cut_to_the_context(client: ollama.Client) -> None:
+    words = "a story of the sea " * 100
+    found = client.embed("demo-embedding", ["a word", words, f"{words} and more" * 50])
+    assert found.embeddings[1] == pytest.approx(found.embeddings[2], abs=1e-3)
+    assert (found.prompt_eval_count or 0) > 2 * 256
+    with pytest.raises(ollama.ResponseError, match="maximum context length is 256"):
+        client.embed("demo-embedding", words, truncate=False)
 
 
 def test_models_are_listed_and_described(client: ollama.Client, http: httpx.Client) -> None:

@@ -113,6 +113,23 @@ def test_input_items_are_normalised_ordered_and_paged(client: openai.OpenAI) -> 
     assert not before.has_more
 
 
+@pytest.mark.parametrize("query", [{"include": "logprobs"}, {"include[]": "logprobs"}])
+def test_unknown_include_is_400(
+    client: openai.OpenAI, http: httpx.Client, query: dict[str, str]
+) -> None:
+    made = client.responses.create(model="scripted", input="x")
+    conversation = client.conversations.create()
+    known: Any = ["message.output_text.logprobs", "reasoning.encrypted_content"]
+    assert client.responses.retrieve(made.id, include=known) == made
+    for path in (
+        f"responses/{made.id}",
+        f"responses/{made.id}/input_items",
+        f"conversations/{conversation.id}/items",
+    ):
+        error = http.get(f"/v1/{path}", params=query).json()["error"]
+        assert (error["param"], error["code"]) == ("include[0]", "invalid_value")
+
+
 @pytest.mark.parametrize(
     "query", [{"limit": "0"}, {"limit": "101"}, {"order": "up"}, {"after": "msg_x"}]
 )
@@ -173,6 +190,8 @@ def test_list_is_filtered_and_paged(client: openai.OpenAI, http: httpx.Client) -
     assert (page["has_more"], page["first_id"], page["last_id"]) == (True, talk, child)
     assert page["data"][0] == http.get(f"/v1/responses/{talk}").json()
     assert http.get("/v1/responses", params={"status": "x"}).status_code == 400
+    refused = http.get("/v1/responses", params={"after": "resp_none"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "after")
 
 
 def test_responses_are_found_by_their_words(

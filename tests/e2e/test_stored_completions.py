@@ -145,10 +145,12 @@ def test_other_project_sees_nothing_of_it(stack: ServedStack, client: openai.Ope
         lambda: stranger.chat.completions.update(completion_id, metadata={"a": "b"}),
         lambda: stranger.chat.completions.delete(completion_id),
         lambda: stranger.chat.completions.messages.list(completion_id),
-        lambda: stranger.chat.completions.list(after=completion_id),
     ):
         with pytest.raises(openai.NotFoundError):
             attempt()
+    with pytest.raises(openai.BadRequestError) as caught:
+        stranger.chat.completions.list(after=completion_id)
+    assert caught.value.param == "after"
     assert client.chat.completions.retrieve(completion_id).id == completion_id
 
 

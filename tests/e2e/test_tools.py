@@ -288,6 +288,12 @@ def test_malformed_call_in_the_history_does_not_end_the_conversation(
     assert choice.finish_reason in ("stop", "tool_calls")
 
 
+def test_call_without_arguments_is_shown_with_an_empty_object(http: httpx.Client) -> None:
+    body = {"model": "demo", "messages": [*OSLO, turn(("a", "")), result("a", "sorry")]}
+    prompt = http.post("/v1/chat/render", json=body).json()["prompt"]
+    assert '"arguments": {}' in prompt
+
+
 @pytest.mark.parametrize(
     ("messages", "fields", "param"),
     [

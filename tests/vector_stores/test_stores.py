@@ -203,6 +203,7 @@ def test_file_that_is_in_the_store_already_stays(site: ReadingSite) -> None:
 
 def test_store_is_changed_listed_expires_and_is_deleted(site: ReadingSite) -> None:
     client = site.client
+    client.vector_stores.create(name="older")
     store = client.vector_stores.create(
         name="shelf", metadata={"a": "b"}, expires_after={"anchor": "last_active_at", "days": 7}
     )

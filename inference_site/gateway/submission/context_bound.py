@@ -70,7 +70,7 @@ class ContextBound:
 
 
 def fit_to_context(request: GenerationRequest, subject: str = "") -> GenerationRequest:
-    """Return the request, without its oldest turns if they do not fit and it may lose them.
+    """Return the request, without the oldest turns or ends of texts that it may lose to fit.
 
     Raise ContextLengthExceeded if the model's context certainly has no room. ``subject`` is the
     field of the API's request that holds the prompt, if its name is not the usual one.
@@ -79,6 +79,9 @@ def fit_to_context(request: GenerationRequest, subject: str = "") -> GenerationR
     if spec is None:
         return request
     bound, name = ContextBound.of(spec), subject or request.subject
+    if request.truncate and request.prompts:
+        cut = tuple(_beginning(prompt, bound) for prompt in request.prompts)
+        request = replace(request, prompts=cut)
     beside = max((text_bytes(query) for query in request.queries), default=0)
     for prompt in request.prompts:
         if isinstance(prompt, str):
@@ -107,6 +110,13 @@ def fit_to_context(request: GenerationRequest, subject: str = "") -> GenerationR
         param = "tools" if beside > size and request.tools else name
         raise bound.exceeded(size + beside, len(lengths), param)
     return request
+
+
+def _beginning(prompt: str | tuple[int, ...], bound: ContextBound) -> str | tuple[int, ...]:
+    """Return what the context may hold of a prompt; the worker counts its tokens."""
+    if isinstance(prompt, str):
+        return prompt[: bound.size].encode()[: bound.size].decode(errors="ignore")
+    return prompt[: bound.context_length]
 
 
 def _length(message: Message) -> int:

@@ -183,8 +183,8 @@ def wire_message(
 ) -> dict[str, Any]:
     """Return a message with this content.
 
-    ``arguments`` converts the text of a call's arguments to the reader's format. Reasoning is left
-    out if ``reasoning_field`` is None.
+    ``arguments`` converts the text of a call's arguments to the reader's format; an empty text is
+    an object without arguments. Reasoning is left out if ``reasoning_field`` is None.
     """
     wire: dict[str, Any] = {"role": message.role, "content": content}
     if message.name is not None:
@@ -198,7 +198,7 @@ def wire_message(
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": arguments(call.arguments)},
+                "function": {"name": call.name, "arguments": arguments(call.arguments or "{}")},
             }
             for call in message.tool_calls
         ]

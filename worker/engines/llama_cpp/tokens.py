@@ -68,7 +68,9 @@ def embed(ask: Ask, spec: ModelSpec, request: GenerationRequest, sink: Sink) -> 
         sizes = accumulate(map(len, candidates))
         count = max(1, sum(size <= _BATCH_SIZE for size in sizes))
         batch = [list(p) if isinstance(p, tuple) else p for p in candidates[:count]]
-        if not all(fits(ask, spec, request, text, sink) for text in batch):
+        if request.truncate:
+            batch = [_cut(ask, spec, prompt) for prompt in batch]
+        elif not all(fits(ask, spec, request, prompt, sink) for prompt in batch):
             return
         body = {"input": batch, "encoding_format": "base64"}
         answer = _in_one_batch(ask, "/v1/embeddings", body, spec, request)
@@ -79,6 +81,28 @@ def embed(ask: Ask, spec: ModelSpec, request: GenerationRequest, sink: Sink) -> 
         tokens += answer["usage"]["prompt_tokens"]
         first += len(batch)
         sink.feed(Usage(input_tokens=tokens))
+
+
+def _cut(ask: Ask, spec: ModelSpec, prompt: str | list[int]) -> str | list[int]:
+    """Return the prompt, or as many of its first tokens as the context holds.
+
+    A token that the model's vocabulary puts after every prompt stays at the end. A long text is
+    tokenized in pieces first, as in ``fits``.
+    """
+    limit, counted = spec.context_length, 0
+    if not isinstance(prompt, str):
+        return prompt[:limit]
+    for end in range(PIECE, len(prompt), PIECE):
+        counted += len(tokens_of(ask, prompt[end - PIECE : end], add_special=False))
+        if counted > 2 * limit:  # Twice as many: cuts between pieces split tokens.
+            prompt = prompt[:end]
+            break
+    tokens = tokens_of(ask, prompt)
+    if len(tokens) <= limit:
+        return prompt
+    plain = tokens_of(ask, prompt, add_special=False)
+    last = [] if tokens[-1] == plain[-1] else tokens[-1:]
+    return [*tokens[: limit - len(last)], *last]
 
 
 def rank(ask: Ask, spec: ModelSpec, request: GenerationRequest, sink: Sink) -> None:

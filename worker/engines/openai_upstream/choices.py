@@ -201,7 +201,7 @@ def _token(token: str, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> To
     return TokenLogprob(token, logprob, token.encode(), top)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Call:
     """One call; ``number`` is set once its first delta, which needs the name, was returned."""
 
@@ -220,13 +220,19 @@ class _Call:
 
 
 class CallReader:
-    """A fold over the ``tool_calls`` of the deltas of one choice."""
+    """A fold over the ``tool_calls`` of the deltas of one choice.
+
+    Servers may send the arguments of several calls in turns. The deltas of a call follow each
+    other: a call waits until the arguments of the one before it are complete, or the choice ends.
+    """
 
     def __init__(self, index: int) -> None:
         self._index = index
         self._calls: list[_Call] = []
         self._by_index: dict[int, _Call] = {}
         self._begun = 0
+        self._open: _Call | None = None
+        self._waiting: list[_Call] = []
 
     @property
     def any(self) -> bool:
@@ -238,9 +244,11 @@ class CallReader:
         return [delta for piece in pieces for delta in self._take(piece)]
 
     def finish(self) -> list[ToolCallDelta]:
-        """Return empty objects as the arguments of calls that came without arguments."""
-        empty = [c for c in self._calls if c.number is not None and not "".join(c.arguments)]
-        return [self._delta(call, "{}") for call in empty]
+        """Return the calls that waited, and empty objects for calls without arguments."""
+        deltas = self._end()
+        while self._waiting:
+            deltas += [*self._begin(self._waiting.pop(0)), *self._end()]
+        return deltas
 
     def _take(self, piece: dict[str, Any]) -> list[ToolCallDelta]:
         function = piece.get("function") or {}
@@ -249,14 +257,27 @@ class CallReader:
             arguments = "" if arguments is None else orjson.dumps(arguments).decode()
         call = self._call(piece.get("index"), piece.get("id") or None, name)
         call.arguments.append(arguments)
-        if call.number is not None:
-            return [self._delta(call, arguments)] if arguments else []
-        if call.name is None:
-            return []
-        call.number, self._begun = self._begun, self._begun + 1
+        deltas: list[ToolCallDelta] = []
+        if call is self._open:
+            deltas += [self._delta(call, arguments)] if arguments else []
+        elif call.number is None and call.name is not None and call not in self._waiting:
+            self._waiting.append(call)
+        else:  # It waits for its name or its turn, or its arguments were complete before.
+            return deltas
+        while self._waiting and (self._open is None or self._open.is_complete()):
+            deltas += self._begin(self._waiting.pop(0))
+        return deltas
+
+    def _begin(self, call: _Call) -> list[ToolCallDelta]:
+        self._open, call.number, self._begun = call, self._begun, self._begun + 1
         held = "".join(call.arguments)
         first = ToolCallDelta(call.number, "", call.id or new_call_id(), call.name, self._index)
         return [first, self._delta(call, held)] if held else [first]
+
+    def _end(self) -> list[ToolCallDelta]:
+        """Return an empty object if the open call came without arguments."""
+        is_empty = self._open is not None and not "".join(self._open.arguments)
+        return [self._delta(self._open, "{}")] if self._open is not None and is_empty else []
 
     def _delta(self, call: _Call, arguments: str) -> ToolCallDelta:
         assert call.number is not None

@@ -172,6 +172,8 @@ class TokenService:
                 list(p) if isinstance(p, tuple) else p for p in request.prompts[first:][:_BATCH]
             ]
             payload = {"input": inputs, "encoding_format": form}
+            if request.truncate:
+                payload |= self._payloads.named({"truncate_prompt_tokens": -1})
             answer = await self._upstream.post(
                 lambda address: f"{address.base_url}/embeddings", payload, request, sink
             )

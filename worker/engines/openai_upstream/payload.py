@@ -21,6 +21,7 @@ from worker.engines.openai_upstream.server import Server
 _COMMON_EFFORTS = ("low", "medium", "high")
 """Levels of every server with the field; others reach the template as a variable only."""
 _OWN_VARIABLES = {"enable_thinking", "reasoning_effort", "verbosity"}
+_MAX_INTEGER = 2**31 - 1
 
 
 class Payloads:
@@ -80,7 +81,7 @@ class Payloads:
                 body |= {field: True, "verbose": bool(request.stop)}
         values = {
             **self._sampling(request.sampling),
-            "max_tokens": request.max_output_tokens,
+            "max_tokens": _in_32_bits(request.max_output_tokens),
             "n": request.choices if request.choices > 1 else None,
             "stop": list(request.stop) or None,
             "stop_token_ids": list(request.stop_token_ids) or None,
@@ -141,7 +142,7 @@ class Payloads:
                 return text
         except orjson.JSONDecodeError:
             pass
-        return orjson.dumps({"input": text} if text else {}).decode()
+        return orjson.dumps({"input": text}).decode()
 
     def _tools(self, request: GenerationRequest) -> dict[str, Any]:
         """Return the tools, and whether one must be called."""
@@ -177,7 +178,7 @@ class Payloads:
         """
         variables = {**self._own_vars, **request.template_vars}
         effort = variables.get("reasoning_effort")
-        budget = self.named({"reasoning_budget": request.reasoning_budget})
+        budget = self.named({"reasoning_budget": _in_32_bits(request.reasoning_budget)})
         if field := self._fields.get("chat_template_kwargs"):
             merged = {**variables, **payload.get(field, {})}
             level = effort if effort in _COMMON_EFFORTS else None
@@ -192,6 +193,14 @@ class Payloads:
             effort = "none"
         fields = {"reasoning_effort": effort, "verbosity": variables.get("verbosity")}
         return {**budget, **self.named(fields)}
+
+
+def _in_32_bits(limit: int | None) -> int | None:
+    """Return a limit of tokens that servers can read: some refuse integers above 2**31.
+
+    Clients send such limits for "as many as possible".
+    """
+    return None if limit is None else min(limit, _MAX_INTEGER)
 
 
 def constraint_fields(constraint: Constraint, server: Server) -> dict[str, Any]:

@@ -86,6 +86,16 @@ ARGUMENTS = '{"city": "Oslo"}'
              call(3, arguments="}"), call(5, arguments="}")],
             [("f", "{}"), ("g", "{}")],
         ),
+        (
+            [call(0, id="a", name="f", arguments=""), call(1, id="b", name="g", arguments='{"b"'),
+             call(0, arguments='{"a": 1}'), call(1, arguments=": 2}")],
+            [("f", '{"a": 1}'), ("g", '{"b": 2}')],
+        ),
+        (
+            [call(0, id="a", name="f", arguments=""), call(1, id="b", name="g", arguments='{"b"'),
+             call(1, arguments=": 2}")],
+            [("f", "{}"), ("g", '{"b": 2}')],
+        ),
         ([call(id="a", arguments='{"a"'), call(name="f", arguments=": 1}")], [("f", '{"a": 1}')]),
         ([call(id="a", name="f")], [("f", "{}")]),
         ([call(id="a", name="f", arguments=None)], [("f", "{}")]),
@@ -105,8 +115,9 @@ ARGUMENTS = '{"city": "Oslo"}'
     ],
     ids=["in pieces", "whole", "without an id", "arguments as an object", "without an index",
          "name repeated", "name repeated after the end", "two by their ids", "two whole ones",
-         "two with the index 0", "two", "interleaved", "name later", "without arguments", "null",
-         "two without an index", "two with empty objects", "two with the index 0 in pieces"],
+         "two with the index 0", "two", "interleaved", "the second first", "the first without any",
+         "name later", "without arguments", "null", "two without an index",
+         "two with empty objects", "two with the index 0 in pieces"],
 )  # fmt: skip
 def test_calls_come_out_the_same_whatever_the_server_does(
     server: UpstreamServer, engine: Engine, sent: list[Any], expected: list[tuple[str, str]]
@@ -115,8 +126,9 @@ def test_calls_come_out_the_same_whatever_the_server_does(
     sink = chat(engine, tools=(Tool("f", None, {}), Tool("g", None, {})))
     assert calls(sink) == expected
     assert sink.finishes == ["tool_calls"]
-    ids = [d.id for d in sink.deltas if isinstance(d, ToolCallDelta) and d.id]
-    assert len(set(ids)) == len(expected)
+    pieces = [d for d in sink.deltas if isinstance(d, ToolCallDelta)]
+    assert len({piece.id for piece in pieces if piece.id}) == len(expected)
+    assert [piece.call for piece in pieces] == sorted(piece.call for piece in pieces)
 
 
 def test_calls_with_the_finish_reason_stop_are_calls(

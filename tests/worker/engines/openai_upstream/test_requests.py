@@ -99,9 +99,11 @@ def test_an_explicit_zero_is_sent(server: UpstreamServer, engine: Engine) -> Non
 
 
 def test_numbers_fit_what_llama_cpp_can_hold(server: UpstreamServer, load: Load) -> None:
-    body = asked(load(flavor="llama_cpp"), server, sampling=EVERYTHING)
+    limits = {"max_output_tokens": 2**53, "reasoning_budget": 2**53}
+    body = asked(load(flavor="llama_cpp"), server, sampling=EVERYTHING, **limits)
     assert body["seed"] < 2**32
     assert body["dry_penalty_last_n"] == 2048
+    assert body["max_tokens"] == body["thinking_budget_tokens"] == 2**31 - 1
 
 
 def test_an_operator_renames_and_leaves_out_fields(server: UpstreamServer, load: Load) -> None:

@@ -60,6 +60,18 @@ def test_embeddings_have_the_length_one_in_either_form(
     assert sink.usage.input_tokens == 2
 
 
+@pytest.mark.parametrize(
+    ("flavor", "fields"), [("vllm", {"truncate_prompt_tokens": -1}), ("llama_cpp", {})]
+)
+def test_server_that_can_cut_texts_is_asked_to(
+    server: UpstreamServer, load: Load, flavor: str, fields: dict[str, int]
+) -> None:
+    embeddings(server, packed)
+    cut = GenerationRequest("m", operation="embed", prompts=("a",), truncate=True)
+    load(flavor=flavor).embed(cut, RecordingSink())
+    assert server.body == {"model": "m", "input": ["a"], "encoding_format": "base64", **fields}
+
+
 def test_scores_are_asked_for_query_by_query_and_put_in_order(
     server: UpstreamServer, load: Load
 ) -> None:
