@@ -403,7 +403,7 @@ FIELDS = {
     "truncate_prompt_tokens": "Keep only this many of the last tokens of the prompt (vLLM).",
     "truncate_sequence": "Drop the oldest turns of a conversation that is too long.",
     "truncation": "`auto` drops the oldest turns of a conversation that is too long.",
-    "truncate": "Has no effect: a text that is too long is an error and is not cut.",
+    "truncate": "Whether texts to embed are cut to the context; true by default (llama.cpp, vLLM).",
     "truncated": "Whether the prompt was cut.",
     "cache_prompt": "Whether the engine may reuse what it has read before; true by default.",
     "cache_salt": "Requests with other salts share no cache (vLLM).",
