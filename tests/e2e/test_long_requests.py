@@ -39,7 +39,7 @@ DOORS: list[tuple[str, dict[str, Any], str]] = [
     ("/api/chat", {"messages": USER}, ""),
     ("/api/generate", {"prompt": ACCENTS}, ""),
     ("/api/generate", {"prompt": ACCENTS, "raw": True}, ""),
-    ("/api/embed", {"model": "demo-embedding", "input": ACCENTS}, ""),
+    ("/api/embed", {"model": "demo-embedding", "input": ACCENTS, "truncate": False}, ""),
 ]
 
 

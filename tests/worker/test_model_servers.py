@@ -215,3 +215,4 @@ def test_full_disk_loses_lines_of_the_log_and_not_the_server(
     log.write(b"last line\n")
     assert (tmp_path / "m.log").read_bytes() == b"last line\n"
     assert list(log.tail) == ["first line", "lost line", "lost line", "last line"]
+    log._file.close()
