@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import redis.exceptions
 from asgiref.sync import sync_to_async
+from django.db import transaction
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
@@ -333,7 +334,7 @@ def test_who_comes_to_a_hole_while_a_stored_response_runs_waits_for_its_end(
     stored.update(status="in_progress", completed_at=None)
 
     def end() -> None:
-        with release_connection_after():
+        with release_connection_after(), transaction.atomic():  # As a worker does.
             stored.update(status="completed", completed_at=long_ago())
             runs.update(status=Status.COMPLETED, finished_at=long_ago())
 
