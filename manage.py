@@ -4,10 +4,10 @@
 import os
 import sys
 
-from inference_site.core.process_lifecycle import collect_rarely, give_memory_back
+from inference_site.core.process_lifecycle import collect_rarely, give_large_blocks_back
 
 collect_rarely()
-give_memory_back()
+give_large_blocks_back()
 
 if os.environ.get("SERVE_STATE_FD"):  # `serve` goes on, without Django.
     from inference_site.ops.serve.processes import resume

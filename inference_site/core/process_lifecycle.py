@@ -39,8 +39,8 @@ _is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 _has_hung_up = False
 _GC_THRESHOLDS = gc.get_threshold()
 _GC_DURING_IMPORTS, _GC_WHILE_SERVING = 500_000, 10_000
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-_TRIM_BYTES, _LARGE_BLOCK_BYTES, _ARENAS = 1024 * 1024, 512 * 1024, 2
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_TRIM_BYTES, _LARGE_BLOCK_BYTES = 1024 * 1024, 512 * 1024
 _SWITCH_INTERVAL_S = 0.0005
 _UNLIMITED_FILES = 65_536
 """The limit to set where the hard limit is infinite: macOS refuses an infinite soft limit."""
@@ -171,8 +171,8 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def give_memory_back() -> None:
-    """Have the C library keep little memory that is free.
+def give_large_blocks_back() -> None:
+    """Have the C library return a large block to the system as soon as it is freed.
 
     glibc maps a block of 128 KiB separately and returns it when it is freed. But each larger block
     that is freed raises this threshold, up to 32 MiB. After that, bodies and answers of some
@@ -181,16 +181,12 @@ def give_memory_back() -> None:
     threshold that is set explicitly stays. It is above the 256 KiB that asyncio allocates for each
     read of a socket: mapping and returning those takes six times as long as reading 300 bytes.
 
-    glibc also creates up to eight arenas for each core, so that threads need not wait for each
-    other. Python's threads allocate one at a time, so two arenas are enough, and less stays free.
-
     Call it before threads start. Does nothing with another C library.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
-        mallopt(_M_ARENA_MAX, _ARENAS)
 
 
 def collect_rarely() -> None:

@@ -39,10 +39,10 @@ def test_garbage_is_collected_very_rarely_only_until_then() -> None:
 
 FREED = """
 import psutil
-from inference_site.core.process_lifecycle import give_memory_back
+from inference_site.core.process_lifecycle import give_large_blocks_back
 
 if {is_set}:
-    give_memory_back()
+    give_large_blocks_back()
 process, mib = psutil.Process(), 2**20
 block = bytes(16 * mib)
 del block
@@ -62,35 +62,3 @@ def test_large_blocks_between_small_ones_are_given_back_when_they_are_freed(
     code = FREED.format(is_set=is_set)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert least <= int(done.stdout) <= most
-
-
-ARENAS = """
-import ctypes, threading
-from inference_site.core.process_lifecycle import give_memory_back
-
-if {is_set}:
-    give_memory_back()
-blocks, together = [], threading.Barrier(6)
-
-def allocate():
-    together.wait()
-    blocks.append(bytes(4096))
-    together.wait()
-
-threads = [threading.Thread(target=allocate) for _ in range(6)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-libc = ctypes.CDLL(None)
-libc.malloc_info(0, ctypes.c_void_p.in_dll(libc, "stdout"))
-libc.fflush(None)
-"""
-
-
-@pytest.mark.skipif(not psutil.LINUX, reason="only glibc has arenas")
-@pytest.mark.parametrize(("is_set", "least", "most"), [(True, 1, 2), (False, 3, 100)])
-def test_threads_share_two_arenas(is_set: bool, least: int, most: int) -> None:
-    code = ARENAS.format(is_set=is_set)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert least <= done.stdout.count("<heap nr=") <= most

@@ -33,7 +33,6 @@ _INHERITED = (
     *("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH"),
     *("CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCM_PATH"),
     *("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "GOMP_SPINCOUNT"),
-    "MALLOC_ARENA_MAX",
 )
 """The variables that a server gets of the worker's environment, which has secrets."""
 MEASURES = {

@@ -80,9 +80,6 @@ _SPINS = "500"
 """Spins of an OpenMP thread at a barrier before it sleeps: about 20 µs, twice the time to wake it.
 The default is some milliseconds; when another process uses a core, the model's threads would keep
 each other from running. See docs/performance.md."""
-_ARENAS = "2"
-"""Heaps of glibc that the server's threads share. By default each HTTP thread soon has its own, and
-keeps some megabytes that are free."""
 _SPARE_THREADS = 4
 """HTTP threads of the server beside one for each slot: for health checks and tokenization."""
 _PROGRAM = Path(str(llama_server.__file__))
@@ -460,7 +457,6 @@ def order(spec: ModelSpec, arguments: list[str], at: Endpoint) -> Order:
             "LLAMA_API_KEY": at.key,
             "LLAMA_ARG_CACHE_IDLE_SLOTS": "1" if _copies_idle_slots(spec) else "0",
             "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", _SPINS),
-            "MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", _ARENAS),
         },
     )
 
