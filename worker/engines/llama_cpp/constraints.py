@@ -165,36 +165,36 @@ def check_schemas(schemas: Any, param: str) -> None:
     if cost > _MAX_OPTIONAL**2:
         raise InvalidRequest("The schema has too many optional properties for this model.", param)
     for root in schemas if isinstance(schemas, list) else [schemas]:
-        followed: dict[str, int] = {}
+        counted: dict[int, int] = {}
         try:
-            most = max((_choices(inner, root, followed) for inner in objects_in(root)), default=0)
+            is_complex = any(
+                _choices(inner, root, counted) > _MAX_CHOICES for inner in objects_in(root)
+            )
         except RecursionError:
-            most = _MAX_CHOICES + 1
-        if most > _MAX_CHOICES:
+            is_complex = True
+        if is_complex:
             raise InvalidRequest(
                 "The references and alternatives of the schema are too complex for this model.",
                 param,
             )
 
 
-def _choices(schema: Any, root: Any, followed: dict[str, int]) -> int:
-    """Return among how many schemas a value is that the schema describes.
+def _choices(schema: Any, root: Any, counted: dict[int, int]) -> int:
+    """Return among how many schemas a value is that the schema, a part of ``root``, describes.
 
-    ``followed`` has this number of the references to parts of ``root``. One that leads back to
-    itself, without a property or an item in between, counts as too many.
+    ``counted`` has this number of the objects in ``root``, by their identity. One that references
+    lead back to, without a property or an item in between, counts as too many.
     """
     if not isinstance(schema, dict):
         return 1
-    count = 0
-    if isinstance(reference := schema.get("$ref"), str):
-        if reference not in followed:
-            followed[reference] = _MAX_CHOICES + 1
-            followed[reference] = _choices(_target(root, reference), root, followed)
-        count = followed[reference]
-    for key in _CHOICES:
-        if isinstance(parts := schema.get(key), list):
-            count += sum(_choices(part, root, followed) for part in parts)
-    return max(1, count)
+    if id(schema) not in counted:
+        counted[id(schema)] = _MAX_CHOICES + 1  # Until it is counted.
+        lists = (schema.get(key) for key in _CHOICES)
+        parts = [part for given in lists if isinstance(given, list) for part in given]
+        if isinstance(reference := schema.get("$ref"), str):
+            parts.append(_target(root, reference))
+        counted[id(schema)] = max(1, sum(_choices(part, root, counted) for part in parts))
+    return counted[id(schema)]
 
 
 def _target(root: Any, reference: str) -> Any:
