@@ -21,7 +21,6 @@ from inference_site.gateway.api.paging import (
     list_object,
     parse_metadata,
     parse_page,
-    position_of,
 )
 from responses_api.context import decode_item, newest_input_of
 from responses_api.models import Item, ResponseStatus, StoredResponse
@@ -147,22 +146,18 @@ def page_of_input(request: Request, stored: StoredResponse) -> Response:
     """Answer ``GET /v1/responses/{id}/input_items``."""
     query = request._request.GET
     check_include(query)
-    page, before = parse_page(query, "desc"), query.get("before")
-    is_first_page = page.order == "desc" and page.after is None and not before
+    page = parse_page(query, "desc", has_before=True)
+    is_first_page = page.order == "desc" and page.after is None
     items = newest_input_of(stored, page.limit + 1 if is_first_page else None)
     if page.order == "asc":
         items.reverse()
-    ids = [id_ for id_, _ in items]
-    is_cut = False
     if page.after is not None:
-        items = items[position_of(page.after, ids, "item") + 1 :]
-    elif before:
-        end = position_of(before, ids, "item", "before")
-        is_cut = end > page.limit  # More entries come before the page.
-        items = items[max(0, end - page.limit) : end]
+        ids = [id_ for id_, _ in items]
+        if page.after not in ids:
+            raise page.no_entry("item")
+        items = items[ids.index(page.after) + 1 :]
     entries = [decode_item(item).wire() for item in items[: page.limit + 1]]
-    listed = list_object(entries, page)
-    return Response({**listed, "has_more": is_cut or listed["has_more"]})
+    return Response(list_object(entries, page))
 
 
 def page_of_conversation(request: Request, rows: QuerySet[Item]) -> Response:
@@ -172,7 +167,7 @@ def page_of_conversation(request: Request, rows: QuerySet[Item]) -> Response:
     if page.after is not None:
         last = rows.filter(public_id=page.after).values_list("conversation_position").first()
         if last is None:
-            raise InvalidRequestError("Invalid 'after': there is no such item.", param="after")
+            raise page.no_entry("item")
     shown = page.rows_of(rows, "conversation_position", last and last[0])
     entries = [{"id": row.public_id, **row.data} for row in shown]
     return Response(list_object(entries, page))
