@@ -29,7 +29,13 @@ from inference_site.core.domain.request import GenerationRequest
 from worker.engines.base import Sink
 from worker.engines.openai_upstream.errors import ErrorReader, retry_after_s
 from worker.engines.openai_upstream.event_loop import Cancelled, Lost, Silent, Watch, event_loop
-from worker.engines.openai_upstream.server import Address, Addresses, Health, Server
+from worker.engines.openai_upstream.server import (
+    Address,
+    Addresses,
+    Health,
+    Server,
+    body_within,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -363,14 +369,12 @@ class _CheckedResolver(AbstractResolver):
 
 async def _whole_body(answer: aiohttp.ClientResponse) -> bytes:
     """Return the body. Raise GenerationFailed for one of more than ``MAX_ANSWER_BYTES``."""
-    body = bytearray()
-    async for data in answer.content.iter_any():
-        body += data
-        if len(body) > MAX_ANSWER_BYTES:
-            raise GenerationFailed(
-                f"The model's server sent an answer of more than {MAX_ANSWER_BYTES} bytes."
-            )
-    return bytes(body)
+    body = await body_within(answer, MAX_ANSWER_BYTES)
+    if body is None:
+        raise GenerationFailed(
+            f"The model's server sent an answer of more than {MAX_ANSWER_BYTES} bytes."
+        )
+    return body
 
 
 def _is_cut_off(answer: aiohttp.ClientResponse) -> bool:

@@ -370,15 +370,13 @@ class Health:
         try:
             async with asyncio.timeout(self._patience_s):
                 async with self._session.get(url, allow_redirects=False, headers=CLOSE) as answer:
-                    body, status = bytearray(), answer.status
-                    async for data in answer.content.iter_any():
-                        body += data
-                        if len(body) > _MAX_LIST_BYTES:
-                            raise Fault(f"Model '{self._id}': {url} is too long.")
+                    body, status = await body_within(answer, _MAX_LIST_BYTES), answer.status
         except (aiohttp.ClientError, OSError) as exc:
             reason = str(exc) or type(exc).__name__
             fault = f"Model '{self._id}': {url} cannot be reached: {reason}"
             raise Fault(fault, is_silent=isinstance(exc, TimeoutError)) from exc
+        if body is None:
+            raise Fault(f"Model '{self._id}': {url} is too long.")
         if status in _ALIVE:
             return None
         if status != 200:
@@ -400,3 +398,13 @@ def _context_of(entry: dict[str, Any]) -> int | None:
     """Return the context length that vLLM, SGLang and other inference sites list."""
     length = entry.get("max_model_len") or entry.get("context_length")
     return length if isinstance(length, int) and length > 0 else None
+
+
+async def body_within(answer: aiohttp.ClientResponse, most_bytes: int) -> bytes | None:
+    """Return the body of an answer; None once more bytes have come."""
+    body = bytearray()
+    async for data in answer.content.iter_any():
+        body += data
+        if len(body) > most_bytes:
+            return None
+    return bytes(body)
