@@ -212,6 +212,10 @@ END_USER, TAG = "user", "tag:"
 LONGEST_DIMENSION = len(TAG) + LONGEST_TAG
 
 
+BOUNDED = ("api_key", "each", "unit", "every")
+"""The fields of a budget that say what it bounds; a project has one budget of each."""
+
+
 class Budget(models.Model):
     """A bound on the usage of a project, or of one of its keys, in a day or month of UTC.
 
@@ -250,7 +254,7 @@ class Budget(models.Model):
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["project", "api_key", "each", "unit", "every"],
+                fields=["project", *BOUNDED],
                 nulls_distinct=False,
                 name="budget_once",
             ),

@@ -25,7 +25,7 @@ from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget, UnfoldAdminS
 
 from inference_site.accounts.budgets import Spent, spent_of
 from inference_site.accounts.keys import end_old_secrets, issue_key, revoke_key, rotate_key
-from inference_site.accounts.models import ApiKey, Budget, Project
+from inference_site.accounts.models import BOUNDED, ApiKey, Budget, Project
 from inference_site.console.key_forms import LIMITS, ApiKeyForm
 from inference_site.console.key_states import (
     OTHERS_KEY,
@@ -41,8 +41,6 @@ from inference_site.core.admin_pages.labels import status_label
 from inference_site.core.site_settings.models import RetentionKind, retention_days
 
 RETENTION = get_args(RetentionKind)
-_BOUNDED = ("api_key", "each", "unit", "every")
-"""Fields of a budget that say what it bounds; a project has one budget of each."""
 _TWICE = "The project has a budget for this already: change its amount instead."
 
 
@@ -91,7 +89,7 @@ class BudgetForm(forms.ModelForm[Budget]):
         """
         values: dict[str, Any] = super().clean() or self.cleaned_data
         if self.has_changed() and not self.errors:
-            like = {name: values.get(name, getattr(self.instance, name)) for name in _BOUNDED}
+            like = {name: values.get(name, getattr(self.instance, name)) for name in BOUNDED}
             others = Budget.objects.filter(project=self.instance.project_id, **like)
             if others.exclude(pk=self.instance.pk).exists():
                 raise forms.ValidationError(_TWICE)
@@ -105,7 +103,7 @@ class BudgetFormSet(PaginationInlineFormSet):
         """Raise ValidationError if two new budgets are alike."""
         super().clean()
         kept = [one for one in self.forms if one.is_valid() and one not in self.deleted_forms]
-        alike = Counter(tuple(getattr(one.instance, name) for name in _BOUNDED) for one in kept)
+        alike = Counter(tuple(getattr(one.instance, name) for name in BOUNDED) for one in kept)
         if any(count > 1 for count in alike.values()):
             raise forms.ValidationError(_TWICE)
 
@@ -117,7 +115,7 @@ class BudgetInline(TabularInline):
     form = BudgetForm
     formset = BudgetFormSet
     extra = 0
-    per_page: Any = 20  # Each has a choice of all keys, and Django takes 1,000 fields of a form.
+    per_page: Any = 20  # Each has a choice of all keys.
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Budget]:
         budgets: QuerySet[Budget] = super().get_queryset(request)

@@ -26,7 +26,7 @@ from psycopg.errors import LockNotAvailable
 from redis.exceptions import RedisError
 
 from inference_site.accounts.budgets import period_start
-from inference_site.accounts.models import END_USER, TAG, Budget
+from inference_site.accounts.models import BOUNDED, END_USER, TAG, Budget
 from inference_site.accounts.rate_limits import AccountedGeneration, correct
 from inference_site.runs.usage.models import KEY as LATENCY_KEY
 from inference_site.runs.usage.models import (
@@ -358,8 +358,7 @@ def forget_other_spends(budget: Budget) -> None:
     ``count_spends`` counts again what the usage log has; where generations are deleted, it would
     keep tokens as an amount of money.
     """
-    names = ("api_key_id", "each", "unit", "every")
-    same = {name: getattr(budget, name) for name in names}
+    same = {name: budget.serializable_value(name) for name in BOUNDED}
     if Budget.objects.filter(pk=budget.pk, **same).exists():
         return
     with transaction.atomic(), connection.cursor() as cursor:
