@@ -34,21 +34,23 @@ def _main() -> None:
 
 def _what_to_mend(error: Exception) -> str:
     """Return a wrong setting, or the service that does not answer; "" for any other error."""
-    import psycopg
-    import redis
     from django.core.exceptions import ImproperlyConfigured
-    from django.db import InterfaceError, OperationalError
 
     if isinstance(error, ImproperlyConfigured):
         return f"{str(error).rstrip('.')}. See docs/settings.md."
     if sys.argv[1] in _PROCESSES:
         return ""
+    import psycopg
+
+    from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE
+    from inference_site.core.storage.redis import REDIS_UNAVAILABLE
+
     reason = (str(error).rstrip(".").splitlines() or [""])[0]
     if isinstance(error.__cause__, psycopg.errors.UndefinedTable):
         return f"The database is not migrated: {reason}. Run `manage.py migrate`."
-    if isinstance(error, (OperationalError, InterfaceError)):
+    if isinstance(error, DATABASE_UNAVAILABLE):
         return f"PostgreSQL cannot do this now: {reason}. `manage.py doctor` checks it."
-    if isinstance(error, (redis.ConnectionError, redis.TimeoutError)):
+    if isinstance(error, REDIS_UNAVAILABLE):
         return f"Redis does not answer: {reason}. `manage.py doctor` checks it."
     return ""
 

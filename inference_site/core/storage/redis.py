@@ -19,6 +19,9 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+REDIS_UNAVAILABLE = (redis.ConnectionError, redis.TimeoutError)
+"""What redis-py raises when the server does not answer."""
+
 
 def client_options(timeout_s: float | None = None) -> dict[str, Any]:
     """Return options of a client that fails early, by default after ``REDIS_TIMEOUT_S``.

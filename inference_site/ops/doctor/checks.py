@@ -38,6 +38,7 @@ from inference_site.catalogue.model_store.models import StoredModel
 from inference_site.core import environment
 from inference_site.core.storage.capacity import disks, memory_of
 from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE, unpooled_connection
+from inference_site.core.storage.redis import REDIS_UNAVAILABLE
 from inference_site.ops.serve.services import missing_fixes, newest_redis
 from inference_site.runs.kinds import mendings
 from inference_site.runs.maintenance import last_maintained
@@ -102,7 +103,7 @@ def guarded(what: str, check: Check, fix: str) -> list[Finding]:
     except Exception as exc:  # noqa: BLE001  # Anything may be broken.
         lines = str(exc).strip().splitlines() or [""]
         found = f"{type(exc).__name__}: {lines[0]}".rstrip(": ")
-        if isinstance(exc, (redis.ConnectionError, redis.TimeoutError)):
+        if isinstance(exc, REDIS_UNAVAILABLE):
             fix = FIX_REDIS
         elif isinstance(exc, (*DATABASE_UNAVAILABLE, psycopg.OperationalError)):
             fix = FIX_DATABASE
