@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from inference_site.core.domain.request import MAX_FUNCTIONS
-from inference_site.gateway.api.payload import Omittable, WireObject, WireRequest
+from inference_site.gateway.api.payload import NO_NUL, Omittable, WireObject, WireRequest
 from inference_site.gateway.request_fields.web_search import Location
 from inference_site.mcp.access import MAX_HEADERS_BYTES
 
@@ -305,7 +305,7 @@ class McpToolConfig(WireRequest):
     enabled: bool | None = None
 
 
-ServerName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00]*$")]
+ServerName = Annotated[str, Field(min_length=1, max_length=256, pattern=NO_NUL)]
 
 
 class McpToolset(_Block):

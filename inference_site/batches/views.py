@@ -25,7 +25,7 @@ from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundE
 from inference_site.files.models import FilePurpose, StoredFile
 from inference_site.gateway.api.authentication import caller_of
 from inference_site.gateway.api.paging import PageQuery, list_object, parse_page
-from inference_site.gateway.api.payload import WireObject, WireRequest, parse
+from inference_site.gateway.api.payload import NO_NUL, WireObject, WireRequest, parse
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.file_views import ExpiresAfter
@@ -54,7 +54,7 @@ def window_s(given: str) -> int | None:
 class BatchRequest(WireRequest):
     """Body of ``POST /v1/batches``."""
 
-    input_file_id: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
+    input_file_id: Annotated[str, Field(min_length=1, max_length=64, pattern=NO_NUL)]
     endpoint: str
     completion_window: Annotated[str, AfterValidator(_window)]
     metadata: Metadata | None = None

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from inference_site.gateway.api.paging import PageQuery
-from inference_site.gateway.api.payload import Omittable, WireObject, WireRequest
+from inference_site.gateway.api.payload import NO_NUL, Omittable, WireObject, WireRequest
 from inference_site.gateway.request_fields.wire import Metadata
 from inference_site.vector_stores.models import IndexingStatus
 from inference_site.vector_stores.search import MAX_RESULTS, Ranking
@@ -21,10 +21,9 @@ from inference_site.vector_stores.search import MAX_RESULTS, Ranking
 DEFAULT_CHUNK_SIZE, DEFAULT_CHUNK_OVERLAP = 800, 400
 MAX_FILES_AT_ONCE = 2000
 _MAX_COMPARISONS = 100
-_NO_NUL = r"^[^\x00]*$"
 
-Name = Annotated[str, Field(max_length=512, pattern=_NO_NUL)]
-FileId = Annotated[str, Field(min_length=1, max_length=64, pattern=_NO_NUL)]
+Name = Annotated[str, Field(max_length=512, pattern=NO_NUL)]
+FileId = Annotated[str, Field(min_length=1, max_length=64, pattern=NO_NUL)]
 FileIds = Annotated[list[FileId], Field(max_length=MAX_FILES_AT_ONCE)]
 
 
@@ -36,7 +35,7 @@ def _finite(value: float) -> float:
 
 Number = Annotated[float, AfterValidator(_finite)]
 Scalar = bool | int | Number | Annotated[str, Field(max_length=512)]
-Operand = bool | int | Number | Annotated[str, Field(max_length=512, pattern=_NO_NUL)]
+Operand = bool | int | Number | Annotated[str, Field(max_length=512, pattern=NO_NUL)]
 Attributes = Annotated[
     dict[Annotated[str, Field(max_length=64)], Scalar],
     Field(max_length=16),
@@ -51,7 +50,7 @@ class Comparison(WireRequest):
     """A filter that compares one attribute of the files."""
 
     type: Literal["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"] = "eq"
-    key: Annotated[str, Field(max_length=64, pattern=_NO_NUL)]
+    key: Annotated[str, Field(max_length=64, pattern=NO_NUL)]
     value: (
         Annotated[Operand, Tag("one")]
         | Annotated[list[Operand], Field(max_length=_MAX_COMPARISONS), Tag("many")]
@@ -174,12 +173,12 @@ class StoreRequest(WireRequest):
     """Body of ``POST /v1/vector_stores``."""
 
     name: Name | None = None
-    description: Annotated[str, Field(max_length=4096, pattern=_NO_NUL)] | None = None
+    description: Annotated[str, Field(max_length=4096, pattern=NO_NUL)] | None = None
     file_ids: FileIds | None = None
     chunking_strategy: Strategy | None = None
     expires_after: StoreExpiry | None = None
     metadata: Metadata | None = None
-    embedding_model: Annotated[str, Field(max_length=200, pattern=_NO_NUL)] | None = None
+    embedding_model: Annotated[str, Field(max_length=200, pattern=NO_NUL)] | None = None
 
 
 class StoreChanges(WireRequest):
@@ -194,9 +193,9 @@ class SearchRequest(WireRequest):
     """Body of ``POST /v1/vector_stores/{vector_store_id}/search``."""
 
     query: (
-        Annotated[str, Field(min_length=1, max_length=16_384, pattern=_NO_NUL), Tag("one")]
+        Annotated[str, Field(min_length=1, max_length=16_384, pattern=NO_NUL), Tag("one")]
         | Annotated[
-            list[Annotated[str, Field(min_length=1, max_length=16_384, pattern=_NO_NUL)]],
+            list[Annotated[str, Field(min_length=1, max_length=16_384, pattern=NO_NUL)]],
             Field(min_length=1, max_length=16),
             Tag("many"),
         ]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticKnownError
 
-from inference_site.gateway.api.payload import Omittable, WireRequest
+from inference_site.gateway.api.payload import NO_NUL, Omittable, WireRequest
 from inference_site.gateway.request_fields.web_search import ContextSize, Location
 from inference_site.gateway.request_fields.wire import CustomFormat, flat_tool
 from inference_site.mcp.access import MAX_HEADERS_BYTES
@@ -153,7 +153,7 @@ class FileSearchTool(TypedTool):
 
     type: Literal["file_search"]
     vector_store_ids: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]],
+        list[Annotated[str, Field(min_length=1, max_length=64, pattern=NO_NUL)]],
         Field(min_length=1, max_length=10),
     ]
     max_num_results: MaxResults | None = None

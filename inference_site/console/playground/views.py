@@ -42,7 +42,7 @@ from inference_site.core.errors.api_errors import (
 from inference_site.core.site_settings.models import site_settings
 from inference_site.gateway.api.authentication import StaffSession, caller_of
 from inference_site.gateway.api.json_bodies import JsonParser
-from inference_site.gateway.api.payload import WireRequest, parse
+from inference_site.gateway.api.payload import NO_NUL, WireRequest, parse
 from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.feedback import Rating, give, staff_author
 from inference_site.gateway.feedback_views import FeedbackRequest
@@ -87,7 +87,6 @@ MAX_PRESETS = 200
 _MAX_PRESETS_LISTED = 1_000
 _DELETE_PRESET = "playground.delete_preset"
 _NO_PRESET = "There is no such preset for you."
-_NO_NUL = r"^[^\x00]*$"  # PostgreSQL stores no NUL.
 
 
 class PlaygroundSession(StaffSession):
@@ -345,8 +344,8 @@ class PresetRequest(WireRequest):
     """The body of ``POST /admin/playground/presets``."""
 
     kind: Literal["instructions", "tools", "schema"]
-    name: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, pattern=_NO_NUL)]
-    content: Annotated[str, Field(min_length=1, max_length=LONGEST_CONTENT, pattern=_NO_NUL)]
+    name: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, pattern=NO_NUL)]
+    content: Annotated[str, Field(min_length=1, max_length=LONGEST_CONTENT, pattern=NO_NUL)]
     is_shared: bool = False
 
 

@@ -32,6 +32,8 @@ _MAX_NAME = 64
 """Characters of a field's name that the path of an error repeats."""
 _MAX_PATH = 1_000
 """Characters of the path of an error."""
+NO_NUL = r"^[^\x00]*$"
+"""The pattern of a text that PostgreSQL can store, or compare with what it has stored."""
 _MAX_ECHO = 100
 """Characters of an invalid value that the error message repeats."""
 

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from inference_site.catalogue.operator_settings import Bias, SamplerFields
 from inference_site.core.errors.api_errors import InvalidRequestError
-from inference_site.gateway.api.payload import WireRequest
+from inference_site.gateway.api.payload import NO_NUL, WireRequest
 
 RequestT = TypeVar("RequestT", bound=WireRequest)
 
@@ -57,7 +57,7 @@ ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "u
 """``fast`` is another name of ``priority``; ``scale`` and ``ultrafast`` are served as usual."""
 
 
-EndUser = Annotated[str, Field(max_length=512, pattern=r"^[^\x00]*$")]
+EndUser = Annotated[str, Field(max_length=512, pattern=NO_NUL)]
 """The end user whom the client names. It is stored in PostgreSQL, which accepts no NUL."""
 
 
