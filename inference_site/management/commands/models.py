@@ -14,6 +14,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from inference_site.catalogue.catalogue import Catalogue, catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.catalogue.fleet.fleet import context_of
+from inference_site.catalogue.gguf_files import CHAT_TEMPLATE
 from inference_site.catalogue.memory import ModelMemory, fitting_sizes
 from inference_site.catalogue.model_files import model_file_error, quantisation_of
 from inference_site.catalogue.model_store.entries import refresh_catalogue
@@ -106,7 +107,7 @@ class Command(BaseCommand):
         says = model.metadata.get
         architecture = says("general.architecture", "unknown")
         kind = says("general.type", "mmproj" if architecture == "clip" else "model")
-        has_template = "tokenizer.chat_template" in model.metadata
+        has_template = CHAT_TEMPLATE in model.metadata
         self.stdout.write(
             f"name           {says('general.name', file.stem)}\n"
             f"type           {kind}\n"

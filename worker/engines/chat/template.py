@@ -133,7 +133,7 @@ class ChatTemplate:
             **request.template_vars,
             **self._forced,
             "messages": [template_message(message) for message in request.messages],
-            "tools": [template_tool(tool) for tool in request.tools] or None,
+            "tools": [wire_tool(tool) for tool in request.tools] or None,
             "add_generation_prompt": request.add_generation_prompt,
         }
         error, prompt = rendered(self.source, variables)
@@ -145,14 +145,6 @@ class ChatTemplate:
 def without_bos(prompt: str, bos: str) -> str:
     """Return the prompt without the BOS text, which the tokenizer will add."""
     return prompt.removeprefix(bos) if bos else prompt
-
-
-def template_tool(tool: Tool) -> dict[str, Any]:
-    """Return a tool in the format of templates."""
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        function["description"] = tool.description
-    return {"type": "function", "function": {**function, "parameters": tool.parameters}}
 
 
 def template_message(message: Message) -> dict[str, Any]:

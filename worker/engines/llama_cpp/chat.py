@@ -12,7 +12,7 @@ from typing import Any
 
 from inference_site.catalogue.engines.llama_cpp import LlamaCppOptions
 from inference_site.catalogue.engines.options import PARSING_OPTIONS, ChatOptions
-from inference_site.catalogue.gguf_files import metadata
+from inference_site.catalogue.gguf_files import CHAT_TEMPLATE, metadata
 from inference_site.core.domain.errors import EngineLoadError, InvalidRequest
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest, TextPart
@@ -24,7 +24,7 @@ from worker.engines.chat.configuration import (
     named_template,
     options_with,
 )
-from worker.engines.chat.template import TOO_COMPLEX, rendered, template_tool, wire_message
+from worker.engines.chat.template import TOO_COMPLEX, rendered, wire_message, wire_tool
 from worker.limited_process import LOAD_PATIENCE_S, PATIENCE_S
 
 Complete = Callable[[GenerationRequest, Sink, tuple[str, ...]], None]
@@ -32,8 +32,6 @@ Complete = Callable[[GenerationRequest, Sink, tuple[str, ...]], None]
 Tokenize = Callable[[GenerationRequest, Sink], None]
 
 _OPTIONS = frozenset(ChatOptions.model_fields)
-_TEMPLATE_KEY = "tokenizer.chat_template"
-"""In the header of a GGUF file. A second template, for tools, has a key with this prefix."""
 _TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "word " * 40}]
 _TOOL = {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}
 _CONVERSATIONS: tuple[dict[str, Any], ...] = (
@@ -150,7 +148,7 @@ class TemplateTrial:
             )
             for message in request.messages
         ]
-        tools = [template_tool(tool) for tool in request.tools] or None
+        tools = [wire_tool(tool) for tool in request.tools] or None
         variables = {**request.template_vars, "messages": messages, "tools": tools}
         prompts = []
         for source in self._sources:
@@ -172,7 +170,8 @@ def _file_templates(spec: ModelSpec) -> list[str]:
     """Return the templates in the model's file; an empty list for a damaged file."""
     assert spec.file is not None
     try:
-        values = [value for key, value in metadata(spec.file) if key.startswith(_TEMPLATE_KEY)]
+        # A second template, for tools, has a key with the same beginning.
+        values = [value for key, value in metadata(spec.file) if key.startswith(CHAT_TEMPLATE)]
     except (OSError, ValueError):
         return []
     return [value for value in values if isinstance(value, str)]

@@ -25,13 +25,12 @@ from worker.engines.openai_upstream.chunks import (
     estimated_input,
 )
 from worker.engines.openai_upstream.client import MAX_ANSWER_BYTES
-from worker.engines.openai_upstream.errors import ErrorReader
+from worker.engines.openai_upstream.errors import UNREADABLE, ErrorReader
 from worker.engines.openai_upstream.event_loop import Cancelled
 
 _TOKENS_PER_SECOND = 10
 """Tokens of a second of sound: OpenAI's models count one for 100 ms. Source: "Realtime costs"."""
 _LAST_EVENTS = ("transcript.text.done", "speech.audio.done")
-_UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 class Form:
@@ -132,7 +131,7 @@ class AudioReader:
             answer = orjson.loads(body)
             text = answer["text"]
             self._note_usage(answer, text)
-        except _UNREADABLE as exc:
+        except UNREADABLE as exc:
             raise GenerationFailed("The model's server sent no transcript.") from exc
         form = self.request.fields.get("response_format", "json")
         if self.request.streams:
@@ -200,7 +199,7 @@ class AudioReader:
             kind = str(event.get("type", ""))
             if event.get("usage") or kind in _LAST_EVENTS:
                 self._note_usage(event, str(event.get("text", "")))
-        except _UNREADABLE as exc:
+        except UNREADABLE as exc:
             raise GenerationFailed("The model's server sent an event that cannot be read.") from exc
         if kind:
             self._send(encoded)

@@ -23,7 +23,7 @@ from inference_site.core.domain.errors import ConnectionLost, EngineError, Gener
 from inference_site.core.domain.request import GenerationRequest, TextPart
 from worker.engines.base import Sink
 from worker.engines.openai_upstream.choices import ChoiceReader
-from worker.engines.openai_upstream.errors import ErrorReader
+from worker.engines.openai_upstream.errors import UNREADABLE, ErrorReader
 from worker.engines.openai_upstream.event_loop import Cancelled
 from worker.engines.openai_upstream.server import Server
 
@@ -35,7 +35,6 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _IGNORED = (b":", b"event:", b"id:", b"retry:")
 _MAX_LOGGED = 200
 _MAX_LINE_BYTES = 16 * 2**20
-_UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 CHARACTERS_PER_TOKEN = 4
 
 
@@ -171,7 +170,7 @@ class ChunkReader:
             if error := chunk.get("error"):
                 raise self._errors.in_stream(error, self.request)
             return self._deltas(chunk)
-        except _UNREADABLE as exc:
+        except UNREADABLE as exc:
             raise self._unreadable(exc) from exc
 
     def _deltas(self, chunk: dict[str, Any]) -> list[Delta]:

@@ -38,6 +38,7 @@ from worker.engines.chat.template import wire_part
 from worker.engines.openai_upstream.audio import AudioReader, Form, speaking_fields
 from worker.engines.openai_upstream.chunks import ChunkReader, estimated_input
 from worker.engines.openai_upstream.client import Body, Upstream
+from worker.engines.openai_upstream.errors import UNREADABLE
 from worker.engines.openai_upstream.event_loop import Cancelled, event_loop
 from worker.engines.openai_upstream.payload import Payloads
 from worker.engines.openai_upstream.server import Server, server_of
@@ -153,7 +154,6 @@ _VLLM_TEMPLATE_FIELDS = {
 _BATCH = 32
 """Prompts in one request for embeddings or scores; every server takes this many."""
 _NORM_TOLERANCE = 1e-3
-_UNREADABLE = (AttributeError, LookupError, TypeError, ValueError)
 
 
 class TokenService:
@@ -182,7 +182,7 @@ class TokenService:
                 by_index = await asyncio.to_thread(_vectors, answer)
                 vectors = [by_index[position] for position in range(len(inputs))]
                 tokens += _reported_input(answer)
-            except _UNREADABLE as exc:
+            except UNREADABLE as exc:
                 raise GenerationFailed("The model's server sent no embeddings.") from exc
             for index, vector in enumerate(vectors, first):
                 sink.feed(EmbeddingDelta(vector, index))
@@ -204,7 +204,7 @@ class TokenService:
                 scores = {int(e["index"]): float(e["relevance_score"]) for e in answer["results"]}
                 ordered = [scores[position] for position in range(len(documents))]
                 tokens += _reported_input(answer)
-            except _UNREADABLE as exc:
+            except UNREADABLE as exc:
                 raise GenerationFailed("The model's server sent no scores.") from exc
             for index, score in enumerate(ordered, first):
                 sink.feed(ScoreDelta(score, index))
@@ -235,7 +235,7 @@ class TokenService:
                     for number, result in enumerate(answer["results"])
                 ]
                 tokens += _reported_input(answer)
-            except _UNREADABLE as exc:
+            except UNREADABLE as exc:
                 raise GenerationFailed("The model's server sent no moderation.") from exc
             if len(results) != expected:
                 raise GenerationFailed("The model's server sent another number of results.")
@@ -374,9 +374,9 @@ def _vectors(answer: dict[str, Any]) -> dict[int, bytes]:
     return vectors
 
 
-_STREAM_FIELDS = (
+_STREAM_FIELDS = {
     *("stream", "stream_options", "echo", "logprobs", "top_logprobs", "logprob_token_ids"),
-)
+}
 """Fields of an answer's request that the request for prompt log probabilities leaves out."""
 
 
@@ -400,7 +400,7 @@ async def feed_prompt_logprobs(
             ranked = tuple(_ranked(entry) for entry in prompt["prompt_logprobs"])
             for index in range(number * request.choices, (number + 1) * request.choices):
                 sink.feed(PromptTokens(ids, index, ranked))
-    except _UNREADABLE as exc:
+    except UNREADABLE as exc:
         raise GenerationFailed("The model's server sent no log probabilities.") from exc
 
 

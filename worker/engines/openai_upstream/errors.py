@@ -43,6 +43,8 @@ from worker.engines.openai_upstream.server import Server
 
 logger = logging.getLogger(__name__)
 
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What the code that reads an answer raises for one of another form."""
 _MAX_SHOWN = 1000
 _CLIENT_ERRORS = (400, 413, 422)
 _MAX_RETRY_AFTER_S = 3600

@@ -70,7 +70,8 @@ class Watch:
         self._loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         assert task is not None
-        self._task, self._reason = task, _NEVER
+        self._task = task
+        self._reason: Exception | None = None
         self._looks_lost = 0
         self.is_lost: Callable[[], bool] = lambda: False
         """Whether the connection was closed before the end of the answer.
@@ -86,30 +87,25 @@ class Watch:
 
     def look(self, now: float) -> None:
         """Cancel the task if there is a reason to."""
-        if self._reason is not _NEVER:
+        if self._reason is not None:
             return
-        reason: Exception | None = None
         self._looks_lost += self.is_lost()
         if self._watched.cancelled:
-            reason = Cancelled()
+            self._reason = Cancelled()
         elif now - self._heard_at > self._timeout_s:
-            reason = Silent(f"nothing came for {self._timeout_s:g} s")
+            self._reason = Silent(f"nothing came for {self._timeout_s:g} s")
         elif self._looks_lost > 1:
-            reason = Lost("it was cut off")
+            self._reason = Lost("it was cut off")
         else:
-            reason = self._why_not(now - self._heard_at)
-        if reason is not None:
-            self._reason = reason
+            self._reason = self._why_not(now - self._heard_at)
+        if self._reason is not None:
             self._task.cancel()
 
     def raise_reason(self) -> None:
         """Raise the reason if this watch has cancelled the task."""
-        if self._reason is not _NEVER:
+        if self._reason is not None:
             self._task.uncancel()
             raise self._reason
-
-
-_NEVER = Exception("The task was not cancelled from here.")
 
 
 class _Reading:
