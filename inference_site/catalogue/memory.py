@@ -12,7 +12,11 @@ from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
-from inference_site.catalogue.engines.llama_cpp import PREFILL_BATCH, PREFILL_UBATCH
+from inference_site.catalogue.engines.llama_cpp import (
+    PREFILL_BATCH,
+    PREFILL_UBATCH,
+    PROMPT_CACHE_MIB,
+)
 from inference_site.catalogue.gguf_files import (
     Tensor,
     header,
@@ -44,7 +48,6 @@ _PROCESS_BYTES = 64 * _MIB
 """An engine process without a model."""
 _GPU_RESERVE_BYTES = 512 * _MIB
 """The driver's memory for a process on one GPU, and a margin."""
-_DEFAULT_PROMPT_CACHE_MIB = 256
 _DEFAULT_SLOTS, _MAX_DEFAULT_CONTEXT = 4, 8192
 """Sizes of a model whose entry gives none; the context is that of one slot, in tokens."""
 _KV_CACHE_SHARE = 4
@@ -112,13 +115,11 @@ class ModelMemory:
         The KV cache of a draft model is not included. Raise OSError.
         """
         spec = self._spec
-        files = sum(path.stat().st_size for path in parts_of(self._file)) + _side_file_bytes(spec)
+        files = (*parts_of(self._file), *side_files_of(spec))
         has_prompts = not spec.lora_adapters and "embedding" not in spec.options
-        prompts = (
-            spec.options.get("prompt_cache_mib", _DEFAULT_PROMPT_CACHE_MIB) if has_prompts else 0
-        )
+        prompts = spec.options.get("prompt_cache_mib", PROMPT_CACHE_MIB) if has_prompts else 0
         return MemoryNeeds(
-            weights=files + self.repacked_bytes,
+            weights=sum(path.stat().st_size for path in files) + self.repacked_bytes,
             cache=self.cache_bytes,
             compute=self.step_bytes + self.vocabulary * _VOCABULARY_TOKEN_BYTES + _PROCESS_BYTES,
             prompts=prompts * _MIB,
@@ -220,11 +221,10 @@ def _kv_bytes(number: Callable[..., int], options: Mapping[str, Any]) -> float:
     return number("block_count") * (keys * bits_k + values * bits_v) / 8
 
 
-def _side_file_bytes(spec: ModelSpec) -> int:
-    """Return the size of the files that are loaded beside a model's own. Raise OSError."""
+def side_files_of(spec: ModelSpec) -> list[Path]:
+    """Return the files that are loaded beside a model's own."""
     named = (spec.options.get(name) for name in ("mmproj", "draft_model"))
-    files = [*spec.lora_adapters.values(), *(Path(file) for file in named if file is not None)]
-    return sum(path.stat().st_size for path in files)
+    return [*spec.lora_adapters.values(), *(Path(file) for file in named if file is not None)]
 
 
 def layers_that_fit(spec: ModelSpec, file: Path, free_bytes: int, gpus: int = 1) -> GpuFit:
@@ -246,7 +246,8 @@ def layers_that_fit(spec: ModelSpec, file: Path, free_bytes: int, gpus: int = 1)
         output += by_name.get("token_embd.weight", 0)
     cache = model.cache_bytes // count
     logits = 4 * model.batch * model.vocabulary
-    fixed = model.step_bytes + logits + gpus * _GPU_RESERVE_BYTES + _side_file_bytes(spec)
+    side_files = sum(path.stat().st_size for path in side_files_of(spec))
+    fixed = model.step_bytes + logits + gpus * _GPU_RESERVE_BYTES + side_files
     layers = [output, *(size + cache for size in reversed(weights))]
     needed = [fixed + size for size in accumulate(layers)]
     return GpuFit(sum(size <= free_bytes for size in needed), len(layers), needed[-1])

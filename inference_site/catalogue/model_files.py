@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 from inference_site.catalogue.engines.registry import LIBRARIES
 from inference_site.catalogue.gguf_files import GGUF_MAGIC, check_complete, metadata, parts_of
-from inference_site.catalogue.memory import ModelMemory
+from inference_site.catalogue.memory import ModelMemory, side_files_of
 from inference_site.catalogue.operator_settings import WEIGHTS
 from inference_site.core.domain.model_spec import ModelSpec
 
@@ -75,12 +75,6 @@ def files_of(spec: ModelSpec) -> frozenset[Path]:
     draft = spec.options.get("draft_model")
     paths = [spec.file, Path(draft) if draft is not None else None]
     return frozenset(path.parent.resolve() / path.name for path in paths if path is not None)
-
-
-def side_files_of(spec: ModelSpec) -> list[Path]:
-    """Return the files that are loaded beside a model's own: its adapters and its projector."""
-    projector = spec.options.get("mmproj")
-    return [*spec.lora_adapters.values(), *([] if projector is None else [Path(projector)])]
 
 
 def model_file_error(spec: ModelSpec) -> str:

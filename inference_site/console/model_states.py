@@ -24,7 +24,8 @@ from inference_site.catalogue.fleet import fleet
 from inference_site.catalogue.fleet.fleet import ModelStatus
 from inference_site.catalogue.fleet.leases import LiveWorker, ModelState
 from inference_site.catalogue.gguf_files import parts_of
-from inference_site.catalogue.model_files import file_error, files_of, side_files_of
+from inference_site.catalogue.memory import side_files_of
+from inference_site.catalogue.model_files import file_error, files_of
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.gateway.submission.model_access import load_progress
 from inference_site.runs.models import Generation, Status

@@ -114,6 +114,10 @@ def test_what_is_no_model_is_told(tmp_path: Path, content: bytes) -> None:
             r"models.yaml:4: models.a: .*/x.gguf does not exist.",
         ),
         (
+            f"models:\n  a: {{file: {DEMO_FILE}, draft_model: /x/draft.gguf}}\n",
+            "models.yaml:2: models.a: /x/draft.gguf does not exist.",
+        ),
+        (
             "models:\n  a: {slots: 2}\n",
             "models.yaml:2: models.a: the engine llama_cpp needs a `file`.",
         ),

@@ -29,6 +29,9 @@ cancellation sooner, and have the prompts that arrive together wait for each oth
 PREFILL_UBATCH = 512
 """Tokens that are computed together; llama.cpp's own default."""
 
+PROMPT_CACHE_MIB = 256
+"""Host memory for prompts that lost their slot; llama.cpp itself would take 8 GiB."""
+
 _GENERATES = frozenset(
     {
         *("chat", "completions", "render", "tokens"),
@@ -149,9 +152,8 @@ class LlamaCppOptions(Tuning):
     shortened if it is a ``matryoshka``; with ``rank`` it is a model that only ranks documents.
     ``fim_tokens`` mark what is before, after and in the middle for a completion with a suffix,
     where the file has no marks of a known family. ``mmproj`` is the GGUF file of a projector, for
-    the ``modalities``. ``prompt_cache_mib`` is host memory for prompts that lost their slot, for
-    which llama.cpp itself would take 8 GiB. ``llama_server`` is the command of another build of the
-    server of llama.cpp.
+    the ``modalities``. ``prompt_cache_mib`` is host memory for prompts that lost their slot.
+    ``llama_server`` is the command of another build of the server of llama.cpp.
     """
 
     embedding: Literal["mean", "cls", "last", "rank"] | None = None
@@ -160,7 +162,7 @@ class LlamaCppOptions(Tuning):
     matryoshka: bool = False
     mmproj: GgufFile | None = None
     modalities: list[Literal["vision", "audio"]] = ["vision"]
-    prompt_cache_mib: NonNegativeInt = 256
+    prompt_cache_mib: NonNegativeInt = PROMPT_CACHE_MIB
 
     @field_validator("embedding")
     @classmethod
