@@ -201,6 +201,12 @@ def _names(config: AppConfig) -> Sequence[str]:
     return names
 
 
+def _modules(field: str) -> list[Any]:
+    """Return the modules that apps name in this attribute of their ``AppConfig``."""
+    named = [getattr(config, field, None) for config in apps.get_app_configs()]
+    return [import_module(name) for name in named if name]
+
+
 class Mending(Protocol):
     """A module that an app names in ``mending``: it repairs results that contradict their rows."""
 
@@ -214,8 +220,7 @@ class Mending(Protocol):
 @cache
 def mendings() -> Collection[Mending]:
     """Return these modules of all apps. Beat calls each of them every second."""
-    named: list[Any] = [getattr(config, "mending", None) for config in apps.get_app_configs()]
-    return [import_module(name) for name in named if name]
+    return _modules("mending")
 
 
 class Closing(Protocol):
@@ -228,8 +233,7 @@ class Closing(Protocol):
 @cache
 def closings() -> Collection[Closing]:
     """Return these modules of all apps."""
-    named: list[Any] = [getattr(config, "closing", None) for config in apps.get_app_configs()]
-    return [import_module(name) for name in named if name]
+    return _modules("closing")
 
 
 class Delivery(Protocol):
@@ -245,8 +249,7 @@ class Delivery(Protocol):
 @cache
 def deliveries() -> Collection[Delivery]:
     """Return these modules of all apps."""
-    named: list[Any] = [getattr(config, "delivery", None) for config in apps.get_app_configs()]
-    return [import_module(name) for name in named if name]
+    return _modules("delivery")
 
 
 class Retention(Protocol):
@@ -259,8 +262,7 @@ class Retention(Protocol):
 @cache
 def retentions() -> Collection[Retention]:
     """Return these modules of all apps."""
-    named: list[Any] = [getattr(config, "retention", None) for config in apps.get_app_configs()]
-    return [import_module(name) for name in named if name]
+    return _modules("retention")
 
 
 class Forgetting(Protocol):
@@ -279,8 +281,7 @@ class Forgetting(Protocol):
 @cache
 def forgettings() -> Collection[Forgetting]:
     """Return these modules of all apps."""
-    named: list[Any] = [getattr(config, "forgetting", None) for config in apps.get_app_configs()]
-    return [import_module(name) for name in named if name]
+    return _modules("forgetting")
 
 
 def recovered(

@@ -307,7 +307,7 @@ class ModelLoader:
         if uses_host(model.spec):
             self._queue.add(model)
         else:
-            in_background(self._load, model)
+            in_background(self._load_or_fail, model)
 
     def _load_in_order(self) -> None:
         """Make room for the models of the queue, one after the other, until the process ends.
@@ -318,11 +318,11 @@ class ModelLoader:
             model = self._queue.next()
             if self._reserve_room(model):
                 self._queue.start(model)
-                in_background(self._load_placed, model)
+                in_background(self._load_or_fail, model)
             self._queue.remove(model)
             self._waits_for_room = False
 
-    def _load_placed(self, model: ServedModel) -> None:
+    def _load_or_fail(self, model: ServedModel) -> None:
         try:
             self._load(model)
         except Exception as exc:
@@ -389,9 +389,8 @@ class ModelLoader:
             while not self.worker.stopped.is_set() and self.models.get(model.spec.id) is model:
                 loaded = [m for m in tuple(self.models.values()) if m.is_loaded]
                 residents = [*loaded, *(m for m in self._placed.copy() if not m.is_loaded)]
-                fits = not uses_host(model.spec) or self._fits(model.spec, residents)
-                self._waits_for_room = not fits
-                if fits:
+                self._waits_for_room = not self._fits(model.spec, residents)
+                if not self._waits_for_room:
                     self._placed.add(model)
                     return True
                 model.reason = "It waits until there is room for it."

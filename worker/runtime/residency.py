@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 import django.db
 import redis.exceptions
 from django.conf import settings
-from django.db import connection
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.fleet import fleet, orders
@@ -344,8 +343,8 @@ class IdleWatch:
             rows = Generation.objects.filter(model=self._model.spec.id, status=Status.QUEUED)
             waits = rows.exists()
 
-        try_and_log("idle model", query)
-        connection.close()
+        with release_connection_after():
+            try_and_log("idle model", query)
         return waits or self._model.idle_s == 0
 
 

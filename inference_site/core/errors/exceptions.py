@@ -73,10 +73,7 @@ _TABLE: tuple[tuple[tuple[type[Exception], ...], Callable[[Any], ApiError]], ...
         (redis.exceptions.OutOfMemoryError,),
         lambda _: UnavailableError(str(domain.RedisFull()), code="queue_memory_full"),
     ),
-    (
-        (domain.ProjectQuotaReached,),
-        lambda e: RateLimitError(str(e), retry_after_s=RETRY_AFTER_S),
-    ),
+    ((domain.ProjectQuotaReached,), lambda e: RateLimitError(str(e))),
     (
         (domain.RateLimited,),
         lambda e: RateLimitError(str(e), retry_after_s=_retry_after_s(e)),

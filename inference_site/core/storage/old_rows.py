@@ -74,3 +74,14 @@ def delete_older(rows: QuerySet[Any], limit: dt.datetime, until: float, batch: i
     """Delete the rows of ``old_ids`` that were created before ``limit``; return how many."""
     found = old_ids(rows, limit, until, batch)
     return sum(rows.filter(pk__in=ids, created_at__lt=limit).delete()[0] for ids in found)
+
+
+def delete_in_batches(rows: QuerySet[Any], until: float, batch: int) -> int:
+    """Delete the rows in their order, a batch in a transaction; return how many.
+
+    No batch starts after the monotonic time ``until``.
+    """
+    deleted = 0
+    while time.monotonic() < until and (ids := list(rows.values_list("pk", flat=True)[:batch])):
+        deleted += rows.model._default_manager.filter(pk__in=ids).delete()[0]
+    return deleted

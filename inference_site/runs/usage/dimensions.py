@@ -8,12 +8,10 @@ rows with the value ``OTHERS``. Rows with values are kept as long as the project
 from __future__ import annotations
 
 import datetime as dt
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db import connection, transaction
-from django.db.models import QuerySet
 from django.utils import timezone
 
 from inference_site.accounts.budgets import period_start
@@ -26,6 +24,7 @@ from inference_site.accounts.models import (
 )
 from inference_site.core.site_settings.models import site_settings
 from inference_site.core.storage.fields import replace_nul
+from inference_site.core.storage.old_rows import delete_in_batches
 from inference_site.runs.models import TERMINAL, Generation
 from inference_site.runs.usage.accounting import SUMS, account, hold_lock
 from inference_site.runs.usage.models import (
@@ -34,6 +33,7 @@ from inference_site.runs.usage.models import (
     DimensionRollup,
     Period,
 )
+from inference_site.runs.usage.pruning import BATCH
 
 MOST_VALUES = 1_000
 """Values of one dimension with rows of their own, in one period of one project."""
@@ -134,19 +134,12 @@ def prune(until: float) -> int:
             old = DimensionRollup.objects.filter(
                 project=project, period=period, start__lt=limit - _DAY
             )
-            deleted += _delete(old.order_by("start"), until)
+            deleted += delete_in_batches(old.order_by("start"), until, BATCH)
     for every in Budget.Every.values:
         # Of two days ago: a generation that ends now counts for the period of its acceptance.
         start = period_start(every, timezone.now() - 2 * _DAY)
         old_spends = BudgetSpend.objects.filter(budget__every=every, start__lt=start)
-        deleted += _delete(old_spends.exclude(value=""), until)
-    return deleted
-
-
-def _delete(rows: QuerySet[Any], until: float) -> int:
-    deleted = 0
-    while time.monotonic() < until and (ids := list(rows.values_list("pk", flat=True)[:2_000])):
-        deleted += rows.model._default_manager.filter(pk__in=ids).delete()[0]
+        deleted += delete_in_batches(old_spends.exclude(value=""), until, BATCH)
     return deleted
 
 

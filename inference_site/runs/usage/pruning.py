@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from inference_site.accounts.models import retention_cutoffs
 from inference_site.core.site_settings.models import retention_days
-from inference_site.core.storage.old_rows import delete_older, old_ids
+from inference_site.core.storage.old_rows import delete_in_batches, delete_older, old_ids
 from inference_site.runs.kinds import retentions
 from inference_site.runs.models import Generation
 from inference_site.runs.request_log.models import Refusal
@@ -88,10 +88,10 @@ def prune_counts(until: float) -> int:
         for period, days in kept.items():
             limit = now - days * _DAY
             old = rollup._default_manager.filter(period=period, start__lt=limit)
-            deleted += _delete(old.order_by("start"), until)
+            deleted += delete_in_batches(old.order_by("start"), until, BATCH)
     limit = now - _LOGIN_FAILURE_DAYS * _DAY
     failures = AccessFailureLog.objects.filter(attempt_time__lt=limit)
-    return deleted + _delete(failures.order_by("pk"), until)
+    return deleted + delete_in_batches(failures.order_by("pk"), until, BATCH)
 
 
 def prune_generations(until: float) -> int:
@@ -127,11 +127,4 @@ def prune_log(project: int, limit: dt.datetime, until: float) -> int:
         with connection.cursor() as cursor:
             cursor.execute(_DELETE_GENERATIONS, {**given, "ids": ids})
             deleted += cursor.fetchone()[0]
-    return deleted
-
-
-def _delete(rows: models.QuerySet[Any], until: float) -> int:
-    deleted = 0
-    while time.monotonic() < until and (ids := list(rows.values_list("pk", flat=True)[:BATCH])):
-        deleted += rows.model._default_manager.filter(pk__in=ids).delete()[0]
     return deleted

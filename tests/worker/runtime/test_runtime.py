@@ -316,6 +316,19 @@ def test_a_model_for_which_room_cannot_be_made_is_failed_and_not_loading_for_eve
     worker._publisher._loop.close()  # It never ran.
 
 
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("engine", ["scripted", "openai_upstream"])
+def test_a_model_whose_load_fails_in_an_unknown_way_is_failed_and_not_loading_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, engine: str
+) -> None:
+    monkeypatch.setattr(served_model, "load_engine", Mock(side_effect=RuntimeError("boom")))
+    worker = Runtime([ModelSpec("m", engine)])
+    with pytest.raises(EngineLoadError, match=r"Model 'm': .*could not be loaded \(RuntimeError"):
+        worker.start()
+    assert "boom" in caplog.text
+    worker._publisher._loop.close()  # It never ran.
+
+
 def test_a_model_that_cannot_load_beside_one_that_can_is_announced_with_the_reason() -> None:
     with started([ModelSpec("m", "scripted"), BROKEN]) as worker:
         wait_until(lambda: reports(worker)[1].state == ModelState.FAILED)
