@@ -54,8 +54,10 @@ def measure_here(file: Path, slots: int, context_length: int) -> None:
     def fill(seed: int) -> None:
         chosen = random.Random(seed)
         prompt = tuple(chosen.choices(range(10, 1000), k=context_length - 8))
-        request = GenerationRequest(spec.id, prompts=(prompt,), max_output_tokens=1)
-        engine.complete(request, _Silent())
+        request = GenerationRequest(
+            spec.id, operation="complete", prompts=(prompt,), max_output_tokens=1
+        )
+        engine.run(request, _Silent())
 
     needs = ModelMemory(spec, file).needs
     rounds = min(_MOST_ROUNDS, 2 + needs.prompts // needs.cache)

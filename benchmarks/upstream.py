@@ -64,7 +64,7 @@ def ask(engine: Engine, numbers: range, max_tokens: int, counts: list[int]) -> N
     for number in numbers:
         message = Message("user", f"{number} Tell me a story about a fox.")
         sink = CountingSink()
-        engine.chat(
+        engine.run(
             GenerationRequest(
                 "demo",
                 (message,),

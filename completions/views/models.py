@@ -37,7 +37,7 @@ from inference_site.accounts.models import Scope
 from inference_site.catalogue.catalogue import DEFAULT_ALIAS, catalogue
 from inference_site.catalogue.fleet import fleet, orders
 from inference_site.catalogue.fleet.fleet import ModelStatus
-from inference_site.catalogue.fleet.leases import LiveWorker, ModelState, live_view
+from inference_site.catalogue.fleet.leases import LiveWorker, ModelState, live_view, live_workers
 from inference_site.catalogue.model_store import adapters
 from inference_site.catalogue.model_store.adapters import adapter_file, added_view
 from inference_site.catalogue.models_file import Route
@@ -267,7 +267,7 @@ def _model_event(model: str) -> tuple[bytes, bool]:
     """Return the event with the model's state, and whether no change is pending."""
     with release_connection_after():
         is_pending = orders.is_pending(model)  # Read before the leases: they show it once seen.
-    workers = fleet.workers()
+    workers = live_workers()
     reports = [(worker, report) for worker in workers if (report := worker.model(model))]
     status = fleet.status_among([worker for worker, _ in reports], model)
     event = ModelEvent(

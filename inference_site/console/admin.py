@@ -36,7 +36,7 @@ from unfold.widgets import (
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import ENGINES, LIBRARIES
-from inference_site.catalogue.fleet import fleet
+from inference_site.catalogue.fleet.leases import live_workers
 from inference_site.catalogue.hub import HubError, Reference
 from inference_site.catalogue.model_store.entries import (
     ALLOWED_OPTIONS,
@@ -325,7 +325,7 @@ class PullForm(forms.ModelForm[Pull]):
         if "host" not in self.fields:  # The page of a pull that exists has no fields.
             return
         try:
-            hosts = sorted({worker.host for worker in fleet.workers() if worker.host})
+            hosts = sorted({worker.host for worker in live_workers() if worker.host})
         except redis.exceptions.RedisError:
             hosts = []
         choices = [("", "any"), *((host, host) for host in hosts)]

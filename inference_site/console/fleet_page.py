@@ -26,7 +26,13 @@ from django.utils import timezone
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.catalogue.fleet import fleet
-from inference_site.catalogue.fleet.leases import HostState, LiveWorker, ModelReport, ModelState
+from inference_site.catalogue.fleet.leases import (
+    HostState,
+    LiveWorker,
+    ModelReport,
+    ModelState,
+    live_workers,
+)
 from inference_site.catalogue.fleet.orders import server_log
 from inference_site.catalogue.model_files import FileFacts, file_facts
 from inference_site.catalogue.model_labels import NO_PRICE, is_priced
@@ -117,7 +123,7 @@ def fleet_context(request: HttpRequest) -> dict[str, Any]:
         "broken_files": broken_files(),
     }
     try:
-        live = fleet.workers()
+        live = live_workers()
         context["models"] = _model_rows(live)
     except redis.exceptions.RedisError:
         return {**context, "is_unreachable": True}
@@ -205,7 +211,7 @@ def ask_before(request: HttpRequest) -> HttpResponse:
     if ask is None:
         raise Http404("There is no such question.")
     try:
-        live = fleet.workers()
+        live = live_workers()
     except redis.exceptions.RedisError:
         live = []
     question = ask(request.GET.get("target", "").replace("\0", ""), live)
@@ -252,7 +258,7 @@ def model_context(request: HttpRequest, model: str) -> dict[str, Any]:
     if spec is None:
         raise Http404(f"There is no model '{model}'.")
     try:
-        live, is_unreachable = fleet.workers(), False
+        live, is_unreachable = live_workers(), False
         shown = condition(spec, live)
     except redis.exceptions.RedisError:
         live, is_unreachable, shown = [], True, ModelCondition("unknown")

@@ -16,8 +16,7 @@ import redis.exceptions
 from django.conf import settings
 
 from inference_site.catalogue.catalogue import files_in
-from inference_site.catalogue.fleet import fleet
-from inference_site.catalogue.fleet.leases import ModelReport
+from inference_site.catalogue.fleet.leases import ModelReport, live_workers
 from inference_site.catalogue.gguf_files import parts_of
 from inference_site.catalogue.model_files import file_facts
 from inference_site.catalogue.model_store.models import StoredModel
@@ -80,7 +79,7 @@ def estimate(spec: ModelSpec) -> str:
 def _room(needed: int) -> str:
     """Return how much memory workers have free, and whether one has as much as is needed."""
     try:
-        devices = [(worker.host, one) for worker in fleet.workers() for one in worker.devices]
+        devices = [(worker.host, one) for worker in live_workers() for one in worker.devices]
     except redis.exceptions.RedisError:
         return ""
     free = {f"{host} {device.name} {free_memory(device)}": None for host, device in devices}

@@ -49,7 +49,8 @@ from inference_site.runs.streams.request_documents import drop_document, load_do
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
-_reader_deadlines = Deadlines("disconnect-grace")
+reader_deadlines = Deadlines("disconnect-grace")
+"""The generations that are cancelled at these times, as they have no readers any more."""
 _SLACK_S = 5
 """Seconds added to the grace of a generation with readers: a web process or Redis may be slow."""
 
@@ -184,7 +185,7 @@ async def _retry(act: Callable[[], Awaitable[object]]) -> None:
 
 def set_reader_deadline(generation_id: str, grace_s: int) -> None:
     """Have a generation cancelled ``grace_s`` after its last reader has left."""
-    _reader_deadlines.push(generation_id, grace_s + _SLACK_S)
+    reader_deadlines.push(generation_id, grace_s + _SLACK_S)
 
 
 async def refresh_reader_deadlines(
@@ -195,19 +196,9 @@ async def refresh_reader_deadlines(
     Both are ids with their grace in seconds. Another process may have a reader of a generation that
     was left here; it extends the deadline again.
     """
-    await _reader_deadlines.push_known(client, left)
+    await reader_deadlines.push_known(client, left)
     extended = {id_: grace_s + _SLACK_S for id_, grace_s in read.items()}
-    await _reader_deadlines.push_known(client, extended)
-
-
-def without_readers() -> list[str]:
-    """Return the generations whose deadline has passed; some may have ended."""
-    return _reader_deadlines.passed()
-
-
-def drop_reader_deadlines(generation_ids: Collection[str]) -> None:
-    """Remove the deadlines of these generations."""
-    _reader_deadlines.forget(generation_ids)
+    await reader_deadlines.push_known(client, extended)
 
 
 def end_without_worker(

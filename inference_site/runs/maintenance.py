@@ -35,7 +35,7 @@ from django.utils import timezone
 from redis.exceptions import RedisError
 
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.catalogue.fleet.fleet import clear_load_deadlines, passed_load_deadlines
+from inference_site.catalogue.fleet.fleet import load_deadlines
 from inference_site.catalogue.fleet.leases import is_alive, live_view, prune
 from inference_site.core.domain.errors import (
     ModelLoading,
@@ -54,9 +54,8 @@ from inference_site.core.storage.redis import SET_WHEN_FULL, Deadlines, all_clie
 from inference_site.runs.cancellation import (
     cancel,
     cancel_waiting,
-    drop_reader_deadlines,
     end_without_worker,
-    without_readers,
+    reader_deadlines,
 )
 from inference_site.runs.kinds import kind_of, mendings
 from inference_site.runs.models import (
@@ -262,7 +261,7 @@ def _expire(generation: Generation, code: str, error: Exception) -> None:
 
 def expire_while_loading() -> None:
     """Fail those accepted while their model was loading that have waited ``LOAD_WAIT_S`` for it."""
-    late = passed_load_deadlines()
+    late = load_deadlines.passed()
     if not late:
         return
     waiting = Generation.objects.filter(public_id__in=late, status=Status.QUEUED)
@@ -273,7 +272,7 @@ def expire_while_loading() -> None:
         # If the model is served now, the generation waits for a slot, as others do.
         if row is not None and not live_view.serving(row.model):
             _expire(row, "model_loading", ModelLoading())
-        clear_load_deadlines([public_id])
+        load_deadlines.forget([public_id])
 
     _each((public_id, partial(expire, public_id)) for public_id in late)
 
@@ -325,7 +324,7 @@ def _models_of_late_background(after_s: float) -> QuerySet[Any, Any]:
 
 def cancel_without_readers() -> None:
     """Cancel generations without readers whose disconnect grace is over (see ``cancellation``)."""
-    ids = without_readers()
+    ids = reader_deadlines.passed()
     if not ids:
         return
     rows = Generation.objects.filter(public_id__in=ids).exclude(status__in=TERMINAL)
@@ -334,7 +333,7 @@ def cancel_without_readers() -> None:
     def cancel_one(public_id: str) -> None:
         if public_id in unended:
             cancel([public_id])
-        drop_reader_deadlines([public_id])
+        reader_deadlines.forget([public_id])
 
     _each((id_, partial(cancel_one, id_)) for id_ in ids)
 

@@ -248,14 +248,14 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         ``isolated``: all later attempts run alone. ``spared``: this attempt was ended from outside
         and does not count, unless ``MAX_SPARED`` attempts are spared already.
         """
-        held = self._held(public_id, worker, attempt)
+        held = self.running_attempt(public_id, worker, attempt)
         changes: dict[str, Any] = {"alone_since": timezone.now()} if isolated else {}
         if spared:
             changes["spared"] = Least(F("spared") + 1, MAX_SPARED)
         with release_connection_after():
             return bool(held.update(status=Status.QUEUED, worker="", claimed_at=None, **changes))
 
-    def _held(self, public_id: str, worker: str, attempt: int) -> GenerationQuerySet:
+    def running_attempt(self, public_id: str, worker: str, attempt: int) -> GenerationQuerySet:
         """Return the row if this attempt runs; an earlier one may not know that it was lost."""
         return self.filter(
             public_id=public_id, status=Status.RUNNING, worker=worker, attempt=attempt
@@ -284,14 +284,14 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
 
     def fail_running(self, public_id: str, worker: str, attempt: int, error_code: str) -> bool:
         """Fail an attempt in place of its worker; False if it no longer runs."""
-        held = self._held(public_id, worker, attempt)
+        held = self.running_attempt(public_id, worker, attempt)
         return bool(
             held.update(status=Status.FAILED, finished_at=timezone.now(), error_code=error_code)
         )
 
     def cancel_running(self, public_id: str, worker: str, attempt: int) -> bool:
         """Cancel an attempt in place of its worker; False if it no longer runs."""
-        held = self._held(public_id, worker, attempt)
+        held = self.running_attempt(public_id, worker, attempt)
         return bool(held.update(status=Status.CANCELLED, finished_at=timezone.now()))
 
     def expire_queued(self, public_id: str, error_code: str) -> bool:

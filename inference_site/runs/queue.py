@@ -23,7 +23,7 @@ from django.db import transaction
 from django.db.models.expressions import CombinedExpression
 from django.db.models.functions import Now
 
-from inference_site.catalogue.fleet.fleet import set_load_deadline
+from inference_site.catalogue.fleet.fleet import load_deadlines
 from inference_site.catalogue.fleet.leases import live_view
 from inference_site.core.errors.api_errors import UnavailableError
 from inference_site.core.observability.logs import add_log_fields
@@ -233,7 +233,7 @@ def _commit(
         # Before the row is committed: when Redis fails, nothing is accepted.
         loads = not live_view.serving(row.model) and not live_view.away_since(row.model)
         if settings.LOAD_WAIT_S and not row.background and loads:
-            set_load_deadline(row.public_id, settings.LOAD_WAIT_S)
+            load_deadlines.push(row.public_id, settings.LOAD_WAIT_S)
         if not is_wanted():
             raise UnavailableError
         has_more = before_row or with_row or must_count

@@ -178,7 +178,7 @@ def test_the_page_says_why_no_model_can_answer(
         raise redis.exceptions.ConnectionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(views, "workers", fail)
+        patch.setattr(views, "live_workers", fail)
         response = (browser := staff()).get(PAGE)
     assert response.status_code == 200
     assert "Redis is not reachable" in response.content.decode()

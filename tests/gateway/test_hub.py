@@ -28,7 +28,12 @@ from inference_site.runs.models import Generation, Status
 from inference_site.runs.queue import new_id
 from inference_site.runs.streams.batches import Batch, Ending, Sent
 from inference_site.runs.streams.event_log import AsyncEventLog, Write, close_log, send_hint
-from inference_site.runs.streams.request_documents import Loaded, load_document, save_document
+from inference_site.runs.streams.request_documents import (
+    Assembly,
+    Loaded,
+    load_document,
+    save_document,
+)
 from responses_api.events import DONE, decode
 from responses_api.models import StoredResponse
 from tests.generations.rows import chat_document, create_generation
@@ -508,8 +513,9 @@ def test_cancelling_asks_the_worker_and_takes_what_waits_out_of_the_queue(
 
     unqueued = when_unqueued(monkeypatch)
     on_site(monkeypatch, scenario)
-    assert load_document(waiting.public_id).document is None  # Its content is not kept for a day.
-    found = load_document(running_row.public_id)
+    # Its content is not kept for a day.
+    assert load_document(waiting.public_id, Assembly).document is None
+    found = load_document(running_row.public_id, Assembly)
     assert found.document is not None
     assert found.is_cancelled
     states = dict(Generation.objects.values_list("public_id", "status"))
@@ -538,7 +544,7 @@ def test_all_who_leave_at_once_are_cancelled_even_when_redis_is_away_at_first(
     on_site(monkeypatch, scenario)
     assert attempts == [400, 400]
     for generation_id in ids:
-        assert load_document(generation_id) == Loaded(None, True, Sent())
+        assert load_document(generation_id, Assembly) == Loaded(None, True, Sent())
 
 
 @pytest.mark.parametrize("is_early", [True, False], ids=["before it waits", "while it waits"])

@@ -19,7 +19,12 @@ from inference_site.runs.cancellation import cancel, set_reader_deadline, stop
 from inference_site.runs.maintenance import cancel_without_readers
 from inference_site.runs.models import Generation, GenerationQuerySet, Status
 from inference_site.runs.streams.event_log import cancel_key, log_key, read_log
-from inference_site.runs.streams.request_documents import Opening, load_document, save_document
+from inference_site.runs.streams.request_documents import (
+    Assembly,
+    Opening,
+    load_document,
+    save_document,
+)
 from responses_api.models import StoredResponse
 from responses_api.views import responses
 from tests.gateway.test_hub import on_site, when_unqueued
@@ -172,7 +177,7 @@ def test_the_worker_of_one_that_runs_is_asked(
     Generation.objects.claim("m", "w")
     caller(stored.public_id, api_key[1], monkeypatch)
     assert status_of(stored.public_id) == Status.RUNNING
-    found = load_document(stored.public_id)
+    found = load_document(stored.public_id, Assembly)
     assert found.is_cancelled
     assert found.document is not None
 
@@ -221,10 +226,10 @@ def test_one_that_is_claimed_between_flag_and_row_is_stopped_by_its_worker(
 
     def claimed_first(rows: GenerationQuerySet, ids: Collection[str]) -> list[str]:
         assert Generation.objects.claim("m", "w") is not None
-        assert load_document(row.public_id).is_cancelled
+        assert load_document(row.public_id, Assembly).is_cancelled
         return move(rows, ids)
 
     monkeypatch.setattr(GenerationQuerySet, "cancel_queued", claimed_first)
     assert stop(row)
     assert status_of(row.public_id) == Status.RUNNING
-    assert load_document(row.public_id).is_cancelled
+    assert load_document(row.public_id, Assembly).is_cancelled

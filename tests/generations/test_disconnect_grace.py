@@ -11,15 +11,14 @@ import pytest
 from inference_site.accounts.models import ApiKey
 from inference_site.core.storage.redis import new_async_clients, site_client
 from inference_site.runs.cancellation import (
-    drop_reader_deadlines,
+    reader_deadlines,
     refresh_reader_deadlines,
     set_reader_deadline,
-    without_readers,
 )
 from inference_site.runs.maintenance import cancel_without_readers
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.queue import new_id
-from inference_site.runs.streams.request_documents import load_document, save_document
+from inference_site.runs.streams.request_documents import Assembly, load_document, save_document
 from tests.generations.rows import chat_document, create_generation
 
 Key = tuple[ApiKey, str]
@@ -29,7 +28,7 @@ Key = tuple[ApiKey, str]
 def generation_id() -> Iterator[str]:
     name = new_id("resp_")
     yield name
-    drop_reader_deadlines([name])
+    reader_deadlines.forget([name])
 
 
 def tell(read: Mapping[str, int], left: Mapping[str, int]) -> None:
@@ -52,9 +51,9 @@ def seconds_left(generation_id: str) -> float:
 
 def test_one_that_is_read_is_pushed_on(generation_id: str) -> None:
     set_reader_deadline(generation_id, -10)  # Its time has passed by now.
-    assert generation_id in without_readers()
+    assert generation_id in reader_deadlines.passed()
     tell({generation_id: 3}, {})
-    assert generation_id not in without_readers()
+    assert generation_id not in reader_deadlines.passed()
     assert 4 < seconds_left(generation_id) <= 8
 
 
@@ -68,7 +67,7 @@ def test_reader_of_one_without_a_grace_gives_it_none(generation_id: str) -> None
     """Its client is there, and has said nothing; it must not be stopped when the reader leaves."""
     tell({generation_id: 3}, {})
     tell({}, {generation_id: -1})
-    assert generation_id not in without_readers()
+    assert generation_id not in reader_deadlines.passed()
 
 
 @pytest.mark.django_db
@@ -82,11 +81,11 @@ def test_maintenance_stops_what_nobody_reads(api_key: Key) -> None:
     ended = new_id("resp_")
     set_reader_deadline(ended, -10)
     cancel_without_readers()
-    assert not {waiting.public_id, running.public_id, ended} & set(without_readers())
-    assert load_document(waiting.public_id).document is None
-    assert load_document(running.public_id).is_cancelled
-    assert not load_document(read.public_id).is_cancelled
-    assert not load_document(ended).is_cancelled
+    assert not {waiting.public_id, running.public_id, ended} & set(reader_deadlines.passed())
+    assert load_document(waiting.public_id, Assembly).document is None
+    assert load_document(running.public_id, Assembly).is_cancelled
+    assert not load_document(read.public_id, Assembly).is_cancelled
+    assert not load_document(ended, Assembly).is_cancelled
     states = dict(Generation.objects.values_list("public_id", "status"))
     assert states[waiting.public_id] == "cancelled"
-    drop_reader_deadlines([read.public_id])
+    reader_deadlines.forget([read.public_id])

@@ -55,7 +55,7 @@ from inference_site.runs.streams.event_log import (
     log_key,
     request_cancel,
 )
-from inference_site.runs.streams.request_documents import load_document, save_document
+from inference_site.runs.streams.request_documents import Assembly, load_document, save_document
 from inference_site.runs.wake_ups import (
     count_wake_ups,
     own_queue,
@@ -279,7 +279,7 @@ def test_the_stream_of_an_abandoned_generation_ends_with_an_error(
     assert end.ending is not None
     assert (end.ending.status, end.ending.error_code) == (503, "worker_lost")
     assert end.frames[-1] == b"data: [DONE]\n\n"
-    assert load_document(row.public_id).document is None
+    assert load_document(row.public_id, Assembly).document is None
 
 
 def test_the_worker_of_an_abandoned_generation_writes_nothing_any_more(
@@ -476,14 +476,15 @@ def test_requests_of_what_has_ended_or_never_was_are_dropped(api_key: Key) -> No
     for id_ in ids:
         save_document(id_, chat_document(id_, "secret"), "web.one")
     drop_leftover_requests()
-    assert all(load_document(id_).document for id_ in ids)  # They are too young.
+    assert all(load_document(id_, Assembly).document for id_ in ids)  # They are too young.
     site_client().zadd("held-open", dict.fromkeys(ids, 0), xx=True)
     drop_leftover_requests()
-    assert [load_document(id_).document is not None for id_ in ids] == [True, False, False]
+    is_kept = [load_document(id_, Assembly).document is not None for id_ in ids]
+    assert is_kept == [True, False, False]
     left = [key for id_ in ids[1:] for key in site_client().keys(f"{{{id_}}}:*")]
     assert left == []
     drop_leftover_requests()
-    assert load_document(going_on.public_id).document is not None
+    assert load_document(going_on.public_id, Assembly).document is not None
 
 
 def test_a_claim_is_as_old_as_the_database_says(api_key: Key, worker: str) -> None:

@@ -26,7 +26,7 @@ from inference_site.runs.models import Generation, ServiceClass, Status
 from inference_site.runs.queue import enqueue, new_id
 from inference_site.runs.streams import request_documents
 from inference_site.runs.streams.event_log import document_key, followers_key
-from inference_site.runs.streams.request_documents import Document, load_document
+from inference_site.runs.streams.request_documents import Assembly, Document, load_document
 from inference_site.runs.wake_ups import count_wake_ups, queue_name, send_wake_up
 from tests.generations.rows import chat_document, create_generation
 
@@ -176,7 +176,7 @@ def test_nothing_is_accepted_when_redis_fails_before_it_is_known_who_serves_the_
     with pytest.raises(redis.exceptions.ConnectionError):
         enqueue(new, document, "web.one")
     assert not Generation.objects.exists()
-    assert load_document(new.public_id).document is None
+    assert load_document(new.public_id, Assembly).document is None
     assert count_wake_ups(model) == 0
 
 

@@ -46,6 +46,7 @@ from inference_site.runs.streams.event_log import (
 )
 from inference_site.runs.streams.redis_memory import release_expired
 from inference_site.runs.streams.request_documents import (
+    Assembly,
     Loaded,
     Opening,
     drop_document,
@@ -298,7 +299,7 @@ def test_the_end_removes_the_content_of_the_request(generation_id: str) -> None:
     append(generation_id, Batch(0, [b"end"], END))
     keys = (cancel_key(generation_id), followers_key(generation_id), document_key(generation_id))
     assert client_for(generation_id).exists(*keys) == 0
-    assert load_document(generation_id).document is None
+    assert load_document(generation_id, Assembly).document is None
 
 
 def test_a_running_log_outlives_a_finished_one(generation_id: str) -> None:
@@ -368,7 +369,7 @@ def test_a_project_gets_back_what_it_held(settings: Settings, generation_id: str
         save_document(id_, document, None, project_id=project_id)
     with pytest.raises(ProjectQuotaReached):
         save_document(generation_id, document, None, project_id=project_id)
-    assert load_document(generation_id).document is None
+    assert load_document(generation_id, Assembly).document is None
     save_document(generation_id, document, None, project_id=project_id + 1)  # Another's share.
     drop_document(others[0])
     close_log(others[1], LOST)

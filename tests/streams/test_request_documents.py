@@ -20,7 +20,7 @@ from inference_site.core.domain.request import GenerationRequest
 from inference_site.core.storage.redis import client_for
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.streams.event_log import document_key
-from inference_site.runs.streams.request_documents import Document, decode, encode
+from inference_site.runs.streams.request_documents import Document, reader_of
 from responses_api.assembler import ResponseAssembly
 from tests.generations.rows import create_generation
 from tests.worker.runtime.test_run import LocalStream
@@ -128,7 +128,7 @@ def test_what_another_release_does_not_write_has_a_default(name: str, assembly: 
     for field in OPTIONAL[name]:
         del document["assembly"][field]
     document["request"] = {"model": "demo"}
-    found = decode(orjson.dumps(document), assembly)
+    found = reader_of(assembly).validate_json(orjson.dumps(document))
     assert (found.store, found.traceparent) == (None, "")
     assert found.request == GenerationRequest("demo")
 
@@ -138,8 +138,8 @@ def test_what_another_release_does_not_write_has_a_default(name: str, assembly: 
 )
 def test_the_release_before_finds_all_its_fields(name: str, assembly: Any) -> None:
     old = written(name)
-    again: Document[Any] = decode(orjson.dumps(old), assembly)
-    assert known_to(old, orjson.loads(encode(again))) == old
+    again: Document[Any] = reader_of(assembly).validate_json(orjson.dumps(old))
+    assert known_to(old, orjson.loads(orjson.dumps(again))) == old
 
 
 def known_to(old: Any, new: Any) -> Any:

@@ -11,9 +11,10 @@ import pytest
 from pytest_django.fixtures import Settings
 
 from inference_site.core import checked_connections
+from inference_site.core.domain.site_tools import Source, ToolResult
 from tests.image_server import ImageServer
 from tests.web_search.web import FJORDS, Web
-from worker.tools.base import CallContext, Source, ToolCancelled, ToolResult
+from worker.tools.base import CallContext, ToolCancelled
 from worker.tools.web_search import MAX_BYTES, create
 
 OPTIONS: dict[str, Any] = {

@@ -27,21 +27,31 @@ from inference_site.core.domain.deltas import (
     PromptDelta,
     TextDelta,
     TokenLogprob,
+    TokensDelta,
     Usage,
 )
 from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import GenerationRequest, Operation
+from inference_site.core.domain.request import GenerationRequest
 
 
 class Engine(ABC):
-    """A loaded model. Thread-safe: as many calls run at once as there are slots.
+    """A loaded model. Thread-safe: as many requests run at once as there are slots.
 
-    The method of an operation that the model's capabilities do not name is never called.
+    Callers use ``run`` or ``start``. An engine has a method for each operation that the
+    capabilities of its models name, or a ``run`` of its own.
     """
 
     blocks = True
     """Whether ``start`` runs a request to its end on the calling thread."""
+
+    def run(self, request: GenerationRequest, sink: Sink) -> None:
+        """Run the request's operation; return when it is complete or the sink is cancelled.
+
+        A cancelled run returns without a ``Finish`` and within one token's time.
+        Raise EngineError, after which the sink is fed nothing more.
+        """
+        getattr(self, request.operation)(request, sink)
 
     def start(
         self,
@@ -49,32 +59,28 @@ class Engine(ABC):
         sink: Sink,
         ended: Callable[[Exception | None], None],
     ) -> bool:
-        """Run the request's operation here and return False; or begin it and return True.
+        """Run the request here and return False; or begin it and return True.
 
         In the second case the engine calls ``ended`` at the end, with the exception if there is
         one, on a thread that must not be blocked, and maybe before ``start`` has returned.
         """
-        getattr(self, request.operation)(request, sink)
+        self.run(request, sink)
         return False
 
-    @abstractmethod
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
-        """Generate the answers into the sink; return when it is complete or the sink is cancelled.
+        """Generate the answers to the messages."""
+        raise NotImplementedError
 
-        A cancelled run returns without a ``Finish`` and within one token's time.
-        Raise EngineError, after which the sink is fed nothing more.
-        """
-
-    @abstractmethod
     def complete(self, request: GenerationRequest, sink: Sink) -> None:
-        """Continue the request's prompts as they are; otherwise like ``chat``."""
+        """Continue the prompts as they are."""
+        raise NotImplementedError
 
     def embed(self, request: GenerationRequest, sink: Sink) -> None:
-        """Feed one ``EmbeddingDelta`` and ``Finish`` for each prompt; otherwise like ``chat``."""
+        """Feed one ``EmbeddingDelta`` and ``Finish`` for each prompt."""
         raise NotImplementedError
 
     def rank(self, request: GenerationRequest, sink: Sink) -> None:
-        """Feed one ``ScoreDelta`` and ``Finish`` for each prompt; otherwise like ``chat``."""
+        """Feed one ``ScoreDelta`` and ``Finish`` for each prompt."""
         raise NotImplementedError
 
     def moderate(self, request: GenerationRequest, sink: Sink) -> None:
@@ -152,58 +158,6 @@ class Engine(ABC):
         """Free the model's memory. No request is running when this is called."""
 
 
-class ForwardingEngine(Engine):
-    """An engine that runs all operations by one method."""
-
-    @abstractmethod
-    def _wait(self, request: GenerationRequest, sink: Sink, operation: Operation) -> None:
-        """Run the operation while the caller waits."""
-
-    def chat(self, request: GenerationRequest, sink: Sink) -> None:
-        """Generate the answers into the sink (see ``Engine.chat``)."""
-        self._wait(request, sink, "chat")
-
-    def complete(self, request: GenerationRequest, sink: Sink) -> None:
-        """Continue the prompts into the sink (see ``Engine.complete``)."""
-        self._wait(request, sink, "complete")
-
-    def embed(self, request: GenerationRequest, sink: Sink) -> None:
-        """Embed the prompts (see ``Engine.embed``)."""
-        self._wait(request, sink, "embed")
-
-    def rank(self, request: GenerationRequest, sink: Sink) -> None:
-        """Compare the prompts with their queries (see ``Engine.rank``)."""
-        self._wait(request, sink, "rank")
-
-    def moderate(self, request: GenerationRequest, sink: Sink) -> None:
-        """Judge the prompts (see ``Engine.moderate``)."""
-        self._wait(request, sink, "moderate")
-
-    def transcribe(self, request: GenerationRequest, sink: Sink) -> None:
-        """Write down the audio (see ``Engine.transcribe``)."""
-        self._wait(request, sink, "transcribe")
-
-    def translate(self, request: GenerationRequest, sink: Sink) -> None:
-        """Write down the audio in English (see ``Engine.translate``)."""
-        self._wait(request, sink, "translate")
-
-    def speak(self, request: GenerationRequest, sink: Sink) -> None:
-        """Say the prompt (see ``Engine.speak``)."""
-        self._wait(request, sink, "speak")
-
-    def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
-        """Turn texts into tokens (see ``Engine.tokenize``)."""
-        self._wait(request, sink, "tokenize")
-
-    def detokenize(self, request: GenerationRequest, sink: Sink) -> None:
-        """Turn tokens into texts (see ``Engine.detokenize``)."""
-        self._wait(request, sink, "detokenize")
-
-    def render(self, request: GenerationRequest, sink: Sink) -> None:
-        """Feed the prompt of a chat (see ``Engine.render``)."""
-        self._wait(request, sink, "render")
-
-
 def run_to_end(
     engine: Engine,
     request: GenerationRequest,
@@ -212,7 +166,7 @@ def run_to_end(
 ) -> None:
     """Run the request here, and then call ``ended`` (see ``Engine.start``)."""
     try:
-        getattr(engine, request.operation)(request, sink)
+        engine.run(request, sink)
     except Exception as exc:  # noqa: BLE001  # The caller handles it.
         ended(exc)
     else:
@@ -246,7 +200,8 @@ class Collector:
         self._run = run
         self._pieces: list[str] = []
         self.logprobs: list[TokenLogprob] = []
-        self.usage, self.prompt_tokens, self.is_complete = Usage(), 0, False
+        self.tokens: tuple[int, ...] = ()
+        self.usage, self.is_complete = Usage(), False
 
     @property
     def cancelled(self) -> bool:
@@ -264,8 +219,8 @@ class Collector:
             case TextDelta(text=text, logprobs=logprobs):
                 self._pieces.append(text)
                 self.logprobs += logprobs
-            case PromptDelta(tokens=tokens):
-                self.prompt_tokens = len(tokens)
+            case PromptDelta(tokens=tokens) | TokensDelta(ids=tokens):
+                self.tokens = tokens
             case Usage():
                 self.usage = delta
             case Finish():

@@ -34,10 +34,10 @@ from inference_site.core.domain.errors import (
     ModelServerLost,
 )
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import GenerationRequest, Message, Operation
+from inference_site.core.domain.request import GenerationRequest, Message
 from inference_site.core.host import free_port, is_taken
 from inference_site.core.process_lifecycle import RestartDelay
-from worker.engines.base import Engine, ForwardingEngine, ServerFacts, Sink, run_to_end
+from worker.engines.base import Engine, ServerFacts, Sink, run_to_end
 from worker.engines.openai_upstream.server import Endpoint
 from worker.model_servers.process import Order, ServerProcess, read_metrics
 
@@ -122,7 +122,7 @@ class Launch:
     on_socket: bool = False
 
 
-class OwnServer(ForwardingEngine):
+class OwnServer(Engine):
     """A model of a server that this process runs (see ``worker.engines.base.Engine``)."""
 
     blocks = False
@@ -269,10 +269,11 @@ class OwnServer(ForwardingEngine):
             raise EngineUnavailable(f"Model '{self._spec.id}': {self._starting or self._fault}")
         return engine
 
-    def _wait(self, request: GenerationRequest, sink: Sink, operation: Operation) -> None:
+    def run(self, request: GenerationRequest, sink: Sink) -> None:
+        """Run the request on the server (see ``Engine.run``)."""
         engine, process = self._running, self._process
         try:
-            getattr(engine, operation)(request, sink)
+            engine.run(request, sink)
         except EngineError as exc:
             if process is None or not _may_be_a_loss(exc):
                 raise
@@ -509,21 +510,20 @@ class _FirstToken:
 
 def _try_out(engine: Engine, spec: ModelSpec) -> None:
     """Send the server a minimal request. Raise EngineError if it fails."""
-    can, sink = model_capabilities(spec), _FirstToken()
-    hello = (Message("user", "Hello"),)
-    try:
-        if "chat" in can:
-            engine.chat(GenerationRequest(spec.id, messages=hello, max_output_tokens=1), sink)
-        elif "completions" in can:
-            text = GenerationRequest(spec.id, prompts=("Hello",), max_output_tokens=1)
-            engine.complete(replace(text, operation="complete"), sink)
-        elif "embeddings" in can:
-            engine.embed(GenerationRequest(spec.id, prompts=("Hello",), operation="embed"), sink)
-        elif "rerank" in can:
-            pair = GenerationRequest(spec.id, prompts=("Hello",), queries=("Hello",))
-            engine.rank(replace(pair, operation="rank"), sink)
-    except InvalidRequest:
+    can = model_capabilities(spec)
+    text = GenerationRequest(spec.id, prompts=("Hello",), max_output_tokens=1)
+    if "chat" in can:
+        asked = replace(text, prompts=(), messages=(Message("user", "Hello"),))
+    elif "completions" in can:
+        asked = replace(text, operation="complete")
+    elif "embeddings" in can:
+        asked = replace(text, operation="embed")
+    elif "rerank" in can:
+        asked = replace(text, operation="rank", queries=("Hello",))
+    else:
         return
+    with contextlib.suppress(InvalidRequest):
+        engine.run(asked, _FirstToken())
 
 
 def _may_be_a_loss(error: Exception) -> bool:

@@ -233,10 +233,10 @@ def _is_due(
     if compaction.counts and not any(message.parts for message in request.messages):
         turn = Collector(sink)
         try:
-            engine.render(replace(request, operation="render"), turn)
+            engine.run(replace(request, operation="render"), turn)
         except ContextLengthExceeded:
             return True
-        tokens = turn.prompt_tokens
+        tokens = len(turn.tokens)
     share = middle / (characters + tools)
     return tokens >= compaction.threshold and tokens * share * 2 >= compaction.threshold
 
@@ -273,7 +273,7 @@ def _summary(
         )
         turn = Collector(sink)
         try:
-            engine.chat(asked, turn)
+            engine.run(asked, turn)
         except ContextLengthExceeded as exc:
             refused = exc
             room = max(exc.context_length - compaction.summary_tokens, exc.context_length // 2)

@@ -12,20 +12,6 @@ from typing import Any, Protocol
 
 from inference_site.core.domain.site_tools import Source, ToolResult
 
-__all__ = [
-    "CallContext",
-    "Factory",
-    "SiteTool",
-    "Source",
-    "ToolCancelled",
-    "ToolResult",
-    "ToolTimeout",
-    "ToolUnreachable",
-    "create_tool",
-    "cut",
-    "register",
-]
-
 
 class ToolTimeout(Exception):
     """The call took longer than its time limit; whether it had an effect is unknown."""

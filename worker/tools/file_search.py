@@ -16,13 +16,14 @@ import redis.exceptions
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.core.domain.errors import EngineError
+from inference_site.core.domain.site_tools import Source, ToolResult
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.runs.inner_runs import NoBudget, NotPossible
 from inference_site.runs.models import Generation
 from inference_site.vector_stores.kinds import EmbeddingRefused, TextTooLong, embed
 from inference_site.vector_stores.models import VectorStore
 from inference_site.vector_stores.search import Found, Ranking, search
-from worker.tools.base import CallContext, Source, ToolCancelled, ToolResult, cut
+from worker.tools.base import CallContext, ToolCancelled, cut
 
 logger = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
+from inference_site.core.domain.site_tools import ToolResult
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.mcp.access import (
     LIST_TOOLS,
@@ -22,7 +23,7 @@ from inference_site.mcp.access import (
 from inference_site.mcp.connections import user_endpoint
 from inference_site.mcp.models import McpServer
 from inference_site.runs.models import Generation
-from worker.tools.base import CallContext, ToolCancelled, ToolResult, ToolTimeout, ToolUnreachable
+from worker.tools.base import CallContext, ToolCancelled, ToolTimeout, ToolUnreachable
 
 _WIRE_FACTOR = 8
 """How many bytes a server may send for each byte of a result: JSON takes more than the text, and

@@ -13,13 +13,14 @@ import redis.exceptions
 
 from inference_site.core.domain.errors import EngineError
 from inference_site.core.domain.request import GenerationRequest, ImagePart, Message, TextPart
+from inference_site.core.domain.site_tools import ToolResult
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.runs.inner_runs import NoBudget, NotPossible, run_and_wait
 from inference_site.runs.kinds import kind_of
 from inference_site.runs.models import Generation
 from inference_site.runs.queue import new_id
 from inference_site.runs.streams.request_documents import Document
-from worker.tools.base import CallContext, ToolCancelled, ToolResult
+from worker.tools.base import CallContext, ToolCancelled
 
 logger = logging.getLogger(__name__)
 

@@ -25,17 +25,16 @@ from django.conf import settings
 from inference_site.core.checked_connections import SecondsLeft
 from inference_site.core.domain.addresses import is_listed, page_key
 from inference_site.core.domain.errors import GenerationFailed
-from inference_site.core.domain.site_tools import SEARCH_REFUSED, WebResult, web_results_text
+from inference_site.core.domain.site_tools import (
+    SEARCH_REFUSED,
+    Source,
+    ToolResult,
+    WebResult,
+    web_results_text,
+)
 from worker.fetching import Fetched, FetchError, FetchPolicy, fetched
 from worker.limited_process import LimitedProcess
-from worker.tools.base import (
-    CallContext,
-    Source,
-    ToolCancelled,
-    ToolResult,
-    ToolTimeout,
-    cut,
-)
+from worker.tools.base import CallContext, ToolCancelled, ToolTimeout, cut
 
 logger = logging.getLogger(__name__)
 

@@ -140,7 +140,8 @@ def _key(model: str) -> str:
     return f"replicas:{model}"
 
 
-_load_deadlines = Deadlines("load-deadlines")
+load_deadlines = Deadlines("load-deadlines")
+"""The generations that fail at these times if their models are still loading."""
 
 
 class FleetError(Exception):
@@ -174,11 +175,6 @@ class ModelStatus(StrEnum):
     LOADING = "loading"  # At least one worker is loading it or about to, or a load was requested.
     FAILED = "failed"  # No worker has loaded it, and the last attempt failed.
     UNLOADED = "unloaded"  # No worker has it, or workers are draining it.
-
-
-def workers() -> list[LiveWorker]:
-    """Return the live workers as they are now. Raise redis' errors when Redis is down."""
-    return live_workers()
 
 
 def status_of(model: str) -> ModelStatus:
@@ -312,21 +308,6 @@ def restarting(models: Sequence[str]) -> frozenset[str]:
         return frozenset()
     noted: Any = site_client().mget([_restart_key(model) for model in models])
     return frozenset(model for model, is_noted in zip(models, noted, strict=True) if is_noted)
-
-
-def set_load_deadline(generation_id: str, wait_s: int) -> None:
-    """Fail a generation if its model is still loading after ``wait_s``."""
-    _load_deadlines.push(generation_id, wait_s)
-
-
-def passed_load_deadlines() -> list[str]:
-    """Return the generations whose load deadline has passed; some of them may have ended."""
-    return _load_deadlines.passed()
-
-
-def clear_load_deadlines(generation_ids: Collection[str]) -> None:
-    """Remove the load deadlines of these generations."""
-    _load_deadlines.forget(generation_ids)
 
 
 def is_on_demand(spec: ModelSpec) -> bool:

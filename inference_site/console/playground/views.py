@@ -24,12 +24,8 @@ from completions.models import StoredCompletion
 from inference_site.accounts.keys import Caller, caller_of_key
 from inference_site.accounts.models import ApiKey, Project
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.catalogue.fleet.fleet import (
-    ModelStatus,
-    capabilities_of,
-    status_among,
-    workers,
-)
+from inference_site.catalogue.fleet.fleet import ModelStatus, capabilities_of, status_among
+from inference_site.catalogue.fleet.leases import live_workers
 from inference_site.console.playground.models import LONGEST_CONTENT, LONGEST_NAME, Preset
 from inference_site.core.admin_pages.labels import money
 from inference_site.core.domain.model_spec import Price
@@ -148,7 +144,7 @@ def _chat_models(caller: Caller) -> list[dict[str, str]]:
     usable = [spec for spec in catalogue().listed(caller.project_name) if may_use(caller, spec)]
     can = {spec.id: capabilities_of(spec) for spec in usable}
     chats = [id_ for id_, capabilities in can.items() if "chat" in capabilities]
-    live = workers()
+    live = live_workers()
     statuses = {id_: status_among(live, id_) for id_ in chats}
     shipped = catalogue().is_shipped
     chats.sort(key=lambda id_: (statuses[id_] != ModelStatus.LOADED, shipped(id_)))

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar
 
 import msgpack
 import orjson
@@ -152,19 +152,6 @@ class Loaded(Generic[AssemblyT]):
     texts: Sequence[bytes] = ()
 
 
-def encode(document: Document[Any]) -> bytes:
-    """Return the document as JSON."""
-    return orjson.dumps(document)
-
-
-def decode(data: bytes, assembly: type[AssemblyT]) -> Document[AssemblyT]:
-    """Return the document of a kind with this assembly.
-
-    Raise pydantic's ValidationError when a field without a default is missing.
-    """
-    return reader_of(assembly).validate_json(data)
-
-
 def reader_of(assembly: type[AssemblyT]) -> TypeAdapter[Document[AssemblyT]]:
     """Return the decoder of documents with this assembly. Making it takes 15 ms, once."""
     reader = _readers.get(assembly)
@@ -188,7 +175,7 @@ def save_document(
     too much already, RequestTooLarge when this document alone is too much, and RedisFull.
     """
     texts = opening.texts if opening.frames else ()
-    shortened = shorten(encode(document), texts)
+    shortened = shorten(orjson.dumps(document), texts)
     data: bytes = shortened if isinstance(shortened, bytes) else msgpack.packb(shortened)
     entry = (b"", b"", b"")
     if opening.frames:
@@ -237,23 +224,13 @@ def drop_documents(generation_ids: Iterable[str]) -> None:
         pipeline.execute()
 
 
-@overload
-def load_document(generation_id: str) -> Loaded[Assembly]: ...
-
-
-@overload
 def load_document(
     generation_id: str, assembly: type[AssemblyT], attempt: int = 1
-) -> Loaded[AssemblyT]: ...
-
-
-def load_document(
-    generation_id: str, assembly: type[Any] = Assembly, attempt: int = 1
-) -> Loaded[Any]:
+) -> Loaded[AssemblyT]:
     """Begin an attempt: return the document, the cancel flag, and the frames sent so far.
 
-    ``assembly`` is the type of the generation's kind; without it that part is not decoded. Appends
-    of attempts before ``attempt`` are refused from now on.
+    ``assembly`` is the type of the generation's kind. Appends of attempts before ``attempt`` are
+    refused from now on. Raise pydantic's ValidationError when a field without a default is missing.
     """
     pipeline = client_for(generation_id).pipeline(transaction=False)
     if attempt > 1:
@@ -268,5 +245,5 @@ def load_document(
         # JSON begins with a brace; other documents refer to texts of the log, which may be lost.
         with suppress(SharedTextsMissing):
             json = data if data.startswith(b"{") else restore(msgpack.unpackb(data), texts)
-            document = decode(json, assembly)
+            document = reader_of(assembly).validate_json(json)
     return Loaded(document, bool(cancelled), sent_so_far(decode_log(entries)), texts)

@@ -29,7 +29,7 @@ from inference_site.core.domain.deltas import Usage
 from inference_site.core.domain.site_tools import SiteCall, Source, ToolResult
 from inference_site.core.storage.fields import ContentField
 from inference_site.core.storage.postgresql import transaction_with_timeouts
-from inference_site.runs.models import Claim, Generation, Status
+from inference_site.runs.models import Claim, Generation
 
 
 class CallStatus(models.TextChoices):
@@ -72,7 +72,8 @@ class ToolCallQuerySet(models.QuerySet["ToolCall"]):
             for call in calls
         ]
         with transaction_with_timeouts():
-            if not _held(claim).select_for_update(no_key=True).exists():
+            held = Generation.objects.running_attempt(claim.public_id, claim.worker, claim.attempt)
+            if not held.select_for_update(no_key=True).exists():
                 return None
             self.bulk_create(rows, ignore_conflicts=True)
             if state is not None:
@@ -91,8 +92,9 @@ class ToolCallQuerySet(models.QuerySet["ToolCall"]):
         judgement are another text if the answer was generated again.
         """
         row = self.filter(pk=call.pk, status=call.status, attempt=call.attempt)
+        held = Generation.objects.running_attempt(claim.public_id, claim.worker, claim.attempt)
         is_sent = bool(
-            row.filter(Exists(_held(claim))).update(
+            row.filter(Exists(held)).update(
                 status=CallStatus.SENT,
                 attempt=F("attempt") + 1,
                 sent_at=Now(),
@@ -124,15 +126,6 @@ class ToolCallQuerySet(models.QuerySet["ToolCall"]):
             if keeps and runs.exists():
                 self.filter(pk=call.pk).update(result=asdict(result))
             return True
-
-
-def _held(claim: Claim) -> models.QuerySet[Generation]:
-    return Generation.objects.filter(
-        public_id=claim.public_id,
-        status=Status.RUNNING,
-        worker=claim.worker,
-        attempt=claim.attempt,
-    )
 
 
 class ToolCall(models.Model):

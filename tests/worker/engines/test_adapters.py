@@ -39,7 +39,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def told(engine: Engine, text: str, lora: tuple[tuple[str, float], ...] = ()) -> str:
     sink = RecordingSink()
     sampling = Sampling(temperature=0)
-    engine.chat(
+    engine.run(
         GenerationRequest(
             "demo", (Message("user", text),), sampling, max_output_tokens=20, lora=lora
         ),

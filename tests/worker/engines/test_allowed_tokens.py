@@ -45,7 +45,7 @@ def answered(engine: Engine, extensions: dict[str, Any], **fields: Any) -> Recor
         told["messages"] = STORY
     request = GenerationRequest("demo", extensions=extensions, **told)
     sink = RecordingSink()
-    getattr(engine, request.operation)(request, sink)
+    engine.run(request, sink)
     return sink
 
 
@@ -54,7 +54,7 @@ def ids_of(engine: Engine, text: str) -> list[int]:
         "demo", operation="tokenize", prompts=(text,), add_special_tokens=False
     )
     sink = RecordingSink()
-    engine.tokenize(request, sink)
+    engine.run(request, sink)
     [found] = [delta for delta in sink.deltas if isinstance(delta, TokensDelta)]
     return list(found.ids)
 
@@ -97,7 +97,7 @@ def test_as_many_tokens_as_a_request_may_name_are_a_bound(engine: Engine) -> Non
     allowed = tuple(range(1500, 2500))
     spoken = RecordingSink()
     prompts = tuple((id_,) for id_ in allowed)
-    engine.detokenize(GenerationRequest("demo", operation="detokenize", prompts=prompts), spoken)
+    engine.run(GenerationRequest("demo", operation="detokenize", prompts=prompts), spoken)
     request = {"operation": "complete", "prompts": ("Once",), "sampling": HOT, "top_logprobs": 0}
     free = drawn(answered(engine, {}, **request))
     bound = drawn(answered(engine, {"allowed_token_ids": list(allowed)}, **request))
@@ -202,5 +202,5 @@ def test_a_request_that_is_cancelled_while_its_words_are_looked_up_says_nothing(
 ) -> None:
     sink = RecordingSink(cancel_after=0)
     request = GenerationRequest("demo", STORY, extensions={"bad_words": ["a"] * 256})
-    engine.chat(replace(request, max_output_tokens=5), sink)
+    engine.run(replace(request, max_output_tokens=5), sink)
     assert sink.pieces == []

@@ -53,7 +53,7 @@ def loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loader]:
 
 def ask(engine: OwnServer) -> str:
     sink = RecordingSink()
-    engine.chat(GenerationRequest("m", (Message("user", "Hello"),), max_output_tokens=8), sink)
+    engine.run(GenerationRequest("m", (Message("user", "Hello"),), max_output_tokens=8), sink)
     return sink.text
 
 

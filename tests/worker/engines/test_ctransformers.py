@@ -65,7 +65,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def complete(engine: Engine, request: GenerationRequest, **fields: Any) -> RecordingSink:
     """Run it to the end."""
     sink = RecordingSink()
-    engine.complete(replace(request, **fields), sink)
+    engine.run(replace(request, **fields), sink)
     return sink
 
 
@@ -86,8 +86,8 @@ def test_prompts_are_the_tokens_that_llama_cpp_makes_of_them(engine: Engine) -> 
     for text in TEXTS:
         request = GenerationRequest("m", operation="tokenize", prompts=(text,))
         made, other = RecordingSink(), RecordingSink()
-        engine.tokenize(request, made)
-        reference.tokenize(request, other)
+        engine.run(request, made)
+        reference.run(request, other)
         assert made.deltas == other.deltas, text
     reference.close()
 
@@ -150,7 +150,7 @@ def test_stop_text_and_stop_token_end_the_answer_and_never_appear(engine: Engine
     assert sink.text == " P"
     assert next(d for d in sink.deltas if isinstance(d, Finish)).stop == "aris"
     ids = RecordingSink()
-    engine.tokenize(replace(FRANCE, prompts=(".",)), ids)
+    engine.run(replace(FRANCE, operation="tokenize", prompts=(".",)), ids)
     dot = ids.deltas[0].ids[-1]  # type: ignore[union-attr]  # A TokensDelta.
     sink = complete(engine, FRANCE, stop_token_ids=(dot,))
     assert sink.text == " Paris"
@@ -190,23 +190,23 @@ def test_a_long_text_is_counted_in_pieces_and_not_for_a_client_that_has_left(
     with pytest.raises(ContextLengthExceeded, match="an estimated"):
         complete(engine, FRANCE, prompts=(accents,))
     with pytest.raises(ContextLengthExceeded, match="an estimated"):
-        engine.tokenize(replace(FRANCE, operation="tokenize", prompts=(accents,)), RecordingSink())
+        engine.run(replace(FRANCE, operation="tokenize", prompts=(accents,)), RecordingSink())
     assert max(pieces) < 70_000
     pieces.clear()
     sink = RecordingSink(cancel_after=0)
-    engine.tokenize(replace(FRANCE, operation="tokenize", prompts=(accents,)), sink)
-    engine.complete(replace(FRANCE, prompts=(accents,)), sink)
+    engine.run(replace(FRANCE, operation="tokenize", prompts=(accents,)), sink)
+    engine.run(replace(FRANCE, prompts=(accents,)), sink)
     assert (pieces, sink.finishes) == ([], [])
 
 
 def test_characters_of_many_bytes_overrun_nothing(engine: Engine) -> None:
     sink = RecordingSink()
     text = "🦊" * 40
-    engine.tokenize(replace(FRANCE, prompts=(text,)), sink)
+    engine.run(replace(FRANCE, operation="tokenize", prompts=(text,)), sink)
     ids = sink.deltas[0].ids  # type: ignore[union-attr]  # A TokensDelta.
     assert len(ids) > len(text)
     back = RecordingSink()
-    engine.detokenize(replace(FRANCE, prompts=(ids,)), back)
+    engine.run(replace(FRANCE, operation="detokenize", prompts=(ids,)), back)
     assert back.text.strip() == text
 
 
@@ -349,7 +349,7 @@ WEATHER = Tool(
 def chat(engine: Engine, request: GenerationRequest) -> RecordingSink:
     """Run it to the end."""
     sink = RecordingSink()
-    engine.chat(request, sink)
+    engine.run(request, sink)
     return sink
 
 

@@ -105,7 +105,7 @@ def chat(
 ) -> RecordingSink:
     """Run it to the end."""
     sink = sink or RecordingSink()
-    engine.chat(request, sink)
+    engine.run(request, sink)
     return sink
 
 
@@ -191,7 +191,7 @@ def test_a_cancelled_request_is_not_begun(engine: Engine, case: Case) -> None:
 
 def test_cancelling_from_another_thread_stops_soon(engine: Engine, case: Case) -> None:
     sink = RecordingSink(on_first=lambda: time.sleep(0.02))
-    thread = threading.Thread(target=engine.chat, args=(case.endless, sink))
+    thread = threading.Thread(target=engine.run, args=(case.endless, sink))
     thread.start()
     wait_until(lambda: sink.pieces)
     sink.cancelled = True
@@ -212,7 +212,7 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_counts(
 ) -> None:
     sink = RecordingSink()
     with pytest.raises(ContextLengthExceeded) as caught:
-        engine.chat(ask("word " * 2 * CONTEXT_LENGTH), sink)
+        engine.run(ask("word " * 2 * CONTEXT_LENGTH), sink)
     assert caught.value.context_length == CONTEXT_LENGTH
     assert caught.value.input_tokens >= 2 * CONTEXT_LENGTH
     assert caught.value.param == "messages"
@@ -227,7 +227,7 @@ def test_as_many_chats_as_there_are_slots_run_at_once(engine: Engine, case: Case
     together = threading.Barrier(2, timeout=60)
     sinks = [RecordingSink(on_first=together.wait) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(partial(engine.chat, replace(case.endless, max_output_tokens=8)), sinks))
+        list(pool.map(partial(engine.run, replace(case.endless, max_output_tokens=8)), sinks))
     assert [sink.finishes for sink in sinks] == [["length"], ["length"]]
     assert sinks[0].text == sinks[1].text
 

@@ -75,14 +75,14 @@ def test_every_architecture_completes_to_the_end_of_its_context(
 def complete(engine: Engine, **fields: Any) -> RecordingSink:
     """Run it to the end."""
     sink = RecordingSink()
-    engine.complete(replace(HELLO, **fields), sink)
+    engine.run(replace(HELLO, **fields), sink)
     return sink
 
 
 def tokens(engine: Engine, text: str) -> tuple[int, ...]:
     """The tokens of a text."""
     sink = RecordingSink()
-    engine.tokenize(replace(HELLO, prompts=(text,)), sink)
+    engine.run(replace(HELLO, operation="tokenize", prompts=(text,)), sink)
     return next(delta.ids for delta in sink.deltas if isinstance(delta, TokensDelta))
 
 
@@ -101,7 +101,8 @@ def test_it_completes_the_same_whether_the_prompt_was_read_before_or_not(engine:
 def test_texts_are_tokens_and_tokens_are_texts(engine: Engine, spec: ModelSpec) -> None:
     text = "Hello the naïve 🦊  x"
     sink = RecordingSink()
-    engine.detokenize(replace(HELLO, prompts=(tokens(engine, text),)), sink)
+    ids = tokens(engine, text)
+    engine.run(replace(HELLO, operation="detokenize", prompts=(ids,)), sink)
     assert sink.text.removeprefix("<s>") == text
 
 

@@ -65,7 +65,7 @@ def ask(engine: Engine, text: str) -> RecordingSink:
         "demo", (Message("user", text),), Sampling(temperature=0), max_output_tokens=40
     )
     sink = RecordingSink()
-    engine.chat(request, sink)
+    engine.run(request, sink)
     return sink
 
 
@@ -90,7 +90,7 @@ def test_marks_of_a_file_are_tokens_of_the_prompt(
     coder = load_engine(spec)
     asked: dict[str, Any] = {"operation": "tokenize", "prompts": (own.around("x = 1", "print(x)"),)}
     sink = RecordingSink()
-    coder.tokenize(GenerationRequest("demo", **asked), sink)
+    coder.run(GenerationRequest("demo", **asked), sink)
     coder.close()
     [found] = [delta for delta in sink.deltas if isinstance(delta, TokensDelta)]
     assert [controls[id_] for id_ in found.ids if id_ in controls] == order
@@ -109,7 +109,7 @@ def test_a_long_prompt_is_abandoned_between_two_batches() -> None:
     engine = load_engine(spec)
     sink = ImpatientSink()
     prompt = Message("user", "word " * 1600)
-    engine.chat(GenerationRequest("demo", (prompt,), return_progress=True), sink)
+    engine.run(GenerationRequest("demo", (prompt,), return_progress=True), sink)
     engine.close()
     assert (sink.pieces, sink.finishes) == ([], [])
     assert 0 < sink.usage.input_tokens < 1600
@@ -180,9 +180,9 @@ def test_its_own_options_are_llama_cpps_and_change_no_answer(
         max_output_tokens=12,
     )
     expected, sink = RecordingSink(), RecordingSink()
-    engine.chat(asked, expected)
+    engine.run(asked, expected)
     tuned = load_engine(spec)
-    tuned.chat(asked, sink)
+    tuned.run(asked, sink)
     tuned.close()
     assert sink.text == expected.text
 
@@ -246,7 +246,7 @@ def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
 
 def rendered(engine: Engine, request: GenerationRequest) -> str:
     sink = RecordingSink()
-    engine.render(replace(request, operation="render"), sink)
+    engine.run(replace(request, operation="render"), sink)
     return next(delta.text for delta in sink.deltas if isinstance(delta, PromptDelta))
 
 
@@ -276,7 +276,7 @@ def test_chat_template_of_the_entry_takes_the_place_of_the_files(
     asked = GenerationRequest("demo", (Message("user", "Hi"),), Sampling(temperature=0))
     assert rendered(templated, asked) == prompt
     sink = RecordingSink()
-    templated.chat(replace(asked, max_output_tokens=5), sink)
+    templated.run(replace(asked, max_output_tokens=5), sink)
     assert sink.usage.output_tokens > 0
 
 
@@ -292,11 +292,11 @@ def test_what_ends_a_turn_of_the_family_ends_the_answer_and_is_no_stop_text(
         stop=("never",),
     )
     sink = RecordingSink()
-    templated.chat(asked, sink)
+    templated.run(asked, sink)
     assert sink.text == "yes"
     assert [d.stop for d in sink.deltas if isinstance(d, Finish)] == [None]
     sink = RecordingSink()
-    templated.chat(replace(asked, stop=("es",)), sink)
+    templated.run(replace(asked, stop=("es",)), sink)
     assert (sink.text, sink.finishes) == ("y", ["stop"])
     assert [d.stop for d in sink.deltas if isinstance(d, Finish)] == ["es"]
 
@@ -420,7 +420,7 @@ def test_a_long_text_that_may_be_tokenized_has_the_tokens_of_one_call(
 ) -> None:
     text = "Once upon a time there was a fox. " * 4_000
     watched, sink = Watched(monkeypatch), RecordingSink()
-    engine.tokenize(GenerationRequest("demo", operation="tokenize", prompts=(text,)), sink)
+    engine.run(GenerationRequest("demo", operation="tokenize", prompts=(text,)), sink)
     assert watched.characters[-1] == len(text)
     assert len(sink.deltas[0].ids) > 30_000  # type: ignore[union-attr]  # A TokensDelta.
 
@@ -466,8 +466,8 @@ def test_many_prompts_are_tokenized_one_by_one(
     short = replace(request, max_output_tokens=4)
     watched = Watched(monkeypatch)
     few, many = RecordingSink(), RecordingSink()
-    engine.complete(short, few)
-    engine.complete(replace(short, prompts=prompts), many)
+    engine.run(short, few)
+    engine.run(replace(short, prompts=prompts), many)
     given = [payload["prompt"] for payload in watched.streams]
     assert given[0] == list(prompts[:2])
     assert all(isinstance(token, int) for tokens in given[1] for token in tokens)
@@ -479,7 +479,7 @@ def test_many_prompts_are_tokenized_one_by_one(
     assert texts[:2] == texts[2:]
     assert (len(few.finishes), len(many.finishes)) == (2, 20)
     with pytest.raises(ContextLengthExceeded) as caught:
-        engine.complete(replace(short, prompts=(*prompts, "word " * 3_000)), RecordingSink())
+        engine.run(replace(short, prompts=(*prompts, "word " * 3_000)), RecordingSink())
     assert caught.value.param == "prompt"
     assert len(watched.streams) == 2
 

@@ -90,7 +90,7 @@ def ask(
 ) -> RecordingSink:
     sink = RecordingSink()
     sampling = Sampling(temperature=1.5, top_k=0, min_p=0.0, seed=seed, logit_bias=bias)
-    engine.chat(
+    engine.run(
         GenerationRequest(
             "random",
             (Message("user", "Hello"),),

@@ -27,7 +27,7 @@ def play(*texts: str, script: list[dict[str, Any]] | None = None) -> RecordingSi
     options = {} if script is None else {"script": script}
     sink = RecordingSink()
     messages = tuple(Message("user", text) for text in texts)
-    load(ModelSpec("m", "scripted", options=options)).chat(GenerationRequest("m", messages), sink)
+    load(ModelSpec("m", "scripted", options=options)).run(GenerationRequest("m", messages), sink)
     return sink
 
 
@@ -77,7 +77,7 @@ def test_a_failure_comes_after_what_came_before_it() -> None:
     sink, engine = RecordingSink(), load(ModelSpec("m", "scripted"))
     steps = json.dumps([{"text": "a"}, {"fail": "boom"}, {"text": "never"}])
     with pytest.raises(GenerationFailed, match="boom"):
-        engine.chat(GenerationRequest("m", (Message("user", steps),)), sink)
+        engine.run(GenerationRequest("m", (Message("user", steps),)), sink)
     assert (sink.text, sink.finishes) == ("a", [])
 
 
@@ -106,7 +106,7 @@ def test_a_call_is_cut_by_the_limit() -> None:
     steps = json.dumps([{"tool_call": {"name": "f", "arguments": ["a", "b", "c"]}}])
     sink = RecordingSink()
     request = GenerationRequest("m", (Message("user", steps),), max_output_tokens=2)
-    load(ModelSpec("m", "scripted")).chat(request, sink)
+    load(ModelSpec("m", "scripted")).run(request, sink)
     pieces = [delta.arguments for delta in sink.deltas if isinstance(delta, ToolCallDelta)]
     assert pieces == ["", "a", "b"]
     assert sink.finishes == ["length"]

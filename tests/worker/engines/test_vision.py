@@ -76,7 +76,7 @@ def request_of(*parts: Part, choices: int = 1) -> GenerationRequest:
 
 def ask(engine: Engine, *parts: Part, choices: int = 1) -> RecordingSink:
     sink = RecordingSink()
-    engine.chat(request_of(*parts, choices=choices), sink)
+    engine.run(request_of(*parts, choices=choices), sink)
     return sink
 
 
@@ -131,7 +131,7 @@ def test_the_order_of_images_and_text_reaches_the_model(engine: Engine) -> None:
 def test_every_format_that_is_taken_is_read(engine: Engine, format_: str) -> None:
     image = ImagePart(data_url(encoded(format_, (40, 30))), "p")
     sink = RecordingSink()
-    engine.chat(resolve_media(request_of(HELLO, image), 1), sink)
+    engine.run(resolve_media(request_of(HELLO, image), 1), sink)
     tokens = ask(engine, HELLO).usage.input_tokens + IMAGE_TOKENS
     assert sink.usage.input_tokens == tokens
 

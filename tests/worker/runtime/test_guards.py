@@ -37,10 +37,6 @@ class Answering(Engine):
         sink.feed(Finish("stop"))
         sink.feed(Usage(10, 0, 1))
 
-    def complete(self, request: GenerationRequest, sink: Sink) -> None:
-        """Not called."""
-        raise NotImplementedError
-
     def close(self) -> None:
         """Do nothing."""
 

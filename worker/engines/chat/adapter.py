@@ -24,13 +24,12 @@ from inference_site.core.domain.deltas import (
     ReasoningDelta,
     TextDelta,
     TokenLogprob,
-    TokensDelta,
     ToolCallDelta,
     Usage,
 )
 from inference_site.core.domain.errors import ContextLengthExceeded, InvalidRequest
 from inference_site.core.domain.request import GenerationRequest
-from worker.engines.base import Engine, Sink
+from worker.engines.base import Collector, Engine, Sink
 from worker.engines.chat.configuration import ChatConfiguration
 from worker.engines.chat.parser.formats import ends_in_reasoning
 from worker.engines.chat.parser.parser import OutputParser
@@ -53,6 +52,13 @@ class ChatAdapter(Engine):
     ) -> None:
         self._engine, self._chat, self._capabilities = engine, configuration, capabilities
         self._with_template = with_template
+
+    def run(self, request: GenerationRequest, sink: Sink) -> None:
+        """Run the request; all but chats on the engine (see ``Engine.run``)."""
+        if request.operation in ("chat", "render"):
+            super().run(request, sink)
+        else:
+            self._engine.run(request, sink)
 
     def chat(self, request: GenerationRequest, sink: Sink) -> None:
         """Generate answers to the messages (see ``Engine.chat``)."""
@@ -80,26 +86,6 @@ class ChatAdapter(Engine):
             self._think_and_answer(choice, prompt, _Choice(sink, index), usage)
             usage.next_completion()
 
-    def complete(self, request: GenerationRequest, sink: Sink) -> None:
-        """Continue the prompts as they are (see ``Engine.complete``)."""
-        self._engine.complete(request, sink)
-
-    def embed(self, request: GenerationRequest, sink: Sink) -> None:
-        """Embed the prompts (see ``Engine.embed``)."""
-        self._engine.embed(request, sink)
-
-    def rank(self, request: GenerationRequest, sink: Sink) -> None:
-        """Compare the prompts with their queries (see ``Engine.rank``)."""
-        self._engine.rank(request, sink)
-
-    def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
-        """Turn texts into tokens (see ``Engine.tokenize``)."""
-        self._engine.tokenize(request, sink)
-
-    def detokenize(self, request: GenerationRequest, sink: Sink) -> None:
-        """Turn tokens into texts (see ``Engine.detokenize``)."""
-        self._engine.detokenize(request, sink)
-
     def render(self, request: GenerationRequest, sink: Sink) -> None:
         """Feed the prompt that ``chat`` would begin with (see ``Engine.render``)."""
         if chat := self._chosen(request):
@@ -108,15 +94,15 @@ class ChatAdapter(Engine):
         if sink.cancelled:
             return
         prompt = self._prompt(self._with_tools_in_text(request))
-        tokens = _Tokens(sink)
+        tokens = Collector(sink)
         text = GenerationRequest(request.model, operation="tokenize", prompts=(prompt,))
         try:
-            self._engine.tokenize(text, tokens)
+            self._engine.run(text, tokens)
         except ContextLengthExceeded as exc:
             raise exc.of("messages") from exc
         if sink.cancelled:
             return
-        sink.feed(PromptDelta(prompt, tokens.ids))
+        sink.feed(PromptDelta(prompt, tokens.tokens))
         sink.feed(Finish("stop"))
 
     def _chosen(self, request: GenerationRequest) -> ChatAdapter | None:
@@ -197,7 +183,7 @@ class ChatAdapter(Engine):
     def _complete(self, request: GenerationRequest, sink: Sink) -> None:
         """Run the completion; errors about its prompt name the messages instead."""
         try:
-            self._engine.complete(request, sink)
+            self._engine.run(request, sink)
         except ContextLengthExceeded as exc:
             raise exc.of("messages") from exc
         except InvalidRequest as exc:
@@ -246,22 +232,6 @@ class _Choice:
         if isinstance(delta, TextDelta | ReasoningDelta | ToolCallDelta | Finish):
             delta = replace(delta, index=self._index)
         self._sink.feed(delta)
-
-
-class _Tokens:
-    """A sink that keeps the tokens of one text."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        self.ids: tuple[int, ...] = ()
-
-    @property
-    def cancelled(self) -> bool:
-        return self._sink.cancelled
-
-    def feed(self, delta: Delta) -> None:
-        if isinstance(delta, TokensDelta):
-            self.ids = delta.ids
 
 
 class ChoiceParser(Protocol):

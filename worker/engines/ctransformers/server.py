@@ -232,7 +232,7 @@ class _Stream:
 
         def run() -> None:
             self._has_begun = True
-            getattr(engine, self._request.operation)(self._request, self)
+            engine.run(self._request, self)
 
         try:
             await self._loop.run_in_executor(threads, run)

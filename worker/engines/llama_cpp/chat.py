@@ -103,9 +103,6 @@ class _Completions(Engine):
     def __init__(self, complete: Complete, tags: tuple[str, ...], tokenize: Tokenize) -> None:
         self._complete, self._tags, self._tokenize = complete, tags, tokenize
 
-    def chat(self, request: GenerationRequest, sink: Sink) -> None:
-        raise NotImplementedError
-
     def complete(self, request: GenerationRequest, sink: Sink) -> None:
         self._complete(request, sink, self._tags)
 

@@ -32,8 +32,8 @@ from inference_site.core.domain.deltas import (
 )
 from inference_site.core.domain.errors import GenerationFailed, InvalidRequest
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import GenerationRequest, Operation
-from worker.engines.base import ForwardingEngine, Sink
+from inference_site.core.domain.request import GenerationRequest
+from worker.engines.base import Engine, Sink
 from worker.engines.chat.template import wire_part
 from worker.engines.openai_upstream.audio import AudioReader, Form, speaking_fields
 from worker.engines.openai_upstream.chunks import ChunkReader, estimated_input
@@ -59,7 +59,7 @@ def engine_of(spec: ModelSpec, server: Server) -> UpstreamEngine:
     return UpstreamEngine(upstream, payloads, tokens, server)
 
 
-class UpstreamEngine(ForwardingEngine):
+class UpstreamEngine(Engine):
     """A model of a server (see ``worker.engines.base.Engine``)."""
 
     blocks = False
@@ -77,7 +77,7 @@ class UpstreamEngine(ForwardingEngine):
         ended: Callable[[Exception | None], None],
     ) -> bool:
         """Begin the request on the event loop (see ``Engine.start``)."""
-        event_loop().start(self._work(request.operation, request, sink), ended)
+        event_loop().start(self._work(request, sink), ended)
         return True
 
     @property
@@ -99,18 +99,17 @@ class UpstreamEngine(ForwardingEngine):
         """Close the connections."""
         self._upstream.close()
 
-    def _wait(self, request: GenerationRequest, sink: Sink, operation: Operation) -> None:
-        event_loop().run(self._work(operation, request, sink))
+    def run(self, request: GenerationRequest, sink: Sink) -> None:
+        """Run the request on the event loop while the caller waits (see ``Engine.run``)."""
+        event_loop().run(self._work(request, sink))
 
-    def _work(
-        self, operation: Operation, request: GenerationRequest, sink: Sink
-    ) -> Coroutine[Any, Any, None]:
+    def _work(self, request: GenerationRequest, sink: Sink) -> Coroutine[Any, Any, None]:
         """Return the coroutine of the request; the calling thread makes its payload."""
         is_greedy = request.sampling.temperature == 0 and self._server.flavor.greedy_once
         if request.choices > 1 and is_greedy:
             sink = RepeatingSink(sink, request.choices)
             request = replace(request, choices=1)
-        match operation:
+        match request.operation:
             case "chat":
                 payload = self._payloads.chat(request)
                 return self._stream("/chat/completions", payload, request, sink)
@@ -122,7 +121,7 @@ class UpstreamEngine(ForwardingEngine):
                 return self._hear_or_speak(path, Form(request), request, sink)
             case "speak":
                 return self._hear_or_speak("/audio/speech", speaking_fields(request), request, sink)
-            case _:
+            case operation:
                 return self._ask(getattr(self._tokens, operation)(request, sink))
 
     async def _stream(

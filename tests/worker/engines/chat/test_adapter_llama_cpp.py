@@ -95,14 +95,14 @@ REQUESTS = {
 
 def render(engine: Engine, request: GenerationRequest) -> PromptDelta:
     sink = RecordingSink()
-    engine.render(replace(request, operation="render"), sink)
+    engine.run(replace(request, operation="render"), sink)
     [prompt] = [delta for delta in sink.deltas if isinstance(delta, PromptDelta)]
     return prompt
 
 
 def chat(engine: Engine, request: GenerationRequest) -> tuple[Answer, list[str], Usage]:
     sink = RecordingSink()
-    engine.chat(request, sink)
+    engine.run(request, sink)
     answer = add_up(delta for delta in sink.deltas if not isinstance(delta, Finish | Usage))
     return answer, sink.finishes, sink.usage
 
@@ -142,7 +142,7 @@ def test_reasoning_budget_is_kept(adapter: ChatAdapter) -> None:
 
 def test_choices_run_at_once(adapter: ChatAdapter) -> None:
     sink = RecordingSink()
-    adapter.chat(replace(REQUESTS["reasoning"], choices=2), sink)
+    adapter.run(replace(REQUESTS["reasoning"], choices=2), sink)
     answers = [
         add_up(d for d in sink.deltas if not isinstance(d, Finish | Usage) and d.index == index)  # type: ignore[union-attr]  # No others come.
         for index in (0, 1)
@@ -153,4 +153,4 @@ def test_choices_run_at_once(adapter: ChatAdapter) -> None:
 
 def test_conversation_that_is_too_long_is_told_as_messages(adapter: ChatAdapter) -> None:
     with pytest.raises(ContextLengthExceeded, match="length of the messages"):
-        adapter.chat(ask(Message("user", "word " * 2000)), RecordingSink())
+        adapter.run(ask(Message("user", "word " * 2000)), RecordingSink())

@@ -65,7 +65,7 @@ def test_the_shortest_context_that_a_server_lists_is_told(servers: list[Upstream
 
 def chat(engine: Engine) -> RecordingSink:
     sink = RecordingSink()
-    engine.chat(HELLO, sink)
+    engine.run(HELLO, sink)
     return sink
 
 
@@ -215,7 +215,7 @@ def test_a_busy_server_that_is_slow_to_tell_its_models_is_not_down(
 
     servers[0].list_models, servers[0].answers = hang, [drip]
     sink = RecordingSink()
-    run = threading.Thread(target=engine.chat, args=(HELLO, sink))
+    run = threading.Thread(target=engine.run, args=(HELLO, sink))
     run.start()
     wait_until(lambda: len(sink.pieces) > 40)  # More than two seconds, so it was asked and waited.
     assert not engine.fault
@@ -247,7 +247,7 @@ def test_a_server_that_dies_or_freezes_takes_only_its_own_streams_along(attack: 
         health._patience_s = 1.0  # Not ten seconds.
         sinks = [RecordingSink() for _ in range(20)]
         with ThreadPoolExecutor(40) as pool:
-            runs = [pool.submit(engine.chat, asked, sink) for sink in sinks]
+            runs = [pool.submit(engine.run, asked, sink) for sink in sinks]
             wait_until(lambda: all(sink.pieces for sink in sinks))
             doomed.send_signal(attack)
             after = [pool.submit(chat, engine) for _ in range(20)]

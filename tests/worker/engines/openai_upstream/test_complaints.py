@@ -37,7 +37,7 @@ def refused(engine: Engine, request: GenerationRequest = HELLO) -> EngineError:
     """What the engine raises; nothing was fed before."""
     sink = RecordingSink()
     with pytest.raises(EngineError) as caught:
-        engine.chat(request, sink)
+        engine.run(request, sink)
     assert sink.deltas == []
     return caught.value
 
@@ -297,7 +297,7 @@ def test_an_error_in_the_stream_is_mapped_as_a_status_is(
 ) -> None:
     server.answers = [chunks(*before, told)]
     with pytest.raises(kind) as caught:
-        engine.chat(HELLO, RecordingSink())
+        engine.run(HELLO, RecordingSink())
     assert ("Boom" in str(caught.value)) is (kind is InvalidRequest)
     assert kind is InvalidRequest or "Boom" in caplog.text
 

@@ -60,7 +60,7 @@ def test_one_connection_serves_one_run_after_another(
 ) -> None:
     before = server.connections
     for _ in range(5):
-        engine.chat(HELLO, RecordingSink())
+        engine.run(HELLO, RecordingSink())
     assert server.connections <= before + 1
 
 
@@ -75,7 +75,7 @@ def test_runs_at_once_have_connections_of_their_own(server: UpstreamServer, load
     engine = load(slots=4, connections=1)
     sinks = [RecordingSink() for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda sink: engine.chat(HELLO, sink), sinks))
+        list(pool.map(lambda sink: engine.run(HELLO, sink), sinks))
     assert [sink.text for sink in sinks] == ["a"] * 4
 
 
@@ -83,7 +83,7 @@ def test_runs_at_once_have_connections_of_their_own(server: UpstreamServer, load
 def cancelled_soon(engine: Engine, server: UpstreamServer) -> Iterator[RecordingSink]:
     """Run a chat on another thread; cancel it when the block is left, and time its end."""
     sink = RecordingSink()
-    thread = threading.Thread(target=engine.chat, args=(HELLO, sink))
+    thread = threading.Thread(target=engine.run, args=(HELLO, sink))
     thread.start()
     wait_until(lambda: server.asked)
     yield sink
@@ -144,7 +144,7 @@ def test_an_embedding_is_cancelled_while_it_waits(server: UpstreamServer, load: 
 
     server.answers = [answer]
     sink = RecordingSink()
-    thread = threading.Thread(target=load().embed, args=(EMBED, sink))
+    thread = threading.Thread(target=load().run, args=(EMBED, sink))
     thread.start()
     wait_until(lambda: server.asked)
     sink.cancelled = True
@@ -164,7 +164,7 @@ def test_silence_is_a_failure_after_the_timeout(server: UpstreamServer, load: Lo
     engine = load(timeout_s=0.3)
     started = time.monotonic()
     with pytest.raises(GenerationFailed, match="sent nothing in time"):
-        engine.chat(HELLO, RecordingSink())
+        engine.run(HELLO, RecordingSink())
     assert time.monotonic() - started < 60
 
 
@@ -186,7 +186,7 @@ def test_a_silent_stream_ends_once_its_server_is_gone(
     server.answers = [answer]
     engine, sink = load(check_every_s=0.1), RecordingSink()
     with pytest.raises(ConnectionLost if begun else ModelServerUnreachable):
-        engine.chat(HELLO, sink)
+        engine.run(HELLO, sink)
     assert sink.text == ("a" if begun else "")
 
 
@@ -207,7 +207,7 @@ def test_a_server_that_stops_ends_what_it_has_begun(
 
     server.answers = [answer]
     engine, sink = load(check_every_s=0.1), RecordingSink()
-    engine.chat(HELLO, sink)
+    engine.run(HELLO, sink)
     assert sink.text == "a" * 8
     assert engine.fault
 
@@ -226,7 +226,7 @@ def test_an_engine_that_has_ended_is_a_server_that_is_away(
     says: Answer = lambda talk: talk.say(status, {"error": error})  # noqa: E731
     server.answers = [chunks({"error": error})] if status == 200 else [says]
     with pytest.raises(ModelServerUnreachable, match="cannot be reached") as caught:
-        engine.chat(HELLO, RecordingSink())
+        engine.run(HELLO, RecordingSink())
     assert caught.value.is_suspect
     assert "has ended" in engine.fault
     assert len(server.asked) == 1
@@ -243,7 +243,7 @@ def test_a_503_of_a_server_that_is_down_is_its_absence(
     if is_down:
         server.list_models = refuse
     with pytest.raises(EngineUnavailable) as caught:
-        engine.chat(HELLO, RecordingSink())
+        engine.run(HELLO, RecordingSink())
     assert isinstance(caught.value, ModelServerUnreachable) == is_down
     assert bool(engine.fault) == is_down
 
@@ -261,7 +261,7 @@ def test_a_slow_stream_outlives_the_timeout_between_its_chunks(
 
     server.answers = [answer]
     sink = RecordingSink()
-    load(timeout_s=2).chat(HELLO, sink)
+    load(timeout_s=2).run(HELLO, sink)
     assert sink.text == "aaaaaa"
 
 
@@ -278,7 +278,7 @@ def test_a_server_that_holds_the_stream_open_after_its_end_is_not_waited_for(
     server.answers = [answer]
     sink = RecordingSink()
     started = time.monotonic()
-    engine.chat(HELLO, sink)
+    engine.run(HELLO, sink)
     assert time.monotonic() - started < 60
     assert sink.finishes == ["stop"]
 
@@ -290,7 +290,7 @@ def test_a_connection_that_fails_before_the_first_token_is_tried_again(
 ) -> None:
     server.answers = [*[failure] * failures, streamed("Hello")]  # type: ignore[list-item]  # Methods are answers.
     sink = RecordingSink()
-    engine.chat(HELLO, sink)
+    engine.run(HELLO, sink)
     assert (sink.text, sink.finishes) == ("Hello", ["stop"])
     assert len(server.asked) == failures + 1
 
@@ -303,7 +303,7 @@ def test_the_head_of_an_answer_is_no_token(server: UpstreamServer, engine: Engin
 
     server.answers = [begin_and_cut, streamed("Hello")]
     sink = RecordingSink()
-    engine.chat(HELLO, sink)
+    engine.run(HELLO, sink)
     assert sink.text == "Hello"
 
 
@@ -319,7 +319,7 @@ def test_what_a_failed_attempt_sent_in_part_is_forgotten(
     call = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}
     server.answers = [half_a_call, chunks(delta({"tool_calls": [call]}), finish())]
     sink = RecordingSink()
-    engine.chat(HELLO, sink)
+    engine.run(HELLO, sink)
     pieces = [piece for piece in sink.deltas if isinstance(piece, ToolCallDelta)]
     assert "".join(piece.arguments for piece in pieces) == "{}"
 
@@ -327,7 +327,7 @@ def test_what_a_failed_attempt_sent_in_part_is_forgotten(
 def test_it_is_given_up_after_the_third_attempt(server: UpstreamServer, engine: Engine) -> None:
     server.answers = [Talk.reset]
     with pytest.raises(EngineUnavailable, match="cannot be reached") as caught:
-        engine.chat(HELLO, RecordingSink())
+        engine.run(HELLO, RecordingSink())
     assert server.url not in str(caught.value)
     assert len(server.asked) == 3
 
@@ -345,7 +345,7 @@ def test_nothing_is_tried_again_after_the_first_token(
     server.answers = [answer]
     sink = RecordingSink()
     with pytest.raises(GenerationFailed, match="closed the connection"):
-        engine.chat(HELLO, sink)
+        engine.run(HELLO, sink)
     assert sink.text == "a"
     assert sink.usage.output_tokens == 1
     assert len(server.asked) == 1
@@ -362,7 +362,7 @@ def test_bytes_that_are_no_http_end_an_answer(server: UpstreamServer, engine: En
     server.answers = [answer]
     started = time.monotonic()
     with pytest.raises(GenerationFailed, match="closed the connection"):
-        engine.chat(HELLO, RecordingSink())
+        engine.run(HELLO, RecordingSink())
     assert time.monotonic() - started < 60
 
 
@@ -377,7 +377,7 @@ def test_a_connection_that_breaks_after_the_end_of_the_answer_is_no_failure(
 
     server.answers = [answer]
     sink = RecordingSink()
-    engine.chat(HELLO, sink)
+    engine.run(HELLO, sink)
     assert sink.finishes == ["stop"]
 
 
@@ -391,7 +391,7 @@ def test_a_kept_connection_that_the_server_has_closed_is_replaced(
     server.answers = [answer_and_close]
     for _ in range(3):
         sink = RecordingSink()
-        engine.chat(HELLO, sink)
+        engine.run(HELLO, sink)
         assert sink.text == "a"
 
 
@@ -402,7 +402,7 @@ def test_a_server_that_comes_back_is_found(load: Load) -> None:
     begun = threading.Timer(0.2, lambda: None)
     with ThreadPoolExecutor(1) as pool:
         sink = RecordingSink()
-        asked = pool.submit(engine.chat, HELLO, sink)
+        asked = pool.submit(engine.run, HELLO, sink)
         begun.start()
         begun.join()
         with UpstreamServer(port).running():
@@ -434,7 +434,7 @@ def test_a_cancelled_run_does_not_wait_for_the_resolver(
     monkeypatch.setattr(client, "_KEEP_ALIVE_S", 0)  # It connects anew.
     engine, sink = load(base_url=server.url.replace("127.0.0.1", "localhost")), RecordingSink()
     with slow_resolver(monkeypatch):
-        run = threading.Thread(target=engine.chat, args=(HELLO, sink))
+        run = threading.Thread(target=engine.run, args=(HELLO, sink))
         run.start()
         time.sleep(0.2)
         assert run.is_alive()
@@ -451,7 +451,7 @@ def test_a_resolver_that_does_not_answer_is_given_up(
     monkeypatch.setattr(client, "_KEEP_ALIVE_S", 0)
     engine = load(base_url=server.url.replace("127.0.0.1", "localhost"), timeout_s=0.3)
     with slow_resolver(monkeypatch), pytest.raises(EngineUnavailable):
-        engine.chat(HELLO, RecordingSink())
+        engine.run(HELLO, RecordingSink())
 
 
 def test_a_server_that_is_down_is_unavailable_soon(load: Load) -> None:
@@ -459,7 +459,7 @@ def test_a_server_that_is_down_is_unavailable_soon(load: Load) -> None:
         engine = load(base_url=server.url)
     started = time.monotonic()
     with pytest.raises(EngineUnavailable, match="cannot be reached"):
-        engine.chat(HELLO, RecordingSink())
+        engine.run(HELLO, RecordingSink())
     assert time.monotonic() - started < 60
 
 
@@ -467,7 +467,7 @@ def test_a_run_that_is_cancelled_while_it_is_tried_again_ends(load: Load) -> Non
     with UpstreamServer().running() as server:
         engine = load(base_url=server.url)
     sink = RecordingSink()
-    thread = threading.Thread(target=engine.chat, args=(HELLO, sink))
+    thread = threading.Thread(target=engine.run, args=(HELLO, sink))
     thread.start()
     time.sleep(0.2)
     sink.cancelled = True
@@ -490,12 +490,12 @@ def test_connecting_is_given_up_after_the_timeout(load: Load) -> None:
             filler.connect_ex(("127.0.0.1", port))
         started = time.monotonic()
         with pytest.raises((EngineUnavailable, GenerationFailed)):
-            engine.chat(HELLO, RecordingSink())
+            engine.run(HELLO, RecordingSink())
         assert time.monotonic() - started < 60
 
 
 def test_a_cancelled_run_is_not_sent(server: UpstreamServer, engine: Engine) -> None:
-    engine.chat(HELLO, RecordingSink(cancel_after=0))
+    engine.run(HELLO, RecordingSink(cancel_after=0))
     assert server.asked == []
 
 
@@ -513,7 +513,7 @@ def test_a_sink_that_fails_closes_the_connection(server: UpstreamServer, engine:
 
     server.answers = [answer]
     with pytest.raises(ZeroDivisionError):
-        engine.chat(HELLO, RecordingSink(on_first=fail))
+        engine.run(HELLO, RecordingSink(on_first=fail))
     assert hung_up.wait(60)
 
 
@@ -525,7 +525,7 @@ def test_tls_is_spoken_and_cancelled_too(
         assert "cannot be reached" in load(base_url=server.url).fault  # Nobody trusts it yet.
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         engine, sink = load(base_url=server.url), RecordingSink()
-        engine.chat(HELLO, sink)
+        engine.run(HELLO, sink)
         assert sink.text == "Hello there"
 
         server.answers = [hold]

@@ -107,7 +107,7 @@ def test_the_key_comes_from_where_it_is_kept(
     monkeypatch.setenv("UPSTREAM_KEY", "sk-2")
     (tmp_path / "key").write_text("sk-3\n")
     options = {k: v.replace("KEY_FILE", str(tmp_path / "key")) for k, v in options.items()}
-    load(**options, headers={"X-Tenant": "blue"}).chat(HELLO, RecordingSink())
+    load(**options, headers={"X-Tenant": "blue"}).run(HELLO, RecordingSink())
     assert server.asked[-1].headers.get("authorization") == sent
     assert server.asked[-1].headers["x-tenant"] == "blue"
 
@@ -119,19 +119,19 @@ def test_a_key_is_not_shown_when_the_options_are_printed(load: Load) -> None:
 
 def test_the_model_is_called_what_the_server_calls_it(server: UpstreamServer, load: Load) -> None:
     server.models = ["first", "org/Second-7B"]
-    load(model="org/Second-7B").chat(HELLO, RecordingSink())
+    load(model="org/Second-7B").run(HELLO, RecordingSink())
     assert server.body["model"] == "org/Second-7B"
 
 
 def test_the_only_model_needs_no_name(server: UpstreamServer, load: Load) -> None:
     server.models = ["/data/weights.gguf"]
-    load().chat(HELLO, RecordingSink())
+    load().run(HELLO, RecordingSink())
     assert server.body["model"] == "/data/weights.gguf"
 
 
 def test_ollama_leaves_latest_out(server: UpstreamServer, load: Load) -> None:
     server.models = ["llama3:latest", "other:latest"]
-    load(model="llama3").chat(HELLO, RecordingSink())
+    load(model="llama3").run(HELLO, RecordingSink())
     assert server.body["model"] == "llama3"
 
 
@@ -141,7 +141,7 @@ def test_a_server_that_lists_no_models_has_the_one_that_the_entry_names(
     """``transformers serve`` lists those of its cache, and runs one of a folder."""
     server.models = []
     engine = load(model="/data/weights")
-    engine.chat(HELLO, RecordingSink())
+    engine.run(HELLO, RecordingSink())
     assert (engine.fault, server.body["model"]) == ("", "/data/weights")
     assert "but 0 others" in load().fault
 

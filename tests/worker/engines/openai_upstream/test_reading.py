@@ -28,7 +28,7 @@ HELLO = GenerationRequest("m", (Message("user", "Hello"),))
 def chat(engine: Engine, **fields: Any) -> RecordingSink:
     """Ask it, to the end."""
     sink = RecordingSink()
-    engine.chat(GenerationRequest("m", (Message("user", "Hello"),), **fields), sink)
+    engine.run(GenerationRequest("m", (Message("user", "Hello"),), **fields), sink)
     return sink
 
 
@@ -223,7 +223,7 @@ def test_an_end_without_done_or_a_finish_reason_is_a_failure(
     server.answers = [chunks(*sent, done=False)]
     sink = RecordingSink()
     with pytest.raises(GenerationFailed, match="ended the stream"):
-        engine.chat(HELLO, sink)
+        engine.run(HELLO, sink)
     assert sink.finishes == []
 
 
@@ -237,7 +237,7 @@ def test_what_a_cut_stream_used_is_accounted(server: UpstreamServer, engine: Eng
     server.answers = [chunks(text("a"), text("b"), done=False)]
     sink = RecordingSink()
     with pytest.raises(GenerationFailed):
-        engine.chat(HELLO, sink)
+        engine.run(HELLO, sink)
     assert sink.usage.output_tokens == 2
 
 
@@ -385,7 +385,7 @@ def test_completions_have_log_probabilities_of_their_own_form(
     server.answers = [chunks({"choices": [choice]}, usage())]
     sink = RecordingSink()
     asked = GenerationRequest("m", operation="complete", prompts=("x",), top_logprobs=1)
-    engine.complete(asked, sink)
+    engine.run(asked, sink)
     [piece] = [d for d in sink.deltas if isinstance(d, TextDelta)]
     assert [(e.token, e.logprob) for e in piece.logprobs] == [("a", -9999.0), ("b", -1.0)]
     assert [other.token for other in piece.logprobs[1].top] == ["b"]
@@ -402,7 +402,7 @@ def test_prompt_that_the_server_repeats_has_no_first_probability(
     asked = GenerationRequest(
         "m", operation="complete", prompts=("ab",), top_logprobs=1, max_output_tokens=0, echo=True
     )
-    engine.complete(asked, sink)
+    engine.run(asked, sink)
     assert (server.body["echo"], server.body["max_tokens"]) == (True, 0)
     [piece] = [d for d in sink.deltas if isinstance(d, TextDelta)]
     assert math.isnan(piece.logprobs[0].logprob)

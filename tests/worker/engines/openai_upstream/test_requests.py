@@ -50,7 +50,7 @@ EVERYTHING = Sampling(
 def asked(engine: Engine, server: UpstreamServer, **fields: Any) -> dict[str, Any]:
     """What the server gets for a chat."""
     asked = {"messages": HELLO, **fields}
-    engine.chat(GenerationRequest("m", **asked), RecordingSink())
+    engine.run(GenerationRequest("m", **asked), RecordingSink())
     assert server.asked[-1].path == "/v1/chat/completions"
     return server.body
 
@@ -262,7 +262,7 @@ def test_choices_that_are_alike_are_computed_once_where_the_server_refuses_them(
     server.answers = [chunks(*said, *ended, usage(completion=5))]
     sink = RecordingSink()
     sampling = Sampling(temperature=temperature)
-    load(flavor=flavor).chat(GenerationRequest("m", HELLO, sampling=sampling, choices=2), sink)
+    load(flavor=flavor).run(GenerationRequest("m", HELLO, sampling=sampling, choices=2), sink)
     assert server.body.get("n") == sent
     texts = [(d.text, d.index) for d in sink.deltas if isinstance(d, TextDelta)]
     assert texts == [("Hi", 0), ("Hi", 1)]
@@ -398,7 +398,7 @@ def test_a_prefix_of_the_answer_is_a_message_to_be_continued(
 def complete(engine: Engine, server: UpstreamServer, **fields: Any) -> dict[str, Any]:
     """What the server gets for a completion."""
     request = GenerationRequest("m", operation="complete", **fields)
-    engine.complete(request, RecordingSink())
+    engine.run(request, RecordingSink())
     assert server.asked[-1].path == "/v1/completions"
     return server.body
 

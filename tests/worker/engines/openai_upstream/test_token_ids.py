@@ -19,7 +19,7 @@ HELLO = (Message("user", "Hello"),)
 def chat(load: Load, **fields: Any) -> RecordingSink:
     """What a chat with a vLLM comes to."""
     sink = RecordingSink()
-    load(flavor="vllm").chat(GenerationRequest("m", messages=HELLO, **fields), sink)
+    load(flavor="vllm").run(GenerationRequest("m", messages=HELLO, **fields), sink)
     return sink
 
 
@@ -109,7 +109,7 @@ def test_each_prompt_of_a_completion_has_its_own(server: UpstreamServer, load: L
         "m", operation="complete", prompts=("a", "b"), prompt_logprobs=0, choices=2
     )
     with pytest.raises(GenerationFailed):  # It sends no answer here.
-        load(flavor="vllm").complete(asked, sink)
+        load(flavor="vllm").run(asked, sink)
     assert [d.index for d in sink.deltas if isinstance(d, PromptTokens)] == [0, 1, 2, 3]
 
 
@@ -131,5 +131,5 @@ def test_a_cancelled_run_asks_no_further(server: UpstreamServer, load: Load) -> 
 
     server.answers = [leave]
     asked = GenerationRequest("m", messages=HELLO, prompt_logprobs=1)
-    load(flavor="vllm").chat(asked, sink)
+    load(flavor="vllm").run(asked, sink)
     assert len(server.asked) == 1

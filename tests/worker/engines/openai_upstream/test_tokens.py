@@ -49,7 +49,7 @@ def test_embeddings_have_the_length_one_in_either_form(
     embeddings(server, encode)
     sink = RecordingSink()
     asked = GenerationRequest("m", operation="embed", prompts=("a", (1, 2)))
-    load(flavor=flavor).embed(asked, sink)
+    load(flavor=flavor).run(asked, sink)
     assert server.asked[-1].path == "/v1/embeddings"
     assert server.body == {"model": "m", "input": ["a", [1, 2]], "encoding_format": form}
     vectors = [d for d in sink.deltas if isinstance(d, EmbeddingDelta)]
@@ -68,7 +68,7 @@ def test_server_that_can_cut_texts_is_asked_to(
 ) -> None:
     embeddings(server, packed)
     cut = GenerationRequest("m", operation="embed", prompts=("a",), truncate=True)
-    load(flavor=flavor).embed(cut, RecordingSink())
+    load(flavor=flavor).run(cut, RecordingSink())
     assert server.body == {"model": "m", "input": ["a"], "encoding_format": "base64", **fields}
 
 
@@ -88,7 +88,7 @@ def test_scores_are_asked_for_query_by_query_and_put_in_order(
     asked = GenerationRequest(
         "m", operation="rank", prompts=("a", "b", "a"), queries=("x", "x", "y")
     )
-    load(flavor="vllm").rank(asked, sink)
+    load(flavor="vllm").run(asked, sink)
     assert [request.path for request in server.asked] == ["/v1/rerank", "/v1/rerank"]
     assert server.asked[0].body == {"model": "m", "query": "x", "documents": ["a", "b"]}
     found = {d.index: d.score for d in sink.deltas if isinstance(d, ScoreDelta)}
@@ -106,12 +106,12 @@ def test_tokens_that_a_server_does_not_report_are_estimated(
     asked = GenerationRequest(
         "m", operation="rank", prompts=("x" * 40, "y" * 40), queries=("z" * 20,)
     )
-    load().rank(asked, sink)
+    load().run(asked, sink)
     assert sink.usage.input_tokens == (40 + 20 + 40 + 20) // 4
     vectors = [{"index": index, "embedding": [3.0, 4.0]} for index in range(2)]
     server.answers = [lambda talk: talk.say(200, {"data": vectors})]
     sink = RecordingSink()
-    load().embed(GenerationRequest("m", operation="embed", prompts=("x" * 40, "y" * 40)), sink)
+    load().run(GenerationRequest("m", operation="embed", prompts=("x" * 40, "y" * 40)), sink)
     assert sink.usage.input_tokens == 20
 
 
@@ -120,14 +120,14 @@ def test_unreadable_scores_fail_the_run(server: UpstreamServer, load: Load, resu
     server.answers = [lambda talk: talk.say(200, {"results": results})]
     asked = GenerationRequest("m", operation="rank", prompts=("a",), queries=("x",))
     with pytest.raises(GenerationFailed, match="no scores"):
-        load().rank(asked, RecordingSink())
+        load().run(asked, RecordingSink())
 
 
 def test_many_inputs_are_sent_in_several_requests(server: UpstreamServer, load: Load) -> None:
     embeddings(server, list)
     sink = RecordingSink()
     asked = GenerationRequest("m", operation="embed", prompts=("a",) * 70)
-    load().embed(asked, sink)
+    load().run(asked, sink)
     assert [len(request.body["input"]) for request in server.asked] == [32, 32, 6]
     assert [d.index for d in sink.deltas if isinstance(d, Finish)] == list(range(70))
     assert sink.usage.input_tokens == 70
@@ -147,13 +147,13 @@ def test_many_inputs_are_sent_in_several_requests(server: UpstreamServer, load: 
 def test_what_is_no_embedding_is_a_failure(server: UpstreamServer, load: Load, body: Any) -> None:
     server.answers = [lambda talk: talk.say(200, body)]
     with pytest.raises(GenerationFailed, match="server sent"):
-        load().embed(GenerationRequest("m", operation="embed", prompts=("a",)), RecordingSink())
+        load().run(GenerationRequest("m", operation="embed", prompts=("a",)), RecordingSink())
 
 
 def test_a_refused_embedding_is_mapped(server: UpstreamServer, load: Load) -> None:
     server.answers = [lambda talk: talk.say(400, {"error": {"message": "Too long."}})]
     with pytest.raises(InvalidRequest, match="Too long"):
-        load().embed(GenerationRequest("m", operation="embed", prompts=("a",)), RecordingSink())
+        load().run(GenerationRequest("m", operation="embed", prompts=("a",)), RecordingSink())
 
 
 def tokenizer(server: UpstreamServer, answers: dict[str, Any]) -> None:
@@ -175,8 +175,8 @@ def test_tokens_of_texts_and_texts_of_tokens(
 ) -> None:
     tokenizer(server, answers)
     engine, sink = load(flavor=flavor), RecordingSink()
-    engine.tokenize(GenerationRequest("m", operation="tokenize", prompts=("Hi",)), sink)
-    engine.detokenize(GenerationRequest("m", operation="detokenize", prompts=((1, 2),)), sink)
+    engine.run(GenerationRequest("m", operation="tokenize", prompts=("Hi",)), sink)
+    engine.run(GenerationRequest("m", operation="detokenize", prompts=((1, 2),)), sink)
     assert sink.deltas == [TokensDelta((1, 2)), Finish("stop"), TextDelta("Hi"), Finish("stop")]
 
 
@@ -189,7 +189,7 @@ def test_a_chat_is_rendered_as_the_server_would(
     asked = GenerationRequest(
         "m", (Message("user", "Hi"),), operation="render", template_vars={"a": 1}
     )
-    load(flavor=flavor).render(asked, sink)
+    load(flavor=flavor).run(asked, sink)
     assert sink.deltas == [PromptDelta("Hi", (1, 2)), Finish("stop")]
     assert server.asked[0].body["messages"] == [{"role": "user", "content": "Hi"}]
     assert server.asked[0].body["chat_template_kwargs"] == {"a": 1}
@@ -199,12 +199,12 @@ def test_a_chat_with_images_cannot_be_rendered(server: UpstreamServer, load: Loa
     part = ImagePart("data:image/png;base64,AAAA", "messages")
     asked = GenerationRequest("m", (Message("user", None, parts=(part,)),), operation="render")
     with pytest.raises(InvalidRequest, match="cannot be rendered"):
-        load(flavor="vllm").render(asked, RecordingSink())
+        load(flavor="vllm").run(asked, RecordingSink())
 
 
 def test_tokens_that_are_missing_are_a_failure(server: UpstreamServer, load: Load) -> None:
     tokenizer(server, {"/tokenize": {"count": 2}})
     with pytest.raises(GenerationFailed, match="no 'tokens'"):
-        load(flavor="vllm").tokenize(
+        load(flavor="vllm").run(
             GenerationRequest("m", operation="tokenize", prompts=("Hi",)), RecordingSink()
         )
