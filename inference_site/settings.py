@@ -12,6 +12,7 @@ from pathlib import Path
 
 import django_stubs_ext
 from django.core.exceptions import ImproperlyConfigured
+from django.templatetags.static import static
 
 from inference_site.core import environment
 from inference_site.core.storage.postgresql import PREPARE_ONLY_ON_REQUEST, PooledConnection
@@ -121,7 +122,7 @@ TEMPLATES = [
     },
 ]
 
-# Nothing from elsewhere, nothing written into the page; looser for some: console/policy.py.
+# Nothing from elsewhere, nothing written into the page; looser for some: console/middleware.py.
 CONTENT_SECURITY_POLICY = {
     "DIRECTIVES": {
         "default-src": ["'none'"],
@@ -159,16 +160,16 @@ UNFOLD = {
         {
             "rel": "icon",
             "type": "image/svg+xml",
-            "href": "inference_site.console.navigation.favicon",
+            "href": lambda _: static("console/favicon.svg"),
         },
     ],
     "LOGIN": {"form": "inference_site.console.people.login.LoginForm"},
-    "STYLES": ["inference_site.console.navigation.stylesheet"],
+    "STYLES": [lambda _: static("console/admin.css")],
     "SCRIPTS": [
-        "inference_site.console.navigation.landmarks",
-        "inference_site.console.navigation.palette",
-        "inference_site.console.navigation.shortcuts",
-        "inference_site.console.navigation.times",
+        lambda _: static("console/landmarks.js"),
+        lambda _: static("console/palette.js"),
+        lambda _: static("console/shortcuts.js"),
+        lambda _: static("console/times.js"),
     ],
     "SIDEBAR": {"navigation": "inference_site.console.navigation.navigation"},
     "COLORS": {"primary": _TEAL},

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import Any
 
 from django.db import connection, transaction
 from django.db.models import Exists, OuterRef, Q
@@ -37,7 +38,6 @@ DELETE FROM responses_api_storedresponse WHERE id IN (SELECT pk FROM deleted)
 """The foreign keys are checked when the transaction is committed."""
 _KEPT_TEXTS = frozenset({"type", "role", "status", "call_id", "name", "namespace", "phase"})
 """Fields of an item that stay when its content is removed: a later prompt needs its form."""
-Row = TypeVar("Row")
 
 
 def delete(stored: StoredResponse) -> None:
@@ -106,21 +106,39 @@ def _sweep_conversation(pk: int) -> None:
     conversation.delete()
 
 
+def remove_item(item: Item) -> None:
+    """Remove an item from its conversation, whose row is locked; a response keeps its item.
+
+    A hidden response is deleted with the last of its items that the conversation had.
+    """
+    if item.response_id is None:
+        item.delete()
+    else:
+        rows = Item.objects.filter(pk=item.pk)
+        rows.update(conversation=None, conversation_position=None)
+        _sweep(item.response_id)
+
+
 def prune(until: float) -> int:
     """Delete rows that are older than their project keeps them, until ``until``; return how many.
 
     ``until`` is a time of the monotonic clock. See ``inference_site.runs.kinds.Retention``.
     """
+
+    def has_time(_: object = None) -> bool:
+        return time.monotonic() < until
+
     deleted = 0
     for project, since in retention_cutoffs("responses_days"):
-        while time.monotonic() < until and (found := _old_responses(project, since)):
+        while has_time() and (found := _old_responses(project, since)):
             deleted += _delete_old([stored for stored in found if stored.conversation_id is None])
-            for stored in _until(until, [row for row in found if row.conversation_id is not None]):
+            in_conversations = (row for row in found if row.conversation_id is not None)
+            for stored in takewhile(has_time, in_conversations):
                 delete(stored)
                 deleted += 1
     for project, since in retention_cutoffs("conversations_days"):
-        while time.monotonic() < until and (conversations := _old_conversations(project, since)):
-            for conversation in _until(until, conversations):
+        while has_time() and (conversations := _old_conversations(project, since)):
+            for conversation in takewhile(has_time, conversations):
                 delete_conversation(conversation)
                 deleted += 1
     return deleted
@@ -149,14 +167,6 @@ def _delete_old(found: Sequence[StoredResponse]) -> int:
         for hidden_pk in sorted((pk for pk in before if pk), reverse=True):
             _sweep(hidden_pk)
     return len(ids)
-
-
-def _until(until: float, rows: Iterable[Row]) -> Iterable[Row]:
-    """Yield the rows, until the monotonic clock passes ``until``."""
-    for row in rows:
-        if time.monotonic() >= until:
-            return
-        yield row
 
 
 def _old_responses(project: int, since: dt.datetime) -> list[StoredResponse]:

@@ -131,27 +131,24 @@ def conversations_with_words(text: str, project_id: int | None, limit: int) -> l
         "limit": limit,
     }
     try:
-        with transaction.atomic(), connection.cursor() as cursor:
-            _limit(_HITS_MS)
+        with search_timeout(_HITS_MS), connection.cursor() as cursor:
             cursor.execute(_CONVERSATIONS, parameters)
             found = [pk for (pk,) in cursor]
             _limit(_LIST_MS)
-    except OperationalError as exc:
-        if not _is_timeout(exc):
-            raise
+    except SearchTooBroad:
         return []
     return found
 
 
 @contextmanager
-def search_timeout() -> Iterator[None]:
+def search_timeout(timeout_ms: int = _LIST_MS) -> Iterator[None]:
     """Limit the time of a search and of the query for its page. Raise SearchTooBroad."""
     try:
         with transaction.atomic():
-            _limit(_LIST_MS)
+            _limit(timeout_ms)
             yield
     except OperationalError as exc:
-        if _is_timeout(exc):
+        if isinstance(exc.__cause__, psycopg.errors.QueryCanceled):
             raise SearchTooBroad from exc
         raise
 
@@ -163,8 +160,7 @@ def _hits(text: str, project_id: int | None) -> set[int] | None:
         "project": "" if project_id is None else f"' {project_id}'",
     }
     try:
-        with transaction.atomic(), connection.cursor() as cursor:
-            _limit(_HITS_MS)
+        with search_timeout(_HITS_MS), connection.cursor() as cursor:
             cursor.execute(f"EXPLAIN (FORMAT JSON) {_HITS}", parameters)
             [[explained]] = cursor.fetchone()
             is_frequent = explained["Plan"]["Plan Rows"] > _MAX_ESTIMATE
@@ -172,9 +168,7 @@ def _hits(text: str, project_id: int | None) -> set[int] | None:
                 cursor.execute(f"{_HITS} LIMIT {_MOST_HITS + 1}", parameters)
                 found = [pk for (pk,) in cursor]
             _limit(_LIST_MS)
-    except OperationalError as exc:
-        if not _is_timeout(exc):
-            raise
+    except SearchTooBroad:
         return None
     return None if is_frequent or len(found) > _MOST_HITS else set(found)
 
@@ -182,7 +176,3 @@ def _hits(text: str, project_id: int | None) -> set[int] | None:
 def _limit(timeout_ms: int) -> None:
     with connection.cursor() as cursor:
         cursor.execute(_SETTINGS, [str(timeout_ms)])
-
-
-def _is_timeout(error: OperationalError) -> bool:
-    return isinstance(error.__cause__, psycopg.errors.QueryCanceled)

@@ -254,13 +254,14 @@ def current_responses(rows: Sequence[StoredResponse]) -> list[ResponseObject]:
     output: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for pk, public_id, data in execute_prepared(_OUTPUT, {"responses": [row.pk for row in rows]}):
         output[pk].append({"id": public_id, **orjson.loads(data)})
+    in_background = [row.public_id for row in rows if row.background and row.status not in ENDED]
+    queued = Generation.objects.filter(public_id__in=in_background, status=Status.QUEUED)
+    waiting = set(queued.values_list("public_id", flat=True))
     responses = []
     for row in rows:
         if row.status in ENDED:
             responses.append(stored_response(row, output[row.pk]))
-            continue
-        waits = Generation.objects.filter(public_id=row.public_id, status=Status.QUEUED)
-        if row.background and waits.exists():  # The output of an earlier attempt is void.
+        elif row.public_id in waiting:  # The output of an earlier attempt is void.
             responses.append(stored_response(row, [], "queued"))
         else:
             sent = Output(sent_so_far(read_log(row.public_id)).frames)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -190,18 +191,9 @@ def export_lines(project_id: int, folder: Path) -> Iterator[ObjectLine]:
             yield ConversationItemLine(id=item.public_id, conversation=public_id, item=part)
         responses = StoredResponse.objects.filter(project=project_id, status__in=ENDED)
         responses = responses.select_related("previous", "conversation").order_by("pk")
-        for some in _batches(responses.iterator(_BATCH)):
+        rows = responses.iterator(_BATCH)
+        while some := list(islice(rows, _BATCH)):
             yield from _responses(some, project_id)
-
-
-def _batches(rows: Iterator[StoredResponse]) -> Iterator[list[StoredResponse]]:
-    some: list[StoredResponse] = []
-    for row in rows:
-        some.append(row)
-        if len(some) == _BATCH:
-            yield some
-            some = []
-    yield some
 
 
 def _responses(rows: Sequence[StoredResponse], project_id: int) -> Iterator[ResponseLine]:

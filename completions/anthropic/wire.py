@@ -5,7 +5,7 @@ Source: Anthropic's API reference, "Messages" (create, count tokens, streaming) 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Discriminator, Field, Tag
 
@@ -17,8 +17,12 @@ from inference_site.mcp.access import MAX_HEADERS_BYTES
 # --- Request -------------------------------------------------------------------------------------
 
 
-def _content_kind(value: object) -> str:
-    return "text" if isinstance(value, str) else "blocks"
+BlockT = TypeVar("BlockT")
+TextOr = Annotated[
+    Annotated[str, Tag("text")] | Annotated[list[BlockT], Tag("blocks")],
+    Discriminator(lambda value: "text" if isinstance(value, str) else "blocks"),
+]
+"""A text, or a list of blocks."""
 
 
 CallId = Annotated[str, Field(min_length=1, max_length=256)]
@@ -132,13 +136,7 @@ class ToolResultBlock(_Block):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: (
-        Annotated[
-            Annotated[str, Tag("text")] | Annotated[list[ResultBlock], Tag("blocks")],
-            Discriminator(_content_kind),
-        ]
-        | None
-    ) = None
+    content: TextOr[ResultBlock] | None = None
     is_error: bool | None = None
 
 
@@ -196,13 +194,7 @@ class McpToolResultBlock(_Block):
 
     type: Literal["mcp_tool_result"]
     tool_use_id: str
-    content: (
-        Annotated[
-            Annotated[str, Tag("text")] | Annotated[list[TextBlock], Tag("blocks")],
-            Discriminator(_content_kind),
-        ]
-        | None
-    ) = None
+    content: TextOr[TextBlock] | None = None
     is_error: bool | None = None
 
 
@@ -259,10 +251,7 @@ class RequestMessage(WireRequest):
     """``messages[]``. Clients of today also send the role ``system`` there."""
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[
-        Annotated[str, Tag("text")] | Annotated[list[RequestBlock], Tag("blocks")],
-        Discriminator(_content_kind),
-    ]
+    content: TextOr[RequestBlock]
 
 
 class RequestTool(_Block):
@@ -396,13 +385,7 @@ class _Prompt(WireRequest):
 
     model: str
     messages: Annotated[list[RequestMessage], Field(min_length=1, max_length=100_000)]
-    system: (
-        Annotated[
-            Annotated[str, Tag("text")] | Annotated[list[TextBlock], Tag("blocks")],
-            Discriminator(_content_kind),
-        ]
-        | None
-    ) = None
+    system: TextOr[TextBlock] | None = None
     tools: Annotated[list[AnyTool], Field(max_length=MAX_FUNCTIONS)] | None = None
     mcp_servers: Annotated[list[McpServerDefinition], Field(max_length=20)] | None = None
     tool_choice: ToolChoice | None = None

@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +206,6 @@ def _summary(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-@cache
 def _beginning(path: Path) -> dict[str, Any]:
     try:
         return metadata_before_vocabulary(path)

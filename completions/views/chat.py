@@ -45,7 +45,6 @@ from inference_site.gateway.api.paging import (
     list_object,
     parse_metadata,
     parse_page,
-    position_of,
 )
 from inference_site.gateway.api.payload import parse
 from inference_site.gateway.api.schema import ListObject, documented
@@ -236,7 +235,9 @@ class StoredMessagesView(ApiView):
             messages.reverse()
         if page.after is not None:
             ids = [message["id"] for message in messages]
-            messages = messages[position_of(page.after, ids, "message") + 1 :]
+            if page.after not in ids:
+                raise page.no_entry("message")
+            messages = messages[ids.index(page.after) + 1 :]
         return Response(list_object(messages[: page.limit + 1], page))
 
 

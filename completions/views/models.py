@@ -50,7 +50,6 @@ from inference_site.core.errors.api_errors import (
 )
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.gateway.api.authentication import caller_of, require_scope
-from inference_site.gateway.api.paging import position_of
 from inference_site.gateway.api.payload import parse, parse_query
 from inference_site.gateway.api.schema import documented
 from inference_site.gateway.api.views import ApiView
@@ -102,9 +101,9 @@ def _anthropic_page(models: Sequence[Model], query: AnthropicModelsQuery) -> Ant
     ids, limit = [model.id for model in models], query.limit
     first, end = 0, len(ids)
     if query.after_id:
-        first = position_of(query.after_id, ids, "model", "after_id") + 1
+        first = _place_of(query.after_id, ids, "after_id") + 1
     if query.before_id:
-        end = position_of(query.before_id, ids, "model", "before_id")
+        end = _place_of(query.before_id, ids, "before_id")
     is_backwards = bool(query.before_id) and not query.after_id
     found = models[first:end]
     shown = [_anthropic_model(one) for one in (found[-limit:] if is_backwards else found[:limit])]
@@ -114,6 +113,12 @@ def _anthropic_page(models: Sequence[Model], query: AnthropicModelsQuery) -> Ant
         first_id=shown[0].id if shown else None,
         last_id=shown[-1].id if shown else None,
     )
+
+
+def _place_of(id_: str, ids: Sequence[str], param: str) -> int:
+    if id_ not in ids:
+        raise InvalidRequestError(f"Invalid '{param}': there is no such model.", param=param)
+    return ids.index(id_)
 
 
 def _anthropic_model(model: Model) -> AnthropicModel:

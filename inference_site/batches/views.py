@@ -32,23 +32,20 @@ from inference_site.gateway.file_views import ExpiresAfter
 from inference_site.gateway.request_fields.wire import Metadata
 from inference_site.runs.queue import new_id
 
-_WINDOW = re.compile(r"([1-9]\d{0,3})([hd])")
+_WINDOW = re.compile(r"[1-9]\d{0,3}[hd]")
 _UNITS_S = {"h": 3_600, "d": 86_400}
 _MAX_WINDOW_S = 30 * 86_400
 
 
 def _window(given: str) -> str:
     """Return a completion window. Raise ValueError unless it is hours or days, at most 30 days."""
-    if window_s(given) is None:
+    if not _WINDOW.fullmatch(given) or _window_s(given) > _MAX_WINDOW_S:
         raise ValueError("Expected hours or days, such as '24h' or '7d', at most 30 days")
     return given
 
 
-def window_s(given: str) -> int | None:
-    """Return the seconds of a completion window; None for an invalid one."""
-    found = _WINDOW.fullmatch(given)
-    seconds = int(found[1]) * _UNITS_S[found[2]] if found else 0
-    return seconds if 0 < seconds <= _MAX_WINDOW_S else None
+def _window_s(given: str) -> int:
+    return int(given[:-1]) * _UNITS_S[given[-1]]
 
 
 class BatchRequest(WireRequest):
@@ -220,7 +217,7 @@ def create_batch(caller: Caller, body: BatchRequest) -> Batch:
             input_file_id=body.input_file_id,
             output_lifetime_s=None if lifetime is None else lifetime.seconds,
             metadata=body.metadata or {},
-            window_s=window_s(body.completion_window) or 0,
+            window_s=_window_s(body.completion_window),
         ),
     )
 

@@ -84,7 +84,7 @@ def form_values(entry: Mapping[str, Any]) -> dict[str, Any]:
 def entry_of(values: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entry for the form's values, with the secrets of the entry ``before``.
 
-    Raise BadKey if the YAML is not acceptable, or a secret is missing.
+    Raise InvalidSetting if the YAML is not acceptable, or a secret is missing.
     """
     entry = {name: values[name] for name in PLAIN if values.get(name) not in (None, "")}
     for name in LISTS:
@@ -128,7 +128,7 @@ def entry_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 
 def _parse_yaml(text: str) -> dict[str, Any]:
-    """Return the mapping in a YAML text. Raise BadKey if it is none.
+    """Return the mapping in a YAML text. Raise InvalidSetting if it is none.
 
     Aliases and deep nesting are refused: a short text could take minutes to load.
     """
@@ -159,7 +159,8 @@ def _parse_yaml(text: str) -> dict[str, Any]:
 def _restore_secrets(entry: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     """Replace ``HIDDEN`` by the stored secrets.
 
-    Raise BadKey if the server's address has changed: the stored secrets are of another server.
+    Raise InvalidSetting if the server's address has changed: the stored secrets are of another
+    server.
     """
     has_moved = any(entry.get(name) != before.get(name) for name in _ADDRESSES)
     stored = {} if has_moved else before

@@ -214,7 +214,7 @@ def ask_before(request: HttpRequest) -> HttpResponse:
         live = live_workers()
     except redis.exceptions.RedisError:
         live = []
-    question = ask(request.GET.get("target", "").replace("\0", ""), live)
+    question = ask(request.GET.get("target", ""), live)
     answer = HttpResponse(question, content_type="text/plain; charset=utf-8")
     answer["Cache-Control"] = "no-store"
     return answer

@@ -147,7 +147,6 @@ def _page(request: HttpRequest, going_to: dict[str, Any] | None = None) -> HttpR
         "rows": rows,
         "going_to": going_to,
     }
-    request.current_app = admin.site.name
     return TemplateResponse(request, "console/my_connections.html", context)
 
 

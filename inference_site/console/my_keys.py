@@ -85,7 +85,6 @@ def my_keys(request: HttpRequest) -> HttpResponse:
         "base_url": request.build_absolute_uri("/v1"),
         "model": _first_model(keys, user),
     }
-    request.current_app = admin.site.name
     return TemplateResponse(request, "console/my_keys.html", context)
 
 
@@ -135,7 +134,7 @@ def _make(request: HttpRequest, values: dict[str, Any]) -> tuple[ApiKey, str] | 
 
 def _secret_page(request: HttpRequest, key: ApiKey, secret: str) -> HttpResponse:
     named = [(f"Key {key.name}", secret)]
-    return secrets_page(request, admin.site, named, reverse("admin:my-keys"))
+    return secrets_page(request, named, reverse("admin:my-keys"))
 
 
 def _first_model(keys: list[ApiKey], user: Any) -> str:

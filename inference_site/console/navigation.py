@@ -6,7 +6,6 @@ from typing import Any
 
 from django.apps import apps
 from django.http import HttpRequest, QueryDict
-from django.templatetags.static import static
 from django.urls import reverse
 
 from inference_site.console.request_filters import LogFilters, filters_of, tabs_of
@@ -122,33 +121,3 @@ def _views_of_requests(request: HttpRequest, *, shown: bool) -> list[dict[str, A
 
 def _link(title: str, icon: str, route: str, *, shown: bool) -> dict[str, Any]:
     return {"title": title, "icon": icon, "link": reverse(route), "permission": lambda _: shown}
-
-
-def favicon(_: HttpRequest) -> str:
-    """Return the address of the site's icon."""
-    return static("console/favicon.svg")
-
-
-def landmarks(_: HttpRequest) -> str:
-    """Return the address of the script that adds landmarks and keyboard access to the theme."""
-    return static("console/landmarks.js")
-
-
-def palette(_: HttpRequest) -> str:
-    """Return the address of the script of the command palette."""
-    return static("console/palette.js")
-
-
-def times(_: HttpRequest) -> str:
-    """Return the address of the script that shows times in UTC or in the browser's zone."""
-    return static("console/times.js")
-
-
-def shortcuts(_: HttpRequest) -> str:
-    """Return the address of the script that shows the list of shortcuts."""
-    return static("console/shortcuts.js")
-
-
-def stylesheet(_: HttpRequest) -> str:
-    """Return the address of the console's own stylesheet."""
-    return static("console/admin.css")

@@ -64,7 +64,7 @@ def search(request: HttpRequest, term: str) -> list[Entry]:
     A title matches if it has all words of the term, in any case and order; titles that start with
     the term come first. An id is found whole.
     """
-    term = term.replace("\0", "").strip(" …")[:MAX_TERM_LENGTH]
+    term = term.strip(" …")[:MAX_TERM_LENGTH]
     words = term.lower().split()
     found = list(_by_id(request, term)) if term else []
     found += _matching(_pages(request), words)

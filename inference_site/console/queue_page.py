@@ -69,7 +69,7 @@ def queue_context(request: HttpRequest) -> dict[str, Any]:
 
 
 def _chosen_model(request: HttpRequest) -> str:
-    return request.GET.get("model", "").replace("\0", "")
+    return request.GET.get("model", "")
 
 
 def _next_in_line(rows: QuerySet[Generation]) -> list[Generation]:

@@ -7,7 +7,6 @@ windows of ids within a time limit, as ``keyset_page`` does.
 from __future__ import annotations
 
 import datetime as dt
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -202,7 +201,7 @@ def offered_keys(project: int | None, chosen: int | None) -> list[ApiKey]:
 
 def filters_of(query: QueryDict) -> LogFilters:
     """Return the filters in a query string; missing and invalid values become the defaults."""
-    text = {name: query.get(name, "").replace("\0", "").strip()[:200] for name in FILTER_NAMES}
+    text = {name: query.get(name, "").strip()[:200] for name in FILTER_NAMES}
     status, since, kind = text["status"], text["since"], text["kind"]
     known = (REFUSED, UNFINISHED, *Status.values)
     is_http = status.isascii() and status.isdecimal() and len(status) == 3
@@ -275,8 +274,3 @@ def saved_query(query: QueryDict) -> str:
 def posted_query(request: HttpRequest) -> str:
     """Return the query of the list that a form of its page has sent along."""
     return saved_query(QueryDict(request.POST.get("query", "")[:1000]))[:1000]
-
-
-def seconds_text(seconds: float) -> str:
-    """Return seconds as a field of a form shows them: empty for 0, without needless digits."""
-    return "" if not seconds else str(math.floor(seconds) if seconds % 1 == 0 else seconds)

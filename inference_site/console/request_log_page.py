@@ -51,7 +51,6 @@ from inference_site.console.request_filters import (
     offered_keys,
     posted_query,
     saved_query,
-    seconds_text,
     tabs_of,
 )
 from inference_site.console.sorted_requests import SortedPage, sorted_page
@@ -378,7 +377,7 @@ def requests_context(request: HttpRequest) -> dict[str, Any]:
     contents = contents_of(ids) if may_see and "words" in columns else {}
     return {
         "filters": filters,
-        "slower": seconds_text(filters.slower),
+        "slower": f"{filters.slower:.10g}" if filters.slower else "",
         "tabs": tabs_of(filters, request.GET),
         "time_column": sorting_heading("time", "Time", filters, request.GET),
         "columns": columns,

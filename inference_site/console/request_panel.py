@@ -64,9 +64,7 @@ def request_page(request: HttpRequest, table: str, pk: int) -> TemplateResponse:
     context = _facts_of(request, row) | _neighbours(request, table, pk)
     if "fragment" in request.GET:
         return TemplateResponse(request, "console/request_panel.html", context)
-    site = admin.site
-    request.current_app = site.name
-    shown = {**site.each_context(request), "title": "Request", "is_page": True, **context}
+    shown = {**admin.site.each_context(request), "title": "Request", "is_page": True, **context}
     return TemplateResponse(request, "console/request.html", shown)
 
 

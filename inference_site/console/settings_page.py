@@ -153,7 +153,6 @@ def settings_page(request: HttpRequest) -> HttpResponse:
         "may_change": may_change,
         "sections": variables_by_section(),
     }
-    request.current_app = admin.site.name
     return TemplateResponse(request, "console/settings.html", context)
 
 

@@ -185,7 +185,6 @@ class ConsoleSite(UnfoldAdminSite):
         """Return the view that renders one page."""
 
         def view(request: HttpRequest, **arguments: str) -> HttpResponse:
-            request.current_app = self.name
             own = context(request, **arguments)
             shown = {**self.each_context(request), "title": title, **own}
             return TemplateResponse(request, f"console/{template}.html", shown)

@@ -358,7 +358,7 @@ def filters_of(query: QueryDict, now: dt.datetime, *, has_dimensions: bool = Tru
         start = end - chosen.length
     project, key = (id_of(query.get(name, "")) for name in ("project", "key"))
     key = key_within(project, key)
-    model = query.get("model", "").replace("\0", "")
+    model = query.get("model", "")
     group, dimension, value, note = query.get("by", ""), None, None, ""
     if has_dimensions:
         dimension, value = _dimension_of(query)
@@ -387,7 +387,7 @@ def filters_of(query: QueryDict, now: dt.datetime, *, has_dimensions: bool = Tru
 
 def _dimension_of(query: QueryDict) -> tuple[str | None, str | None]:
     """Return the dimension and value of the filter by end user or by tag, if there is one."""
-    user, tag = (query.get(name, "").replace("\0", "").strip() for name in ("user", "tag"))
+    user, tag = (query.get(name, "").strip() for name in ("user", "tag"))
     if user:
         return END_USER, user[:LONGEST_VALUE]
     key, _, value = tag.partition("=")
@@ -396,7 +396,7 @@ def _dimension_of(query: QueryDict) -> tuple[str | None, str | None]:
 
 
 def _is_dimension(group: str) -> bool:
-    is_tag = group.startswith(TAG) and len(group) <= len(TAG) + LONGEST_TAG and "\0" not in group
+    is_tag = group.startswith(TAG) and len(group) <= len(TAG) + LONGEST_TAG
     return group == END_USER or is_tag
 
 

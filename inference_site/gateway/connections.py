@@ -47,13 +47,13 @@ _websockets: collections.Counter[int] = collections.Counter()
 class ClientConnections:
     """Counts connections by address and closes idle ones. For the event loop's thread only.
 
-    A connection is identified by its transport. ``most`` bounds all together; ``most_of_one`` each
-    address that is not in ``TRUSTED_PROXIES``: all clients of a proxy have its address.
+    A connection is identified by its transport. ``_most`` bounds all together; ``_most_of_one``
+    each address that is not in ``TRUSTED_PROXIES``: all clients of a proxy have its address.
     """
 
-    def __init__(self, most: int | None = None, most_of_one: int | None = None) -> None:
-        self.most = max_client_connections() if most is None else most
-        self.most_of_one = most_of_one or settings.CONNECTIONS_PER_ADDRESS or self.most // 2
+    def __init__(self) -> None:
+        self._most = max_client_connections()
+        self._most_of_one = settings.CONNECTIONS_PER_ADDRESS or self._most // 2
         self._addresses: dict[Any, str] = {}
         self._open: dict[str, int] = {}
         self._idle: dict[str, dict[Any, None]] = {}  # By address, the oldest first.
@@ -66,9 +66,9 @@ class ClientConnections:
     def make_room(self, peer: Any) -> bool:
         """Return whether a new connection of this peer has room; close an idle one if needed."""
         address = _address_of(peer)
-        if self._open.get(address, 0) >= self.most_of_one and not _is_trusted(address):
+        if self._open.get(address, 0) >= self._most_of_one and not _is_trusted(address):
             has_room = self._close_oldest(address, "address")
-        elif len(self) < self.most:
+        elif len(self) < self._most:
             has_room = True
         else:
             most_idle = max(self._idle, key=lambda address: len(self._idle[address]), default="")
@@ -139,8 +139,8 @@ class ClientConnections:
                 "too many connections of clients (%d of %d, at most %d of an address): idle ones "
                 "are closed, then new ones are refused",
                 len(self),
-                self.most,
-                self.most_of_one,
+                self._most,
+                self._most_of_one,
             )
 
 

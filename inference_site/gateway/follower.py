@@ -26,12 +26,12 @@ class Follower:
 
     __slots__ = (
         "_batches",
-        "_ended",
         "_held",
         "_waiter",
         "checked_at",
         "generation_id",
         "grace_s",
+        "has_ended",
         "is_behind",
         "next_number",
         "received_at",
@@ -47,7 +47,7 @@ class Follower:
         self.stored: StoredStream | None = None
         self._batches: list[Batch] = []
         self._held = 0
-        self._ended = False
+        self.has_ended = False
         self.is_behind = False
         self.waits_for_end = False
         """Frames that it needs are lost, but will be stored when the stream ends."""
@@ -58,7 +58,7 @@ class Follower:
 
         Return False when frames before it are missing, so the log must be read now.
         """
-        if self._ended:
+        if self.has_ended:
             return True
         if self.is_full:
             self.is_behind = True
@@ -68,15 +68,10 @@ class Follower:
         for rest in trim([batch], self.next_number):
             self._held += sum(map(len, rest.frames))
             self.next_number = rest.next
-            self._ended = rest.ending is not None
+            self.has_ended = rest.ending is not None
             self._batches.append(rest)
             self.wake()
         return True
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the ending has come."""
-        return self._ended
 
     @property
     def is_full(self) -> bool:

@@ -49,11 +49,6 @@ class HandOff:
     comment: Callable[[], bytes] | None = None
     closing: Sequence[bytes] = ()
 
-    @property
-    def generation_id(self) -> str:
-        """The id of the followed generation."""
-        return self.follower.generation_id
-
 
 @dataclass(frozen=True, slots=True)
 class Feed:

@@ -201,7 +201,7 @@ class ProjectView(OrganizationView):
         except IntegrityError as exc:
             message = f"There is a project '{name}' already."
             raise ConflictError(message, param="name") from exc
-        return Response(_project(_find_project(project_id)).model_dump())
+        return Response(_project(project).model_dump())
 
 
 class ProjectArchiveView(OrganizationView):
@@ -217,9 +217,10 @@ class ProjectArchiveView(OrganizationView):
                     "A key cannot archive its own project.", param="project_id"
                 )
             if project.is_active:
-                Project.objects.filter(pk=project.pk).update(is_active=False)
+                project.is_active = False
+                project.save(update_fields=["is_active"])
                 _note(request, project, "Archived.")
-        return Response(_project(_find_project(project_id)).model_dump())
+        return Response(_project(project).model_dump())
 
 
 class ServiceAccountsView(OrganizationView):
@@ -326,7 +327,7 @@ def _after(page: Page, name: str) -> int | None:
         return None
     last = primary_key_of(page.after, name)
     if last is None:
-        raise InvalidRequestError("Invalid 'after': there is no such object.", param="after")
+        raise page.no_entry("object")
     return last
 
 

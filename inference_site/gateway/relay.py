@@ -190,7 +190,7 @@ class Relay:
         except asyncio.CancelledError:
             outcome.is_given_up = True
             raise
-        started_id = outcome.handoff.generation_id if outcome.handoff else ""
+        started_id = outcome.handoff.follower.generation_id if outcome.handoff else ""
         return CallResult((response, outcome), outcome.wait, started_id)
 
     async def _run(

@@ -253,24 +253,6 @@ class Costs(WireObject):
     api_key_id: str | None = None
 
 
-class CostBucket(WireObject):
-    """A day of UTC, in Unix seconds; ``end_time`` is exclusive."""
-
-    object: Literal["bucket"] = "bucket"
-    start_time: int
-    end_time: int
-    results: list[Costs]
-
-
-class CostPage(WireObject):
-    """Days in order of time; send ``next_page`` as ``page`` to get the next page."""
-
-    object: Literal["page"] = "page"
-    data: list[CostBucket]
-    has_more: bool
-    next_page: str | None
-
-
 class CostsQuery(BaseModel):
     """Query parameters of the costs of all projects. Names of list parameters may end in ``[]``."""
 
@@ -416,7 +398,7 @@ class OrganizationCostsView(ApiView):
 
     scope = Scope.ADMIN
 
-    @documented(query=CostsQuery, answer=CostPage)
+    @documented(query=CostsQuery, answer=UsagePage[Costs])
     def get(self, request: Request) -> Response:
         """Get the costs of all projects by day."""
         query = parse_query(CostsQuery, _query_values(request._request.GET))
@@ -427,7 +409,7 @@ class OrganizationCostsView(ApiView):
         page = _page(usage, None if ids is None else _primary_keys(ids, "project_id"))
         currency = settings.CURRENCY.lower()
         data = [
-            CostBucket(
+            UsageBucket[Costs](
                 start_time=bucket.start_time,
                 end_time=bucket.end_time,
                 results=[
@@ -442,7 +424,7 @@ class OrganizationCostsView(ApiView):
             )
             for bucket in page.data
         ]
-        found = CostPage(data=data, has_more=page.has_more, next_page=page.next_page)
+        found = UsagePage[Costs](data=data, has_more=page.has_more, next_page=page.next_page)
         return Response(found.model_dump())
 
 

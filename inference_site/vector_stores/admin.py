@@ -11,7 +11,6 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
-from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
 from inference_site.catalogue.model_labels import model_link
@@ -128,7 +127,7 @@ class VectorStoreAdmin(KeysetAdmin):
         return f"{store.waiting:,}"
 
     @admin.display(description="failed")
-    def files_failed(self, store: Any) -> str | SafeString:
+    def files_failed(self, store: Any) -> str:
         return f"{store.failed:,}"
 
     @admin.display(description="size")

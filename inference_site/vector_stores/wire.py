@@ -127,7 +127,7 @@ def to_ranking(options: RankingOptions | None) -> Ranking:
         return Ranking()
     weights = options.hybrid_search or HybridSearch()
     text_weight = 0.0 if options.ranker == "none" else weights.text_weight
-    return Ranking(weights.embedding_weight or 0.0, text_weight, options.score_threshold)
+    return Ranking(weights.embedding_weight, text_weight, options.score_threshold)
 
 
 MaxResults = Annotated[int, Field(ge=1, le=MAX_RESULTS)]

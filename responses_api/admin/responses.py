@@ -155,7 +155,7 @@ class StoredResponseAdmin(CaseSourceAdmin):
         self, request: HttpRequest, queryset: Any, search_term: str
     ) -> tuple[QuerySet[Any], bool]:
         """Search for an id, for metadata, or, with the permission, for words of the items."""
-        term = search_term.strip().replace("\0", "")
+        term = search_term.strip()
         if not term:
             return queryset, False
         if term.startswith("resp_"):

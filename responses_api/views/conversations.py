@@ -16,7 +16,7 @@ from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
 from inference_site.runs.queue import new_id
 from responses_api.context import find_conversation
-from responses_api.deletion import delete_conversation
+from responses_api.deletion import delete_conversation, remove_item
 from responses_api.items import IdentifiedItem, new_items
 from responses_api.listing import page_of_conversation
 from responses_api.models import Conversation, Item
@@ -112,13 +112,9 @@ class ConversationItemView(ApiView):
     @documented(answer=objects.Conversation)
     def delete(self, request: Request, conversation_id: str, item_id: str) -> Response:
         """Remove an item from the conversation; return the conversation."""
-        conversation = _find(request, conversation_id)
-        item = _find_item(conversation, item_id)
-        if item.response_id is None:
-            item.delete()
-        else:  # Its response still has it.
-            rows = Item.objects.filter(pk=item.pk)
-            rows.update(conversation=None, conversation_position=None)
+        with transaction.atomic():
+            conversation = _find(request, conversation_id, lock=True)
+            remove_item(_find_item(conversation, item_id))
         return Response(_conversation_object(conversation))
 
 

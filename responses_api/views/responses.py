@@ -18,7 +18,7 @@ from inference_site.core.errors.api_errors import (
     InvalidRequestError,
     NotFoundError,
 )
-from inference_site.core.site_settings.models import site_settings
+from inference_site.core.site_settings.models import disconnect_grace_s, site_settings
 from inference_site.gateway.api.authentication import HasPermission, StaffSession, caller_of
 from inference_site.gateway.api.form_bodies import form_parser
 from inference_site.gateway.api.json_bodies import JsonParser
@@ -31,7 +31,7 @@ from inference_site.gateway.hub import hub
 from inference_site.gateway.request_fields.capabilities import require_fields
 from inference_site.gateway.submission.context_bound import ContextBound, fit_to_context
 from inference_site.gateway.submission.model_access import served_model
-from inference_site.gateway.submission.submit import Submission, disconnect_grace_s, respond
+from inference_site.gateway.submission.submit import Submission, respond
 from inference_site.runs.cancellation import cancel
 from inference_site.runs.queue import new_id
 from inference_site.runs.queue_position import position_of_waiting
@@ -84,7 +84,8 @@ class ResponsesView(ApiView):
         """Create a response."""
         body = parse(ResponseRequest, request.data)
         caller = caller_of(request)
-        creation = create(caller, body, grace_s=disconnect_grace_s(caller))
+        grace_s = disconnect_grace_s(caller.disconnect_grace_s)
+        creation = create(caller, body, grace_s=grace_s)
         try:
             if body.background and not body.stream:
                 queued = Response({**creation.response, "status": "queued"})
@@ -106,12 +107,13 @@ class ResponseView(ApiView):
     @documented(query=StreamQuery, answer=ResponseObject, event=ResponseEvent)
     def get(self, request: Request, response_id: str) -> HttpResponse:
         """Get a response, or its events from the beginning or after `starting_after`."""
-        stored = find_response(caller_of(request).project_id, response_id)
+        caller = caller_of(request)
+        stored = find_response(caller.project_id, response_id)
         query = request.query_params
         check_include(query)
         if query.get("stream", "false").lower() in ("true", "1"):
             has_client = stored.status not in ENDED and not stored.background
-            grace_s = disconnect_grace_s(caller_of(request)) if has_client else 0
+            grace_s = disconnect_grace_s(caller.disconnect_grace_s) if has_client else 0
             after = query.get("starting_after", "")
             if after and (not after.isdecimal() or len(after) > 9):
                 raise InvalidRequestError(

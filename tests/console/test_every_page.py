@@ -116,7 +116,7 @@ PAGES = [
 ]
 
 
-ODD = ("\0", "9" * 30)
+ODD = ("²", "9" * 30)
 
 
 @pytest.mark.parametrize("is_short", [True, pytest.param(False, marks=pytest.mark.stress)])

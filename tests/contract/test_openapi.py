@@ -88,7 +88,7 @@ def test_every_field_is_described(document: dict[str, Any]) -> None:
         ("OllamaLoadedModel.expires_at", "model is unloaded"),
         ("RequestCounts.completed", "requests"),
         ("FileCounts.completed", "files"),
-        ("CostBucket.results", "costs"),
+        ("UsageBucket_Costs_.results", "costs"),
         ("UsageBucket_ImagesUsage_.results", "usage"),
         ("Ranking.results", "documents"),
         ("ChatCompletion.moderation", "results"),

@@ -32,9 +32,7 @@ def running() -> Iterator[Provider]:
 
 
 @pytest.fixture
-def provider(
-    running: Provider, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Provider]:
+def provider(running: Provider, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Provider:
     """The provider, which the site is set to use."""
     settings.OIDC_ISSUER = running.issuer
     settings.OIDC_CLIENT_ID = running.client_id
@@ -42,9 +40,9 @@ def provider(
     settings.OIDC_ROLES = {"ops": "operator", "look": "viewer"}
     settings.AUTHENTICATION_BACKENDS = [*settings.AUTHENTICATION_BACKENDS, BACKEND]
     monkeypatch.setattr(single_sign_on, "TIMEOUT_S", 120)
-    single_sign_on.clear_cache()
-    yield running
-    single_sign_on.clear_cache()
+    monkeypatch.setattr(single_sign_on._Cache, "metadata", None)
+    monkeypatch.setattr(single_sign_on._Cache, "retry_at", 0.0)
+    return running
 
 
 def begin(browser: Client, **asked: str) -> str:

@@ -37,7 +37,7 @@ from responses_api.context import (
     newest_input_of,
 )
 from responses_api.creation import rebuild
-from responses_api.deletion import delete, delete_conversation
+from responses_api.deletion import delete, delete_conversation, remove_item
 from responses_api.events import DONE
 from responses_api.items import IdentifiedItem, new_item
 from responses_api.models import Conversation, Item, StoredResponse
@@ -475,6 +475,20 @@ def test_items_of_a_conversation_outlive_their_response(
 ) -> None:
     delete(chain.turn("a", "A", conversation=conversation.public_id))
     assert texts(conversation_items(conversation, LIMIT)) == ["a", "A"]
+
+
+def test_deleted_response_goes_with_the_last_of_its_items_in_a_conversation(
+    chain: Chain, conversation: Conversation
+) -> None:
+    delete(chain.turn("a", "A", conversation=conversation.public_id))
+    first, last = Item.objects.filter(conversation=conversation)
+    with transaction.atomic():
+        remove_item(first)
+    assert len(kept()) == 1
+    with transaction.atomic():
+        remove_item(last)
+    assert kept() == set()
+    assert not Item.objects.exists()
 
 
 def test_deleted_conversation_goes_with_the_last_of_its_responses(

@@ -210,17 +210,18 @@ def _queued(model: str, project: int | None, api_key: int | None) -> QuerySet[An
 
 def _error_rate(rule: Rule) -> Iterator[Finding]:
     for model, usage in _recent_usage(rule).items():
-        rate = _failed_percent(usage)
+        rate = failed_percent(usage)
         week = _usage_of_week_before(_today(), rule.project_id, rule.api_key_id)
         before = week.get((model,), Usage())
-        usual = _failed_percent(before)
+        usual = failed_percent(before)
         if rate > rule.bound and rate > rule.factor * usual:
             text = f"{rate:.1f} % of the requests for {model}{_whose(rule)} fail"
             text += f"; usual are {usual:.1f} %." if before.requests else "."
             yield Finding(model, text, f"{_query(rule, model)}&status=failed&since=1h")
 
 
-def _failed_percent(usage: Usage) -> float:
+def failed_percent(usage: Usage) -> float:
+    """Return how many of 100 requests have failed; 0 without requests."""
     return 100 * usage.failed / usage.requests if usage.requests else 0.0
 
 
@@ -346,19 +347,27 @@ def _spends_above(
     project: int | None,
     api_key: int | None,
 ) -> QuerySet[Any, Any]:
-    """Return ids and percentages of the spends in current periods, highest first, without those of
-    single end users and values of tags.
+    """Return ids and percentages of the spends in current periods, highest first."""
+    spends = BudgetSpend.objects.filter(begun_at(starts))
+    found = spent_above(spends, min_percent, project, api_key)
+    return found.order_by("-share").values_list("pk", "share")[:_MAX_FINDINGS]
 
-    ``project`` and ``api_key`` are those of the budgets; None is all.
+
+def spent_above(
+    spends: QuerySet[BudgetSpend], min_percent: float, project: int | None, api_key: int | None
+) -> QuerySet[Any, Any]:
+    """Return those of these spends whose ``share`` of the budget is at least a percentage.
+
+    Those of single end users and values of tags are left out. ``project`` and ``api_key`` are those
+    of the budgets; None is all.
     """
-    spends = BudgetSpend.objects.filter(begun_at(starts), budget__amount__gt=0, value="")
+    spends = spends.filter(budget__amount__gt=0, value="")
     if project is not None:
         spends = spends.filter(budget__project=project)
     if api_key is not None:
         spends = spends.filter(budget__api_key=api_key)
-    percent = Cast(F("spent"), FloatField()) * 100 / Cast(F("budget__amount"), FloatField())
-    spent = spends.annotate(share=percent).filter(share__gte=min_percent)
-    return spent.order_by("-share").values_list("pk", "share")[:_MAX_FINDINGS]
+    share = Cast("spent", FloatField()) * 100 / Cast("budget__amount", FloatField())
+    return spends.annotate(share=share).filter(share__gte=min_percent)
 
 
 def _disk_full(rule: Rule) -> Iterator[Finding]:

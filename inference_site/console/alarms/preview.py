@@ -11,12 +11,17 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from django.db.models import FloatField, Q
-from django.db.models.functions import Cast
+from django.db.models import Q
 from django.utils import timezone
 
 from inference_site.accounts.models import BudgetSpend
-from inference_site.console.alarms.evaluation import MIN_REQUESTS, WEEK, span_of
+from inference_site.console.alarms.evaluation import (
+    MIN_REQUESTS,
+    WEEK,
+    failed_percent,
+    span_of,
+    spent_above,
+)
 from inference_site.console.alarms.models import Rule, RuleKind
 from inference_site.core.storage.capacity import disks, memory_of
 from inference_site.core.storage.redis import all_clients
@@ -88,16 +93,9 @@ def _spent_budgets(rule: Rule) -> int:
     """
     first = timezone.now().date() - WEEK
     spends = BudgetSpend.objects.filter(
-        Q(start__gt=first) | Q(budget__every="month", start__gte=first.replace(day=1)),
-        budget__amount__gt=0,
-        value="",
+        Q(start__gt=first) | Q(budget__every="month", start__gte=first.replace(day=1))
     )
-    if rule.project_id is not None:
-        spends = spends.filter(budget__project=rule.project_id)
-    if rule.api_key_id is not None:
-        spends = spends.filter(budget__api_key=rule.api_key_id)
-    share = Cast("spent", FloatField()) * 100 / Cast("budget__amount", FloatField())
-    return spends.annotate(share=share).filter(share__gte=rule.bound).count()
+    return spent_above(spends, rule.bound, rule.project_id, rule.api_key_id).count()
 
 
 def _hours_of_errors(rule: Rule, span: Span) -> Hours:
@@ -106,9 +104,8 @@ def _hours_of_errors(rule: Rule, span: Span) -> Hours:
     for (start, (model,)), usage in usage_by(span, "model").items():
         if usage.requests < MIN_REQUESTS:
             continue
-        rate = 100 * usage.failed / usage.requests
-        before = 100 * usual[model].failed / usual[model].requests
-        if rate > rule.bound and rate > rule.factor * before:
+        rate = failed_percent(usage)
+        if rate > rule.bound and rate > rule.factor * failed_percent(usual[model]):
             hours[model].add(start)
     return hours
 

@@ -106,11 +106,6 @@ def metadata() -> dict[str, Any]:
         return _Cache.metadata
 
 
-def clear_cache() -> None:
-    """Read the metadata again when it is next needed."""
-    _Cache.metadata, _Cache.retry_at = None, 0.0
-
-
 def _read_metadata(issuer: str) -> dict[str, Any]:
     base = issuer.rstrip("/")
     document = _get_json(f"{base}/.well-known/openid-configuration")

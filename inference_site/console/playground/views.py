@@ -230,7 +230,7 @@ class PlaygroundStopView(ApiView):
 def _own_generation(caller: Caller, response_id: str) -> Generation:
     """Return the generation of a response. Raise NotFoundError if another key made it."""
     own = Generation.objects.filter(api_key_id=caller.api_key_id)
-    found = own.filter(public_id=response_id.replace("\0", "")).first()
+    found = own.filter(public_id=response_id).first()
     if found is None:
         raise NotFoundError(
             f"Response with id '{response_id[:100]}' not found.", code="response_not_found"
@@ -247,13 +247,13 @@ class OpenView(ApiView):
 
     def get(self, request: Request, public_id: str) -> Response:
         """Return the settings of the request and its items, to users who may see content."""
-        if public_id.startswith("pmpt_") and "\0" not in public_id:
+        if public_id.startswith("pmpt_"):
             if not request.user.has_perm("responses_api.view_prompttemplate"):
                 raise ForbiddenError("Your user may not do this.", code="permission_denied")
             if (opened_prompt := _open_prompt(public_id)) is not None:
                 return Response(opened_prompt)
         for prefix, (permission, open_stored) in _STORED.items():
-            if public_id.startswith(prefix) and "\0" not in public_id:
+            if public_id.startswith(prefix):
                 if not request.user.has_perms((permission, "responses_api.view_content")):
                     raise ForbiddenError("Your user may not do this.", code="permission_denied")
                 if not site_settings().show_content:

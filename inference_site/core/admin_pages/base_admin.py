@@ -229,19 +229,16 @@ class SiteAdmin(ModelAdmin):
         """Return ``secrets_page`` with a way ``back``, by default to the list."""
         options = self.opts
         back = back or reverse(f"admin:{options.app_label}_{options.model_name}_changelist")
-        return secrets_page(request, self.admin_site, secrets, back)
+        return secrets_page(request, secrets, back)
 
 
-def secrets_page(
-    request: HttpRequest, site: admin.AdminSite, secrets: list[tuple[str, str]], back: str
-) -> HttpResponse:
+def secrets_page(request: HttpRequest, secrets: list[tuple[str, str]], back: str) -> HttpResponse:
     """Return a page that shows secrets by name, as the answer of the POST that made them.
 
     A message would carry them in a cookie, or in the session, to the page after a redirect.
     """
-    request.current_app = site.name
     context = {
-        **site.each_context(request),
+        **admin.site.each_context(request),
         "title": "Shown once",
         "secrets": secrets,
         "back": back,

@@ -71,7 +71,7 @@ FIELDS = {
     "currency": "The currency, as an ISO code in lower case.",
     "amount": "What it has cost.",
     "CostAmount.value": "The amount, in the currency.",
-    "CostBucket.results": "The costs of this time, a row for each group.",
+    "UsageBucket_Costs_.results": "The costs of this time, a row for each group.",
     "line_item": "The model, if the costs are grouped by it.",
     "NewServiceAccount.api_key": "The new key with its secret, which is not shown again.",
     "NewKey.value": "The secret, which requests send as the key.",

@@ -83,9 +83,9 @@ def decode_form(encoded: bytes, model: type[WireRequest]) -> dict[str, Any]:
 
 def _insert(tree: Tree, name: str, text: str) -> None:
     matched = _NAME.fullmatch(name)
-    path = [name] if matched is None else [matched[1], *matched[2][1:-1].split("][")]
-    if matched is not None and not matched[2]:
-        path = [name]
+    path = [name]
+    if matched is not None and matched[2]:
+        path = [matched[1], *matched[2][1:-1].split("][")]
     if len(path) > _MAX_DEPTH:
         raise InvalidRequestError(f"A field of the form is nested more than {_MAX_DEPTH} deep.")
     for step in path[:-1]:

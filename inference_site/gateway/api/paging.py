@@ -68,13 +68,6 @@ class Page:
         return self.rows_of(rows, "pk", last)
 
 
-def position_of(id_: str, ids: Sequence[str], kind: str, param: str = "after") -> int:
-    """Return the index of the cursor's entry in a list. Raise InvalidRequestError."""
-    if id_ not in ids:
-        raise InvalidRequestError(f"Invalid '{param}': there is no such {kind}.", param=param)
-    return ids.index(id_)
-
-
 def parse_page(
     query: QueryDict,
     default_order: Literal["asc", "desc"],

@@ -11,7 +11,7 @@ import base64
 import datetime as dt
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal
 
@@ -89,9 +89,9 @@ class Admission:
     caller: Caller
     estimate: Estimate
     at: dt.datetime
-    headers: dict[str, str] = field(default_factory=dict)
-    with_row: WithRow | None = None
-    values: Mapping[str, str] = field(default_factory=dict)
+    headers: dict[str, str]
+    with_row: WithRow | None
+    values: Mapping[str, str]
 
     @property
     def has_more_to_write(self) -> bool:
@@ -116,8 +116,8 @@ class Admission:
 def admit(
     caller: Caller,
     request: GenerationRequest,
-    with_row: WithRow | None = None,
-    values: Mapping[str, str] | None = None,
+    with_row: WithRow | None,
+    values: Mapping[str, str],
 ) -> Iterator[Admission]:
     """Count a request; give the count back if the block raises: it was not accepted.
 
@@ -126,7 +126,7 @@ def admit(
     estimate = estimate_usage(caller, request)
     headers = count_request(caller, estimate.tokens)
     try:
-        yield Admission(caller, estimate, timezone.now(), headers, with_row, values or {})
+        yield Admission(caller, estimate, timezone.now(), headers, with_row, values)
     except BudgetExhausted as exc:
         rate_limits.give_back(caller, estimate.tokens)
         message = f"You exceeded your current quota: {exc} is used up."

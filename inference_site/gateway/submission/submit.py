@@ -18,7 +18,6 @@ from inference_site.accounts.keys import Caller
 from inference_site.core.domain.request import FilePart, GenerationRequest
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.core.observability.tracing import current_traceparent, trace_id
-from inference_site.core.site_settings.models import disconnect_grace_s as site_grace_s
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.files.models import StoredFile
 from inference_site.gateway.access import arrived_at
@@ -244,8 +243,3 @@ def respond(
     for name, value in headers.items():
         answer[name] = value
     return answer
-
-
-def disconnect_grace_s(caller: Caller) -> int:
-    """Return for how many seconds a stored response of this caller goes on without its client."""
-    return site_grace_s(caller.disconnect_grace_s)
