@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import redis.exceptions
@@ -50,6 +51,22 @@ def test_a_worker_with_a_lease_is_live_with_what_it_serves(worker: str) -> None:
 def test_a_lease_ends_by_itself(worker: str) -> None:
     Lease(worker, lambda: LiveWorker(worker, SERVED)).renew()
     assert 0 < int(site_client().ttl(f"worker:{worker}")) <= LEASE_S
+
+
+def test_a_worker_hangs_if_it_does_not_try_to_renew_its_lease_and_not_if_redis_is_away(
+    worker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = Lease(worker, lambda: LiveWorker(worker, SERVED))
+    assert lease.is_hung
+    with monkeypatch.context() as away:
+        refused = Mock(side_effect=redis.exceptions.ConnectionError("refused"))
+        away.setattr(leases, "site_client", lambda: SimpleNamespace(eval=refused))
+        lease.renew()
+        assert (refused.call_count, lease.is_hung) == (1, False)
+    monkeypatch.setattr(leases, "_HUNG_S", 0.05)
+    wait_until(lambda: lease.is_hung)
+    lease.renew()
+    assert not lease.is_hung
 
 
 def test_a_worker_with_a_thousand_runs_has_more_time_to_renew_its_lease(worker: str) -> None:

@@ -1,7 +1,8 @@
-"""Grammars and schemas of clients: a limited process tries them before an engine gets them.
+"""Grammars and schemas of clients: they are tried and measured before an engine gets them.
 
 Engines compile a grammar, and step through it, in the thread that serves all requests. A grammar
-that crashes that thread ends the worker, and a slow one stops all answers.
+that crashes that thread ends the server, and a slow one stops all answers. So a limited process
+tries each grammar. llama.cpp also makes grammars of schemas, without limits: these are measured.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import orjson
 
 from inference_site.core.domain.errors import InvalidRequest
-from inference_site.core.domain.request import Constraint
+from inference_site.core.domain.request import Constraint, objects_in
 from worker.limited_process import LimitedProcess
 
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -23,6 +25,19 @@ FIT = "fit"
 """The question whether arguments fit schemas, in place of a kind of grammar."""
 _ESCAPE_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
 _CACHED_TRIALS = 256
+_MAX_OPTIONAL = 200
+"""Optional properties of one object. llama.cpp's time grows with the square of their number: 200
+take a fifth of a second before the answer begins, 1,000 take 20 s."""
+_MAX_OPERATORS = 50
+"""Operators in one pattern, multiplied by the counts of repeated groups. With 200 optional letters
+each token takes 20 s."""
+_MAX_CHOICES = 1_000
+"""Schemas that one value may have, with references followed. llama.cpp follows each of two equal
+references on its own: its server stands still for 2**40 of them, and one that leads back to itself
+ends its process."""
+_CHOICES = ("allOf", "anyOf", "oneOf")
+_OPERATOR = re.compile(r"[?*+|{]")
+_GROUP_COUNT = re.compile(r"\)\{(?:\d*,)?(\d{0,9})")
 _TOO_COMPLEX = "it is too complex: it needs too much time or memory"
 
 _trials = LimitedProcess("worker.engines.grammar_trial")
@@ -59,6 +74,71 @@ def is_known_schema(schema: str, param: str) -> bool:
     if fault:
         raise InvalidRequest(f"Invalid schema: {fault.strip()}.", param)
     return not error
+
+
+def check_schemas(schemas: Any, param: str) -> None:
+    """Raise InvalidRequest for schemas that llama.cpp would need too much time for.
+
+    They are the parameters of tools that a model may call, and schemas that its server converts.
+    """
+    cost = 0
+    for inner in objects_in(schemas):
+        properties, required = inner.get("properties"), inner.get("required")
+        if isinstance(properties, dict):
+            names = required if isinstance(required, list) else []
+            cost += sum(name not in names for name in properties) ** 2
+        if isinstance(pattern := inner.get("pattern"), str):
+            counts = (int(count or 0) for count in _GROUP_COUNT.findall(pattern))
+            repeats = prod(max(1, count) for count in counts)
+            if len(_OPERATOR.findall(pattern)) * repeats > _MAX_OPERATORS:
+                raise InvalidRequest(
+                    "A pattern of the schema is too complex for this model.", param
+                )
+    if cost > _MAX_OPTIONAL**2:
+        raise InvalidRequest("The schema has too many optional properties for this model.", param)
+    for root in schemas if isinstance(schemas, list) else [schemas]:
+        counted: dict[int, int] = {}
+        try:
+            is_complex = any(
+                _choices(inner, root, counted) > _MAX_CHOICES for inner in objects_in(root)
+            )
+        except RecursionError:
+            is_complex = True
+        if is_complex:
+            raise InvalidRequest(
+                "The references and alternatives of the schema are too complex for this model.",
+                param,
+            )
+
+
+def _choices(schema: Any, root: Any, counted: dict[int, int]) -> int:
+    """Return among how many schemas a value is that the schema, a part of ``root``, describes.
+
+    ``counted`` has this number of the objects in ``root``, by their identity. One that references
+    lead back to, without a property or an item in between, counts as too many.
+    """
+    if not isinstance(schema, dict):
+        return 1
+    if id(schema) not in counted:
+        counted[id(schema)] = _MAX_CHOICES + 1  # Until it is counted.
+        lists = (schema.get(key) for key in _CHOICES)
+        parts = [part for given in lists if isinstance(given, list) for part in given]
+        if isinstance(reference := schema.get("$ref"), str):
+            parts.append(_target(root, reference))
+        counted[id(schema)] = max(1, sum(_choices(part, root, counted) for part in parts))
+    return counted[id(schema)]
+
+
+def _target(root: Any, reference: str) -> Any:
+    """Return the part of a schema that a reference names; None if there is none."""
+    found = root
+    for key in reference.removeprefix("#").split("/")[1:]:
+        if isinstance(found, list):
+            is_there = key.isdecimal() and len(key) < 9 and int(key) < len(found)
+            found = found[int(key)] if is_there else None
+        else:
+            found = found.get(key) if isinstance(found, dict) else None
+    return found
 
 
 def knows_pattern(pattern: str, param: str) -> bool:

@@ -173,15 +173,18 @@ class _Drain(bootsteps.StartStopStep):
 def serve_metrics(runtime: Runtime) -> None:
     """Serve a worker's metrics and health on ``METRICS_PORT``, if that is set."""
 
+    def why_not_alive() -> str:
+        return "the lease's thread does not run" if runtime.lease.is_hung else ""
+
+    is_renewed = timestamp_check(LEASE_RENEWED, "the lease was not renewed")
+
     def why_not_ready() -> str:
         models = runtime.not_ready()
-        return f"not ready: {', '.join(models)}" if models else ""
+        return is_renewed() or (f"not ready: {', '.join(models)}" if models else "")
 
     BUILD.labels(settings.VERSION, "worker", runtime.id).set(1)
     REGISTRY.register(_RuntimeCollector(runtime))
-    metrics.serve_metrics(
-        timestamp_check(LEASE_RENEWED, "the lease was not renewed"), why_not_ready
-    )
+    metrics.serve_metrics(why_not_alive, why_not_ready)
 
 
 class _RuntimeCollector(Collector):

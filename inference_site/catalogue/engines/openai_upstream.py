@@ -52,7 +52,9 @@ class Flavor:
     log probabilities carry token ids, which identify a stop token. ``ends_after_stop``: the stop
     text may be in the output. ``greedy_once``: the server refuses several choices at temperature 0,
     which would be equal. ``forces_strictly``: a forced call matches its schema only if the tool is
-    ``strict``. ``ready`` is the path that answers with status 200 once the server accepts requests.
+    ``strict``. ``unbounded`` is what the server makes grammars of without limits of time and depth,
+    so that a client could freeze or end it. ``ready`` is the path that answers with status 200 once
+    the server accepts requests.
     """
 
     fields: Mapping[str, str]
@@ -69,6 +71,7 @@ class Flavor:
     ends_after_stop: bool = False
     forces_strictly: bool = False
     greedy_once: bool = False
+    unbounded: tuple[Literal["gbnf", "json_schema", "tools"], ...] = ()
     ready: str = "/health"
 
 
@@ -163,8 +166,14 @@ FLAVORS: dict[FlavorName, Flavor] = {
         seed_limit=2**32 - 1,
         lark_prefix="%llguidance {}\n",
         names_tokens=True,
+        unbounded=("gbnf", "json_schema", "tools"),
     ),
-    "ollama": Flavor(_OLLAMA, _BASE | {"chat_template", "suffix"}, ready="/v1/models"),
+    "ollama": Flavor(
+        _OLLAMA,
+        _BASE | {"chat_template", "suffix"},
+        unbounded=("json_schema",),  # It has llama.cpp's converter.
+        ready="/v1/models",
+    ),
     "tgi": Flavor(_TGI, _BASE, schema_value=True),
 }
 

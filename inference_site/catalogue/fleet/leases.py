@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -29,6 +30,8 @@ PERIOD_S = 2.0
 LEASE_S = 5
 HOST_MEMORY = "memory"
 """The name of the device that is the host's memory."""
+_HUNG_S = 15.0
+"""Longer than a try may take: each command of Redis has a time limit."""
 _RUNS_PER_EXTRA_SECOND = 100
 """For each 100 runs the lease lives a second longer, because the thread that renews it waits longer
 for the processor."""
@@ -186,6 +189,7 @@ class Lease:
     ) -> None:
         self._worker, self._describe, self._unsent = worker, describe, unsent
         self._ttl_s = LEASE_S
+        self._tried_at: float | None = None
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._main, name="lease", daemon=True)
@@ -223,6 +227,16 @@ class Lease:
                 LEASE_RENEWED.set_to_current_time()
             except redis.exceptions.RedisError as exc:
                 logger.warning("lease: could not renew: %s", exc)
+            finally:
+                self._tried_at = time.monotonic()
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether the process has not even tried to renew the lease for a while, or never has.
+
+        A renewal that Redis did not take is a try: a new process would not help.
+        """
+        return self._tried_at is None or time.monotonic() - self._tried_at > _HUNG_S
 
     def _main(self) -> None:
         while not self._ended.wait(PERIOD_S):

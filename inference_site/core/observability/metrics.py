@@ -78,7 +78,7 @@ MAINTENANCE_DONE = Gauge(
 )
 _RETRY_S = 0.5
 _STALE_S = 15.0
-"""A process whose timestamp is older is unhealthy; it is set every second or two."""
+"""A process whose timestamp is older is not ready, or unhealthy; it is set every second or two."""
 _PROXY_HEADERS = re.compile(
     r"via|forwarded|x-(?!prometheus-).+|proxy-.+|cf-.+|cdn-.+|fastly-.+|max-forwards|(.*-)?ip",
     re.IGNORECASE,

@@ -19,7 +19,6 @@ import re
 import time
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from math import prod
 from typing import Any
 
 import orjson
@@ -33,12 +32,13 @@ from inference_site.core.domain.deltas import (
     ToolCallDelta,
 )
 from inference_site.core.domain.errors import GenerationFailed, InvalidRequest
-from inference_site.core.domain.request import Constraint, objects_in
+from inference_site.core.domain.request import Constraint
 from worker.engines.base import Sink
 from worker.engines.chat.tools import plain_schema
 from worker.engines.grammars import (
     JSON_FORM,
     check_grammar,
+    check_schemas,
     gbnf_as_lark,
     is_known_schema,
     lark_or_schema,
@@ -50,19 +50,6 @@ _LLGUIDANCE = "%llguidance {}\n"
 TRIAL = f'{_LLGUIDANCE}start: "a"'
 """A grammar that a build without llguidance refuses."""
 
-_MAX_OPTIONAL = 200
-"""Optional properties of one object. llama.cpp's time grows with the square of their number: 200
-take a fifth of a second before the answer begins, 1,000 take 20 s."""
-_MAX_OPERATORS = 50
-"""Operators in one pattern, multiplied by the counts of repeated groups. With 200 optional letters
-each token takes 20 s."""
-_MAX_CHOICES = 1_000
-"""Schemas that one value may have, with references followed. llama.cpp follows each of two equal
-references on its own: its server stands still for 2**40 of them, and one that leads back to itself
-ends its process."""
-_CHOICES = ("allOf", "anyOf", "oneOf")
-_OPERATOR = re.compile(r"[?*+|{]")
-_GROUP_COUNT = re.compile(r"\)\{(?:\d*,)?(\d{0,9})")
 _ONCE_S, _EACH_BYTE_S = 0.05, 0.0002
 """Budget of processor time for an answer and for each of its bytes. Ordinary grammars take 2 µs a
 byte, ambiguous ones soon milliseconds."""
@@ -142,71 +129,6 @@ def schema_fields(schema: dict[str, Any], param: str, *, from_start: bool) -> di
     plain = plain_schema(schema)
     check_schemas(plain, param)
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": plain}}}
-
-
-def check_schemas(schemas: Any, param: str) -> None:
-    """Raise InvalidRequest for schemas that llama.cpp would need too much time for.
-
-    They are the parameters of tools that a model may call, and schemas for answers after thoughts.
-    """
-    cost = 0
-    for inner in objects_in(schemas):
-        properties, required = inner.get("properties"), inner.get("required")
-        if isinstance(properties, dict):
-            names = required if isinstance(required, list) else []
-            cost += sum(name not in names for name in properties) ** 2
-        if isinstance(pattern := inner.get("pattern"), str):
-            counts = (int(count or 0) for count in _GROUP_COUNT.findall(pattern))
-            repeats = prod(max(1, count) for count in counts)
-            if len(_OPERATOR.findall(pattern)) * repeats > _MAX_OPERATORS:
-                raise InvalidRequest(
-                    "A pattern of the schema is too complex for this model.", param
-                )
-    if cost > _MAX_OPTIONAL**2:
-        raise InvalidRequest("The schema has too many optional properties for this model.", param)
-    for root in schemas if isinstance(schemas, list) else [schemas]:
-        counted: dict[int, int] = {}
-        try:
-            is_complex = any(
-                _choices(inner, root, counted) > _MAX_CHOICES for inner in objects_in(root)
-            )
-        except RecursionError:
-            is_complex = True
-        if is_complex:
-            raise InvalidRequest(
-                "The references and alternatives of the schema are too complex for this model.",
-                param,
-            )
-
-
-def _choices(schema: Any, root: Any, counted: dict[int, int]) -> int:
-    """Return among how many schemas a value is that the schema, a part of ``root``, describes.
-
-    ``counted`` has this number of the objects in ``root``, by their identity. One that references
-    lead back to, without a property or an item in between, counts as too many.
-    """
-    if not isinstance(schema, dict):
-        return 1
-    if id(schema) not in counted:
-        counted[id(schema)] = _MAX_CHOICES + 1  # Until it is counted.
-        lists = (schema.get(key) for key in _CHOICES)
-        parts = [part for given in lists if isinstance(given, list) for part in given]
-        if isinstance(reference := schema.get("$ref"), str):
-            parts.append(_target(root, reference))
-        counted[id(schema)] = max(1, sum(_choices(part, root, counted) for part in parts))
-    return counted[id(schema)]
-
-
-def _target(root: Any, reference: str) -> Any:
-    """Return the part of a schema that a reference names; None if there is none."""
-    found = root
-    for key in reference.removeprefix("#").split("/")[1:]:
-        if isinstance(found, list):
-            is_there = key.isdecimal() and len(key) < 9 and int(key) < len(found)
-            found = found[int(key)] if is_there else None
-        else:
-            found = found.get(key) if isinstance(found, dict) else None
-    return found
 
 
 def measured(constraint: Constraint | None, sink: Sink, *, is_plain: bool = True) -> Sink:

@@ -24,9 +24,8 @@ from inference_site.core.domain.request import (
 )
 from worker.engines.chat.template import FAMILIES, wire_tool
 from worker.engines.chat.tools import call_schema, plain_schema
-from worker.engines.grammars import knows_pattern
+from worker.engines.grammars import check_schemas, knows_pattern
 from worker.engines.llama_cpp.constraints import (
-    check_schemas,
     constraint_fields,
     fields_of_tokens,
     fields_without_llguidance,

@@ -15,7 +15,7 @@ from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import Constraint, GenerationRequest, Sampling
 from worker.engines.chat.template import wire_message, wire_part, wire_tool
 from worker.engines.chat.tools import call_schema
-from worker.engines.grammars import check_grammar, lark_or_schema, regex_as_lark
+from worker.engines.grammars import check_grammar, check_schemas, lark_or_schema, regex_as_lark
 from worker.engines.openai_upstream.server import Server
 
 _COMMON_EFFORTS = ("low", "medium", "high")
@@ -158,8 +158,10 @@ class Payloads:
             # The tools are a variable of the template; the answer is parsed as a call.
             return {
                 **self.named({"chat_template_kwargs": {"tools": tools}}),
-                **schema_fields(call_schema(request.tools), self._server),
+                **schema_fields(call_schema(request.tools), request.tools_param, self._server),
             }
+        if "tools" in self._flavor.unbounded:
+            check_schemas([tool.parameters for tool in request.tools], request.tools_param)
         switches = {
             "parallel_tool_calls": request.parallel_tool_calls,
             "tool_choice": "required" if request.must_call else None,
@@ -205,17 +207,19 @@ def _in_32_bits(limit: int | None) -> int | None:
 
 def constraint_fields(constraint: Constraint, server: Server) -> dict[str, Any]:
     """Return the fields. Raise InvalidRequest for a constraint the server has no field for."""
-    source = constraint.source
-    if constraint.kind in ("lark", "regex", "llguidance"):
-        check_grammar(constraint)  # The server itself checks GBNF and schemas.
+    source, param = constraint.source, constraint.param
+    if constraint.kind in ("lark", "regex", "llguidance") or (
+        constraint.kind == "gbnf" and "gbnf" in server.flavor.unbounded
+    ):
+        check_grammar(constraint)  # Other GBNF, and schemas, are checked by the server.
     match constraint.kind:
         case "json_object":
             if server.flavor.schema_value:
-                return schema_fields({"type": "object"}, server)
+                return schema_fields({"type": "object"}, param, server)
             target = _target("json_object", constraint, server)
             return _placed(target, {"type": "json_object"})
         case "json_schema":
-            return schema_fields(orjson.loads(source), server, constraint.named)
+            return schema_fields(orjson.loads(source), param, server, constraint.named)
         case "gbnf":
             return _placed(_target("gbnf", constraint, server), source)
         case "lark":
@@ -228,16 +232,22 @@ def constraint_fields(constraint: Constraint, server: Server) -> dict[str, Any]:
             part = lark_or_schema(constraint)
             if isinstance(part, str):
                 return _lark(part, constraint, server)
-            return schema_fields(part, server)
+            return schema_fields(part, param, server)
 
 
 def schema_fields(
-    schema: dict[str, Any], server: Server, named: Mapping[str, Any] = MappingProxyType({})
+    schema: dict[str, Any],
+    param: str,
+    server: Server,
+    named: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return the fields for an answer that matches a JSON schema.
 
     ``named`` are the client's name, description and strictness of the schema.
+    Raise InvalidRequest for one that the server would follow for too long.
     """
+    if "json_schema" in server.flavor.unbounded:
+        check_schemas(schema, param)
     target = server.fields.get("json_schema", RESPONSE_FORMAT)
     if target != RESPONSE_FORMAT:
         return _placed(target, schema)

@@ -329,6 +329,32 @@ def test_constraints_go_where_the_server_looks_for_them(
     assert {name: body.get(name) for name in fields} == fields
 
 
+LOOP = {"type": "object", "allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"$ref": "#/$defs/a"}}}
+"""A schema at which llama.cpp's server ends, as at this grammar."""
+GROUPS = "root ::= " + "(" * 40_000 + '"a"' + ")" * 40_000
+LOOPS = {"constraint": Constraint("json_schema", json.dumps(LOOP), "response_format")}
+CALLS = {"tools": (Tool("f", None, LOOP, param="tools[0]"),)}
+
+
+@pytest.mark.parametrize(
+    ("flavor", "fields", "param"),
+    [
+        ("llama_cpp", LOOPS, "response_format"),
+        ("ollama", LOOPS, "response_format"),
+        ("llama_cpp", {"constraint": Constraint("gbnf", GROUPS, "grammar")}, "grammar"),
+        ("llama_cpp", CALLS, "tools[0]"),
+        ("llama_cpp", {**CALLS, "must_call": True}, "tools[0]"),
+    ],
+)
+def test_what_would_end_a_llama_server_is_not_sent_to_it(
+    server: UpstreamServer, load: Load, flavor: str, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        asked(load(flavor=flavor), server, **fields)
+    assert (caught.value.param, server.asked) == (param, [])
+    assert asked(load(flavor="vllm"), server, **{**fields, "must_call": False})
+
+
 def test_older_vllm_has_fields_of_its_own_for_constraints(
     server: UpstreamServer, load: Load
 ) -> None:
