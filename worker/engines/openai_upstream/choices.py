@@ -75,11 +75,16 @@ class ChoiceReader:
             ended = {"finish_reason": "stop", "stop_reason": cut.token}
             choice = {**choice, **ended, "logprobs": {"content": cut.before}}
         deltas: list[Delta] = []
-        if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
+        reasoning = delta.get("reasoning_content") or delta.get("reasoning")
+        text = delta.get("content")
+        if isinstance(text, list):
+            thoughts, text = _read_parts(text)
+            reasoning = reasoning or thoughts
+        if reasoning:
             deltas.append(ReasoningDelta(_checked(reasoning), self._index))
         if self._top_logprobs is not None and (wire := choice.get("logprobs")):
             self._hold(wire, bool(reasoning))
-        if text := delta.get("content"):
+        if text:
             deltas += self._text(_checked(text))
         if refusal := delta.get("refusal"):
             deltas.append(RefusalDelta(_checked(refusal), self._index))
@@ -156,6 +161,24 @@ def _checked(text: Any) -> str:
     if not isinstance(text, str):
         raise TypeError(f"a text is a {type(text).__name__}")
     return text
+
+
+def _read_parts(parts: list[dict[str, Any]]) -> tuple[str, str]:
+    """Return the reasoning and the text of a content in parts, as Mistral's API sends it.
+
+    Parts of other types, such as references, are left out. Raise AttributeError or TypeError.
+    """
+    reasoning = text = ""
+    for part in parts:
+        match part.get("type"):
+            case "text":
+                text += _checked(part.get("text"))
+            case "thinking":
+                thoughts = part.get("thinking")
+                if isinstance(thoughts, list):
+                    _, thoughts = _read_parts(thoughts)
+                reasoning += _checked(thoughts)
+    return reasoning, text
 
 
 def _read_logprobs(
