@@ -52,7 +52,7 @@ class ChoiceReader:
         self._must_call = request.must_call
         by_text = forced_by_schema or request.forced_grammar is not None
         self._forced = forced_reader(request, index) if request.must_call and by_text else None
-        self._calls = CallReader(index)
+        self._calls = CallReader(index, parallel=request.parallel_tool_calls)
         self._held: tuple[TokenLogprob, ...] = ()
         self._stop_ids = frozenset(request.stop_token_ids) if cuts else frozenset[int]()
         cuts_text = ends_after_stop and request.stop and not request.echo
@@ -247,10 +247,11 @@ class CallReader:
 
     Servers may send the arguments of several calls in turns. The deltas of a call follow each
     other: a call waits until the arguments of the one before it are complete, or the choice ends.
+    Without ``parallel``, calls after the first are dropped: a server may ignore the field.
     """
 
-    def __init__(self, index: int) -> None:
-        self._index = index
+    def __init__(self, index: int, *, parallel: bool = True) -> None:
+        self._index, self._parallel = index, parallel
         self._calls: list[_Call] = []
         self._by_index: dict[int, _Call] = {}
         self._begun = 0
@@ -292,6 +293,8 @@ class CallReader:
         return deltas
 
     def _begin(self, call: _Call) -> list[ToolCallDelta]:
+        if self._begun and not self._parallel:
+            return []
         self._open, call.number, self._begun = call, self._begun, self._begun + 1
         held = "".join(call.arguments)
         first = ToolCallDelta(call.number, "", call.id or new_call_id(), call.name, self._index)
@@ -299,8 +302,10 @@ class CallReader:
 
     def _end(self) -> list[ToolCallDelta]:
         """Return an empty object if the open call came without arguments."""
-        is_empty = self._open is not None and not "".join(self._open.arguments)
-        return [self._delta(self._open, "{}")] if self._open is not None and is_empty else []
+        if self._open is None or "".join(self._open.arguments):
+            return []
+        self._open.arguments.append("{}")
+        return [self._delta(self._open, "{}")]
 
     def _delta(self, call: _Call, arguments: str) -> ToolCallDelta:
         assert call.number is not None

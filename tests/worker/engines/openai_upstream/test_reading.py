@@ -98,6 +98,13 @@ def test_usage_is_taken_from_any_chunk(
     assert told.prefill_ms > 0
 
 
+@pytest.mark.parametrize("name", ["prompt_cache_hit_tokens", "cached_tokens"])
+def test_cached_tokens_have_older_names(server: UpstreamServer, engine: Engine, name: str) -> None:
+    """Those of DeepSeek's and of Moonshot's API."""
+    server.answers = [chunks(text("a"), finish(), usage(7, 2, **{name: 3}))]
+    assert chat(engine).usage.cached_tokens == 3
+
+
 def test_usage_of_several_choices_counts_the_prompt_once(
     server: UpstreamServer, engine: Engine
 ) -> None:
