@@ -51,7 +51,7 @@ class OllamaAssembler(Assembler):
         self._assembly = assembly
         self._text: list[str] = []
         self._thinking: list[str] = []
-        self._calls: list[tuple[str, list[str]]] = []
+        self._calls: list[tuple[str, str, list[str]]] = []
         self._logprobs: list[TokenLogprob] = []
         self._usage = Usage()
         self._reason = ""
@@ -74,10 +74,10 @@ class OllamaAssembler(Assembler):
             case ReasoningDelta(text):
                 self._thinking.append(text)
                 return self._line(thinking=text)
-            case ToolCallDelta(call, arguments, name=name):
+            case ToolCallDelta(call, arguments, id=call_id, name=name):
                 if name is not None:
-                    self._calls.append((name, []))
-                self._calls[call][1].append(arguments)
+                    self._calls.append((call_id or "", name, []))
+                self._calls[call][2].append(arguments)
             case Finish(reason):
                 self._reason = "length" if reason == "length" else "stop"
                 return self._line(calls=self._wire_calls()) if self._calls else ()
@@ -127,8 +127,15 @@ class OllamaAssembler(Assembler):
 
     def _wire_calls(self) -> list[dict[str, Any]]:
         return [
-            {"function": {"name": name, "arguments": arguments_object("".join(pieces))}}
-            for name, pieces in self._calls
+            {
+                "id": call_id,
+                "function": {
+                    "index": index,
+                    "name": name,
+                    "arguments": arguments_object("".join(pieces)),
+                },
+            }
+            for index, (call_id, name, pieces) in enumerate(self._calls)
         ]
 
     def _head(self) -> dict[str, Any]:

@@ -119,16 +119,18 @@ def _thinking(body: wire.ChatRequest | wire.GenerateRequest) -> Body:
 
 
 def _messages(messages: Sequence[wire.Message]) -> Iterator[Body]:
-    """Yield the messages; calls get ids, and each result the id of its call."""
+    """Yield the messages; calls without ids get some, and each result the id of its call."""
     open_calls: list[tuple[str, str]] = []
     for position, message in enumerate(messages):
         entry: Body = {
             "role": message.role,
-            "content": _content(message.content, message.images),
+            "content": _content(message.content or "", message.images),
         }
+        if message.thinking and message.role == "assistant":
+            entry["reasoning_content"] = message.thinking
         if message.tool_calls:
             calls = [
-                (f"call_{position}_{number}", call.function)
+                (call.id or f"call_{position}_{number}", call.function)
                 for number, call in enumerate(message.tool_calls)
             ]
             open_calls = [(call_id, function.name) for call_id, function in calls]
@@ -145,11 +147,16 @@ def _messages(messages: Sequence[wire.Message]) -> Iterator[Body]:
             ]
         elif message.role == "tool":
             call_id = message.tool_call_id or ""  # An empty one is refused later.
-            if not call_id and open_calls:
-                # The first open call of this result's tool, else the first one.
-                names = [name for _, name in open_calls]
+            if open_calls:
+                # The call with this id, else the first open one of this result's tool, else the
+                # first one.
+                ids, names = zip(*open_calls, strict=True)
                 tool = message.tool_name
-                call_id, _ = open_calls.pop(names.index(tool) if tool in names else 0)
+                if call_id in ids:
+                    place = ids.index(call_id)
+                else:
+                    place = names.index(tool) if tool in names else 0
+                call_id, _ = open_calls.pop(place)
             entry["tool_call_id"] = call_id
         yield entry
 

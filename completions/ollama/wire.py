@@ -39,6 +39,7 @@ class Options(WireRequest):
 class CalledFunction(WireRequest):
     """``messages[].tool_calls[].function``; the arguments are an object."""
 
+    index: int | None = None
     name: str
     arguments: dict[str, Any] = Field(default_factory=dict)
 
@@ -46,6 +47,7 @@ class CalledFunction(WireRequest):
 class Call(WireRequest):
     """``messages[].tool_calls[]``."""
 
+    id: str | None = None
     function: CalledFunction
 
 
@@ -53,7 +55,7 @@ class Message(WireRequest):
     """``messages[]``; ``images`` are base64, ``tool_name`` is the tool of a result."""
 
     role: Literal["system", "user", "assistant", "tool"]
-    content: str = ""
+    content: str | None = None
     images: list[str] | None = None
     thinking: str | None = None
     tool_calls: list[Call] | None = None
@@ -66,11 +68,12 @@ class _Run(WireRequest):
 
     model: str
     format: Annotated[
-        Annotated[Literal["", "json"], Tag("name")] | Annotated[dict[str, Any], Tag("schema")],
+        Annotated[Literal["", "json"] | None, Tag("name")]
+        | Annotated[dict[str, Any], Tag("schema")],
         Discriminator(lambda value: "schema" if isinstance(value, dict) else "name"),
     ] = ""
     options: Options | None = None
-    think: bool | Literal["low", "medium", "high"] | None = None
+    think: bool | Literal["low", "medium", "high", "max"] | None = None
     stream: bool | None = None
     keep_alive: _Seconds = None
     logprobs: bool | None = None
@@ -132,6 +135,7 @@ class OllamaError(WireObject):
 class OllamaCalledFunction(WireObject):
     """``message.tool_calls[].function``; the arguments are an object."""
 
+    index: int
     name: str
     arguments: dict[str, Any]
 
@@ -139,6 +143,7 @@ class OllamaCalledFunction(WireObject):
 class OllamaCall(WireObject):
     """``message.tool_calls[]``."""
 
+    id: str
     function: OllamaCalledFunction
 
 

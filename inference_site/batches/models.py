@@ -3,7 +3,7 @@
 A batch:  validating → in_progress → finalizing → completed or expired
           validating → failed
           validating or in_progress → cancelling → cancelled
-A line:   pending → running → ended; back to pending if its run was lost
+A line:   pending → running → ended; back to pending if its run was lost or refused for now
 
 A line becomes ``running`` in the transaction that commits its generation, and ``ended`` in the one
 that commits the end of that generation, so whatever dies, no line is run for nothing or answered
@@ -38,8 +38,14 @@ MAX_FEEDS = 3
 Each time it has the attempts of any background generation."""
 _FAULT_STATUS = 503
 """From this status on, the site was at fault, and not the request or its model."""
+_RATE_LIMITED = 429
+"""The model's server accepts no more requests now."""
 _REST = dt.timedelta(seconds=5)
-"""Before a line whose run was lost is put into the queue again."""
+"""Before a line whose run was lost, or that was refused for now, is put into the queue again."""
+_LONGEST_REST = dt.timedelta(minutes=10)
+"""What the rest grows to, doubled with each refusal; a server may ask for more."""
+_MOST_FEEDS_HOLDING_UP = 3
+"""A line that was in the queue more often, and is refused again, may never be accepted."""
 _DELETED_AT_ONCE = 1_000
 _BEGIN = """
 UPDATE batches_batchline SET state = 'running', generation_id = %(generation)s, feeds = feeds + 1
@@ -271,6 +277,14 @@ class LineQuerySet(models.QuerySet["BatchLine"]):
             )
         )
 
+    def are_held_up(self, batch: Batch) -> bool:
+        """Whether no line of a batch should be put into the queue: its server refuses them for now.
+
+        A line that is refused again and again does not hold up the others.
+        """
+        refused = self.filter(batch=batch, state=LineState.PENDING, status_code=_RATE_LIMITED)
+        return refused.filter(resume_at__gt=Now(), feeds__lte=_MOST_FEEDS_HOLDING_UP).exists()
+
     def failures(self) -> dict[str, int]:
         """Count the lines that have failed, by error code."""
         failed = self.filter(state=LineState.ENDED, status_code__gte=400).order_by()
@@ -293,7 +307,8 @@ class BatchLine(models.Model):
     """One line. ``request`` is the body of its request, ``answer`` that of its answer, as JSON.
 
     The request is sealed for the project, because it may hold credentials of an MCP server.
-    ``feeds`` counts how often it was put into the queue; it is not before ``resume_at``.
+    ``feeds`` counts how often it was put into the queue; it is not before ``resume_at``. A pending
+    line has the ``status_code`` 429 if its server has refused it for now.
     """
 
     batch = models.ForeignKey(Batch, on_delete=models.CASCADE, related_name="lines", db_index=False)
@@ -340,15 +355,26 @@ def deliver(generation_id: str, status: Status, ending: Ending, cost: Decimal) -
     """Store the answer of a line, in the transaction that ends its generation.
 
     After a fault of the site, the line is put into the queue again, up to ``MAX_FEEDS`` times in
-    all. A line whose batch is being cancelled or has expired has no answer if it was cancelled.
+    all; after a refusal of the model's server for now, until its batch expires. A line whose batch
+    is being cancelled or has expired has no answer if it was cancelled.
     """
     rows = BatchLine.objects.filter(generation_id=generation_id, state=LineState.RUNNING)
-    again = rows.none()
+    again, rest, refusal = rows.none(), _REST, None
     if status == Status.CANCELLED:
         again = rows.exclude(batch__status=BatchStatus.IN_PROGRESS)
+    elif ending.status == _RATE_LIMITED:
+        again, refusal = rows, _RATE_LIMITED
+        feeds = rows.values_list("feeds", flat=True).first() or 1
+        asked = dt.timedelta(seconds=ending.retry_after_s or 0)
+        rest = max(asked, min(_LONGEST_REST, _REST * 2 ** min(feeds - 1, 10)))
     elif ending.status >= _FAULT_STATUS:
-        again = rows.filter(feeds__lt=MAX_FEEDS)
-    released = {"state": LineState.PENDING, "generation_id": None, "resume_at": Now() + _REST}
+        again = rows.filter(Q(feeds__lt=MAX_FEEDS) | Q(status_code=_RATE_LIMITED))
+    released = {
+        "state": LineState.PENDING,
+        "generation_id": None,
+        "resume_at": Now() + rest,
+        "status_code": refusal,
+    }
     if not again.update(**released, cost=F("cost") + cost):
         given = {
             "generation": generation_id,

@@ -4,34 +4,105 @@ from __future__ import annotations
 
 import datetime as dt
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 
 import pytest
 from django.db import transaction
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
-from inference_site.batches.models import Batch, BatchLine, BatchStatus, LineState
+from inference_site.batches.models import (
+    MAX_FEEDS,
+    Batch,
+    BatchLine,
+    BatchStatus,
+    LineState,
+    deliver,
+)
 from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.runs.models import Status
+from inference_site.runs.streams.batches import Ending
 
 Key = tuple[ApiKey, str]
 
 
-@pytest.mark.django_db(transaction=True)
-def test_a_cancel_waits_for_the_line_that_is_being_put_into_the_queue(api_key: Key) -> None:
-    """Otherwise the results could be written without it, although it runs."""
-    key, now = api_key[0], timezone.now()
+REFUSED = Ending((), 429, b"{}", error_code="rate_limit_exceeded", retry_after_s=1)
+LOST = Ending((), 503, b"{}", error_code="worker_lost")
+
+
+def two_lines(key: ApiKey) -> tuple[Batch, BatchLine, BatchLine]:
+    """Return a batch that is in progress, and its lines, which wait."""
     batch = Batch.objects.create(
         public_id="batch_1",
         project_id=key.project_id,
         api_key=key,
         window_s=60,
-        expires_at=now + dt.timedelta(hours=1),
+        expires_at=timezone.now() + dt.timedelta(hours=1),
         status=BatchStatus.IN_PROGRESS,
     )
     first, second = (
         BatchLine.objects.create(batch=batch, number=number, custom_id=str(number), request="")
         for number in (1, 2)
     )
+    return batch, first, second
+
+
+def rest_after(line: BatchLine, ending: Ending) -> float:
+    """Let a line run and end like this; return the seconds until it runs again, 0 for never."""
+    generation_id = f"chatcmpl-{line.number}"
+    assert BatchLine.objects.begin(line, generation_id)
+    deliver(generation_id, Status.FAILED, ending, Decimal(0))
+    line.refresh_from_db()
+    if line.state == LineState.ENDED:
+        return 0
+    assert line.state == LineState.PENDING
+    assert line.resume_at is not None
+    return (line.resume_at - timezone.now()).total_seconds()
+
+
+@pytest.mark.django_db
+def test_line_that_a_server_refuses_for_now_is_tried_again_after_longer_and_longer(
+    api_key: Key,
+) -> None:
+    _, line, _ = two_lines(api_key[0])
+    rests = [rest_after(line, REFUSED) for _ in range(12)]
+    for rest, expected in zip(rests, (5, 10, 20, 40, 80, 160, 320, *[600] * 5), strict=True):
+        assert expected - 4 < rest <= expected + 1
+    later = Ending((), 429, b"{}", error_code="rate_limit_exceeded", retry_after_s=3000)
+    assert rest_after(line, later) > 2900
+    assert line.answer == ""
+    assert rest_after(line, Ending((), 200, b"{}")) == 0
+
+
+@pytest.mark.django_db
+def test_server_that_refuses_lines_for_now_gets_no_others_meanwhile(api_key: Key) -> None:
+    batch, line, other = two_lines(api_key[0])
+    held_up = []
+    for _ in range(4):
+        rest_after(line, REFUSED)
+        held_up.append(BatchLine.objects.are_held_up(batch))
+    # A line that is refused again and again, for its size say, does not hold up the others.
+    assert held_up == [True, True, True, False]
+    rest_after(other, REFUSED)
+    assert BatchLine.objects.are_held_up(batch)
+    BatchLine.objects.filter(batch=batch).update(resume_at=timezone.now())
+    assert not BatchLine.objects.are_held_up(batch)
+
+
+@pytest.mark.django_db
+def test_refusals_do_not_count_as_faults_of_the_site(api_key: Key) -> None:
+    _, line, other = two_lines(api_key[0])
+    for _ in range(MAX_FEEDS):
+        rest_after(line, REFUSED)
+    assert rest_after(line, LOST) > 0
+    assert rest_after(line, LOST) == 0
+    assert [rest_after(other, LOST) > 0 for _ in range(MAX_FEEDS)] == [True, True, False]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_cancel_waits_for_the_line_that_is_being_put_into_the_queue(api_key: Key) -> None:
+    """Otherwise the results could be written without it, although it runs."""
+    batch, first, second = two_lines(api_key[0])
 
     def cancel() -> list[str | None]:
         with release_connection_after():

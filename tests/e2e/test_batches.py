@@ -14,6 +14,7 @@ import pytest
 from tests.e2e.keys import make_key
 from tests.e2e.scripts import script, slow
 from tests.served_stack import ServedStack
+from tests.upstream_server import Talk, UpstreamServer, streamed
 from tests.waiting import wait_until
 
 CHAT: Any = "/v1/chat/completions"
@@ -102,6 +103,21 @@ def test_what_cannot_be_answered_is_in_the_file_of_errors(client: openai.OpenAI)
     (failed,) = results(client, batch.error_file_id).values()
     assert failed["response"]["status_code"] == 500
     assert failed["response"]["body"]["error"]["code"] == "model_error"
+
+
+def test_lines_that_their_server_refuses_for_now_are_tried_again(
+    client: openai.OpenAI, odd: UpstreamServer
+) -> None:
+    def refuse(talk: Talk) -> None:
+        talk.say(429, {"error": {"message": "Slow down"}}, Retry_After="1")
+
+    odd.answers = [refuse, refuse, streamed("Yes")]
+    lines = [chat(f"{n}", "Well?", model="odd") for n in range(3)]
+    batch = ended(client, begin(client, lines).id)
+    assert batch.status == "completed"
+    assert batch.error_file_id is None
+    answers = [line["response"]["body"] for line in results(client, batch.output_file_id).values()]
+    assert [answer["choices"][0]["message"]["content"] for answer in answers] == ["Yes"] * 3
 
 
 INVALID: list[tuple[Any, str, str | None]] = [

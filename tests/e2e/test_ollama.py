@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.keys import make_key
 from tests.images import encoded
 from tests.served_stack import ServedStack
-from tests.upstream_server import UpstreamServer, streamed
+from tests.upstream_server import UpstreamServer, chunks, delta, finish, streamed, usage
 
 GREEDY = {"temperature": 0, "num_predict": 60, "num_ctx": 2048}
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -83,6 +83,37 @@ def test_tools_are_called_and_their_results_read(client: ollama.Client) -> None:
     second = client.chat(messages=[*OSLO, first.message, result], **asked)
     assert second.message.content
     assert not second.message.tool_calls
+
+
+def test_results_name_their_calls_by_id(stack: ServedStack, odd: UpstreamServer) -> None:
+    made = [
+        {"index": n, "id": f"call_{n}", "function": {"name": "get_weather", "arguments": told}}
+        for n, told in enumerate(('{"city": "Oslo"}', '{"city": "Bergen"}'))
+    ]
+    odd.answers = [chunks(delta({"tool_calls": made}), finish("tool_calls"), usage())]
+    asked: dict[str, Any] = {"model": "odd", "stream": False, "messages": OSLO}
+    headers = {"Authorization": f"Bearer {stack.key}"}
+    url = f"{stack.url}/api/chat"
+    message = httpx.post(url, json=asked, headers=headers, timeout=60).json()["message"]
+    assert message["tool_calls"] == [
+        {
+            "id": "call_0",
+            "function": {"index": 0, "name": "get_weather", "arguments": {"city": "Oslo"}},
+        },
+        {
+            "id": "call_1",
+            "function": {"index": 1, "name": "get_weather", "arguments": {"city": "Bergen"}},
+        },
+    ]
+    results = [
+        {"role": "tool", "tool_call_id": "call_1", "content": "rainy"},
+        {"role": "tool", "tool_call_id": "call_0", "content": "sunny"},
+    ]
+    odd.answers = [streamed("Sunny", " and rainy")]
+    asked["messages"] = [*OSLO, message, *results]
+    assert httpx.post(url, json=asked, headers=headers, timeout=60).status_code == 200
+    answered = [(m["tool_call_id"], m["content"]) for m in odd.body["messages"][2:]]
+    assert answered == [("call_0", "sunny"), ("call_1", "rainy")]
 
 
 def test_images_reach_a_model_that_sees(client: ollama.Client, odd: UpstreamServer) -> None:

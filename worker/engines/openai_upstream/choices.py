@@ -52,7 +52,7 @@ class ChoiceReader:
         self._must_call = request.must_call
         by_text = forced_by_schema or request.forced_grammar is not None
         self._forced = forced_reader(request, index) if request.must_call and by_text else None
-        self._calls = CallReader(index)
+        self._calls = CallReader(index, parallel=request.parallel_tool_calls)
         self._held: tuple[TokenLogprob, ...] = ()
         self._stop_ids = frozenset(request.stop_token_ids) if cuts else frozenset[int]()
         cuts_text = ends_after_stop and request.stop and not request.echo
@@ -75,11 +75,16 @@ class ChoiceReader:
             ended = {"finish_reason": "stop", "stop_reason": cut.token}
             choice = {**choice, **ended, "logprobs": {"content": cut.before}}
         deltas: list[Delta] = []
-        if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
+        reasoning = delta.get("reasoning_content") or delta.get("reasoning")
+        text = delta.get("content")
+        if isinstance(text, list):
+            thoughts, text = _read_parts(text)
+            reasoning = reasoning or thoughts
+        if reasoning:
             deltas.append(ReasoningDelta(_checked(reasoning), self._index))
         if self._top_logprobs is not None and (wire := choice.get("logprobs")):
             self._hold(wire, bool(reasoning))
-        if text := delta.get("content"):
+        if text:
             deltas += self._text(_checked(text))
         if refusal := delta.get("refusal"):
             deltas.append(RefusalDelta(_checked(refusal), self._index))
@@ -158,6 +163,24 @@ def _checked(text: Any) -> str:
     return text
 
 
+def _read_parts(parts: list[dict[str, Any]]) -> tuple[str, str]:
+    """Return the reasoning and the text of a content in parts, as Mistral's API sends it.
+
+    Parts of other types, such as references, are left out. Raise AttributeError or TypeError.
+    """
+    reasoning = text = ""
+    for part in parts:
+        match part.get("type"):
+            case "text":
+                text += _checked(part.get("text"))
+            case "thinking":
+                thoughts = part.get("thinking")
+                if isinstance(thoughts, list):
+                    _, thoughts = _read_parts(thoughts)
+                reasoning += _checked(thoughts)
+    return reasoning, text
+
+
 def _read_logprobs(
     wire: dict[str, Any], top: int | None, unknown: float
 ) -> tuple[TokenLogprob, ...]:
@@ -224,10 +247,11 @@ class CallReader:
 
     Servers may send the arguments of several calls in turns. The deltas of a call follow each
     other: a call waits until the arguments of the one before it are complete, or the choice ends.
+    Without ``parallel``, calls after the first are dropped: a server may ignore the field.
     """
 
-    def __init__(self, index: int) -> None:
-        self._index = index
+    def __init__(self, index: int, *, parallel: bool = True) -> None:
+        self._index, self._parallel = index, parallel
         self._calls: list[_Call] = []
         self._by_index: dict[int, _Call] = {}
         self._begun = 0
@@ -269,6 +293,8 @@ class CallReader:
         return deltas
 
     def _begin(self, call: _Call) -> list[ToolCallDelta]:
+        if self._begun and not self._parallel:
+            return []
         self._open, call.number, self._begun = call, self._begun, self._begun + 1
         held = "".join(call.arguments)
         first = ToolCallDelta(call.number, "", call.id or new_call_id(), call.name, self._index)
@@ -276,8 +302,10 @@ class CallReader:
 
     def _end(self) -> list[ToolCallDelta]:
         """Return an empty object if the open call came without arguments."""
-        is_empty = self._open is not None and not "".join(self._open.arguments)
-        return [self._delta(self._open, "{}")] if self._open is not None and is_empty else []
+        if self._open is None or "".join(self._open.arguments):
+            return []
+        self._open.arguments.append("{}")
+        return [self._delta(self._open, "{}")]
 
     def _delta(self, call: _Call, arguments: str) -> ToolCallDelta:
         assert call.number is not None

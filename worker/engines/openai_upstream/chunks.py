@@ -278,9 +278,11 @@ class UsageReader:
             prompt = usage.get("prompt_tokens_details") or {}
             answer = usage.get("completion_tokens_details") or {}
             reasoning = answer.get("reasoning_tokens")
+            # DeepSeek's and Moonshot's API have their own names beside or in place of the details.
+            cached = prompt.get("cached_tokens") or usage.get("prompt_cache_hit_tokens")
             self._reported[index] = _TokenCounts(
                 int(usage.get("prompt_tokens") or 0),
-                int(prompt.get("cached_tokens") or 0),
+                int(cached or usage.get("cached_tokens") or 0),
                 int(usage.get("completion_tokens") or 0),
                 None if reasoning is None else int(reasoning),
                 int(prompt.get("cache_write_tokens") or 0),

@@ -136,6 +136,12 @@ def test_harmony_answer_may_begin_with_a_recipient() -> None:
     assert parse("harmony", " to=or not to").text == "to=or not to"
 
 
+def test_harmony_call_without_arguments_has_an_empty_object() -> None:
+    text = "<|channel|>commentary to=functions.g <|constrain|>json<|message|><|call|>"
+    assert parse("harmony", text).calls == [("g", "{}")]
+    assert parse("harmony", f"{text}<|start|>assistant{text}").calls == [("g", "{}")] * 2
+
+
 @pytest.mark.parametrize("half", ["<|channel|>", "<|channel|>analysis", "<|channel|>final<|mess"])
 def test_half_a_harmony_header_is_no_content(half: str) -> None:
     assert parse("harmony", f"<|channel|>final<|message|>Yes<|end|>{half}").text == "Yes"

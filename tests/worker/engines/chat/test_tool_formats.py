@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from inference_site.core.domain.deltas import ToolCallDelta
+from inference_site.core.domain.request import Tool
 from tests.worker.engines.chat.answers import SYNTAXES, TOOLS, Answer, parse
 from worker.engines.chat.parser.formats import syntax_of, to_json
 from worker.engines.chat.parser.parser import OutputParser
@@ -159,7 +160,9 @@ def test_python_values_become_json(arguments: str, expected: dict[str, Any]) -> 
     assert json.loads(found) == expected
 
 
-@pytest.mark.parametrize("arguments", ["1", "a=b", "a=f(1)", "a=1 2", "a={1: 2}", "a==1", "a=1, 2"])
+@pytest.mark.parametrize(
+    "arguments", ["1", "a=b", "a=f(1)", "a=1 2", "a={1: 2}", "a==1", "a=1, 2", "a=1e999"]
+)
 def test_what_is_no_plain_value_is_no_call(arguments: str) -> None:
     assert to_json(arguments) is None
     assert parse("pythonic", f"[f({arguments})]") == Answer(f"[f({arguments})]", "", [], "t")
@@ -215,6 +218,50 @@ def test_schema_says_what_a_parameter_is(value: str, key: str, expected: Any) ->
     assert json.loads(arguments) == {key: expected}
 
 
+OR_NULL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+
+
+@pytest.mark.parametrize(
+    ("value", "schema", "expected"),
+    [
+        ("12", OR_NULL, "12"),
+        ("12", {"type": ["string", "null"]}, "12"),
+        ("null", OR_NULL, None),
+        ("null", {"type": ["string", "null"]}, None),
+        ("null", {"type": "string"}, "null"),
+        ("12", {"enum": ["11", "12"]}, "12"),
+        ("12", {"const": "12"}, "12"),
+        ("12", {"enum": ["11", 12]}, 12),
+        ("12", {"oneOf": [{"type": "integer"}, {"type": "null"}]}, 12),
+        ("12", {"anyOf": [{"type": "string"}, {"type": "integer"}]}, 12),
+        ("{'a': True, 'b': [1, None]}", {"type": "object"}, {"a": True, "b": [1, None]}),
+        ("['a', \"b\"]", {"anyOf": [{"type": "array"}, {"type": "null"}]}, ["a", "b"]),
+        ("{'a', b}", {"type": "object"}, "{'a', b}"),
+        ("12", {"anyOf": 5}, 12),
+        ("12", {"enum": "12"}, 12),
+        ("12", {"type": [{}, "null"]}, 12),
+    ],
+)
+def test_schema_with_alternatives_says_what_a_parameter_is(
+    value: str, schema: dict[str, Any], expected: Any
+) -> None:
+    tools = [Tool("f", None, {"type": "object", "properties": {"a": schema}})]
+    text = f"<tool_call>\n<function=f>\n<parameter=a>\n{value}\n</parameter>\n</function>"
+    [(_, arguments)] = parse("qwen3_coder", text, tools).calls
+    assert json.loads(arguments) == {"a": expected}
+
+
+@pytest.mark.parametrize("end", ["</function>", "</parameter>\n</function>"])
+def test_parameter_without_its_end_tag_ends_where_the_next_begins(end: str) -> None:
+    text = f"<function=f>\n<parameter=a>\nParis\n<parameter=n>\n3\n{end}"
+    assert parse("qwen3_coder", text).calls == [("f", '{"a": "Paris", "n": 3}')]
+
+
+def test_tag_of_a_parameter_within_a_line_is_a_part_of_the_value() -> None:
+    text = "<function=f><parameter=a>See <parameter=n> there</parameter></function>"
+    assert parse("qwen3_coder", text).calls == [("f", '{"a": "See <parameter=n> there"}')]
+
+
 def test_parameters_go_out_one_by_one() -> None:
     parser = OutputParser(SYNTAXES["qwen3_coder"], TOOLS)
     deltas = parser.feed("<tool_call><function=f><parameter=a>b</parameter><parameter=n>4")
@@ -230,6 +277,7 @@ def test_parameters_go_out_one_by_one() -> None:
         ("<tool_call><function=f>oops</function>", [("f", "{}")], "oops"),
         ("<function=f><parameter=a>b</function>", [("f", '{"a": "b"}')], ""),
         ("<function=f><parameter=a>b</parameter>", [("f", '{"a": "b"')], ""),
+        (f"<function=f><parameter=>{'b' * 256}", [("f", "{}")], f">{'b' * 256}"),
     ],
 )
 def test_qwen_calls_that_are_not_quite_right(text: str, calls: list[Any], content: str) -> None:

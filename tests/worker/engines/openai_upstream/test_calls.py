@@ -158,3 +158,34 @@ def test_a_call_that_must_come_and_does_not_is_a_failure(
     server.answers = [chunks(text("No."), finish(), usage())]
     with pytest.raises(GenerationFailed, match="made no call"):
         chat(engine, tools=(Tool("f", None, {}),), must_call=True)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        [call(0, id="a", name="f", arguments='{"a"'), call(0, arguments=": 1}"),
+         call(1, id="b", name="g", arguments="{"), call(1, arguments="}")],
+        [call(0, id="a", name="f", arguments='{"a"'), call(1, id="b", name="g", arguments="{}"),
+         call(0, arguments=": 1}")],
+        [call(None, id="a", name="f", arguments='{"a": 1}'),
+         call(None, id="b", name="g", arguments="{}")],
+    ],
+    ids=["one after the other", "in turns", "without an index"],
+)  # fmt: skip
+def test_one_call_is_the_last_where_calls_are_not_parallel(
+    server: UpstreamServer, engine: Engine, sent: list[Any]
+) -> None:
+    server.answers = [chunks(*sent, finish("tool_calls"), usage())]
+    tools = (Tool("f", None, {}), Tool("g", None, {}))
+    sink = chat(engine, tools=tools, parallel_tool_calls=False)
+    assert calls(sink) == [("f", '{"a": 1}')]
+    assert sink.finishes == ["tool_calls"]
+
+
+def test_one_call_without_arguments_has_one_empty_object(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    sent = [call(0, id="a", name="f"), call(1, id="b", name="g", arguments="{}")]
+    server.answers = [chunks(*sent, finish("tool_calls"), usage())]
+    tools = (Tool("f", None, {}), Tool("g", None, {}))
+    assert calls(chat(engine, tools=tools, parallel_tool_calls=False)) == [("f", "{}")]

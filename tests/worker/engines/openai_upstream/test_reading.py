@@ -98,6 +98,13 @@ def test_usage_is_taken_from_any_chunk(
     assert told.prefill_ms > 0
 
 
+@pytest.mark.parametrize("name", ["prompt_cache_hit_tokens", "cached_tokens"])
+def test_cached_tokens_have_older_names(server: UpstreamServer, engine: Engine, name: str) -> None:
+    """Those of DeepSeek's and of Moonshot's API."""
+    server.answers = [chunks(text("a"), finish(), usage(7, 2, **{name: 3}))]
+    assert chat(engine).usage.cached_tokens == 3
+
+
 def test_usage_of_several_choices_counts_the_prompt_once(
     server: UpstreamServer, engine: Engine
 ) -> None:
@@ -154,6 +161,29 @@ def test_reasoning_under_both_spellings_is_read_once(
 ) -> None:
     server.answers = [chunks(delta({"reasoning_content": "Hm", "reasoning": "Hm"}), finish())]
     assert chat(engine).pieces == ["Hm"]
+
+
+THOUGHT = {"type": "thinking", "thinking": [{"type": "text", "text": "Hm"}], "closed": True}
+REFERENCE = {"type": "reference", "reference_ids": [1]}
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        [delta({"content": [THOUGHT]}), delta({"content": [{"type": "text", "text": "Yes"}]})],
+        [delta({"content": [THOUGHT, {"type": "text", "text": "Ye"}, REFERENCE]}), text("s")],
+        [delta({"content": [{"type": "thinking", "thinking": "Hm"}]}), text("Yes")],
+    ],
+    ids=["one by one", "together", "thinking as a text"],
+)
+def test_content_in_parts_is_reasoning_and_text(
+    server: UpstreamServer, engine: Engine, sent: list[Any]
+) -> None:
+    """Mistral's API sends it so for models that reason or cite."""
+    server.answers = [chunks(*sent, finish(), usage())]
+    sink = chat(engine)
+    assert sink.deltas[0] == ReasoningDelta("Hm")
+    assert (sink.text, sink.finishes) == ("Yes", ["stop"])
 
 
 @pytest.mark.parametrize(
@@ -250,6 +280,7 @@ def test_what_a_cut_stream_used_is_accounted(server: UpstreamServer, engine: Eng
         b'data: "text"\n\n',
         b'data: {"choices": [{"index": 9, "delta": {"content": "x"}}]}\n\n',
         b'data: {"choices": [{"index": 0, "delta": {"content": {"a": 1}}}]}\n\n',
+        b'data: {"choices": [{"index": 0, "delta": {"content": ["x"]}}]}\n\n',
         b'data: {"choices": [{"index": 0, "delta": {"tool_calls": "x"}}]}\n\n',
         b'data: {"choices": 5}\n\n',
         b'data: {"choices": [], "usage": {"prompt_tokens": "many"}}\n\n',
@@ -299,8 +330,16 @@ def test_timings_of_older_builds_of_llama_cpp_are_read(
     assert (sink.text, sink.usage.input_tokens, sink.usage.prefill_ms) == ("a", 9, 3.0)
 
 
-def test_a_server_that_does_not_stream_is_read_too(server: UpstreamServer, engine: Engine) -> None:
-    message = {"role": "assistant", "content": "Hello", "reasoning_content": "Hm"}
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": "Hello", "reasoning_content": "Hm"},
+        {"content": [THOUGHT, {"type": "text", "text": "Hello"}]},
+    ],
+)
+def test_a_server_that_does_not_stream_is_read_too(
+    server: UpstreamServer, engine: Engine, message: dict[str, Any]
+) -> None:
     whole = {"choices": [{"index": 0, "message": message, "finish_reason": "length"}]}
     server.answers = [lambda talk: talk.say(200, {**whole, **usage(5, 3), **whole})]
     sink = chat(engine)

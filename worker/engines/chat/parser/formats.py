@@ -116,7 +116,8 @@ def to_json(arguments: str) -> str | None:
     if pieces[-1] == ",":
         pieces.pop()
     try:
-        return json.dumps(json.loads(" ".join(pieces) + "}"), ensure_ascii=False)
+        value = json.loads(" ".join(pieces) + "}")
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError):
         return None
 
@@ -164,9 +165,11 @@ _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _NAME = re.compile(r"\s*([^\s<>]+)\s*>")
 _MAX_NAME = 256
+_NEXT = f"\n{_PARAMETER}"
+"""Ends a value whose own end tag the model forgot, if it begins a parameter of the tool."""
 _FUNCTIONS, _ENDS = Markers([_FUNCTION]), Markers([_END])
 _INSIDE = Markers([_PARAMETER, _FUNCTION_END])
-_VALUE_ENDS = Markers([_PARAMETER_END, _FUNCTION_END])
+_VALUE_ENDS = Markers([_PARAMETER_END, _FUNCTION_END, _NEXT])
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -195,15 +198,18 @@ def _function(source: Source, output: Output, tools: Sequence[Tool]) -> Reading[
         return False
     source.take(head.end())
     output.begin_call(head[1])
-    schemas = next((tool.parameters for tool in tools if tool.name == head[1]), {})
-    is_first = True
+    parameters = next((tool.parameters for tool in tools if tool.name == head[1]), {})
+    properties = parameters.get("properties")
+    schemas = properties if isinstance(properties, dict) else {}
+    is_first, tag = True, None
     while True:
-        yield from source.spaces()
-        tag = yield from source.starts_with(_INSIDE)
-        if tag == _PARAMETER:
+        if tag != _NEXT:
+            yield from source.spaces()
+            tag = yield from source.starts_with(_INSIDE)
+        if tag in (_PARAMETER, _NEXT):
             tag = yield from _parameter(source, output, schemas, is_first)
-            is_first = False
-        if tag != _PARAMETER_END:
+            is_first = is_first and tag is None
+        if tag not in (_PARAMETER_END, _NEXT):
             break
     if tag == _FUNCTION_END or not source.has_ended:
         output.arguments("{}" if is_first else "}")
@@ -214,16 +220,19 @@ def _function(source: Source, output: Output, tools: Sequence[Tool]) -> Reading[
 def _parameter(
     source: Source, output: Output, schemas: dict[str, Any], is_first: bool
 ) -> Reading[str | None]:
-    """Read a parameter into the output; return the tag that ended it."""
+    """Read a parameter into the output; return the tag that ended it, or None without any."""
     head = yield from source.match(_NAME, _MAX_NAME)
     if head is None:
         return None
     source.take(head.end())
     pieces: list[str] = []
-    end = yield from source.copy_until(_VALUE_ENDS, pieces.append)
+    while (end := (yield from source.copy_until(_VALUE_ENDS, pieces.append))) == _NEXT:
+        following = yield from source.match(_NAME, _MAX_NAME)
+        if following is not None and following[1] in schemas:
+            break
+        pieces.append(_NEXT)
     if end is not None:
-        properties = schemas.get("properties")
-        schema = properties.get(head[1]) if isinstance(properties, dict) else None
+        schema = schemas.get(head[1])
         value = _value("".join(pieces), schema if isinstance(schema, dict) else {})
         key = json.dumps(head[1], ensure_ascii=False)
         output.arguments(f"{'{' if is_first else ', '}{key}: {value}")
@@ -233,13 +242,35 @@ def _parameter(
 def _value(text: str, schema: dict[str, Any]) -> str:
     """Return the value as JSON, without the line breaks beside its tags."""
     text = text.removeprefix("\n").removesuffix("\n")
-    if schema.get("type") != "string":
-        bare = _PYTHON.get(text.strip(), text)
+    bare = text.strip()
+    types = _types(schema)
+    if types == {"string", "null"} and bare in ("null", "None"):
+        return "null"
+    if not types or not types <= {"string", "null"}:
         try:
-            return json.dumps(json.loads(bare), ensure_ascii=False, allow_nan=False)
+            value = json.loads(_PYTHON.get(bare, text))
+            return json.dumps(value, ensure_ascii=False, allow_nan=False)
         except (ValueError, RecursionError):
             pass
+        if bare.startswith(("{", "[")) and (found := to_json(f"value={bare}")) is not None:
+            return json.dumps(json.loads(found)["value"], ensure_ascii=False)
     return json.dumps(text, ensure_ascii=False)
+
+
+def _types(schema: dict[str, Any]) -> set[str]:
+    """Return the types of JSON that a schema allows, as far as it names them; empty for any."""
+    alternatives = schema.get("anyOf") or schema.get("oneOf")
+    types: set[str] = set()
+    for part in alternatives if isinstance(alternatives, list) else [schema]:
+        named = part.get("type") if isinstance(part, dict) else None
+        if named is None and isinstance(part, dict) and part.keys() & {"enum", "const"}:
+            values = part.get("enum", [part.get("const")])
+            is_text = isinstance(values, list) and all(isinstance(value, str) for value in values)
+            named = "string" if is_text else None
+        if not isinstance(named, str | list):
+            return set()
+        types |= {named} if isinstance(named, str) else {str(name) for name in named}
+    return types
 
 
 QWEN3_CODER = ToolFormat(

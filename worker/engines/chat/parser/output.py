@@ -158,7 +158,7 @@ class Output:
         self._source, self._index, self._max_calls = source, index, max_calls
         self._deltas: list[ParsedDelta] = []
         self._spaces = ""
-        self._is_dropping = False
+        self._is_dropping = self._has_arguments = False
         self._logprobs: deque[tuple[int, tuple[TokenLogprob, ...]]] = deque()
         self._read: tuple[TokenLogprob, ...] = ()
         self.calls = 0
@@ -193,7 +193,7 @@ class Output:
     def begin_call(self, name: str) -> None:
         """Add the beginning of a call."""
         self._spaces, self._read = "", ()
-        self._is_dropping = self.calls >= self._max_calls
+        self._is_dropping, self._has_arguments = self.calls >= self._max_calls, False
         if self._is_dropping:
             return
         self.call_is_open = True
@@ -204,11 +204,14 @@ class Output:
     def arguments(self, piece: str) -> None:
         """Add a piece of the call's arguments."""
         if piece and not self._is_dropping:
+            self._has_arguments = True
             piece = whole_characters(piece)
             self._deltas.append(ToolCallDelta(self.calls - 1, piece, index=self._index))
 
     def end_call(self) -> None:
-        """Mark the call as complete."""
+        """Mark the call, if one is open, as complete; without arguments it has an empty object."""
+        if self.call_is_open and not self._has_arguments:
+            self.arguments("{}")
         self.call_is_open = False
 
     def end(self) -> None:

@@ -1,0 +1,58 @@
+"""What Ollama's messages become: those of a chat completion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from completions.ollama import wire
+from completions.ollama.views import to_chat
+from inference_site.gateway.api.payload import parse
+
+TWO_CALLS = {
+    "role": "assistant",
+    "content": None,
+    "thinking": "Two cities.",
+    "tool_calls": [
+        {"id": "call_b", "function": {"index": 0, "name": "f", "arguments": {"n": 1}}},
+        {"id": "call_a", "function": {"index": 1, "name": "f", "arguments": {"n": 2}}},
+    ],
+}
+
+
+def chat_of(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """Return the chat completion for a request of ``POST /api/chat``."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}, *messages], **fields}
+    return to_chat(parse(wire.ChatRequest, body))
+
+
+def test_results_belong_to_the_calls_that_their_ids_name() -> None:
+    results = [
+        {"role": "tool", "tool_call_id": "call_a", "tool_name": "f", "content": "two"},
+        {"role": "tool", "tool_call_id": "call_b", "tool_name": "f", "content": "one"},
+    ]
+    _, made, *answered = chat_of(TWO_CALLS, *results)["messages"]
+    assert [call["id"] for call in made["tool_calls"]] == ["call_b", "call_a"]
+    assert [entry["tool_call_id"] for entry in answered] == ["call_a", "call_b"]
+
+
+@pytest.mark.parametrize("ids", [{}, {"tool_call_id": "made_up"}, {"tool_call_id": ""}])
+def test_result_without_an_id_of_a_call_answers_the_first_open_call(ids: dict[str, Any]) -> None:
+    results = [{"role": "tool", "tool_call_id": "call_b", "content": "one"}]
+    *_, last = chat_of(TWO_CALLS, *results, {"role": "tool", "content": "two", **ids})["messages"]
+    assert last["tool_call_id"] == "call_a"
+
+
+def test_thoughts_of_earlier_answers_reach_the_template() -> None:
+    _, made = chat_of(TWO_CALLS)["messages"]
+    assert made["reasoning_content"] == "Two cities."
+
+
+def test_fields_that_are_null_are_not_given() -> None:
+    assert "response_format" not in chat_of(format=None)
+
+
+@pytest.mark.parametrize("effort", ["low", "medium", "high", "max"])
+def test_thinking_has_an_effort(effort: str) -> None:
+    assert chat_of(think=effort)["reasoning_effort"] == effort
