@@ -40,6 +40,8 @@ _FAULT_STATUS = 503
 """From this status on, the site was at fault, and not the request or its model."""
 _REST = dt.timedelta(seconds=5)
 """Before a line whose run was lost is put into the queue again."""
+_LOCKED_REST = dt.timedelta(seconds=1)
+"""Before a line whose conversation is in use is tried again."""
 _DELETED_AT_ONCE = 1_000
 _BEGIN = """
 UPDATE batches_batchline SET state = 'running', generation_id = %(generation)s, feeds = feeds + 1
@@ -270,6 +272,11 @@ class LineQuerySet(models.QuerySet["BatchLine"]):
                 ended_at=Now(),
             )
         )
+
+    def postpone(self, line: BatchLine) -> None:
+        """Leave a line whose conversation is in use out of the queue for a moment."""
+        waiting = self.filter(pk=line.pk, state=LineState.PENDING)
+        waiting.update(resume_at=Now() + _LOCKED_REST)
 
     def failures(self) -> dict[str, int]:
         """Count the lines that have failed, by error code."""
