@@ -228,6 +228,9 @@ class Feeder:
                     logger.info("batch %s waits before its next lines: %s", batch, error)
                     self._rests_until[batch.pk] = time.monotonic() + _REST_S
                     return
+                if error.code == "conversation_locked":
+                    BatchLine.objects.postpone(line)
+                    continue
                 if error.status >= 500:
                     logger.error("batch %s, line %d", batch, line.number, exc_info=exc)
                 answer = orjson.dumps(error.shown_at(batch.endpoint))

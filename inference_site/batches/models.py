@@ -46,6 +46,8 @@ _LONGEST_REST = dt.timedelta(minutes=10)
 """What the rest grows to, doubled with each refusal; a server may ask for more."""
 _MOST_FEEDS_HOLDING_UP = 3
 """A line that was in the queue more often, and is refused again, may never be accepted."""
+_LOCKED_REST = dt.timedelta(seconds=1)
+"""Before a line whose conversation is in use is tried again."""
 _DELETED_AT_ONCE = 1_000
 _BEGIN = """
 UPDATE batches_batchline SET state = 'running', generation_id = %(generation)s, feeds = feeds + 1
@@ -284,6 +286,11 @@ class LineQuerySet(models.QuerySet["BatchLine"]):
         """
         refused = self.filter(batch=batch, state=LineState.PENDING, status_code=_RATE_LIMITED)
         return refused.filter(resume_at__gt=Now(), feeds__lte=_MOST_FEEDS_HOLDING_UP).exists()
+
+    def postpone(self, line: BatchLine) -> None:
+        """Leave a line whose conversation is in use out of the queue for a moment."""
+        waiting = self.filter(pk=line.pk, state=LineState.PENDING)
+        waiting.update(resume_at=Now() + _LOCKED_REST)
 
     def failures(self) -> dict[str, int]:
         """Count the lines that have failed, by error code."""

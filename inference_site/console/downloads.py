@@ -143,5 +143,5 @@ def _row(
         "endpoint": ENDPOINTS.get(one.kind, one.kind),
         "requests": 1,
         "first_token_ms": one.ttft_ms,
-        "cost": str(one.cost),
+        "cost": f"{one.cost:f}",
     }

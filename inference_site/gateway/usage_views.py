@@ -76,17 +76,23 @@ class CompletionsUsage(WireObject):
 
 
 class GroupUsage(WireObject):
-    """The usage of one group in one bucket. An id is null unless the request groups by it."""
+    """The usage of one group in one bucket; ``cost`` and the fields after it are extensions.
+
+    An id is null unless the request groups by it.
+    """
 
     num_model_requests: int
     project_id: str | None = None
     user_id: str | None = None
     api_key_id: str | None = None
     model: str | None = None
+    cost: float
+    num_failed_requests: int
+    num_cancelled_requests: int
 
 
 class InputUsage(GroupUsage):
-    """The usage of requests whose answers have no tokens."""
+    """The usage of requests that are counted by the tokens of their input."""
 
     input_tokens: int
 
@@ -98,11 +104,12 @@ class EmbeddingsUsage(InputUsage):
 
 
 class ModerationsUsage(InputUsage):
-    """The usage of moderations."""
+    """The usage of moderations. ``output_tokens``, an extension, are those of guards."""
 
     object: Literal["organization.usage.moderations.result"] = (
         "organization.usage.moderations.result"
     )
+    output_tokens: int
 
 
 class SpeechesUsage(GroupUsage):
@@ -115,12 +122,16 @@ class SpeechesUsage(GroupUsage):
 
 
 class TranscriptionsUsage(GroupUsage):
-    """The usage of transcripts and translations. `seconds` are one for ten input tokens."""
+    """The usage of transcripts and translations. `seconds` are one for ten input tokens.
+
+    ``output_tokens``, an extension, are those of the texts.
+    """
 
     object: Literal["organization.usage.audio_transcriptions.result"] = (
         "organization.usage.audio_transcriptions.result"
     )
     seconds: int
+    output_tokens: int
 
 
 class ImagesUsage(GroupUsage):

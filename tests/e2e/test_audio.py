@@ -458,6 +458,9 @@ def test_the_organization_api_counts_sounds_apart(stack: ServedStack, odd: Upstr
         "user_id": None,
         "api_key_id": f"key_{key.id}",
         "model": "sounds",
+        "cost": 0.0002,
+        "num_failed_requests": 0,
+        "num_cancelled_requests": 0,
     }
     (one,) = results(usage.audio_transcriptions)
     assert (one.object, one.seconds, one.num_model_requests) == (
@@ -465,6 +468,8 @@ def test_the_organization_api_counts_sounds_apart(stack: ServedStack, odd: Upstr
         122,
         2,
     )
+    # Of two texts with a character each: a token each.
+    assert (one.output_tokens, one.cost) == (2, pytest.approx((1220 * 2 + 2 * 10) / 1e6))
     assert results(usage.audio_transcriptions, models=["other"]) == []
     assert results(usage.audio_transcriptions, user_ids=["user_1"]) == []
     assert results(usage.audio_speeches, api_key_ids=["key_0"]) == []

@@ -357,6 +357,25 @@ def test_a_batch_of_messages_with_anthropics_client(claude: anthropic.Anthropic)
         claude.messages.batches.retrieve(begun.id)
 
 
+def test_lines_of_one_conversation_wait_for_each_other(client: openai.OpenAI) -> None:
+    conversation = client.conversations.create()
+    said = [slow(20, 40), says("two"), script({"recall": "You said: "})]
+    lines = [
+        {
+            "custom_id": f"turn {n}",
+            "method": "POST",
+            "url": "/v1/responses",
+            "body": {"model": "scripted", "input": text, "conversation": conversation.id},
+        }
+        for n, text in enumerate(said)
+    ]
+    batch = ended(client, begin(client, lines, endpoint="/v1/responses").id)
+    assert results(client, batch.error_file_id) == {}
+    found = results(client, batch.output_file_id)
+    last = found["turn 2"]["response"]["body"]["output"][0]["content"][0]["text"]
+    assert last == f"You said: {said[0]} {said[1]}"
+
+
 def test_the_limits_of_batches_of_messages_are_in_anthropics_headers(stack: ServedStack) -> None:
     key = make_key(stack, requests_per_minute=2).secret
     with anthropic.Anthropic(base_url=stack.url, api_key=key, max_retries=0) as claude:

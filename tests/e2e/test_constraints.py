@@ -222,6 +222,13 @@ class Thing(pydantic.BaseModel):
     size: Literal[1, 2, 3]
 
 
+def test_grammar_of_a_model_that_may_think_may_begin_with_white_space(
+    client: openai.OpenAI,
+) -> None:
+    for source in ('root ::= "  yes"', 'root ::= [ \\n] "yes"'):
+        assert text_of(client, grammar=source, enable_thinking=True).strip() == "yes"
+
+
 def test_parse_with_a_pydantic_model(client: openai.OpenAI) -> None:
     completion = client.chat.completions.parse(
         model="demo", messages=QUESTION, response_format=Thing, max_tokens=100

@@ -129,6 +129,7 @@ def test_usage_is_printed_as_csv(api_key: Key, project: Project) -> None:
     assert (row["project"], row["model"]) == (project.name, "m")
     assert row["key"] == "'=cmd()", "a spreadsheet would run it"
     assert (row["requests"], row["output_tokens"]) == ("1", "7")
+    assert row["cost"] == "0.000000000"
 
 
 def test_days_must_be_positive() -> None:

@@ -232,7 +232,7 @@ def usage_records(
     for (start, (project, key, model, *_)), sums in usage.items():
         names = (projects.get(project, project), keys.get(key, key), model)
         numbers = ((round(n, 3) if isinstance(n, float) else n) for n in astuple(sums)[:-1])
-        cells = (start.isoformat(), *names, *numbers, str(sums.cost))
+        cells = (start.isoformat(), *names, *numbers, f"{sums.cost:f}")
         yield dict(zip(USAGE_COLUMNS, cells, strict=True))
 
 

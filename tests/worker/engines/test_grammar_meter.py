@@ -81,6 +81,21 @@ def test_what_llama_cpp_takes_out_of_the_text_is_no_error(source: str, before: D
     assert sink.text.endswith("b, B")
 
 
+def test_white_space_before_an_answer_that_might_have_thoughts_may_be_missing() -> None:
+    for source in ("start: / +[a-y]+/", "start: /\\n?[a-y]+/"):
+        sink = RecordingSink()
+        meter = GrammarMeter(sink, Constraint("lark", source, "grammar"), may_think=True)
+        meter.feed(TextDelta("abc"))
+        assert sink.text == "abc"
+
+
+def test_a_text_that_might_have_thoughts_is_an_error_too() -> None:
+    constraint = Constraint("regex", "[a-y]+", "grammar")
+    meter = GrammarMeter(RecordingSink(), constraint, may_think=True)
+    with pytest.raises(GenerationFailed, match="does not fit its constraint"):
+        meter.feed(TextDelta("Z"))
+
+
 @pytest.mark.parametrize(
     ("deltas", "is_good"),
     [

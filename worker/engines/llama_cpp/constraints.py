@@ -57,6 +57,7 @@ _CACHED_MATCHERS = 64
 _TOKEN = re.compile(r"<[^>\s]+>")
 """A token in a grammar; it may have no text."""
 _HALF_CHARACTER = "\ufffd"
+_WHITE_SPACE = b" \t\n\r"
 
 
 def fields_without_llguidance(constraint: Constraint | None) -> dict[str, Any]:
@@ -131,16 +132,19 @@ def schema_fields(schema: dict[str, Any], param: str, *, from_start: bool) -> di
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": plain}}}
 
 
-def measured(constraint: Constraint | None, sink: Sink, *, is_plain: bool = True) -> Sink:
+def measured(
+    constraint: Constraint | None, sink: Sink, *, is_plain: bool = True, may_think: bool = False
+) -> Sink:
     """Return a sink that checks the answer against the constraint, if there is one.
 
     Without ``is_plain``, the text has parts that the constraint lacks, so only time is measured.
+    ``may_think``: the answer may begin with thoughts.
     """
     if constraint is None:
         return sink
     if constraint.kind in ("json_object", "json_schema"):
         return JsonCheck(sink) if is_plain else sink
-    return GrammarMeter(sink, constraint, is_plain=is_plain)
+    return GrammarMeter(sink, constraint, is_plain=is_plain, may_think=may_think)
 
 
 class JsonCheck:
@@ -181,13 +185,22 @@ class GrammarMeter:
     Raise InvalidRequest when the grammar is slow, GenerationFailed when the text does not match.
     """
 
-    def __init__(self, sink: Sink, constraint: Constraint, *, is_plain: bool = True) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        constraint: Constraint,
+        *,
+        is_plain: bool = True,
+        may_think: bool = False,
+    ) -> None:
         self._sink, self._param = sink, constraint.param
         self._matcher = _matcher(constraint)
         self._matchers: dict[int, LLMatcher] = {}
         self._budget_s = _ONCE_S
         # The text need not match where llama.cpp removes parts of it, or cannot decode a token.
-        self._has_tokens = not is_plain or bool(_TOKEN.search(constraint.source))
+        # Where it looks for thoughts, it removes white space before the text.
+        is_cut = may_think and any(map(self._may_begin_with, _WHITE_SPACE))
+        self._is_other = not is_plain or is_cut or bool(_TOKEN.search(constraint.source))
         self._incomplete: set[int] = set()
 
     @property
@@ -219,8 +232,11 @@ class GrammarMeter:
             raise InvalidRequest(
                 "Invalid grammar: it matches this answer in too many ways.", self._param
             )
-        if not fits and not self._has_tokens and choice not in self._incomplete:
+        if not fits and not self._is_other and choice not in self._incomplete:
             raise _constraint_lost()
+
+    def _may_begin_with(self, byte: int) -> bool:
+        return bool(self._matcher.deep_copy().consume_token(byte))
 
 
 class _Bytes:

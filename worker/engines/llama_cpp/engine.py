@@ -315,7 +315,8 @@ class LlamaCppEngine(Engine):
     ) -> None:
         """Generate; without ``is_plain``, the text has tokens that the constraint lacks."""
         constraint = request.constraint or request.forced_grammar
-        checked_sink = measured(constraint, sink, is_plain=is_plain)
+        may_think = request.operation == "chat" and self._payloads.thinks(request)
+        checked_sink = measured(constraint, sink, is_plain=is_plain, may_think=may_think)
         reader = ChunkReader(request, checked_sink, self._upstream.errors, self._server)
         await self._upstream.stream(path, payload, reader)
 

@@ -147,7 +147,7 @@ class LlamaCppPayloads(Payloads):
             return fields_of_tokens(allowed)
         is_chat = request.operation in ("chat", "render")
         offers = bool(request.tools) and not request.must_call
-        from_start = not is_chat or not (self._thinks(request) or offers)
+        from_start = not is_chat or not (self.thinks(request) or offers)
         return self._bound(request.constraint, from_start=from_start)
 
     def _check_allowed(self, request: GenerationRequest) -> None:
@@ -179,7 +179,8 @@ class LlamaCppPayloads(Payloads):
             return constraint_fields(constraint, from_start=from_start)
         return fields_without_llguidance(constraint)
 
-    def _thinks(self, request: GenerationRequest) -> bool:
+    def thinks(self, request: GenerationRequest) -> bool:
+        """Return whether the answer of the chat may begin with thoughts."""
         variables = {**self._own_vars, **request.template_vars}
         return self._may_think and variables.get("enable_thinking") is not False
 
@@ -214,7 +215,7 @@ class LlamaCppPayloads(Payloads):
             variables["chat_template_kwargs"]["enable_thinking"] = False
             return {**variables, **self._bound(request.forced_grammar, from_start=True)}
         if request.must_call:
-            from_start = self._has_llguidance and not self._thinks(request)
+            from_start = self._has_llguidance and not self.thinks(request)
             return {
                 **variables,
                 **schema_fields(
