@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper,
 
 from inference_site.core.json_schemas import closed_validator
 from worker.engines.gbnf import lark_of_gbnf
-from worker.engines.grammars import FIT
+from worker.engines.grammars import FIT, PYTHON_PATTERN
 from worker.limited_process import serve
 
 _CPU_S = 0.5
@@ -47,6 +47,8 @@ class _Vocabulary:
 
 def try_grammar(kind: str, source: str, tokenizer: LLTokenizer) -> tuple[str, str]:
     """Return the error of a grammar, empty if it is valid, and its Lark form if it is GBNF."""
+    if kind == PYTHON_PATTERN:
+        return _python_error(source), ""
     lark = ""
     try:
         if kind == "gbnf":
@@ -57,6 +59,15 @@ def try_grammar(kind: str, source: str, tokenizer: LLTokenizer) -> tuple[str, st
     if error := LLMatcher.validate_grammar(grammar, limits=_LIMITS):
         return _one_line(error), ""
     return _walk(LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)), lark
+
+
+def _python_error(pattern: str) -> str:
+    """Return why Python cannot compile a pattern; empty if it can."""
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as exc:
+        return str(exc)
+    return ""
 
 
 def fits(schemas: Mapping[str, Any], calls: Sequence[tuple[str, Any]]) -> bool:
