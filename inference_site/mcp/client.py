@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 
 import anyio
 import httpx2
-import jsonschema_rs
 import mcp_types
 from mcp.client.auth import OAuthFlowError
 from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
@@ -36,7 +35,7 @@ from mcp.shared.auth import OAuthToken
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
-from inference_site.core.json_schemas import closed_validator
+from inference_site.core.json_schemas import schema_errors
 from inference_site.mcp.access import LIST_TOOLS, Endpoint, OAuthClient, TransportName
 from inference_site.mcp.transport import CheckedTransport, Traffic
 
@@ -130,7 +129,11 @@ def list_tools(endpoint: Endpoint, limits: Limits) -> list[dict[str, Any]]:
                 break
         return list(found.values())
 
-    return asyncio.run(_operate(endpoint, limits, use))
+    tools = asyncio.run(_operate(endpoint, limits, use))
+    errors = schema_errors([tool["input_schema"] for tool in tools])  # Engines make grammars of it.
+    if errors is None:
+        raise McpFailed("The schemas of the server's tools need too much time or memory.")
+    return [tool for tool, error in zip(tools, errors, strict=True) if not error]
 
 
 def call_tool(
@@ -314,10 +317,6 @@ def _listed_tool(tool: mcp_types.Tool) -> dict[str, Any] | None:
     is_too_large = len(encoded) > MAX_SCHEMA_BYTES or _depth(schema) > _MAX_SCHEMA_DEPTH
     is_name = 0 < len(tool.name) <= _MAX_NAME and tool.name.isprintable()
     if is_too_large or not is_name or tool.name == LIST_TOOLS:
-        return None
-    try:  # Engines make grammars of it.
-        closed_validator(schema)
-    except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError):
         return None
     description = tool.description
     if description is not None and len(description) > MAX_DESCRIPTION:

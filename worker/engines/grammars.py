@@ -7,7 +7,6 @@ that crashes that thread ends the worker, and a slow one stops all answers.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,12 +14,10 @@ import orjson
 
 from inference_site.core.domain.errors import InvalidRequest
 from inference_site.core.domain.request import Constraint
-from worker.limited_process import LimitedProcess
+from inference_site.core.limited_process import LimitedProcess
 
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Whitespace in JSON. If it were free, a weak model would generate whitespace without end."""
-FIT = "fit"
-"""The question whether arguments fit schemas, in place of a kind of grammar."""
 PYTHON_PATTERN = "python_pattern"
 """The question whether Python compiles a pattern, in place of a kind of grammar."""
 _SHOWN_PATTERN = 200
@@ -79,15 +76,6 @@ def knows_pattern(pattern: str, param: str) -> bool:
         shown = pattern if len(pattern) <= _SHOWN_PATTERN else f"{pattern[:_SHOWN_PATTERN]}…"
         raise InvalidRequest(f"Invalid schema: the pattern {shown!r}: {error}.", param)
     return True
-
-
-def arguments_fit(schemas: Mapping[str, Any], calls: Sequence[tuple[str, Any]]) -> bool:
-    """Whether the arguments of each call fit the schema of its name.
-
-    A schema of a kilobyte can take years: two references to the next definition in each of 40. So
-    one that takes too much time or memory fits nothing.
-    """
-    return bool(_trials.ask(FIT, (schemas, calls)))
 
 
 def gbnf_as_lark(constraint: Constraint) -> str:

@@ -26,8 +26,8 @@ from inference_site.core.checked_connections import SecondsLeft
 from inference_site.core.domain.addresses import is_listed, page_key
 from inference_site.core.domain.errors import GenerationFailed
 from inference_site.core.domain.site_tools import SEARCH_REFUSED, WebResult, web_results_text
+from inference_site.core.limited_process import LimitedProcess
 from worker.fetching import Fetched, FetchError, FetchPolicy, fetched
-from worker.limited_process import LimitedProcess
 from worker.tools.base import (
     CallContext,
     Source,
