@@ -189,6 +189,10 @@ async def misbehave(request: Request) -> Response:
             return PlainTextResponse("no", 401)
         case "garbage":
             return Response(b"{", media_type="application/json")
+        case "nul" if request.method == "POST":
+            failure = {"code": -32603, "message": "a\0b"}
+            answer = {"jsonrpc": "2.0", "id": (await request.json())["id"], "error": failure}
+            return Response(json.dumps(answer), media_type="application/json")
         case "liar":  # Its answer has the id of another request.
             answer = {"jsonrpc": "2.0", "id": 4711, "result": {"content": []}}
             return Response(json.dumps(answer), media_type="application/json")
@@ -205,7 +209,7 @@ def useless_tools(url: str) -> list[tuple[str, dict[str, Any]]]:
         *(("", {}), ("tools/list", {}), ("two\nlines", {}), ("n" * 200, {})),
         *(("deep", nested), ("wide", {"enum": ["x" * 40_000]})),
         *(("invalid", {"minProperties": "x"}), ("meta", {"$schema": url})),
-        ("elsewhere", {"$ref": url}),
+        *(("elsewhere", {"$ref": url}), ("vast", {"default": 10**30})),
     ]
 
 

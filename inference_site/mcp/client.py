@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import anyio
 import httpx2
 import mcp_types
+import orjson
 from mcp.client.auth import OAuthFlowError
 from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
 from mcp.client.client import Client
@@ -36,6 +37,7 @@ from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
 from inference_site.core.json_schemas import schema_errors
+from inference_site.core.storage.fields import replace_nul
 from inference_site.mcp.access import LIST_TOOLS, Endpoint, OAuthClient, TransportName
 from inference_site.mcp.transport import CheckedTransport, Traffic
 
@@ -291,7 +293,7 @@ def _error(failure: BaseException | None, traffic: Traffic, limits: Limits) -> M
         case MCPError() as exc if exc.code == mcp_types.CONNECTION_CLOSED:
             return kind("The server closed the connection before it answered.")
         case MCPError() as exc:
-            message = exc.message.partition("\n")[0][:_MAX_ERROR]
+            message = replace_nul(exc.message.partition("\n")[0][:_MAX_ERROR])
             error = {"type": "mcp_protocol_error", "code": exc.code, "message": message}
             return kind(message, error)
         case OAuthFlowError():
@@ -311,8 +313,8 @@ def _listed_tool(tool: mcp_types.Tool) -> dict[str, Any] | None:
     """Return a tool as an ``mcp_list_tools`` item shows it; None if it cannot be offered."""
     schema = tool.input_schema
     try:
-        encoded = json.dumps(schema)
-    except (ValueError, RecursionError):
+        encoded = orjson.dumps(schema)
+    except orjson.JSONEncodeError:  # It is too deep, or has an integer of more than 64 bits.
         return None
     is_too_large = len(encoded) > MAX_SCHEMA_BYTES or _depth(schema) > _MAX_SCHEMA_DEPTH
     is_name = 0 < len(tool.name) <= _MAX_NAME and tool.name.isprintable()
