@@ -72,6 +72,9 @@ class Hub:
                 first = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
                 if asked:
                     hub.ranges.append(asked)
+                if asked and first >= len(content):
+                    self._send(416, b"")
+                    return
                 self._send(206 if asked else 200, content[first:])
 
             def _send(self, status: int, body: bytes) -> None:

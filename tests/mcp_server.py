@@ -174,7 +174,10 @@ async def misbehave(request: Request) -> Response:
         case "compressed":
             return Response(b"bomb", headers=headers, media_type="application/json")
         case "lying-tools" if request.method == "POST":
-            return lie(await request.json(), f"http://{request.headers['host']}/fetched")
+            url = f"http://{request.headers['host']}/fetched"
+            return lie(await request.json(), useless_tools(url))
+        case "branching-tools" if request.method == "POST":
+            return lie(await request.json(), [("good", {}), ("branching", branching_schema(40))])
         case "fetched":
             with request.app.state.log.open("a") as file:
                 file.write('{"name": "fetched"}\n')
@@ -186,31 +189,49 @@ async def misbehave(request: Request) -> Response:
             return PlainTextResponse("no", 401)
         case "garbage":
             return Response(b"{", media_type="application/json")
+        case "nul" if request.method == "POST":
+            failure = {"code": -32603, "message": "a\0b"}
+            answer = {"jsonrpc": "2.0", "id": (await request.json())["id"], "error": failure}
+            return Response(json.dumps(answer), media_type="application/json")
         case "liar":  # Its answer has the id of another request.
             answer = {"jsonrpc": "2.0", "id": 4711, "result": {"content": []}}
             return Response(json.dumps(answer), media_type="application/json")
     return PlainTextResponse("page")
 
 
-def lie(message: dict[str, Any], url: str) -> Response:
-    """Answer as a server whose list never ends, and has tools that nobody can use."""
+def useless_tools(url: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return one tool, ``good``, and others that nobody can use."""
+    nested: dict[str, Any] = {}
+    for _ in range(40):
+        nested = {"properties": {"a": nested}}
+    return [
+        *(("good", {}), ("good", {"title": "another"})),
+        *(("", {}), ("tools/list", {}), ("two\nlines", {}), ("n" * 200, {})),
+        *(("deep", nested), ("wide", {"enum": ["x" * 40_000]})),
+        *(("invalid", {"minProperties": "x"}), ("meta", {"$schema": url})),
+        *(("elsewhere", {"$ref": url}), ("vast", {"default": 10**30})),
+    ]
+
+
+def branching_schema(depth: int) -> dict[str, Any]:
+    """Return a schema whose compilation and use take two to the power of ``depth``."""
+    named: dict[str, Any] = {
+        f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(depth)
+    }
+    named[f"d{depth}"] = {"type": "object"}
+    return {"$ref": "#/$defs/d0", "$defs": named, "unevaluatedProperties": False}
+
+
+def lie(message: dict[str, Any], schemas: list[tuple[str, dict[str, Any]]]) -> Response:
+    """Answer as a server whose list never ends, of tools with these names and schemas."""
     match message["method"]:
         case "initialize":
             answer: Any = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}}
             answer |= {"serverInfo": {"name": "liar", "version": "1"}}
         case "tools/list":
-            nested: dict[str, Any] = {}
-            for _ in range(40):
-                nested = {"properties": {"a": nested}}
-            plain = {"type": "object"}
-            schemas: list[tuple[str, Any]] = [
-                *(("good", plain), ("good", {"type": "object", "title": "another"})),
-                *(("", plain), ("tools/list", plain), ("two\nlines", plain), ("n" * 200, plain)),
-                *(("deep", nested), ("wide", {"enum": ["x" * 40_000]})),
-                *(("invalid", {"minProperties": "x"}), ("meta", {"$schema": url})),
-                ("elsewhere", {"$ref": url}),
+            tools = [
+                {"name": name, "inputSchema": {"type": "object", **more}} for name, more in schemas
             ]
-            tools = [{"name": name, "inputSchema": {**plain, **more}} for name, more in schemas]
             answer = {"tools": tools, "nextCursor": "again"}
         case method if method.startswith("notifications/"):
             return Response(status_code=202)

@@ -11,7 +11,7 @@ import threading
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import django.db
 import redis.exceptions
@@ -45,6 +45,9 @@ _REST_S, _BUDGET_REST_S = 5.0, 60.0
 _EMBED_TIMEOUT_S = 3600.0
 _AT_ONCE = 16
 """Chunks that are embedded by one generation."""
+_SECTION = 100_000
+"""Characters that are split at once. The splitter takes the square of the length: for a line of
+10 MB, minutes, in which the claim is not renewed."""
 _SHORTEST = 200
 """Characters: if the model refuses even a shorter text as too long, the file fails."""
 
@@ -131,7 +134,10 @@ class _Document:
         content = b"".join(storage.read(entry.file))
         text = text_of(content, entry.file.filename).replace("\0", "")
         del content
-        parts = split(text, entry.file.filename, entry.chunk_size, entry.chunk_overlap)
+        parts = list[str]()
+        for section in sections(text):
+            self._is_lost()
+            parts += split(section, entry.file.filename, entry.chunk_size, entry.chunk_overlap)
         with release_connection_after():
             chunks.require_room(entry.project_id, len(parts), settings.CHUNKS_PER_PROJECT)
         size = 0
@@ -194,6 +200,19 @@ class _Document:
             facts = {"error_code": code, "error_message": message}
             if VectorStoreFile.objects.end(self._entry, IndexingStatus.FAILED, **facts):
                 chunks.delete_of(self._entry)
+
+
+def sections(text: str) -> Iterator[str]:
+    """Yield the text in sections of at most ``_SECTION`` characters, which end where a paragraph, a
+    line or a word does, unless none ends in the second half of them."""
+    start = 0
+    while len(text) - start > _SECTION:
+        half, end = start + _SECTION // 2, start + _SECTION
+        ends = (text.rfind(mark, half, end) + len(mark) for mark in ("\n\n", "\n", " "))
+        end = next((found for found in ends if found > half), end)
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 def split(text: str, filename: str, size: int, overlap: int) -> list[str]:

@@ -125,8 +125,9 @@ def fetch(
 ) -> Path:
     """Download a model into ``folder/owner/name``; return its file, of a split one the first part.
 
-    A complete file is only checked; an interrupted download is resumed. A file gets its final name
-    only if it holds weights. Raise HubError.
+    A file with the hub's content is only checked; an interrupted download is resumed. A file gets
+    its final name only if it is whole and holds weights: until then another content that has this
+    name, and may be served, stays. Raise HubError.
     """
     import httpx
 
@@ -198,8 +199,7 @@ def _fetch_file(
     if not path.resolve().is_relative_to(folder.resolve()):
         raise HubError(f"{repository} has a file outside of it: {file.path!r}.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists():
-        _check_content(path, file)
+    if path.exists() and path.stat().st_size == file.size and _digest(path, file) == file.sha256:
         _check_weights(path, file)
         return
     url = f"/{repository}/resolve/{quote(revision, safe='')}/{quote(file.path)}"
@@ -220,6 +220,9 @@ def _download(
 ) -> None:
     """Append the missing bytes to a partial download."""
     have = part.tell()
+    if have > file.size:  # It is of another revision.
+        part.truncate(0)
+        have = 0
     missing, free = file.size - have, shutil.disk_usage(Path(part.name).parent).free
     if missing > free:
         raise HubError(f"{file.path} needs {missing:,} bytes, and the disk has {free:,}.")
@@ -242,20 +245,24 @@ def _download(
             on_progress(have, file.size)
 
 
-def _check_content(path: Path, file: HubFile) -> None:
+def _check_content(part: Path, file: HubFile) -> None:
     """Compare size and digest with the hub's. Raise HubError; remove a file with a wrong digest."""
-    size = path.stat().st_size
+    size = part.stat().st_size
     if size < file.size:
         raise HubError(f"{file.path}: the hub sent {size:,} of {file.size:,} bytes; pull it again.")
-    if not file.sha256:
-        return
-    with path.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
-    if digest != file.sha256:
-        path.unlink()
+    if (digest := _digest(part, file)) != file.sha256:
+        part.unlink()
         raise HubError(
             f"{file.path}: its SHA-256 is {digest}, not {file.sha256}; it has been removed."
         )
+
+
+def _digest(path: Path, file: HubFile) -> str:
+    """Return the SHA-256 of a file's content; empty if the hub does not know it."""
+    if not file.sha256:
+        return ""
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _check_weights(path: Path, file: HubFile) -> None:

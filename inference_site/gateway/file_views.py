@@ -52,7 +52,7 @@ _COMPLETING_TIMEOUT = dt.timedelta(minutes=10)
 """After this, a ``complete`` that has not ended may be tried again: its process has died."""
 _MAX_PARTS = 8_192
 _MAX_PAGE = 10_000
-_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII | re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 """Characters that are in no name of a file, and in no header with the type of a content."""
 
@@ -253,11 +253,13 @@ class FileContentView(ApiView):
     def get(self, request: Request, file_id: str) -> HttpResponseBase:
         """Get a file's content.
 
-        With a header `Range` of one range, status 206 and that part of it.
+        With a header `Range` of one range, status 206 and that part of it; with `If-Range` too, the
+        whole content, since no answer has an ETag or a time that it could name.
         """
         with release_connection_after():  # The content may be sent for minutes.
             file = _file(request, file_id)
-        span = _requested_range(request.headers.get("Range", ""), file.size_bytes)
+        asked = "" if "If-Range" in request.headers else request.headers.get("Range", "")
+        span = _requested_range(asked, file.size_bytes)
         start, end = span or (0, file.size_bytes)
         answer = StreamingHttpResponse(
             storage.read(file, start, end),

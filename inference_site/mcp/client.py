@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 
 import anyio
 import httpx2
-import jsonschema_rs
 import mcp_types
+import orjson
 from mcp.client.auth import OAuthFlowError
 from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
 from mcp.client.client import Client
@@ -36,7 +36,8 @@ from mcp.shared.auth import OAuthToken
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
-from inference_site.core.json_schemas import closed_validator
+from inference_site.core.json_schemas import schema_errors
+from inference_site.core.storage.fields import replace_nul
 from inference_site.mcp.access import LIST_TOOLS, Endpoint, OAuthClient, TransportName
 from inference_site.mcp.transport import CheckedTransport, Traffic
 
@@ -130,7 +131,11 @@ def list_tools(endpoint: Endpoint, limits: Limits) -> list[dict[str, Any]]:
                 break
         return list(found.values())
 
-    return asyncio.run(_operate(endpoint, limits, use))
+    tools = asyncio.run(_operate(endpoint, limits, use))
+    errors = schema_errors([tool["input_schema"] for tool in tools])  # Engines make grammars of it.
+    if errors is None:
+        raise McpFailed("The schemas of the server's tools need too much time or memory.")
+    return [tool for tool, error in zip(tools, errors, strict=True) if not error]
 
 
 def call_tool(
@@ -288,7 +293,7 @@ def _error(failure: BaseException | None, traffic: Traffic, limits: Limits) -> M
         case MCPError() as exc if exc.code == mcp_types.CONNECTION_CLOSED:
             return kind("The server closed the connection before it answered.")
         case MCPError() as exc:
-            message = exc.message.partition("\n")[0][:_MAX_ERROR]
+            message = replace_nul(exc.message.partition("\n")[0][:_MAX_ERROR])
             error = {"type": "mcp_protocol_error", "code": exc.code, "message": message}
             return kind(message, error)
         case OAuthFlowError():
@@ -308,16 +313,12 @@ def _listed_tool(tool: mcp_types.Tool) -> dict[str, Any] | None:
     """Return a tool as an ``mcp_list_tools`` item shows it; None if it cannot be offered."""
     schema = tool.input_schema
     try:
-        encoded = json.dumps(schema)
-    except (ValueError, RecursionError):
+        encoded = orjson.dumps(schema)
+    except orjson.JSONEncodeError:  # It is too deep, or has an integer of more than 64 bits.
         return None
     is_too_large = len(encoded) > MAX_SCHEMA_BYTES or _depth(schema) > _MAX_SCHEMA_DEPTH
     is_name = 0 < len(tool.name) <= _MAX_NAME and tool.name.isprintable()
     if is_too_large or not is_name or tool.name == LIST_TOOLS:
-        return None
-    try:  # Engines make grammars of it.
-        closed_validator(schema)
-    except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError):
         return None
     description = tool.description
     if description is not None and len(description) > MAX_DESCRIPTION:

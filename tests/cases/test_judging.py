@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -63,6 +64,22 @@ def test_a_hostile_pattern_takes_linear_time() -> None:
     began = time.monotonic()
     assert verdict(Judge.PATTERN, "a" * 100_000 + "b", "^(a+)+$") == Verdict.FAILED
     assert time.monotonic() - began < 60  # A backtracking engine would need longer than there is.
+
+
+def test_a_schema_that_takes_years_gives_no_verdict() -> None:
+    named: dict[str, Any] = {
+        f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)
+    }
+    rule = {"$ref": "#/$defs/d0", "$defs": {**named, "d40": {"type": "string"}}}
+    began = time.monotonic()
+    run = CaseRun(judge=Judge.SCHEMA, rule=json.dumps(rule))
+    assert judged(run, Case(), '"x"') == (
+        Verdict.NONE,
+        "Not judged: It needs too much time or memory.",
+    )
+    with pytest.raises(NoRule, match="too much time"):
+        check_rule(Judge.SCHEMA, json.dumps({**rule, "unevaluatedProperties": False}))
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize(

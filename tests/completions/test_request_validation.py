@@ -82,6 +82,11 @@ def refused(whole: Any) -> InvalidRequestError:
         ({"max_tokens": 1.5}, "max_tokens", "invalid_type"),
         ({"max_completion_tokens": -1}, "max_completion_tokens", "integer_below_min_value"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "array_above_max_length"),
+        (
+            {"metadata": dict.fromkeys("abcdefghijklmnopq", "")},
+            "metadata",
+            "object_above_max_properties",
+        ),
         ({"stop": ["a", 5]}, "stop[1]", "invalid_type"),
         ({"stop": {"text": "a"}}, "stop", "invalid_type"),
         ({"seed": 2**63}, "seed", "integer_above_max_value"),
@@ -100,6 +105,14 @@ def test_a_bad_field_is_named_with_what_is_wrong(
     error = refused(body(**fields))
     assert (error.param, error.code) == (param, code)
     assert code == "invalid_value" or f"'{param}'" in error.message
+
+
+def test_the_properties_of_a_large_object_are_counted() -> None:
+    error = refused(body(metadata=dict.fromkeys("abcdefghijklmnopq", "")))
+    assert error.message == (
+        "Invalid 'metadata': too many properties. Expected an object with at most 16 properties, "
+        "but got an object with 17 properties instead."
+    )
 
 
 @pytest.mark.parametrize(

@@ -94,12 +94,16 @@ def test_part_of_a_content(client: openai.OpenAI, http: httpx.Client) -> None:
         ("bytes=250-", bytes(range(250, 256)), "bytes 250-255/256"),
         ("bytes=-4", bytes(range(252, 256)), "bytes 252-255/256"),
         ("bytes=255-99999", b"\xff", "bytes 255-255/256"),
+        ("Bytes=0-0", b"\0", "bytes 0-0/256"),
     ):
         answer = http.get(address, headers={"Range": asked})
         assert (answer.status_code, answer.content) == (206, part)
         assert answer.headers["content-range"] == shown
     for asked in ("bytes=9-2", "lines=1-2", "bytes=0-1,4-5", "bytes=-"):
         assert http.get(address, headers={"Range": asked}).status_code == 200
+    for known in ('"etag"', "Wed, 21 Oct 2015 07:28:00 GMT"):  # Of a content that it was before.
+        answer = http.get(address, headers={"Range": "bytes=4-", "If-Range": known})
+        assert (answer.status_code, answer.content) == (200, bytes(range(256)))
     late = http.get(address, headers={"Range": "bytes=256-"})
     assert (late.status_code, late.headers["content-range"]) == (416, "bytes */256")
     assert late.json()["error"]["code"] == "range_not_satisfiable"

@@ -154,3 +154,10 @@ def test_tools_that_nobody_can_use_are_left_out(server: RunningServer) -> None:
     found = [(tool["name"], tool["input_schema"]) for tool in tools]
     assert found == [("good", {"type": "object"})]
     assert server.calls[before:] == [], "nothing that a schema names is fetched"
+
+
+def test_schemas_that_take_years_hold_no_other_thread(server: RunningServer) -> None:
+    before = time.monotonic()
+    with pytest.raises(client.McpFailed, match="too much time or memory"):
+        client.list_tools(at(server, "branching-tools"), LIMITS)
+    assert time.monotonic() - before < 30

@@ -330,20 +330,36 @@ def _keys(site: McpSite) -> list[bytes]:
 
 
 def test_registered_server_is_named_by_its_label(site: McpSite) -> None:
-    site.stack.sql(
-        "INSERT INTO mcp_servers_mcpserver (label, url, transport, description, is_active, "
-        "is_idempotent, credentials, oauth_issuer, oauth_client_id, oauth_secret, oauth_scope, "
-        "tools, error, created_at) "
-        "VALUES ('own', %s, 'auto', 'Sums.', true, false, '', '', '', '', '', '[]', '', now())",
-        f"{site.server.url}/mcp",
-    )
-    tool = {"type": "mcp", "server_label": "own", "require_approval": "never"}
+    tool = register(site, "own", "mcp")
     response = site.respond({"calls": [["own__add", {"a": 1, "b": 2}]]}, SAY, tool=tool)
     assert dicts(response.output)[1]["output"] == "3"
     described = [one["function"]["description"] for one in site.model.body["tools"]]
     assert "(Sums.) Adds two integers." in described
     listed = "SELECT jsonb_array_length(tools) > 3 FROM mcp_servers_mcpserver WHERE label = 'own'"
     assert site.stack.sql(listed) == [(True,)]
+
+
+@pytest.mark.parametrize(("path", "error"), [("silent", "within 3 s"), ("nul", "a\ufffdb")])
+def test_failure_of_a_listing_is_on_the_page_of_the_server(
+    site: McpSite, path: str, error: str
+) -> None:
+    listing = dicts(site.respond(SAY, tool=register(site, path, path)).output)[0]
+    assert error in json.dumps(listing["error"], ensure_ascii=False)
+    found = site.stack.sql("SELECT error FROM mcp_servers_mcpserver WHERE label = %s", path)
+    assert error in found[0][0]
+
+
+def register(site: McpSite, label: str, path: str) -> dict[str, Any]:
+    """Register a server; return the tool that names it."""
+    site.stack.sql(
+        "INSERT INTO mcp_servers_mcpserver (label, url, transport, description, is_active, "
+        "is_idempotent, credentials, oauth_issuer, oauth_client_id, oauth_secret, oauth_scope, "
+        "tools, error, created_at) "
+        "VALUES (%s, %s, 'auto', 'Sums.', true, false, '', '', '', '', '', '[]', '', now())",
+        label,
+        f"{site.server.url}/{path}",
+    )
+    return {"type": "mcp", "server_label": label, "require_approval": "never"}
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,32 @@ def test_what_was_fetched_before_is_looked_at_again(hub: Hub, models_dir: Path) 
     assert not StoredModel.objects.exists()
 
 
+def test_a_file_that_the_hub_has_changed_stays_until_the_new_one_is_whole(
+    hub: Hub, models_dir: Path
+) -> None:
+    kept, new = models_dir / FILE, DEMO_FILE.read_bytes()
+    kept.parent.mkdir(parents=True)
+    for old in (new[:-1], new + b"x", new[:-1] + bytes([new[-1] ^ 1])):
+        kept.write_bytes(old)
+        true_listing = hub.listing()
+        hub.files["tiny.Q8_0.gguf"] = new[:-8] + b"corrupt!"
+        hub.listing = lambda listing=true_listing: listing  # type: ignore[method-assign]
+        assert "its SHA-256 is" in ended().error
+        assert kept.read_bytes() == old
+        hub.files["tiny.Q8_0.gguf"] = new
+        assert ended().state == PullState.COMPLETED
+        assert kept.read_bytes() == new
+    assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+
+
+def test_an_unfinished_file_that_is_longer_than_the_hubs_is_fetched_anew(models_dir: Path) -> None:
+    part = models_dir / f"{FILE}.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(DEMO_FILE.read_bytes() + b"of another revision")
+    assert ended().state == PullState.COMPLETED
+    assert (models_dir / FILE).read_bytes() == DEMO_FILE.read_bytes()
+
+
 def test_a_hub_that_sends_more_than_it_said_is_cut_off(hub: Hub, models_dir: Path) -> None:
     true_listing = hub.listing()
     hub.files["tiny.Q8_0.gguf"] += b"x" * 4_000_000

@@ -2,23 +2,19 @@
 
 ``python -m worker.engines.grammar_trial`` compiles grammars and takes random steps through them,
 which shows the cost of the steps. A question is the kind and the source of a grammar; the answer is
-its error, empty if it is valid, and its Lark form if it is GBNF. Another question is ``FIT`` with
-schemas and calls: whether the arguments fit the schemas.
+its error, empty if it is valid, and its Lark form if it is GBNF.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 
-from inference_site.core.json_schemas import closed_validator
+from inference_site.core.limited_process import serve
 from worker.engines.gbnf import lark_of_gbnf
-from worker.engines.grammars import FIT
-from worker.limited_process import serve
+from worker.engines.grammars import PYTHON_PATTERN
 
 _CPU_S = 0.5
 """Processor time for one grammar; ordinary ones take a hundredth of it."""
@@ -47,6 +43,8 @@ class _Vocabulary:
 
 def try_grammar(kind: str, source: str, tokenizer: LLTokenizer) -> tuple[str, str]:
     """Return the error of a grammar, empty if it is valid, and its Lark form if it is GBNF."""
+    if kind == PYTHON_PATTERN:
+        return _python_error(source), ""
     lark = ""
     try:
         if kind == "gbnf":
@@ -59,13 +57,13 @@ def try_grammar(kind: str, source: str, tokenizer: LLTokenizer) -> tuple[str, st
     return _walk(LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)), lark
 
 
-def fits(schemas: Mapping[str, Any], calls: Sequence[tuple[str, Any]]) -> bool:
-    """Return whether each call's arguments fit the schema of its name."""
+def _python_error(pattern: str) -> str:
+    """Return why Python cannot compile a pattern; empty if it can."""
     try:
-        validators = {name: closed_validator(schema) for name, schema in schemas.items()}
-    except ValueError:  # No schema, or one with a reference to another document.
-        return False
-    return all(validators[name].is_valid(arguments) for name, arguments in calls)
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as exc:
+        return str(exc)
+    return ""
 
 
 def _one_line(error: str) -> str:
@@ -97,7 +95,7 @@ if __name__ == "__main__":
     vocabulary = _Vocabulary()
     wrapped = LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=len(vocabulary.tokens))
 
-    def answer(kind: str, source: Any) -> object:
-        return fits(*source) if kind == FIT else try_grammar(kind, source, wrapped)
+    def answer(kind: str, source: str) -> tuple[str, str]:
+        return try_grammar(kind, source, wrapped)
 
     serve(answer, _CPU_S, _MEMORY)

@@ -8,7 +8,6 @@ tries each grammar. llama.cpp also makes grammars of schemas, without limits: th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -17,12 +16,13 @@ import orjson
 
 from inference_site.core.domain.errors import InvalidRequest
 from inference_site.core.domain.request import Constraint, objects_in
-from worker.limited_process import LimitedProcess
+from inference_site.core.limited_process import LimitedProcess
 
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Whitespace in JSON. If it were free, a weak model would generate whitespace without end."""
-FIT = "fit"
-"""The question whether arguments fit schemas, in place of a kind of grammar."""
+PYTHON_PATTERN = "python_pattern"
+"""The question whether Python compiles a pattern, in place of a kind of grammar."""
+_SHOWN_PATTERN = 200
 _ESCAPE_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
 _CACHED_TRIALS = 256
 _MAX_OPTIONAL = 200
@@ -147,24 +147,15 @@ def knows_pattern(pattern: str, param: str) -> bool:
     Raise InvalidRequest for a pattern that is invalid or too complex.
     """
     error, _ = _tried("regex", pattern)
-    if not error:
-        return True
-    try:
-        re.compile(pattern)
-    except re.error as exc:
-        raise InvalidRequest(f"Invalid schema: the pattern {pattern!r}: {exc}.", param) from exc
-    if error == _TOO_COMPLEX:
-        raise InvalidRequest(f"Invalid schema: the pattern {pattern!r}: {error}.", param)
-    return False
-
-
-def arguments_fit(schemas: Mapping[str, Any], calls: Sequence[tuple[str, Any]]) -> bool:
-    """Whether the arguments of each call fit the schema of its name.
-
-    A schema of a kilobyte can take years: two references to the next definition in each of 40. So
-    one that takes too much time or memory fits nothing.
-    """
-    return bool(_trials.ask(FIT, (schemas, calls)))
+    if error and error != _TOO_COMPLEX:
+        # Python's library has no limit of time: a kilobyte of ranges takes it minutes.
+        error, _ = _tried(PYTHON_PATTERN, pattern)
+        if not error:
+            return False
+    if error:
+        shown = pattern if len(pattern) <= _SHOWN_PATTERN else f"{pattern[:_SHOWN_PATTERN]}…"
+        raise InvalidRequest(f"Invalid schema: the pattern {shown!r}: {error}.", param)
+    return True
 
 
 def gbnf_as_lark(constraint: Constraint) -> str:

@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 from inference_site.core.domain.deltas import Delta, Finish, TextDelta, ToolCallDelta
 from inference_site.core.domain.request import GenerationRequest, Tool
+from inference_site.core.json_schemas import arguments_fit
 from worker.engines.chat.tools import new_call_id, whole_characters
-from worker.engines.grammars import arguments_fit
 
 _MAX_HELD = 64 * 1024
 """Characters of an answer that are held back because it may become calls."""
@@ -126,7 +126,6 @@ def _parse_calls(text: str, tools: dict[str, Tool]) -> Iterator[ToolCallDelta]:
         encoded.append(json.dumps(given[0], ensure_ascii=False, allow_nan=False))
         while at < len(text) and text[at].isspace():
             at += 1
-    # References of a schema to other documents are errors.
     if calls and not arguments_fit({name: tools[name].parameters for name, _ in calls}, calls):
         raise ValueError("the arguments do not fit the tool's schema")
     for (name, _), arguments in zip(calls, encoded, strict=True):

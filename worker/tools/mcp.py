@@ -87,6 +87,8 @@ class McpTool:
             message = f"Nothing was sent: {exc}."
             return _not_listed(server, message) if name == LIST_TOOLS else _failed(message)
         except client.McpTimeout as exc:
+            if name == LIST_TOOLS:
+                return _not_listed(server, str(exc))
             raise ToolTimeout(str(exc)) from exc
         except client.McpCancelled as exc:
             raise ToolCancelled(str(exc)) from exc

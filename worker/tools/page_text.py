@@ -12,7 +12,7 @@ from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 from resiliparse.parse.html import HTMLTree
 
-from worker.limited_process import serve
+from inference_site.core.limited_process import serve
 
 _CPU_S = 0.5
 """Processor time for one page; ordinary ones take a hundredth of it, the largest an eighth."""

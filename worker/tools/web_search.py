@@ -32,8 +32,8 @@ from inference_site.core.domain.site_tools import (
     WebResult,
     web_results_text,
 )
+from inference_site.core.limited_process import LimitedProcess
 from worker.fetching import Fetched, FetchError, FetchPolicy, fetched
-from worker.limited_process import LimitedProcess
 from worker.tools.base import CallContext, ToolCancelled, ToolTimeout, cut
 
 logger = logging.getLogger(__name__)

@@ -294,6 +294,24 @@ def test_dry_forbids_the_longer_repetition_more() -> None:
     assert dry_penalties(replace(sampling, dry_multiplier=0), history, []) == {}
 
 
+@pytest.mark.parametrize("temperature", [0, 0.7])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(repetition_penalty=1e300),
+        Sampling(dry_multiplier=1e308, dry_base=1.75, dry_allowed_length=0),
+        Sampling(dry_multiplier=1, dry_base=1e300, dry_allowed_length=0),
+    ],
+)
+def test_the_only_token_of_a_grammar_stands_the_highest_penalty(
+    sampling: Sampling, temperature: float
+) -> None:
+    sampler = Sampler(replace(sampling, temperature=temperature), [], seed=1)
+    logits = np.full(5, -np.inf, np.float32)
+    logits[3] = -2.0
+    assert sampler.choose(logits, [3] * 80, [3] * 80) == 3
+
+
 @given(st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=50))
 def test_log_probabilities_add_up_to_one(scores: list[float]) -> None:
     total = np.exp(log_probabilities(np.array(scores, np.float32)).astype(np.float64)).sum()

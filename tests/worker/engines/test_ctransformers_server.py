@@ -41,6 +41,11 @@ class ToldEngine:
             sink.feed(TextDelta(text))
         sink.feed(Finish("stop"))
 
+    def tokenize(self, _: GenerationRequest, sink: Sink) -> None:
+        self.go_on.wait(60)
+        if sink.cancelled:
+            self.cancelled.set()
+
 
 def served(test: Any) -> None:
     """Run a test against a server of one slot."""
@@ -76,6 +81,20 @@ def test_a_run_that_makes_no_step_has_no_pulse() -> None:
         engine.go_on.set()
         assert b"[DONE]" in await answer.read()
         assert await pulse() == 200
+
+    served(test)
+
+
+def test_a_text_is_not_tokenized_further_when_its_connection_has_ended() -> None:
+    async def test(client: Any, engine: ToldEngine) -> None:
+        asking = asyncio.ensure_future(
+            client.post("/tokenize", json={"content": "Hi"}, headers=KEY)
+        )
+        await asyncio.sleep(0.5)
+        asking.cancel()
+        await asyncio.sleep(0.5)
+        engine.go_on.set()
+        assert await asyncio.to_thread(engine.cancelled.wait, 10)
 
     served(test)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import orjson
@@ -58,6 +59,32 @@ def test_schemas_that_take_long_are_refused(schema: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as refused:
         _encode(tools=(Tool("f", None, schema),))
     assert refused.value.param == "tools"
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(?i)(?=a)" + "[\u0100-\U0001ffff]" * 2_000,
+        "(?:" + "x" * 100_000 + "|" + "x" * 100_000 + ")(?=a)",
+        "(?=" + "(" * 5_000 + ")" * 5_001,
+        "(?=a{99999999999999})",
+    ],
+    ids=["ranges", "prefix", "depth", "count"],
+)
+def test_pattern_that_cannot_be_compiled_holds_no_worker(pattern: str) -> None:
+    """Python compiles none of these within minutes, or without an error of its own kind."""
+    before = time.monotonic()
+    with pytest.raises(InvalidRequest, match="pattern") as refused:
+        _encode(tools=(Tool("f", None, _pattern(pattern)),))
+    assert refused.value.param == "tools"
+    assert len(str(refused.value)) < 1_000
+    assert time.monotonic() - before < 20
+
+
+def test_pattern_that_only_llguidance_lacks_is_left_out() -> None:
+    payload = _encode(tools=(Tool("f", None, _pattern("(?=a)b")),))
+    [tool] = payload["tools"]
+    assert tool["function"]["parameters"]["properties"]["p"] == {"type": "string"}
 
 
 def _schema(schema: dict[str, Any]) -> Constraint:

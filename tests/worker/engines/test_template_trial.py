@@ -11,10 +11,10 @@ import pytest
 from inference_site.catalogue.engines.llama_cpp import LlamaCppOptions
 from inference_site.core.domain.errors import GenerationFailed
 from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.limited_process import PATIENCE_S, LimitedProcess
 from worker.engines.chat import template
 from worker.engines.chat.template import ChatTemplate
 from worker.engines.llama_cpp.chat import TemplateTrial
-from worker.limited_process import PATIENCE_S, LimitedProcess
 
 
 class StarvedProcess:

@@ -18,8 +18,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from inference_site.core.limited_process import serve
 from worker.engines.chat.template import TOO_COMPLEX
-from worker.limited_process import serve
 
 _CPU_S = 2
 """Processor time for one prompt; a conversation of 10,000 messages takes a tenth of it."""

@@ -23,8 +23,8 @@ from inference_site.core.domain.request import (
     TextPart,
     Tool,
 )
+from inference_site.core.limited_process import LOAD_PATIENCE_S, PATIENCE_S, LimitedProcess
 from worker.engines.chat.tools import whole_characters
-from worker.limited_process import LOAD_PATIENCE_S, PATIENCE_S, LimitedProcess
 
 _FAMILIES_FOLDER = Path(__file__).parent / "families"
 

@@ -21,6 +21,9 @@ Candidates = tuple[Tokens, Floats]
 
 _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P = 0.8, 40, 0.95, 0.05
 """Defaults of the sampling parameters; llama.cpp's."""
+_HIGHEST = 1e4
+"""The highest factor or penalty. With a higher one the logit of a token becomes infinite, as are
+those of the tokens that a grammar forbids."""
 _PENALISED = 64
 """Tokens at the end of the context that the repetition penalty counts."""
 
@@ -68,7 +71,8 @@ class Sampler:
         for token, bias in self._bias.items():
             if token < len(logits):
                 logits[token] += bias
-        if (factor := _or(settings.repetition_penalty, 1.0)) != 1.0 and history:
+        factor = min(_or(settings.repetition_penalty, 1.0), _HIGHEST)
+        if factor != 1.0 and history:
             seen = np.array(history[-_PENALISED:])  # Repeated indices are assigned once.
             scores = logits[seen]
             logits[seen] = np.where(scores > 0, scores / factor, scores * factor)
@@ -150,13 +154,13 @@ def dry_penalties(
     allowed = (
         _ALLOWED_LENGTH if sampling.dry_allowed_length is None else sampling.dry_allowed_length
     )
-    base = sampling.dry_base or _BASE
+    base = min(sampling.dry_base or _BASE, _HIGHEST)
     breaking = frozenset[int]().union(*breakers)
     last_n = sampling.dry_penalty_last_n
     if last_n is not None and last_n >= 0:
         history = history[len(history) - min(last_n, len(history)) :]
     return {
-        token: multiplier * base ** (length - allowed)
+        token: min(multiplier * base ** (length - allowed), _HIGHEST)
         for token, length in _repeats(history, breaking).items()
         if length >= allowed
     }

@@ -132,7 +132,10 @@ class ModelServer:
     async def _collected(self, request: GenerationRequest) -> list[Delta]:
         stream = _Stream(request)
         with self._running(stream):
-            await stream.work(self._threads, self._engine)
+            try:
+                await stream.work(self._threads, self._engine)
+            finally:
+                stream.cancelled_at_client = True
         return stream.deltas
 
     async def _complete(self, asked: web.Request) -> web.StreamResponse:

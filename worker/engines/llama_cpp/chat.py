@@ -16,6 +16,7 @@ from inference_site.catalogue.gguf_files import CHAT_TEMPLATE, metadata
 from inference_site.core.domain.errors import EngineLoadError, InvalidRequest
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest, TextPart
+from inference_site.core.limited_process import LOAD_PATIENCE_S, PATIENCE_S
 from worker.engines.base import Engine, Sink
 from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import (
@@ -25,7 +26,6 @@ from worker.engines.chat.configuration import (
     options_with,
 )
 from worker.engines.chat.template import TOO_COMPLEX, rendered, wire_message, wire_tool
-from worker.limited_process import LOAD_PATIENCE_S, PATIENCE_S
 
 Complete = Callable[[GenerationRequest, Sink, tuple[str, ...]], None]
 """Completes prompts. The special tokens with these texts are part of the output."""

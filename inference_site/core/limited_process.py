@@ -1,6 +1,6 @@
-"""A process with limits, for untrusted input: a grammar, a chat template, a web page.
+"""A process with limits, for untrusted input: a grammar, a schema, a chat template, a web page.
 
-Input that takes too much time, memory or stack ends that process, not the worker. The process
+Input that takes too much time, memory or stack ends that process, not its parent. The process
 answers many questions, and is started again when it has ended. A question and an answer are a line
 of JSON each.
 """
@@ -25,8 +25,8 @@ from typing import Any
 from inference_site.core.domain.errors import GenerationFailed
 
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ")
-"""The variables that the process inherits; the worker's environment has secrets."""
-_ROOT = Path(__file__).resolve().parent.parent
+"""The variables that the process inherits; the environment of its parent has secrets."""
+_ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60
 """Seconds to wait for an answer. The process limits its own processor time; this also bounds the
 wait on a host that is too busy to give it any."""
