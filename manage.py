@@ -25,6 +25,12 @@ def _main() -> None:
     """Run the command; print one line for what an operator can mend, unless ``--traceback``."""
     try:
         execute_from_command_line(sys.argv)
+        sys.stdout.flush()
+    except BrokenPipeError:  # The reader of the output has ended, as `head` does.
+        if sys.argv[1] in _PROCESSES:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except Exception as exc:
         line = "" if "--traceback" in sys.argv else _what_to_mend(exc)
         if not line:

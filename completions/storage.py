@@ -31,7 +31,7 @@ from inference_site.core.domain.deltas import (
 )
 from inference_site.core.errors.api_errors import NotFoundError
 from inference_site.core.storage.fields import replace_nul
-from inference_site.core.storage.old_rows import delete_older
+from inference_site.core.storage.old_rows import delete_older, old_ids_among
 from inference_site.runs.kinds import Assembler
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.streams.batches import Batch, Ending, StoredStream
@@ -249,6 +249,8 @@ def prune(until: float) -> int:
         # The index of a project's rows is in the order of their ids.
         rows = StoredCompletion.objects.filter(project=project)
         deleted += delete_older(rows, since, until, _BATCH)
+        if ids := old_ids_among(StoredCompletion, project, since, until, _BATCH):
+            deleted += rows.filter(pk__in=ids).delete()[0]
     return deleted
 
 

@@ -295,6 +295,11 @@ CHANNEL_LAYERS = {
 # --- Celery --------------------------------------------------------------------------------------
 
 CELERY_BROKER_URL = BROKER_URL.replace("unix://", "redis+socket://", 1)
+# As redis-py does for the other roles; kombu would accept any certificate. Options of the address,
+# such as ``?ssl_ca_certs=``, replace this.
+CELERY_BROKER_USE_SSL = (
+    {"ssl_cert_reqs": "required"} if BROKER_URL.startswith("rediss://") else False
+)
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None
 # A Redis whose disk is full refuses to take a wake-up from its queue; that passes.

@@ -77,7 +77,9 @@ def reserve(
     count what that one has spent. Call this in the transaction that accepts the generation. Raise
     BudgetExhausted if the estimate exceeds the rest of a budget. A budget without reservations
     accepts any estimate until it is spent; otherwise a request larger than the remainder could
-    never run.
+    never run. A budget that is newer than the request holds no reservation of it, because
+    accounting releases none there (``accounting.HAS_RESERVATION``): the clock was set back, or the
+    hosts that made the two have different times.
     """
     valued = {"": "", **(values or {})}
     is_affected = Q(api_key=None) | Q(api_key=api_key_id)
@@ -101,7 +103,8 @@ def reserve(
             left = period_end(budget.every, now) - now
             raise BudgetExhausted(budget, max(1, round(left.total_seconds())))
     in_money = Q(budget__in=[budget.pk for budget in budgets if budget.unit == Budget.Unit.COST])
-    BudgetSpend.objects.filter(pk__in=[spend.pk for spend in spends.values()]).update(
+    holding = [spends[budget.pk].pk for budget in budgets if budget.created_at <= now]
+    BudgetSpend.objects.filter(pk__in=holding).update(
         reserved=F("reserved")
         + Case(When(in_money, then=estimate.cost), default=Decimal(estimate.tokens))
     )

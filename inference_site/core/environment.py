@@ -46,6 +46,8 @@ def text(name: str, default: str = "") -> str:
         given = Path(path).read_text(encoding="utf-8") if path else os.environ.get(name, "")
     except OSError as exc:
         raise ImproperlyConfigured(f"{name}_FILE: {exc.strerror}: {exc.filename}.") from exc
+    except UnicodeDecodeError as exc:
+        raise ImproperlyConfigured(f"{name}_FILE: not a text in UTF-8: {path}.") from exc
     if value := given.strip():
         _given[name] = value
         _asked[name] = value, f"{name}_FILE" if path else "environment"

@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from inference_site.accounts.models import retention_cutoffs
 from inference_site.core.errors.api_errors import FileStorageError
-from inference_site.core.storage.old_rows import old_ids
+from inference_site.core.storage.old_rows import old_ids, old_ids_among
 from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE
 from inference_site.files.models import StoredFile, Upload
 
@@ -114,6 +114,8 @@ def prune(until: float) -> int:
         Upload.objects.ended_before(since).filter(project=project).delete()
         for ids in old_ids(StoredFile.objects.filter(project=project), since, until, _BATCH):
             StoredFile.objects.filter(pk__in=ids, created_at__lt=since).hide()
+        imported = old_ids_among(StoredFile, project, since, until, _BATCH)
+        StoredFile.objects.filter(pk__in=imported).hide()
     deleted = 0
     while time.monotonic() < until:
         stale = timezone.now() - STORING_TIMEOUT

@@ -93,7 +93,7 @@ class Hub:
         self._received_at = 0.0
         """When the last message came."""
         self._failed_at = 0.0
-        """When an event log could not be read the last time."""
+        """When an event log could not be read, or took no writes, the last time."""
 
     def follow(self, generation_id: str, after: int = -1, grace_s: int = 0) -> Follower:
         """Add a reader of the frames with numbers above ``after``. For any thread."""
@@ -382,11 +382,13 @@ class Hub:
         For those in ``renumbered`` the log holds a later attempt: the stored result will not
         continue the frames that they have.
         """
-        await _replay(readers, await _rows_of(readers, status__in=TERMINAL))
+        rows = await _rows_of(readers)
+        ended = {id_: row for id_, row in rows.items() if row.status in TERMINAL}
+        await _replay(readers, ended)
         lost = [reader for reader in readers if not reader.has_ended]
         if not lost:
             return
-        rows = await _rows_of(lost)
+        # By the same rows: what has ended since they were read is replayed the next time.
         stored = await in_database_thread(partial(_will_be_stored, rows.values()))
         for reader in lost:
             reader.waits_for_end = reader.generation_id in stored and reader not in renumbered
@@ -401,9 +403,22 @@ class Hub:
         ended_by = Now() - dt.timedelta(seconds=_CLOSING_S)
         rows = await _rows_of(followers, status__in=TERMINAL, finished_at__lt=ended_by)
         ended = [follower for follower in followers if follower.generation_id in rows]
+        is_lost = await self._take_writes(rows)
         await self._catch_up(ended)  # The ending may have come since the log was read.
         await _replay(ended, rows)
-        _end_lost(ended, rows)
+        if is_lost:
+            _end_lost(ended, rows)
+
+    async def _take_writes(self, generation_ids: Iterable[str]) -> bool:
+        """Whether the event logs of these take writes: not of a replica, or with a full disk."""
+        try:
+            for generation_id in generation_ids:
+                await self._logs[shard_of(generation_id)].follow(generation_id, self.channel)
+        except redis.exceptions.RedisError as exc:
+            self._failed_at = time.monotonic()
+            logger.warning("hub: an event log takes no writes: %s", exc)
+            return False
+        return True
 
 
 async def _rows_of(followers: Iterable[Follower], **states: object) -> dict[str, Generation]:

@@ -38,7 +38,7 @@ from inference_site.core.observability.metrics import (
     render_metrics,
 )
 from inference_site.core.storage.postgresql import unpooled_connection
-from inference_site.core.storage.redis import client_options
+from inference_site.core.storage.redis import client_options, takes_writes
 from inference_site.gateway.api.payload import WireObject
 from inference_site.gateway.api.schema import ErrorEnvelope, documented
 from inference_site.gateway.api.views import OpenView
@@ -153,6 +153,8 @@ def _check_redis() -> str:
         for url in urls:
             with redis.Redis.from_url(url, **client_options(1)) as client:
                 client.ping()
+                if not takes_writes(client):
+                    return "it takes no writes"
     except redis.RedisError as exc:
         return f"{type(exc).__name__}: not reachable"
     return "ok"

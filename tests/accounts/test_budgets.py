@@ -32,7 +32,10 @@ def estimate(tokens: int, cost: str = "0") -> Estimate:
 
 
 def make(key: ApiKey, amount: Any, unit: str = "tokens", every: str = "day") -> Budget:
-    return Budget.objects.create(project=key.project, unit=unit, every=every, amount=amount)
+    before = NOW - dt.timedelta(days=99)
+    return Budget.objects.create(
+        project=key.project, unit=unit, every=every, amount=amount, created_at=before
+    )
 
 
 def held(budget: Budget) -> float:
@@ -98,6 +101,16 @@ def test_budgets_of_other_keys_and_projects_do_not_change(api_key: Key, project:
         Budget.objects.create(unit="tokens", every="day", amount=0, **owner)
     reserve(key.project_id, key.pk, estimate(10), NOW)
     assert not BudgetSpend.objects.filter(reserved__gt=0).exists()
+
+
+def test_a_budget_that_is_newer_than_a_request_holds_nothing_of_it(api_key: Key) -> None:
+    """Accounting releases nothing there; a clock that is set back would hold it for a month."""
+    key = api_key[0]
+    budget = make(key, 100)
+    reserve(key.project_id, key.pk, estimate(30), budget.created_at - dt.timedelta(seconds=1))
+    assert not BudgetSpend.objects.filter(reserved__gt=0).exists()
+    reserve(key.project_id, key.pk, estimate(30), budget.created_at)
+    assert budget.spends.get(start=budget.created_at.date()).reserved == 30
 
 
 def test_periods_begin_and_end_with_days_and_months_of_utc() -> None:

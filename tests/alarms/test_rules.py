@@ -78,6 +78,15 @@ def test_an_alarm_begins_once_and_ends_when_it_has_been_over_for_a_while(
     assert list(told) == ["alarm.firing", "alarm.resolved"]
 
 
+def test_an_alarm_ends_although_the_clock_was_set_back(api_key: Key) -> None:
+    only(RuleKind.QUEUE_WAIT, 1)
+    row = create_generation(api_key[0], created_at=timezone.now() - dt.timedelta(seconds=90))
+    assert firing() == ["m"]
+    row.delete()
+    Alarm.objects.update(seen_at=timezone.now() + dt.timedelta(hours=2))
+    assert firing() == []
+
+
 def test_a_rule_that_is_turned_off_ends_its_alarms(api_key: Key) -> None:
     rule = only(RuleKind.QUEUE_WAIT, 1)
     create_generation(api_key[0], created_at=timezone.now() - dt.timedelta(seconds=90))

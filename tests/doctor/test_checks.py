@@ -75,6 +75,24 @@ def test_a_redis_that_evicts_keys_fails() -> None:
     assert ("fail", "allkeys-lru, limit 1,024 MiB") in found
 
 
+@pytest.mark.redis
+def test_a_redis_that_takes_no_writes_fails() -> None:
+    with redis.Redis.from_url(site_settings.REDIS_URL) as client:
+        client.config_set("min-replicas-to-write", 1)
+        try:
+            found = {(finding.level, finding.found) for finding in checks.check_redis()}
+        finally:
+            client.config_set("min-replicas-to-write", 0)
+    assert ("fail", "it takes no writes; its role is master") in found
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_database_that_takes_no_writes_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGOPTIONS", "-c default_transaction_read_only=on")
+    found = {(finding.level, finding.found) for finding in checks.check_postgres()}
+    assert ("fail", "it takes no writes") in found
+
+
 @pytest.mark.django_db(transaction=True)
 def test_a_database_without_tables_lacks_migrations(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [finding.level for finding in checks.check_migrations()] == ["ok"]

@@ -328,9 +328,11 @@ def test_who_comes_to_a_hole_in_the_log_of_what_is_over_reads_on_in_what_is_stor
 
 @pytest.mark.usefixtures("soon")
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("ends_meanwhile", [False, True])
 def test_who_comes_to_a_hole_while_a_stored_response_runs_waits_for_its_end(
-    monkeypatch: pytest.MonkeyPatch, api_key: Key
+    monkeypatch: pytest.MonkeyPatch, api_key: Key, *, ends_meanwhile: bool
 ) -> None:
+    """Also if it ends after the hub has looked whether it has ended."""
     chain = Chain(api_key[0])
     ended, sent = chain.settle(chain.accept("x"), TextDelta("a"), TextDelta("b"), STOP)
     runs = Generation.objects.filter(public_id=ended.public_id)
@@ -343,16 +345,25 @@ def test_who_comes_to_a_hole_while_a_stored_response_runs_waits_for_its_end(
             stored.update(status="completed", completed_at=long_ago())
             runs.update(status=Status.COMPLETED, finished_at=long_ago())
 
+    replay = hub_module._replay
+
+    async def replay_and_end(*given: Any) -> None:
+        await replay(*given)
+        await sync_to_async(end)()
+
     async def scenario(site: Site) -> None:
         follower = site.hub.follow(ended.public_id)
         await site.write(ended.public_id, Batch(0, sent[:3]), Batch(5, sent[5:]))
         await site.hint((ended.public_id, b""))
         assert frames(await site.next(follower)) == sent[:3]
+        if ends_meanwhile:
+            monkeypatch.setattr(hub_module, "_replay", replay_and_end)
         await site.hint((ended.public_id, b""))
-        while not follower.waits_for_end:
-            await asyncio.sleep(0.01)
-        assert not follower.has_ended
-        await sync_to_async(end)()
+        if not ends_meanwhile:
+            while not follower.waits_for_end:
+                await asyncio.sleep(0.01)
+            assert not follower.has_ended
+            await sync_to_async(end)()
         rest = await site.next(follower)
         numbers = [decode(frame).get("sequence_number") for frame in frames(rest)]
         assert numbers == [decode(frame).get("sequence_number") for frame in sent[3:]]
@@ -470,6 +481,41 @@ def test_a_stream_that_is_not_over_or_is_about_to_be_ended_is_waited_for(
         assert follower.take() == []
 
     on_site(monkeypatch, scenario)
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.django_db(transaction=True)
+def test_an_ending_is_waited_for_while_redis_takes_no_writes(
+    monkeypatch: pytest.MonkeyPatch, api_key: Key
+) -> None:
+    """A replica, or a Redis whose disk is full: the worker writes the ending when that is over."""
+    row = create_generation(api_key[0], status=Status.COMPLETED, finished_at=long_ago())
+    client: Any = client_for(row.public_id)
+    has_looked, rows_of = asyncio.Event(), hub_module._rows_of
+
+    async def rows(*followers: Any, **states: Any) -> dict[str, Generation]:
+        has_looked.set()
+        return await rows_of(*followers, **states)
+
+    async def scenario(site: Site) -> None:
+        follower = site.hub.follow(row.public_id)
+        monkeypatch.setattr(hub_module, "_rows_of", rows)
+        async with asyncio.timeout(60):
+            await has_looked.wait()
+            while follower in site.hub._in_database:
+                await asyncio.sleep(0.01)
+        assert follower.take() == []
+        client.config_set("min-replicas-to-write", 0)
+        await site.write(row.public_id, Batch(0, [b"0", b"done"], END))
+        batches = await site.next(follower)
+        assert frames(batches) == [b"0", b"done"]
+        assert batches[-1].ending == END
+
+    client.config_set("min-replicas-to-write", 1)
+    try:
+        on_site(monkeypatch, scenario)
+    finally:
+        client.config_set("min-replicas-to-write", 0)
 
 
 @pytest.mark.usefixtures("soon")

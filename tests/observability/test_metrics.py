@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from ipaddress import ip_network
 
 import pytest
 from django.test import override_settings
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, CollectorRegistry, Gauge
 
 from inference_site.core.domain.deltas import Usage
-from inference_site.core.observability.metrics import Meter, may_scrape
+from inference_site.core.observability.metrics import Meter, may_scrape, timestamp_check
 
 
 def value(name: str, **labels: str) -> float:
@@ -77,3 +78,11 @@ def test_who_may_read_metrics(address: str, authorization: str, forwarded: bool,
 def test_no_token_opens_to_no_token() -> None:
     with override_settings(METRICS_TOKEN="", METRICS_ALLOWED_NETWORKS=[]):
         assert not may_scrape("127.0.0.1", "Bearer ", False)
+
+
+@pytest.mark.parametrize(("ahead_s", "is_well"), [(0, True), (-60, False), (3_600, False)])
+def test_a_timestamp_that_is_old_or_of_the_future_is_a_fault(ahead_s: int, is_well: bool) -> None:
+    """A clock that was set back must not hide for an hour that a process hangs."""
+    timestamp = Gauge("renewed", "When it was renewed.", registry=CollectorRegistry())
+    timestamp.set(time.time() + ahead_s)
+    assert (timestamp_check(timestamp, "it was not renewed")() == "") is is_well

@@ -15,12 +15,20 @@ NOWHERE = "127.0.0.1:9"
 
 def manage(tmp_path: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a command without any service."""
+    return manage_into(subprocess.PIPE, tmp_path, *arguments, **env)
+
+
+def manage_into(
+    stdout: int, tmp_path: Path, *arguments: str, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command without any service, with this standard output."""
     addresses = {"DATABASE_URL": f"postgresql://{NOWHERE}/none", "REDIS_URL": f"redis://{NOWHERE}"}
     return subprocess.run(
         [sys.executable, "manage.py", *arguments],
         cwd=ROOT,
         env={**os.environ, **addresses, "DATA_DIR": str(tmp_path / "data"), **env},
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         text=True,
         check=False,
         timeout=120,
@@ -64,6 +72,30 @@ def test_a_wrong_setting_is_told_in_one_line(
     assert done.returncode in (1, 2)
     assert told in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("rediss://db", "{'ssl_cert_reqs': 'required'}"),
+        ("rediss://db?ssl_ca_certs=/ca.pem", "{'ssl_ca_certs': '/ca.pem'}"),
+        ("redis://db", "False"),
+    ],
+)
+def test_celery_checks_the_certificate_of_its_redis(tmp_path: Path, url: str, told: str) -> None:
+    code = "from inference_site.celery import app; print(app.connection().ssl)"
+    done = manage(tmp_path, "shell", "-c", code, BROKER_URL=url, SECRET_KEY="x" * 50)
+    assert done.stdout.splitlines()[-1] == told
+    assert "insecure SSL" not in done.stderr
+
+
+def test_a_reader_that_has_ended_is_no_fault(tmp_path: Path) -> None:
+    """As in `manage.py openapi | head`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = manage_into(writer, tmp_path, "openapi", SECRET_KEY="x" * 50)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_the_traceback_is_shown_when_it_is_asked_for(tmp_path: Path) -> None:

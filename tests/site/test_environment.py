@@ -67,6 +67,15 @@ def test_a_file_of_a_secret_that_is_missing_is_named(
     assert environment.text(NAME) == "own"
 
 
+def test_a_file_of_a_secret_that_is_no_text_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "random").write_bytes(b"\xff\x00\xfe")
+    monkeypatch.setenv(f"{NAME}_FILE", str(tmp_path / "random"))
+    with pytest.raises(ImproperlyConfigured, match=rf"{NAME}_FILE: not a text in UTF-8: .*random"):
+        environment.text(NAME)
+
+
 def test_amounts_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     given(monkeypatch, '{"a": 0.1, "b": "2", "c": 0}')
     assert environment.amounts(NAME) == {"a": Decimal("0.1"), "b": 2, "c": 0}

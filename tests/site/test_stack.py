@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
@@ -11,10 +12,18 @@ from pathlib import Path
 
 import pytest
 from django.conf import LazySettings
+from django.contrib.auth import get_user_model
 
 from inference_site.ops.serve.processes import Child
 from inference_site.ops.serve.services import ServiceError
-from inference_site.ops.serve.stack import Stack, listening_socket, lock_directory
+from inference_site.ops.serve.stack import (
+    Stack,
+    kept_secret_key,
+    listening_socket,
+    lock_directory,
+    write_private,
+)
+from inference_site.ops.serve.startup import FirstSecrets, create_first_secrets
 
 
 @pytest.fixture
@@ -46,6 +55,43 @@ def test_each_worker_has_a_port_of_its_own_for_metrics(
 def test_several_web_processes_need_a_socket_that_they_can_share(tmp_path: Path) -> None:
     with pytest.raises(ServiceError, match="IPv4"):
         Stack(tmp_path, "::1", 0, web_processes=2).start_services()
+
+
+def test_a_full_disk_leaves_a_private_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "secret_key"
+    write_private(path, "old")
+
+    def refuse(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="No space"):
+        write_private(path, "new")
+    assert path.read_text() == "old"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_an_empty_file_of_the_secret_key_gets_a_key(tmp_path: Path) -> None:
+    (tmp_path / "secret_key").touch()
+    made = kept_secret_key(tmp_path)
+    assert len(made) > 50
+    assert kept_secret_key(tmp_path) == made
+
+
+@pytest.mark.django_db
+def test_without_a_file_for_the_first_key_there_is_neither_key_nor_admin(tmp_path: Path) -> None:
+    """The next start shows both: each is shown only once."""
+    (tmp_path / "api_key").mkdir()
+    with pytest.raises(IsADirectoryError):
+        create_first_secrets(tmp_path)
+    assert not get_user_model().objects.exists()
+    (tmp_path / "api_key").rmdir()
+    created = create_first_secrets(tmp_path)
+    assert created.admin_password
+    assert created.api_key == (tmp_path / "api_key").read_text()
+    assert create_first_secrets(tmp_path) == FirstSecrets(None, None)
 
 
 @pytest.mark.parametrize("port", [-1, 65_536])

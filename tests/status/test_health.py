@@ -41,6 +41,16 @@ def test_a_site_whose_limits_cannot_be_counted_is_not_ready(client: Client, sett
     assert redis_check(client) == "ok"
 
 
+def test_a_site_whose_redis_takes_no_writes_is_not_ready(client: Client) -> None:
+    """As a replica does, after a failover or before one."""
+    site_client().config_set("min-replicas-to-write", 1)
+    try:
+        assert redis_check(client) == "it takes no writes"
+    finally:
+        site_client().config_set("min-replicas-to-write", 0)
+    assert redis_check(client) == "ok"
+
+
 def without_workers() -> set[str]:
     """The models of which ``/metrics`` says that no worker serves them."""
     return {

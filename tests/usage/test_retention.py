@@ -166,6 +166,18 @@ def test_each_kind_is_kept_as_its_project_says_or_else_the_site(kind: str, setti
     assert set(model.objects.values_list(name, flat=True)) == kept
 
 
+@pytest.mark.parametrize(
+    "kind", ["responses_days", "conversations_days", "completions_days", "files_days"]
+)
+def test_imported_objects_are_deleted_behind_younger_ones(kind: str) -> None:
+    make, model, name, _ = KINDS[kind]
+    key = key_of("a", **{kind: 10})
+    for days in (5, 4, 3, 2, 60):
+        make(key, f"{days}", old(days))
+    prune_old(threading.Event())
+    assert set(model.objects.values_list(name, flat=True)) == {"5", "4", "3", "2"}
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "batches_days"])
 def test_without_a_setting_nothing_is_deleted(kind: str, settings: Any) -> None:
     make, model, name, _ = KINDS[kind]

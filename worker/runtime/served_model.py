@@ -288,6 +288,8 @@ class ServedModel:
     @property
     def report(self) -> ModelReport:
         """The model as the lease describes it."""
+        now = time.time()  # A clock that was set back makes no time of the future.
+        self._since, self._away_since = min(self._since, now), min(self._away_since, now)
         engine = self._engine
         server = ServerFacts() if engine is None else engine.server
         capabilities = () if engine is None else tuple(sorted(model_capabilities(self.spec)))
@@ -382,7 +384,7 @@ class ServedModel:
 
     def fail(self, reason: str) -> None:
         """Record that it could not be loaded, and why."""
-        self._state, self.reason = ModelState.FAILED, reason
+        self._state, self.reason, self._since = ModelState.FAILED, reason, time.time()
 
     def drain(self, timeout_s: float | None, *, reloads: bool = False) -> bool:
         """Accept no new runs; return whether the active ones have ended within the time.

@@ -129,8 +129,13 @@ def _raise_and_resolve(rule: Rule, findings: Sequence[Finding], now: dt.datetime
             changed += ["snoozed_until", "handled_by", "is_told"]
             _publish(alarm, "alarm.firing")
         alarm.save(update_fields=changed)
-    limit = now - dt.timedelta(seconds=RESOLVED_AFTER_S)
-    resolved = [alarm for alarm in firing.values() if alarm.seen_at < limit or not rule.is_enabled]
+    # Also of the future: the clock was set back.
+    patience = dt.timedelta(seconds=RESOLVED_AFTER_S)
+    resolved = [
+        alarm
+        for alarm in firing.values()
+        if abs(now - alarm.seen_at) > patience or not rule.is_enabled
+    ]
     Alarm.objects.filter(pk__in=[alarm.pk for alarm in resolved]).update(resolved_at=now)
     for alarm in resolved:
         alarm.resolved_at = now

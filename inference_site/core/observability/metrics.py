@@ -201,11 +201,14 @@ def serve_beat_metrics() -> None:
 
 
 def timestamp_check(timestamp: Gauge, fault: str) -> HealthCheck:
-    """Return a check that reports the fault when this Unix timestamp is old."""
+    """Return a check that reports the fault when this Unix timestamp is old.
+
+    One of the future is old as well: the clock was set back, and what hangs does not set it again.
+    """
 
     def check() -> str:
         at = next(iter(timestamp.collect())).samples[0].value
-        age_s = time.time() - at
+        age_s = abs(time.time() - at)
         return f"{fault} for {age_s:.0f} s" if age_s > _STALE_S else ""
 
     return check

@@ -85,3 +85,25 @@ def delete_in_batches(rows: QuerySet[Any], until: float, batch: int) -> int:
     while time.monotonic() < until and (ids := list(rows.values_list("pk", flat=True)[:batch])):
         deleted += rows.model._default_manager.filter(pk__in=ids).delete()[0]
     return deleted
+
+
+_scanned: dict[tuple[type[Model], int], int] = {}
+"""The highest id at which ``old_ids_among`` has looked, by model and project."""
+
+
+def old_ids_among(
+    model: type[Model], project: int, limit: dt.datetime, until: float, batch: int
+) -> list[int]:
+    """Return the ids of rows before ``limit`` among the next ``batch`` rows of a project.
+
+    ``import_project`` stores rows with the times that they had, behind younger ones, where
+    ``old_ids`` does not find them. Each call goes on after the rows of the last one, and begins
+    again when there are no more; none looks at rows after the monotonic time ``until``.
+    """
+    if time.monotonic() >= until:
+        return []
+    after = _scanned.get((model, project), 0)
+    rows = model._default_manager.filter(project=project, pk__gt=after).order_by("pk")
+    found = list(rows.values_list("pk", "created_at")[:batch])
+    _scanned[model, project] = found[-1][0] if len(found) == batch else 0
+    return [pk for pk, created_at in found if created_at < limit]

@@ -82,6 +82,19 @@ small, and new requests are refused while there is still room (``runs.streams.re
 SET_WHEN_FULL = ALLOW_WHEN_FULL + 'redis.call("SET", KEYS[1], ARGV[1], "EX", ARGV[2])'
 """Script: set a key to a value for a number of seconds."""
 
+
+def takes_writes(client: redis.Redis) -> bool:
+    """Whether a server that answers also takes writes: not a replica, or one whose disk is full.
+
+    A server at ``maxmemory`` does. Raise redis' error if it does not answer.
+    """
+    try:
+        client.eval(ALLOW_WHEN_FULL, 0)
+    except redis.exceptions.ResponseError:
+        return False
+    return True
+
+
 # KEYS: the sorted set. ARGV: an option of ZADD; then for each id the seconds from now on, and it.
 _PUSH = (
     ALLOW_WHEN_FULL

@@ -93,6 +93,8 @@ class Command(BaseCommand):
                 secrets = prepare_site(stack.database_url, data_dir)  # While the processes start.
             except Error as exc:
                 raise ServiceError(f"The database could not be prepared: {exc}") from exc
+            except OSError as exc:
+                raise ServiceError(f"DATA_DIR cannot be used: {exc}.") from exc
             stack.open_web()
             if _names_only_in_database():
                 specs = wait_for_specs(settings.START_MODELS)

@@ -38,7 +38,7 @@ from inference_site.catalogue.model_store.models import StoredModel
 from inference_site.core import environment
 from inference_site.core.storage.capacity import disks, memory_of
 from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE, unpooled_connection
-from inference_site.core.storage.redis import REDIS_UNAVAILABLE
+from inference_site.core.storage.redis import REDIS_UNAVAILABLE, takes_writes
 from inference_site.ops.serve.services import missing_fixes, newest_redis
 from inference_site.runs.kinds import mendings
 from inference_site.runs.maintenance import last_maintained
@@ -195,6 +195,14 @@ def check_postgres() -> Iterator[Finding]:
         )
         config = dict(database.execute("SELECT name, setting FROM pg_settings").fetchall())
         (used,) = database.execute("SELECT count(*) FROM pg_stat_activity").fetchone() or (0,)
+        (is_read_only,) = database.execute("SHOW transaction_read_only").fetchone() or ("off",)
+    if is_read_only == "on":
+        yield Finding(
+            Level.FAIL,
+            "writes",
+            "it takes no writes",
+            "Use the address of the primary, and a role without default_transaction_read_only.",
+        )
     allowed, pool = int(config["max_connections"]), settings.DATABASES["default"]["OPTIONS"]["pool"]
     yield graded(
         "connections",
@@ -237,6 +245,7 @@ def check_redis() -> Iterator[Finding]:
         with redis.Redis.from_url(url, socket_timeout=2, socket_connect_timeout=2) as client:
             info: Any = client.info()
             memory = memory_of(client)
+            is_writable = takes_writes(client)
         version = str(info["redis_version"])
         yield graded(
             name,
@@ -244,6 +253,13 @@ def check_redis() -> Iterator[Finding]:
             "Upgrade it to version 6.2 or newer.",
             fail=tuple(int(part) for part in version.split(".")[:2]) < _OLDEST_REDIS,
         )
+        if not is_writable:
+            yield Finding(
+                Level.FAIL,
+                name,
+                f"it takes no writes; its role is {info['role']}",
+                "Use the address of the primary; for a primary, see the log of Redis.",
+            )
         limit, policy = memory.limit_bytes, memory.policy
         yield graded(
             name,

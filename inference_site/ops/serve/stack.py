@@ -103,10 +103,7 @@ class Stack:
         if settings.MODELS_FILE is not None:
             self.env["MODELS_FILE"] = str(settings.MODELS_FILE)
         if not environment.text("SECRET_KEY"):
-            path = self._data_dir / "secret_key"
-            if not path.exists():
-                write_private(path, secrets.token_urlsafe(50))
-            self.env["SECRET_KEY"] = path.read_text()
+            self.env["SECRET_KEY"] = kept_secret_key(self._data_dir)
         self.env.setdefault("HTTPS", "false")
 
     @property
@@ -239,8 +236,26 @@ def listening_socket(host: str, port: int) -> socket.socket | None:
     return listening
 
 
+def kept_secret_key(data_dir: Path) -> str:
+    """Return the site's key of ``DATA_DIR/secret_key``; the first start makes it.
+
+    Earlier releases left an empty file when the disk was full.
+    """
+    path = data_dir / "secret_key"
+    if not path.exists() or not path.stat().st_size:
+        write_private(path, secrets.token_urlsafe(50))
+    return path.read_text()
+
+
 def write_private(path: Path, content: str) -> None:
-    """Write a file that only its owner can read, from the moment it is created."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    """Write a file that only its owner can read, from the moment it is created.
+
+    With a full disk, or without power, the file stays as it was.
+    """
+    new = path.with_name(f"{path.name}.new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
-from django.db import connections
+from django.db import connections, transaction
 
 from inference_site.accounts.keys import create_key
 from inference_site.accounts.models import ApiKey, Project, Scope
@@ -60,20 +60,29 @@ def prepare_site(database_url: str, data_dir: Path) -> FirstSecrets:
     default.update(found, OPTIONS={**default["OPTIONS"], **found.get("OPTIONS", {})})
     default["OPTIONS"].pop("pool")  # A single connection is enough here.
     default["OPTIONS"]["connect_timeout"] = _CONNECT_S
-    admin_password = api_key = None
     try:
         call_command("migrate", verbosity=0, interactive=False)
-        users = get_user_model().objects
-        if not users.exists():
-            admin_password = secrets.token_urlsafe(12)
-            users.create_superuser(username="admin", email="", password=admin_password)
-        if not ApiKey.objects.exists():
-            project, _created = Project.objects.get_or_create(name="default")
-            _record, api_key = create_key(project, "first key", scopes=_FIRST_SCOPES)
-            write_private(data_dir / "api_key", api_key)
-        return FirstSecrets(admin_password, api_key)
+        return create_first_secrets(data_dir)
     finally:
         connections.close_all()
+
+
+@transaction.atomic
+def create_first_secrets(data_dir: Path) -> FirstSecrets:
+    """Create an admin and a key if there are none; all or nothing, because each is shown once.
+
+    Raise OSError if the key cannot be written to ``DATA_DIR/api_key``.
+    """
+    admin_password = api_key = None
+    users = get_user_model().objects
+    if not users.exists():
+        admin_password = secrets.token_urlsafe(12)
+        users.create_superuser(username="admin", email="", password=admin_password)
+    if not ApiKey.objects.exists():
+        project, _created = Project.objects.get_or_create(name="default")
+        _record, api_key = create_key(project, "first key", scopes=_FIRST_SCOPES)
+        write_private(data_dir / "api_key", api_key)
+    return FirstSecrets(admin_password, api_key)
 
 
 def wait_until_ready(url: str, stack: Stack, say: Callable[[str], None]) -> list[str]:

@@ -397,6 +397,22 @@ def test_a_model_may_be_dropped_while_the_lease_is_written(
     assert [model.id for model in runtime.described().models] == ["m", "another"]
 
 
+def test_a_model_has_failed_since_its_load_failed_and_never_since_the_future(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its load is repeated a minute later, also if the clock is set back meanwhile."""
+    clock = Mock(return_value=1_000.0)
+    monkeypatch.setattr(time, "time", clock)
+    model = served_model.ServedModel(ModelSpec("another", "scripted"))
+    clock.return_value = 1_500.0
+    model.fail("It has no weights.")
+    assert model.report.since == 1_500
+    clock.return_value = 100.0
+    assert model.report.since == 100
+    clock.return_value = 130.0
+    assert model.report.since == 100
+
+
 def test_a_load_tells_how_much_of_its_file_is_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
