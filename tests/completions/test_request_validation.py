@@ -160,6 +160,11 @@ def test_a_body_that_is_no_object_is_refused_as_a_whole(whole: Any) -> None:
             "Invalid 'stop': array too long. Expected an array with maximum length 4, but got an",
         ),
         (
+            {"metadata": {str(number): "x" for number in range(17)}},
+            "Invalid 'metadata': too many properties. Expected an object with at most 16 "
+            "properties, but got an object with 17 properties instead.",
+        ),
+        (
             {"messages": [{"role": "robot", "content": "hi"}]},
             "Invalid value: 'robot'. Supported values are: 'system', 'developer', 'user', ",
         ),

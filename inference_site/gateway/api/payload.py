@@ -309,6 +309,15 @@ def _describe(error: ErrorDetails, param: str) -> tuple[str, str]:
                 f"{context['min_length']}, but got an empty array instead."
             ),
         )
+    if kind == "too_long" and isinstance(given, dict):
+        return (
+            "object_above_max_properties",
+            (
+                f"Invalid '{param}': too many properties. Expected an object with at most "
+                f"{context['max_length']} properties, but got an object with {len(given)} "
+                "properties instead."
+            ),
+        )
     if kind == "too_long":
         return (
             "array_above_max_length",
