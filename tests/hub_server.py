@@ -14,12 +14,14 @@ from urllib.parse import unquote
 class Hub:
     """The repository ``org/repo`` with these files; ``tags`` has other checksums than the true.
 
-    With ``pause_after`` so many bytes of a file are sent, and the rest when it ``goes_on``.
+    With ``pause_after`` so many bytes of a file are sent, and the rest when it ``goes_on``. With a
+    ``token``, requests without it are refused.
     """
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files, self.tags = files, dict[str, str]()
         self.ranges: list[str] = []
+        self.token = ""
         self.cut_after: int | None = None
         self.pause_after: int | None = None
         self.goes_on = threading.Event()
@@ -61,6 +63,9 @@ class Hub:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 path = unquote(self.path.partition("?")[0])
+                if hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
+                    self._send(401, b"{}")
+                    return
                 if path == "/api/models/org/repo/tree/main":
                     self._send(200, hub.listing())
                     return

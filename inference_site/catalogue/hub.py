@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 from urllib.parse import quote
 
+from django.core.exceptions import ImproperlyConfigured
+
 from inference_site.catalogue.gguf_files import is_later_part, parts_of
 from inference_site.catalogue.model_files import MAGIC_BYTES, is_weights
 from inference_site.catalogue.operator_settings import WEIGHTS
+from inference_site.core import environment
 
 if TYPE_CHECKING:
     import httpx
@@ -155,16 +158,18 @@ def fetch(
         raise HubError(f"{_endpoint()} does not answer: {exc or type(exc).__name__}.") from exc
     except (OSError, ValueError) as exc:
         raise HubError(f"{repository}: {exc}.") from exc
+    except ImproperlyConfigured as exc:
+        raise HubError(str(exc)) from exc
     return folder / repository / chosen
 
 
 def _endpoint() -> str:
-    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+    return environment.text("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
 
 
 def _headers() -> dict[str, str]:
     """Return the headers of each request; httpx does not send the token to another host."""
-    token = os.environ.get("HF_TOKEN", "").strip()
+    token = environment.text("HF_TOKEN")
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     if not token and (home / "token").is_file():
         token = (home / "token").read_text().strip()  # Written by `hf auth login`.

@@ -35,9 +35,10 @@ from django.utils import timezone
 from redis.exceptions import RedisError
 
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.catalogue.fleet.fleet import load_deadlines
+from inference_site.catalogue.fleet.fleet import ModelStatus, load_deadlines, status_of
 from inference_site.catalogue.fleet.leases import is_alive, live_view, prune
 from inference_site.core.domain.errors import (
+    LoadFailed,
     ModelLoading,
     ModelRemoved,
     ModelServerUnreachable,
@@ -271,7 +272,10 @@ def expire_while_loading() -> None:
         row = found.get(public_id)
         # If the model is served now, the generation waits for a slot, as others do.
         if row is not None and not live_view.serving(row.model):
-            _expire(row, "model_loading", ModelLoading())
+            if status_of(row.model) == ModelStatus.FAILED:
+                _expire(row, "no_worker", LoadFailed())
+            else:
+                _expire(row, "model_loading", ModelLoading())
         load_deadlines.forget([public_id])
 
     _each((public_id, partial(expire, public_id)) for public_id in late)

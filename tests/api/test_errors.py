@@ -52,6 +52,7 @@ TABLE: list[tuple[Exception, int, str, str | None, str | None]] = [
     (domain.RequestTooLarge(9), 413, CLIENT, None, None),
     (domain.QueueTimeout(), 504, SERVER, "queue_timeout", "5"),
     (domain.ModelLoading(), 503, SERVER, "model_loading", "10"),
+    (domain.LoadFailed(), 503, SERVER, "no_worker", "5"),
     (domain.ModelRemoved(), 404, CLIENT, "model_not_found", None),
     (domain.StoppedByOperator(), 400, CLIENT, "stopped_by_operator", None),
     (OperationalError("secret"), 503, SERVER, "database_unavailable", "5"),

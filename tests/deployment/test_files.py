@@ -240,6 +240,7 @@ FIXED = {
     *("FILES_DIR", "FILE_UPLOAD_TEMP_DIR", "STATIC_ROOT"),
     *("SECRET_KEY", "DATABASE_URL", "REDIS_URL", "METRICS_TOKEN"),
     *("HTTPS", "ALLOWED_HOSTS", "CSRF_TRUSTED_ORIGINS", "MODEL", "REAL_MODEL"),
+    *("HF_ENDPOINT", "HF_TOKEN"),  # Only what pulls a model has them: the test below.
 }
 
 

@@ -201,6 +201,20 @@ def test_damaged_file_is_removed(hub: Hub, models: Path) -> None:
     assert list((models / "org/repo").iterdir()) == []
 
 
+def test_token_of_the_hub_may_be_in_a_file(
+    hub: Hub, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.token = "hf-secret"
+    with pytest.raises(CommandError, match=r"needs a token in HF_TOKEN \(401"):
+        call_command("pull", "org/repo:Q8_0")
+    monkeypatch.setenv("HF_TOKEN_FILE", str(tmp_path / "token"))
+    with pytest.raises(CommandError, match=r"^HF_TOKEN_FILE: No such file or directory: "):
+        call_command("pull", "org/repo:Q8_0")
+    (tmp_path / "token").write_text("hf-secret\n")
+    call_command("pull", "org/repo:Q8_0")
+    assert (models / "org/repo/tiny.Q8_0.gguf").exists()
+
+
 def test_a_file_that_another_process_fetches_is_left_to_it(models: Path) -> None:
     (models / "org/repo").mkdir(parents=True)
     with (models / "org/repo/tiny.Q8_0.gguf.part").open("ab") as other:

@@ -266,6 +266,19 @@ def test_who_waits_too_long_for_a_load_is_told_so(
     assert site_client().zscore("load-deadlines", late.public_id) is None
 
 
+def test_who_waited_for_a_load_that_failed_is_told_so(
+    api_key: Key, show: Show, settings: Settings
+) -> None:
+    settings.LOAD_WAIT_S = 30
+    show(ModelState.LOADING)
+    row = accept(api_key)
+    pass_time(row)
+    show(ModelState.FAILED)
+    expire_while_loading()
+    row.refresh_from_db()
+    assert (row.status, row.error_code) == (Status.FAILED, "no_worker")
+
+
 @pytest.mark.parametrize(
     ("came_s", "went_s", "changes", "expected"),
     [

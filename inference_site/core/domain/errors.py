@@ -23,6 +23,7 @@
         ├── ProjectQuotaReached     the project's requests and streams use too much memory
         ├── QueueTimeout            waited too long for a slot
         ├── ModelLoading            waited too long for its model to be loaded
+        ├── LoadFailed              waited for its model, which could not be loaded
         └── ModelRemoved            the model was removed from the site
 
     StoppedByOperator               an operator stopped it before it ran
@@ -206,6 +207,10 @@ class QueueTimeout(_Documented):
 
 class ModelLoading(_Documented):
     """The model is still being loaded. Please try again later."""
+
+
+class LoadFailed(_Documented):
+    """The model could not be loaded, so no worker serves it now. Please try again later."""
 
 
 class ModelRemoved(_Documented):

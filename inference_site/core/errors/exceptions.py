@@ -65,6 +65,7 @@ _TABLE: tuple[tuple[tuple[type[Exception], ...], Callable[[Any], ApiError]], ...
         (domain.ModelLoading,),
         lambda e: UnavailableError(str(e), code="model_loading", retry_after_s=LOAD_RETRY_S),
     ),
+    ((domain.LoadFailed,), lambda e: UnavailableError(str(e), code="no_worker")),
     ((domain.ModelRemoved,), lambda e: NotFoundError(str(e), code="model_not_found")),
     ((domain.QueueFull,), lambda e: UnavailableError(str(e), code="queue_full")),
     ((domain.ProjectQueueFull,), lambda e: RateLimitError(str(e), code="project_queue_full")),
