@@ -31,7 +31,8 @@ def schema_errors(schemas: Sequence[Any]) -> list[str] | None:
     A schema that refers to another document is none. Return None if they need too much time or
     memory together.
     """
-    return _asked("schemas", schemas)
+    errors: list[str] | None = _asked("schemas", schemas)
+    return errors
 
 
 def value_error(schema: Any, text: str) -> str:
