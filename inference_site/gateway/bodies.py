@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from django.conf import settings
 from django.http import HttpResponse
+from django.utils.http import parse_header_parameters
 
 from inference_site.core.errors.api_errors import (
     ApiError,
@@ -228,8 +229,42 @@ class SpooledBody:
         return self.file
 
 
-async def spool_body(receive: Receive, most: int) -> SpooledBody:
-    """Write a request's body of at most ``most`` bytes to a temporary file.
+class FormDigest:
+    """The SHA-256 of a form, whatever its boundary is: clients draw a new one for each try.
+
+    It is that of the SHA-256 of what is between the boundaries.
+    """
+
+    def __init__(self, boundary: str) -> None:
+        self._delimiter = f"\r\n--{boundary}".encode()
+        self._parts, self._part = hashlib.sha256(), hashlib.sha256()
+        self._held = b"\r\n"  # The first delimiter is at the beginning of a line, too.
+
+    def update(self, data: bytes) -> None:
+        """Go on with the next bytes of the form."""
+        *ended, held = (self._held + data).split(self._delimiter)
+        for end in ended:
+            self._part.update(end)
+            self._parts.update(self._part.digest())
+            self._part = hashlib.sha256()
+        at = max(0, len(held) - len(self._delimiter) + 1)  # A delimiter may have begun.
+        self._part.update(held[:at])
+        self._held = held[at:]
+
+    def hexdigest(self) -> str:
+        """Return the digest of the form, which is at its end."""
+        self._part.update(self._held)
+        self._parts.update(self._part.digest())
+        return self._parts.hexdigest()
+
+
+def boundary_of(content_type: str) -> str:
+    """Return the boundary of a form; empty for a body of another type."""
+    return parse_header_parameters(content_type)[1].get("boundary", "")
+
+
+async def spool_body(receive: Receive, most: int, boundary: str) -> SpooledBody:
+    """Write a form of at most ``most`` bytes to a temporary file.
 
     Raise ClientGone, PayloadTooLargeError for a longer body, RequestTimeoutError when a MiB of it
     does not come within ``BODY_TIMEOUT_S``, and FileStorageError when it cannot be written.
@@ -239,7 +274,7 @@ async def spool_body(receive: Receive, most: int) -> SpooledBody:
         file = tempfile.TemporaryFile(dir=settings.FILE_UPLOAD_TEMP_DIR)  # noqa: SIM115
     except OSError as exc:
         raise FileStorageError from exc
-    digest, size, more = hashlib.sha256(), 0, True
+    digest, size, more = FormDigest(boundary), 0, True
     try:
         while more:
             part, more = await _next_part(receive)
@@ -273,6 +308,6 @@ async def _next_part(receive: Receive) -> tuple[bytes, bool]:
     return bytes(part), True
 
 
-def _write(file: IO[bytes], part: bytes, digest: Any) -> None:
+def _write(file: IO[bytes], part: bytes, digest: FormDigest) -> None:
     file.write(part)
     digest.update(part)

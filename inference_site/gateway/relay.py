@@ -24,6 +24,7 @@ from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.gateway.bodies import (
     SpooledBody,
     body_memory,
+    boundary_of,
     read_body,
     spool_body,
     spool_room,
@@ -165,7 +166,9 @@ class Relay:
         self._views.require_room(key)  # Do not read a body that would be refused.
         if head.spools_body:
             async with spool_room.reserved(head.project_id, size):
-                spooled = await spool_body(receive, head.largest_body)
+                content_type = dict(scope["headers"]).get(b"content-type", b"").decode("latin-1")
+                boundary = boundary_of(content_type)
+                spooled = await spool_body(receive, head.largest_body, boundary)
                 with spooled.file:
                     call = partial(self._call_view, scope, spooled, key)
                     return await call_until_done(call, started_at)

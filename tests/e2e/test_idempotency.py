@@ -13,7 +13,9 @@ import pytest
 from tests.e2e.earlier import earlier
 from tests.e2e.keys import make_key
 from tests.e2e.scripts import ENDLESS, events, frames, replay_raw, slow
+from tests.e2e.test_audio import sound
 from tests.served_stack import ServedStack, wait_until
+from tests.upstream_server import UpstreamServer
 
 CHAT = "/v1/chat/completions"
 
@@ -157,6 +159,27 @@ def test_stored_objects_are_made_once(stack: ServedStack, client: openai.OpenAI)
         for _ in range(2)
     }
     assert len(runs) == 1
+
+
+def test_a_form_that_is_sent_again_has_another_boundary(
+    stack: ServedStack, client: openai.OpenAI
+) -> None:
+    sent: Any = {"purpose": "user_data", "extra_headers": keyed("uploaded")}
+    first = client.files.create(file=("a.txt", b"a" * 3_000_000), **sent)
+    assert client.files.create(file=("a.txt", b"a" * 3_000_000), **sent) == first
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.files.create(file=("a.txt", b"b" * 3_000_000), **sent)
+    assert refused.value.code == "idempotency_key_reused"
+    client.files.delete(first.id)
+
+
+def test_a_sound_that_is_sent_again_is_transcribed_once(
+    client: openai.OpenAI, odd: UpstreamServer
+) -> None:
+    odd.answers = [lambda talk: talk.say(200, {"text": f"heard {len(odd.asked)}"})]
+    sent: Any = {"model": "sounds", "file": ("a.wav", sound()), "extra_headers": keyed("heard")}
+    texts = {client.audio.transcriptions.create(**sent).text for _ in range(2)}
+    assert len(texts) == 1
 
 
 def test_the_official_clients_own_keys_are_taken(stack: ServedStack) -> None:

@@ -13,7 +13,7 @@ from inference_site.core.errors.api_errors import (
     RequestTimeoutError,
     UnavailableError,
 )
-from inference_site.gateway.bodies import BodyMemory, read_body
+from inference_site.gateway.bodies import BodyMemory, FormDigest, boundary_of, read_body
 from inference_site.gateway.head import length_of_body
 from tests.gateway.asgi import FakeClient, scope
 
@@ -162,3 +162,26 @@ def test_a_length_past_the_limit_is_refused() -> None:
     given: Any = scope("POST", "/v1/x", {"content-length": "31"})
     with pytest.raises(PayloadTooLargeError):
         length_of_body(given)
+
+
+def digest_of(boundary: str, *parts: str, cut: int = 1_000) -> str:
+    """The digest of a form with these parts, which comes in pieces of ``cut`` bytes."""
+    digest = FormDigest(boundary)
+    sent = "".join(f"--{boundary}\r\n\r\n{part}\r\n" for part in parts) + f"--{boundary}--\r\n"
+    for start in range(0, len(sent), cut):
+        digest.update(sent[start : start + cut].encode())
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 7, 50])
+def test_the_digest_of_a_form_is_that_of_its_parts(cut: int) -> None:
+    parts = ("one\r\n--", "\r\n--x", "", "two")
+    assert digest_of("abc", *parts, cut=cut) == digest_of("another-boundary", *parts)
+    for other in (parts[1:], (*parts, ""), ("one\r\n--\r\n", *parts[1:])):
+        assert digest_of("abc", *other, cut=cut) != digest_of("abc", *parts)
+    assert digest_of("abc", "one", "two") != digest_of("abc", "onetwo")
+
+
+def test_the_boundary_is_in_the_content_type() -> None:
+    assert boundary_of('multipart/form-data; charset=utf-8; boundary="a b"') == "a b"
+    assert boundary_of("application/json") == boundary_of("") == ""

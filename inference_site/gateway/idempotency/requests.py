@@ -31,6 +31,7 @@ from rest_framework.response import Response
 
 from inference_site.accounts.keys import Caller
 from inference_site.core.errors.api_errors import ConflictError, InvalidRequestError
+from inference_site.gateway.bodies import FormDigest, boundary_of
 from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
 from inference_site.gateway.hub import hub
 from inference_site.gateway.idempotency.models import (
@@ -83,9 +84,7 @@ def answer_once(
         raise InvalidRequestError(
             f"Invalid '{HEADER}': expected 1 to 255 visible ASCII characters.", param=HEADER
         )
-    # Only the digest of a body in a file is known; reading it here would take its memory.
-    body = getattr(request._request, "body_sha256", "").encode() or request.body
-    digest = hashlib.sha256(request.path.encode() + b"\0" + body).hexdigest()
+    digest = hashlib.sha256(request.path.encode() + b"\0" + _content(request)).hexdigest()
     key = hashlib.sha256(given.encode()).hexdigest()
     claim = KeyClaim(caller.api_key_id, caller.project_id, key, digest)
     handle = _write_objects if writes else _handle
@@ -100,6 +99,18 @@ def answer_once(
         except KeyLocked as exc:
             raise _in_progress() from exc
     raise _in_progress()
+
+
+def _content(request: Request) -> bytes:
+    """Return the body, or of a form its digest, which is the same with another boundary."""
+    # Only the digest of a body in a file is known; reading it here would take its memory.
+    if digest := getattr(request._request, "body_sha256", ""):
+        return str(digest).encode()
+    if not (boundary := boundary_of(request.content_type)):
+        return bytes(request.body)
+    form = FormDigest(boundary)
+    form.update(request.body)
+    return form.hexdigest().encode()
 
 
 def claim_of(request: Request) -> KeyClaim | None:
