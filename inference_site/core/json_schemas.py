@@ -31,7 +31,8 @@ def schema_errors(schemas: Sequence[Any]) -> list[str] | None:
     A schema that refers to another document is none. Return None if they need too much time or
     memory together.
     """
-    return _asked("schemas", schemas)
+    errors: list[str] | None = _asked("schemas", schemas)
+    return errors
 
 
 def value_error(schema: Any, text: str) -> str:
@@ -52,7 +53,7 @@ def _asked(*question: Any) -> Any:
     """Return the answer of the limited process; None if it needs too much time or memory."""
     try:
         return _process.ask(*question, patience_s=_PATIENCE_S)
-    except GenerationFailed:  # The host is too busy.
+    except (GenerationFailed, RecursionError):  # The host is too busy, or a schema too deep.
         return None
 
 
