@@ -53,7 +53,7 @@ def _asked(*question: Any) -> Any:
     """Return the answer of the limited process; None if it needs too much time or memory."""
     try:
         return _process.ask(*question, patience_s=_PATIENCE_S)
-    except GenerationFailed:  # The host is too busy.
+    except (GenerationFailed, RecursionError):  # The host is too busy, or a schema too deep.
         return None
 
 

@@ -52,6 +52,7 @@ def test_without_a_judge_there_is_no_verdict() -> None:
         (Judge.SCHEMA, "{"),
         (Judge.SCHEMA, '{"type": "cat"}'),
         (Judge.SCHEMA, '{"$ref": "http://127.0.0.1/schema"}'),
+        (Judge.SCHEMA, '{"not": ' * 1_000 + "{}" + "}" * 1_000),
         (Judge.MODEL, "  "),
     ],
 )
