@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from axes.models import AccessFailureLog
+from django.contrib.sessions.models import Session
 from django.db import connection
 from django.utils import timezone
 
@@ -253,6 +254,16 @@ def test_failed_logins_are_pruned_after_ninety_days() -> None:
         AccessFailureLog.objects.filter(pk=failure.pk).update(attempt_time=at)
     prune_old(threading.Event())
     assert AccessFailureLog.objects.count() == 2
+
+
+@pytest.mark.django_db
+def test_sessions_are_deleted_when_they_have_expired() -> None:
+    """Each visit of the page of single sign-on makes one, also of strangers."""
+    for name, hours in (("old", -1), ("live", 1)):
+        at = timezone.now() + dt.timedelta(hours=hours)
+        Session.objects.create(session_key=name, session_data="", expire_date=at)
+    prune_old(threading.Event())
+    assert list(Session.objects.values_list("pk", flat=True)) == ["live"]
 
 
 def test_without_a_limit_the_log_is_kept(api_key: Key) -> None:

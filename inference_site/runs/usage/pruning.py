@@ -1,4 +1,4 @@
-"""Retention: deletes old roll-ups, generations, refused requests and failed logins.
+"""Retention: deletes old roll-ups, generations, refused requests, failed logins and sessions.
 
 Rows are deleted in batches, oldest first, with a transaction for each batch, so that writers of the
 same table wait for one batch at most.
@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from axes.models import AccessFailureLog
+from django.contrib.sessions.models import Session
 from django.db import connection, models
 from django.utils import timezone
 
@@ -77,7 +78,7 @@ def prune_old(stopped: threading.Event) -> None:
 
 
 def prune_counts(until: float) -> int:
-    """Delete old roll-ups and failed logins; return how many.
+    """Delete old roll-ups and failed logins, and sessions that have expired; return how many.
 
     Stop, as the other functions do, after the batch during which the monotonic clock passes
     ``until``.
@@ -91,7 +92,9 @@ def prune_counts(until: float) -> int:
             deleted += delete_in_batches(old.order_by("start"), until, BATCH)
     limit = now - _LOGIN_FAILURE_DAYS * _DAY
     failures = AccessFailureLog.objects.filter(attempt_time__lt=limit)
-    return deleted + delete_in_batches(failures.order_by("pk"), until, BATCH)
+    deleted += delete_in_batches(failures.order_by("pk"), until, BATCH)
+    sessions = Session.objects.filter(expire_date__lt=now)
+    return deleted + delete_in_batches(sessions.order_by("expire_date"), until, BATCH)
 
 
 def prune_generations(until: float) -> int:
