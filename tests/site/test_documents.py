@@ -1,11 +1,17 @@
-"""Links between documents, and the files of the project that documents name, exist."""
+"""Links between documents, and the files and methods that documents name, exist."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
+from operator import attrgetter
 from pathlib import Path
 
+import openai
 import pytest
+
+from tests.first_hour.documents import DOCUMENTS, Example, examples
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -13,6 +19,9 @@ PAGES = sorted(
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
     if page.exists()
 )
+PROGRAMS = [
+    example for page in DOCUMENTS for example in examples(page) if example.language == "python"
+]
 CURRENT = [page for page in PAGES if page.parent.name != "decisions"]
 """Decisions name the files of their time."""
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -49,3 +58,16 @@ def test_links_lead_to_pages_and_headings(page: Path) -> None:
 def test_named_files_exist(page: Path) -> None:
     missing = {name for name in _FILE.findall(text_of(page)) if not (ROOT / name).exists()}
     assert not {name for name in missing if "NAME" not in name}
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.place)
+def test_methods_of_the_official_client_take_what_examples_give_them(program: Example) -> None:
+    """Also in the examples that are not run."""
+    client = openai.OpenAI(api_key="-", admin_api_key="-")
+    for call in ast.walk(ast.parse(program.text)):
+        if not isinstance(call, ast.Call):
+            continue
+        if name := re.fullmatch(r"client\.([\w.]+)", ast.unparse(call.func)):
+            method = attrgetter(name[1])(client)
+            keywords = {word.arg: word.value for word in call.keywords if word.arg}
+            inspect.signature(method).bind(*call.args, **keywords)

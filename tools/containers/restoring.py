@@ -17,10 +17,12 @@ _SECTION = "Backup and restore"
 
 
 def is_restored_elsewhere(stack: Stack) -> str:
-    """The stored objects exist in a new project with its own volumes; the first one is stopped."""
+    """What is stored exists in a new project with its own volumes; the first one is stopped."""
     body = {"model": "demo", "input": "Hello", "max_output_tokens": 8}
     with client(stack) as http:
         kept = http.post("/responses", json=body).json()
+        form = {"purpose": "user_data"}
+        uploaded = http.post("/files", data=form, files={"file": ("a.txt", b"kept")}).json()
     stack.shell(commands(_SECTION))
     stack.compose("stop")
     with _elsewhere(stack) as other:
@@ -29,10 +31,12 @@ def is_restored_elsewhere(stack: Stack) -> str:
         with client(other) as http:
             seconds_until_answered(http, time.monotonic())
             found = http.get(f"/responses/{kept['id']}")
+            content = http.get(f"/files/{uploaded['id']}/content")
         took = time.monotonic() - started
         need(found.status_code == 200, found.text[:300])
         need(found.json()["output"] == kept["output"], "the stored response is another")
-    return f"{took:.0f} s from nothing to the stored response"
+        need(content.content == b"kept", f"the uploaded file is not there: {content.text[:300]}")
+    return f"{took:.0f} s from nothing to the stored response and file"
 
 
 @contextmanager
@@ -43,7 +47,7 @@ def _elsewhere(stack: Stack) -> Iterator[Stack]:
     try:
         other.prepare()
         shutil.copytree(stack.folder / "deploy/secrets", folder / "deploy/secrets")
-        for name in (".env", "site.dump"):
+        for name in (".env", "site.dump", "files.tgz"):
             shutil.copy(stack.folder / name, folder)
         yield other
     finally:
