@@ -14,6 +14,7 @@ from django.urls import URLPattern, path, reverse
 from django.views.decorators.http import require_POST
 
 from inference_site.cases.models import CaseSet, SavedAnswer
+from inference_site.core.admin_pages.base_admin import id_of
 from inference_site.core.admin_pages.labels import may_see_content
 from inference_site.core.errors.api_errors import ApiError, ConflictError
 from inference_site.core.storage.fields import replace_nul
@@ -78,13 +79,15 @@ class CaseSourceAdmin(RatedAdmin):
         return self._save(request, [stored], page)
 
     def save_listed(self, request: HttpRequest) -> HttpResponse:
-        """Save the answers of the page of the list whose query the address has, oldest first."""
-        shown: Any = self.get_changelist_instance(request)
+        """Save the answers that the page of the list showed, oldest first.
+
+        The query of the address is that of the list, which may have other answers by now.
+        """
+        shown = map(id_of, request.POST.getlist("shown")[: self.list_per_page])
+        rows = self.get_queryset(request).filter(pk__in=list(filter(None, shown))).order_by("pk")
         page = reverse(f"admin:{self._page_prefix}_changelist")
         query = request.META.get("QUERY_STRING", "")
-        return self._save(
-            request, list(reversed(shown.result_list)), f"{page}?{query}" if query else page
-        )
+        return self._save(request, list(rows), f"{page}?{query}" if query else page)
 
     def _save(self, request: HttpRequest, rows: Sequence[Any], page: str) -> HttpResponse:
         if not (self.has_view_permission(request) and may_save(request)):

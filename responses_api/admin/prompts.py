@@ -23,6 +23,8 @@ from responses_api.models import LONGEST_PROMPT, PromptTemplate, PromptVersion
 from responses_api.prompt_templates import tried_id, variables_of
 
 _OF_VERSION = ("developer_message", "user_message", "model")
+_SHOWN = "shown_version"
+"""The input with the number of the version whose messages the page has shown."""
 _VARIABLE = "variable."
 """The beginning of the names of the inputs with which a prompt is tried."""
 
@@ -50,14 +52,24 @@ class PromptForm(forms.ModelForm[PromptTemplate]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        newest = self.instance.newest if self.instance.pk else None
+        self._newest = self.instance.newest if self.instance.pk else None
         for name in _OF_VERSION:
-            if name in self.fields and newest is not None:
-                self.initial[name] = getattr(newest, name)
+            if name in self.fields and self._newest is not None:
+                self.initial[name] = getattr(self._newest, name)
 
     def clean(self) -> dict[str, Any]:
-        """Demand a message, and a default version that there is."""
+        """Demand a message, and a default version that there is.
+
+        A page that is older than the newest version would take its messages back.
+        """
         given: dict[str, Any] = super().clean() or {}
+        shown = id_of(self.data.get(_SHOWN, ""))
+        newest = None if self._newest is None else self._newest.number
+        if shown not in (None, newest) and not set(_OF_VERSION).isdisjoint(self.changed_data):
+            raise forms.ValidationError(
+                f"Version {newest} was saved meanwhile. "
+                "Open the page again, and make your changes there."
+            )
         if not (given.get("developer_message") or given.get("user_message")):
             raise forms.ValidationError("Write a developer message or a user message.")
         number = given.get("default_version")
@@ -123,6 +135,12 @@ class PromptTemplateAdmin(SiteAdmin):
     )
     how_to_add = "Requests use a prompt by its ID, in the field prompt of POST /v1/responses."
 
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Hide the ID of a prompt that is not saved: it gets another one."""
+        if obj is not None:
+            return self.fieldsets
+        return ((None, {"fields": ("project", "name", "default_version")}), *self.fieldsets[1:])
+
     def get_readonly_fields(self, request: HttpRequest, obj: PromptTemplate | None = None) -> Any:
         """Make the project read-only after creation: only its requests know the id."""
         return (*self.readonly_fields, "project") if obj else self.readonly_fields
@@ -157,6 +175,7 @@ class PromptTemplateAdmin(SiteAdmin):
             names = variables_of(newest)
             context["tried"] = [(name, f"{_VARIABLE}{name}") for name in names]
             context["newest"] = newest
+            context[_SHOWN] = request.POST.get(_SHOWN, newest.number)
         return super().render_change_form(request, context, *args, **kwargs)
 
     def try_view(self, request: HttpRequest, object_id: str) -> HttpResponse:

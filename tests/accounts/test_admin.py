@@ -393,6 +393,28 @@ def test_a_project_has_one_budget_of_a_unit_a_period_and_a_key(
     assert [str(one.amount.normalize()) for one in Budget.objects.all()] == ["7"]
 
 
+def test_a_page_with_a_budget_that_was_deleted_meanwhile_says_so(
+    admin: Client, project: Project
+) -> None:
+    kept, deleted = (
+        Budget.objects.create(project=project, unit="tokens", every=every, amount=5)
+        for every in ("day", "month")
+    )
+    form = {"name": "renamed", "is_active": "on"}
+    form |= {"budgets-TOTAL_FORMS": "2", "budgets-INITIAL_FORMS": "2"}
+    for number, one in enumerate((kept, deleted)):
+        fields = {"id": one.pk, "project": project.pk, "unit": "tokens", "every": one.every}
+        form |= {f"budgets-{number}-{name}": value for name, value in fields.items()}
+        form[f"budgets-{number}-amount"] = "7"
+    deleted.delete()
+    shown = page(admin.post(f"{PROJECTS}{project.pk}/change/", form))
+    assert "Nothing was saved: a budget was deleted meanwhile. Open the page again." in shown
+    kept.refresh_from_db()
+    project.refresh_from_db()
+    assert kept.amount == 5
+    assert project.name != "renamed"
+
+
 @pytest.mark.parametrize(
     ("changed", "spent"), [({"amount": "9"}, 40), ({"unit": "cost"}, 0), ({"every": "month"}, 0)]
 )

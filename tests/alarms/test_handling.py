@@ -338,3 +338,14 @@ def test_two_rules_with_one_scope_and_bound_are_one_too_many(admin: Client, api_
     assert admin.post(f"{RULES}add/", of_key).status_code == 302
     assert admin.post(f"{RULES}add/", of_key).status_code == 200
     assert admin.post(f"{RULES}add/", form(bound="77")).status_code == 302
+
+
+def test_a_list_with_a_rule_that_was_deleted_meanwhile_says_so(admin: Client, rule: Rule) -> None:
+    other = Rule.objects.create(kind=RuleKind.QUEUE_WAIT, bound=2)
+    form: dict[str, object] = {"form-TOTAL_FORMS": 2, "form-INITIAL_FORMS": 2, "_save": "Save"}
+    form |= {"form-0-id": rule.pk, "form-1-id": other.pk}
+    other.delete()
+    shown = admin.post(RULES, form).content.decode()
+    assert "Nothing was saved: a rule was deleted meanwhile. Open the page again." in shown
+    rule.refresh_from_db()
+    assert rule.is_enabled

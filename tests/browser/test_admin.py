@@ -179,6 +179,62 @@ def test_pages_fit_and_have_no_fault_of_accessibility(page: Page, path: str) -> 
     assert_usable(page)
 
 
+@pytest.fixture
+def long_names(stack: ServedStack) -> Iterator[int]:
+    """A long name and long metadata in all that pages show; the id of a set of such a name."""
+    metadata = json.dumps({"m" * 64: "v" * 500})
+    stack.sql("UPDATE accounts_project SET name = repeat('n', 100) WHERE id = 1 RETURNING id")
+    [[key]] = stack.sql("SELECT name FROM accounts_apikey WHERE id = 1")
+    stack.sql("UPDATE accounts_apikey SET name = repeat('k', 100) WHERE id = 1 RETURNING id")
+    for table in ("storedresponse", "conversation"):
+        stack.sql(
+            f"UPDATE responses_api_{table} SET metadata = %s WHERE id = 1 RETURNING id",  # noqa: S608
+            metadata,
+        )
+    stack.sql("UPDATE auth_user SET username = repeat('u', 150) WHERE id = 1 RETURNING id")
+    [[case_set]] = stack.sql(
+        "INSERT INTO cases_caseset (project_id, name, endpoint, created_at)"
+        " VALUES (1, repeat('c', 100), '/v1/responses', now()) RETURNING id"
+    )
+    yield case_set
+    stack.sql("UPDATE accounts_project SET name = 'default' WHERE id = 1 RETURNING id")
+    stack.sql("UPDATE accounts_apikey SET name = %s WHERE id = 1 RETURNING id", key)
+    stack.sql("UPDATE auth_user SET username = 'admin' WHERE id = 1 RETURNING id")
+
+
+def test_long_names_make_no_page_wider_than_the_window(page: Page, long_names: int) -> None:
+    paths = (
+        "/admin/",
+        "/admin/accounts/project/1/change/",
+        "/admin/accounts/apikey/1/change/",
+        "/admin/generations/generation/1/change/",
+        "/admin/responses_api/storedresponse/",
+        "/admin/responses_api/storedresponse/1/change/",
+        "/admin/responses_api/conversation/1/change/",
+        "/admin/responses_api/prompttemplate/1/change/",
+        f"/admin/cases/caseset/{long_names}/change/",
+        "/admin/auth/user/1/change/",
+        "/admin/queue/",
+        "/admin/requests/",
+    )
+    for path in paths:
+        page.goto(path)
+        settled(page)
+        for width in WIDTHS:
+            resize(page, width)
+            assert_fits(page)
+
+
+def test_the_form_that_saves_cases_is_seen_as_a_whole(page: Page) -> None:
+    page.goto("/admin/responses_api/storedresponse/")
+    page.get_by_text("Save as cases").click()
+    for width in WIDTHS:
+        resize(page, width)
+        for shown in (page.get_by_label("Set", exact=True), page.locator("#times")):
+            expect(shown).to_be_in_viewport(ratio=1)
+    assert_usable(page)
+
+
 def test_prompt_is_tried_in_the_playground(page: Page) -> None:
     page.goto("/admin/responses_api/prompttemplate/1/change/")
     page.get_by_label("whom").fill("a {{cat}}")

@@ -56,6 +56,29 @@ def test_other_messages_make_a_version_and_other_fields_none(
     assert shown[1] == "Name: greeting → greetings; Default version: empty → 1"
 
 
+def test_no_id_is_shown_of_a_prompt_that_is_not_saved(
+    admin: Client, prompt: PromptTemplate
+) -> None:
+    assert "pmpt_" not in admin.get(f"{LIST}add/").content.decode()
+    assert prompt.public_id in admin.get(f"{LIST}{prompt.pk}/change/").content.decode()
+
+
+def test_messages_that_another_user_saved_meanwhile_are_not_replaced_unseen(
+    admin: Client, prompt: PromptTemplate
+) -> None:
+    page = admin.get(f"{LIST}{prompt.pk}/change/").content.decode()
+    assert 'name="shown_version" value="1"' in page
+    assert saved(admin, prompt, shown_version=1, user_message="Bye!").status_code == 302
+    answer = saved(admin, prompt, shown_version=1, developer_message="Be kind.", user_message="Hi!")
+    told = "Version 2 was saved meanwhile. Open the page again, and make your changes there."
+    assert told in answer.content.decode()
+    newest = prompt.newest
+    assert newest is not None
+    assert (newest.number, newest.user_message) == (2, "Bye!")
+    assert saved(admin, prompt, shown_version=1, name="salute").status_code == 302
+    assert prompt.versions.count() == 2
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [

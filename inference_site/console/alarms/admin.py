@@ -30,7 +30,7 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.console.alarms.bell import CHANGE, link_of
 from inference_site.console.alarms.models import Alarm, Rule
 from inference_site.console.alarms.preview import preview
-from inference_site.core.admin_pages.base_admin import KeysetAdmin
+from inference_site.core.admin_pages.base_admin import KeysetAdmin, require_stored
 from inference_site.core.admin_pages.labels import status_label, time_label
 from inference_site.outbox.admin import MailNote
 from inference_site.outbox.models import TEST_EVENT, Endpoint, send, sends_mail, site_endpoints
@@ -101,6 +101,15 @@ class PreviewForm(forms.ModelForm[Rule]):
         setattr(self.instance, "validate_constraints", lambda exclude=None: None)  # noqa: B010
 
 
+class ListedRules(forms.BaseModelFormSet[Rule, forms.ModelForm[Rule]]):
+    """The forms of the list of rules."""
+
+    def clean(self) -> None:
+        """Raise ValidationError if a rule was deleted meanwhile."""
+        super().clean()
+        require_stored(self)
+
+
 @admin.register(Rule)
 class RuleAdmin(MailNote):
     """The conditions that raise alarms, and who is told of these."""
@@ -121,6 +130,9 @@ class RuleAdmin(MailNote):
         """Read the recipients of all rules in one query."""
         rules: QuerySet[Rule] = super().get_queryset(request)
         return rules.prefetch_related("recipients")
+
+    def get_changelist_formset(self, request: HttpRequest, **kwargs: Any) -> Any:
+        return super().get_changelist_formset(request, formset=ListedRules, **kwargs)
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """Offer new addresses to users who may add endpoints."""

@@ -110,6 +110,18 @@ def formset_changes(formset: Any) -> Iterator[str]:
             yield f"added {what}" if is_new else f"{what}: {'; '.join(form_changes(form))}"
 
 
+def require_stored(formset: Any) -> None:
+    """Raise ValidationError if an object that the page of a formset showed is deleted meanwhile.
+
+    Django marks that at the id, a hidden field whose errors no page shows.
+    """
+    meta = formset.model._meta
+    if any(meta.pk.name in form.errors for form in formset.initial_forms):
+        raise forms.ValidationError(
+            f"Nothing was saved: a {meta.verbose_name} was deleted meanwhile. Open the page again."
+        )
+
+
 def _value_text(value: Any, field: forms.Field) -> str:
     match value:
         case None | "" | [] | ():
