@@ -404,7 +404,7 @@ def test_a_page_with_a_budget_that_was_deleted_meanwhile_says_so(
     form |= {"budgets-TOTAL_FORMS": "2", "budgets-INITIAL_FORMS": "2"}
     for number, one in enumerate((kept, deleted)):
         fields = {"id": one.pk, "project": project.pk, "unit": "tokens", "every": one.every}
-        form |= {f"budgets-{number}-{name}": value for name, value in fields.items()}
+        form |= {f"budgets-{number}-{name}": str(value) for name, value in fields.items()}
         form[f"budgets-{number}-amount"] = "7"
     deleted.delete()
     shown = page(admin.post(f"{PROJECTS}{project.pk}/change/", form))

@@ -373,9 +373,8 @@ def test_lines_of_one_conversation_wait_for_each_other(client: openai.OpenAI) ->
     assert results(client, batch.error_file_id) == {}
     assert len(results(client, batch.output_file_id)) == len(lines)
     items = client.conversations.items.list(conversation.id, limit=20)
-    answers = {
-        one.to_dict()["content"][0]["text"] for one in items if one.to_dict()["role"] == "assistant"
-    }
+    shown: list[Any] = [one.to_dict() for one in items]
+    answers = {one["content"][0]["text"] for one in shown if one["role"] == "assistant"}
     assert answers == {"x " * 20, "two", "three"}
 
 

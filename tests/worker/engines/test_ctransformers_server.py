@@ -12,7 +12,7 @@ from inference_site.core.domain.deltas import Finish, PromptProgress, TextDelta,
 from inference_site.core.domain.errors import ContextLengthExceeded
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest
-from worker.engines.base import Sink
+from worker.engines.base import Engine, Sink
 from worker.engines.ctransformers.engine import CtransformersEngine
 from worker.engines.ctransformers.server import ModelServer
 
@@ -20,7 +20,7 @@ KEY = {"Authorization": "Bearer key"}
 ASKED = {"model": "m", "prompts": ["Hi"]}
 
 
-class ToldEngine:
+class ToldEngine(Engine):
     """Stands still until it is let go, then says two words; a long prompt is too long for it."""
 
     def __init__(self) -> None:
@@ -41,10 +41,13 @@ class ToldEngine:
             sink.feed(TextDelta(text))
         sink.feed(Finish("stop"))
 
-    def tokenize(self, _: GenerationRequest, sink: Sink) -> None:
+    def tokenize(self, request: GenerationRequest, sink: Sink) -> None:
         self.go_on.wait(60)
         if sink.cancelled:
             self.cancelled.set()
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 def served(test: Any) -> None:
