@@ -17,7 +17,7 @@ if os.environ.get("SERVE_STATE_FD"):  # `serve` goes on, without Django.
 
 from django.core.management import execute_from_command_line  # noqa: E402  # It is an import, too.
 
-_PROCESSES = ("web", "worker", "beat")
+_PROCESSES = frozenset({"web", "worker", "beat"})
 """They run without PostgreSQL and Redis, so an error of these is a fault of their code."""
 
 
@@ -27,7 +27,7 @@ def _main() -> None:
         execute_from_command_line(sys.argv)
         sys.stdout.flush()
     except BrokenPipeError:  # The reader of the output has ended, as `head` does.
-        if sys.argv[1] in _PROCESSES:
+        if _PROCESSES.intersection(sys.argv[1:2]):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -44,7 +44,7 @@ def _what_to_mend(error: Exception) -> str:
 
     if isinstance(error, ImproperlyConfigured):
         return f"{str(error).rstrip('.')}. See docs/settings.md."
-    if sys.argv[1] in _PROCESSES:
+    if _PROCESSES.intersection(sys.argv[1:2]):
         return ""
     import psycopg
 
