@@ -360,8 +360,10 @@ def offer_tools(
                     offered.unsupported.append(kind)
                 else:
                     offered.site_tools.append(options)
-            case ToolSearchTool() | TypedTool():
+            case ToolSearchTool() | TypedTool(is_known=True):
                 offered.unsupported.append(tool.type)
+            case TypedTool():
+                pass
             case _:
                 deferred += _offer_callable(offered, tool, where, is_loaded=not searches)
     for where, tool in loaded:

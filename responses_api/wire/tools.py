@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
-from pydantic_core import PydanticKnownError
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from inference_site.gateway.api.payload import NO_NUL, Omittable, WireRequest
 from inference_site.gateway.request_fields.web_search import ContextSize, Location
@@ -90,17 +89,18 @@ class ToolSearchTool(WireRequest):
     parameters: dict[str, Any] | None = None
 
 
-def _known_type(kind: str) -> str:
-    if kind not in _TYPES_ALONE:
-        known = ", ".join(map(repr, (*_TYPES, *sorted(_TYPES_ALONE))))
-        raise PydanticKnownError("literal_error", {"expected": known})
-    return kind
-
-
 class TypedTool(WireRequest):
-    """A tool that its type defines; its other fields are echoed."""
+    """A tool that its type defines; its other fields are echoed.
 
-    type: Annotated[str, AfterValidator(_known_type)]
+    One of an unknown type is not offered to the model, and the header of the answer names it.
+    """
+
+    type: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,50}$")]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the API had its type when this was written."""
+        return self.type in _TYPES_ALONE
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class TypedTool(WireRequest):
         return self.environment.get("type") not in (None, "local")
 
     def _ignored(self) -> Any:
-        return iter(())
+        return iter(() if self.is_known else (self.type,))
 
 
 class SearchFilters(WireRequest):

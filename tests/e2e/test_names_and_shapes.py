@@ -121,13 +121,15 @@ def test_model_that_only_reads_takes_no_image(http: httpx.Client) -> None:
     assert response.json()["error"]["message"] == "The model demo reads no images."
 
 
-def test_tool_of_an_unknown_type_is_told_the_types_of_the_api(http: httpx.Client) -> None:
-    body = {"model": "demo", "input": "Hi", "tools": [{"type": "robot"}]}
-    error = http.post("/v1/responses", json=body).json()["error"]
-    assert error["param"] == "tools[0].type"
-    assert "'function', 'custom', " in error["message"]
-    assert "'web_search'" in error["message"]
-    assert "hosted" not in error["message"]
+def test_tool_of_an_unknown_type_is_echoed_and_named_and_not_offered(http: httpx.Client) -> None:
+    tools = [{"type": "robot", "arms": 2}, {"type": "robot"}, {"type": "code_interpreter"}]
+    answer = http.post("/v1/responses", json={"model": "demo", "input": "Hi", "tools": tools})
+    assert answer.json()["tools"] == tools
+    assert answer.headers["x-unsupported-params"] == "tools[].robot, tools.code_interpreter"
+    body = {"model": "demo", "input": "Hi", "tools": tools, "tool_choice": {"type": "robot"}}
+    assert http.post("/v1/responses", json=body).json()["error"]["param"] == "tool_choice.type"
+    body = {"model": "demo", "input": "Hi", "tools": [{"type": "a robot"}]}
+    assert http.post("/v1/responses", json=body).json()["error"]["param"] == "tools[0].type"
 
 
 def test_fault_of_a_schema_is_told_without_the_engine_s_template(http: httpx.Client) -> None:

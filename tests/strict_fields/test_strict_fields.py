@@ -43,6 +43,7 @@ RESPONSES: list[tuple[dict[str, Any], str]] = [
     ({"reasoning": {"odd": 1}}, "reasoning.odd"),
     ({"tools": [{"type": "function", "name": "a"}, SHELL]}, "tools[1].odd"),
     ({"tools": [{"type": "namespace", "name": "n", "tools": [SHELL]}]}, "tools[0].tools[0].odd"),
+    ({"tools": [{"type": "tool_of_tomorrow"}]}, "tools[0].tool_of_tomorrow"),
     ({"input": [SAY, {"type": "item_of_tomorrow"}]}, "input[1].item_of_tomorrow"),
     ({"input": [SAY, {"type": "compaction_trigger"}, SAY]}, "input[1].compaction_trigger"),
     ({"input": [SAY, {"type": "additional_tools", "tools": [SHELL]}]}, "input[1].tools[0].odd"),
