@@ -35,7 +35,7 @@ _NAMES = (
     *("google-chrome", "google-chrome-stable"),
 )
 """The shell has no windows of its own to draw: half the processor time."""
-expect.set_options(timeout=30_000)
+expect.set_options(timeout=120_000)
 
 
 def find_chromium() -> str | None:
@@ -146,7 +146,7 @@ def window(stack: ServedStack, browser: Browser, cookies: Any) -> Iterator[tuple
         base_url=stack.url, storage_state=cookies, reduced_motion="reduce"
     )
     context.grant_permissions(["clipboard-read", "clipboard-write"])
-    context.set_default_timeout(30_000)
+    context.set_default_timeout(120_000)
     yield context.new_page(), Watch(context, urlsplit(stack.url).netloc)
     context.close()
 

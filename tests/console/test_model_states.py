@@ -167,7 +167,7 @@ def test_a_question_counts_what_the_action_interrupts(
     assert "1 request on it ends first." in said
     assert "2 requests wait for models that no other worker serves." in said
     assert admin.get(QUESTION, {"action": "load", "target": "demo"}).status_code == 404
-    assert "from 0 workers" in question("unload", "\0<b>")
+    assert "from 0 workers" in question("unload", "\x01<b>")
 
 
 def test_the_question_before_a_stop_says_whose_request_it_is(

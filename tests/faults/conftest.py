@@ -27,5 +27,7 @@ def stack() -> Iterator[ServedStack]:
 @pytest.fixture(scope="package")
 def scripted_stack() -> Iterator[ServedStack]:
     """The same with one model only, for tests that kill worker after worker."""
-    with served_stack(**_SETTINGS, START_MODELS="scripted") as running:
+    # A request that waits for a new worker must not be cut off, on a busy host either.
+    drain = {"DRAIN_TIMEOUT_S": "60"}
+    with served_stack(**_SETTINGS | drain, START_MODELS="scripted") as running:
         yield running

@@ -69,7 +69,7 @@ def hook() -> Iterator[Hook]:
 
 def mails(site: McpSite, count: int) -> dict[str, Any]:
     """The mails, by receiver, once this number of them has come."""
-    wait_until(lambda: len(site.mailbox.mails) >= count, 60, "the mails")
+    wait_until(lambda: len(site.mailbox.mails) >= count, 200, "the mails")
     return {
         mail.rcpt_tos[0]: email.message_from_bytes(mail.content, policy=email.policy.default)
         for mail in site.mailbox.mails

@@ -74,7 +74,7 @@ def imported() -> dict[str, set[str]]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=280,
     )
     answers = [json.loads(line) for line in run.stdout.splitlines()]
     assert len(answers) == len(starts), run.stderr
@@ -106,4 +106,4 @@ def test_the_checks_look_at_the_admin_that_nothing_has_imported() -> None:
         "assert admin.site.is_registered(Project)"
     )
     env = os.environ | {"DJANGO_SETTINGS_MODULE": "inference_site.settings"}
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, check=True, timeout=280)
