@@ -128,7 +128,7 @@ def _turn(message: RequestMessage, position: int, before: Sequence[Message]) -> 
                 name=message.name,
                 tool_calls=calls,
                 parts=parts,
-                reasoning=message.reasoning_content or None,
+                reasoning=message.reasoning_content or message.reasoning or None,
             )
         case FunctionMessage():
             # It answers the last call: there are no ids.

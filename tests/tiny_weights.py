@@ -29,11 +29,13 @@ def write_model(
     seed: int = 0,
     chat_template: str | None = None,
     control_tokens: Mapping[int, str] | None = None,
+    *,
+    adds_bos: bool = True,
 ) -> Path:
     """Write a model with the demo model's vocabulary; return its path.
 
     Without a ``chat_template`` it has the demo model's. ``control_tokens`` take the places of the
-    tokens of these ids.
+    tokens of these ids. ``adds_bos``: each prompt begins with the BOS token.
     """
     controls = control_tokens or {}
     replaced = {
@@ -45,6 +47,8 @@ def write_model(
     for field in demo.fields.values():
         if field.name == "tokenizer.chat_template" and chat_template is not None:
             writer.add_chat_template(chat_template)
+        elif field.name == gguf.Keys.Tokenizer.ADD_BOS:
+            writer.add_add_bos_token(adds_bos)
         elif field.name.startswith("tokenizer."):
             main, *inner = field.types
             value = field.contents()

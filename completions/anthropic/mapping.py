@@ -37,8 +37,8 @@ Body = dict[str, Any]
 _EFFORTS = {"xhigh": "high", "max": "high"}
 """Levels that only Anthropic has → the nearest level of chat templates."""
 _REMINDER = "<system-reminder>\n{}\n</system-reminder>"
-"""How a message of the role ``system`` in the middle is put before the model: most chat templates
-take such a message at the beginning alone."""
+"""How a message of the role ``system`` in the middle, or such a block, is put before the model:
+most chat templates take such a message at the beginning alone."""
 _NO_RESULT = "The call has no result."
 """The result of a call that has none, because the answer ended before the site ran the call."""
 _BASH = {
@@ -195,8 +195,9 @@ def to_chat(
         **_tools(body, functions),
         **(_thinking(body) if has_template else {}),
     }
-    if (config := body.output_config) is not None and config.format is not None:
-        schema = {"name": "answer", "schema": config.format.schema_, "strict": True}
+    format_ = (body.output_config and body.output_config.format) or body.output_format
+    if format_ is not None:
+        schema = {"name": "answer", "schema": format_.schema_, "strict": True}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
     if isinstance(body, wire.MessagesRequest):
         chat |= _sampling(body)
@@ -471,6 +472,8 @@ def _parts(block: Any, where: str) -> list[Body]:
         case wire.SearchResultBlock():
             texts = "\n".join(text.text for text in block.content)
             return [_text(f"{block.title} ({block.source})\n{texts}", where)]
+        case wire.SystemBlock():
+            return [_text(_REMINDER.format(_all_text(block.content)), where)]
         case wire.DocumentBlock():
             head = "\n".join(filter(None, (block.title, block.context)))
             return [*([_text(f"{head}\n", where)] if head else []), *_document(block, where)]

@@ -117,6 +117,13 @@ class SearchResultBlock(_Block):
     citations: Any = None
 
 
+class SystemBlock(_Block):
+    """A block of type ``mid_conv_system``: instructions in the middle of a conversation."""
+
+    type: Literal["mid_conv_system"]
+    content: list[TextBlock]
+
+
 class ToolUseBlock(_Block):
     """A block of type ``tool_use``: a call that the assistant made."""
 
@@ -234,6 +241,7 @@ RequestBlock = Annotated[
     | ImageBlock
     | DocumentBlock
     | SearchResultBlock
+    | SystemBlock
     | ToolUseBlock
     | ToolResultBlock
     | ServerToolUseBlock
@@ -361,7 +369,7 @@ class Thinking(WireRequest):
 
 
 class OutputFormat(WireRequest):
-    """``output_config.format``."""
+    """``output_config.format``, and ``output_format``, its name in older clients."""
 
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
@@ -391,6 +399,7 @@ class _Prompt(WireRequest):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
     cache_control: CacheControl | None = None
 
 

@@ -71,6 +71,8 @@ _CAPABILITIES = {
     "tools": "tools",
     "vision": "vision",
 }
+_THOUGHTS = ("think", "reasoning")
+"""Words in the chat templates of models that think."""
 _MAX_NAME_LENGTH = 200
 _HOST = re.compile(
     r"(?!(?:hf|https|hf\.co|huggingface\.co)[:/])(?:localhost|[^/:]*[.:][^/]*)/", re.IGNORECASE
@@ -142,19 +144,20 @@ class ShowView(OllamaView):
             spec, capabilities = _as_model(model, caller), wire_route(model, caller).capabilities
         else:
             spec, capabilities = model, fleet.capabilities_of(model)
+        template = (chat_template(spec.file) if spec.file else None) or ""
+        thinks = "chat" in capabilities and any(word in template for word in _THOUGHTS)
         summary, family = _summary(spec), architecture_of(spec) or ""
         length = {f"{family or 'model'}.context_length": fleet.context_of(spec)}
         return Response(
             {
                 "modelfile": "",
                 "parameters": "",
-                "template": (chat_template(spec.file) if spec.file else None) or "",
+                "template": template,
                 "details": summary["details"],
                 "model_info": {"general.architecture": family, **length},
                 "capabilities": [
-                    ollama_name
-                    for capability, ollama_name in _CAPABILITIES.items()
-                    if capability in capabilities
+                    *(named for name, named in _CAPABILITIES.items() if name in capabilities),
+                    *(["thinking"] if thinks else []),
                 ],
                 "modified_at": summary["modified_at"],
             }

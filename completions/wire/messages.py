@@ -208,8 +208,8 @@ class UserMessage(WireRequest):
 class AssistantMessage(WireRequest):
     """A message of the role ``assistant``; its content may be null when it made calls.
 
-    ``reasoning_content`` (an extension) is what it thought before; most chat templates show a model
-    its thoughts since the last message of the user alone.
+    ``reasoning_content`` (an extension; ``reasoning`` in vLLM and OpenRouter) is what it thought
+    before; most chat templates show a model its thoughts since the last message of the user alone.
     """
 
     role: Literal["assistant"]
@@ -219,6 +219,7 @@ class AssistantMessage(WireRequest):
     tool_calls: list[RequestToolCall] | None = None
     function_call: RequestFunctionCall | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class ToolMessage(WireRequest):

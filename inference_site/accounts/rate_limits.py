@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import math
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -48,7 +47,7 @@ class AccountedGeneration:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The state of a window: its limit, what remains of it, and the seconds until it resets."""
+    """The state of a window: its limit, what remains, and the seconds until all of it remains."""
 
     unit: str
     amount: int
@@ -76,21 +75,38 @@ class _Limit:
 
     def window(self) -> Window:
         """Return the current state of the window."""
+        previous, previous_s, current, current_s = self._counts()
+        used = int(previous * previous_s / _WINDOW_S) + current
+        reset_s = current_s if current else previous_s if previous else 0.0
+        return Window(self.unit, self.amount, max(0, self.amount - used), reset_s)
+
+    def wait_s(self, cost: int) -> float:
+        """Return the seconds until the window has room for this cost, if nothing else uses it."""
+        previous, previous_s, current, current_s = self._counts()
+        room = self.amount - cost
+        if current > room:  # It becomes the previous one, whose count falls evenly to zero.
+            return current_s - (room + 1) * _WINDOW_S / current
+        return previous_s - (room - current + 1) * _WINDOW_S / max(previous, 1)
+
+    def _counts(self) -> tuple[int, float, int, float]:
+        """Return the counts of the previous and the current window, each with its rest of time.
+
+        That of the current window includes the minute in which it will be the previous one.
+        """
+        return limit_storage().get_sliding_window(self._key, _WINDOW_S)
+
+    @property
+    def _key(self) -> str:
         item, identifiers = self.item
-        stats = _limiter().get_window_stats(item, *identifiers)
-        reset_s = max(0.0, stats.reset_time - time.time())
-        return Window(self.unit, self.amount, stats.remaining, reset_s)
+        return item.key_for(*identifiers)
 
     def change_count(self, change: int) -> None:
         """Change the count of the current window; the limit does not apply."""
-        item, identifiers = self.item
-        key = item.key_for(*identifiers)
-        storage = limit_storage()
         if change < 0:  # Not below zero: the previous window gives no credit.
-            _previous, _previous_s, current, _current_s = storage.get_sliding_window(key, _WINDOW_S)
+            _previous, _previous_s, current, _current_s = self._counts()
             change = max(change, -current)
         if change:
-            storage.acquire_sliding_window_entry(key, _NO_LIMIT, _WINDOW_S, change)
+            limit_storage().acquire_sliding_window_entry(self._key, _NO_LIMIT, _WINDOW_S, change)
 
 
 @cache
@@ -144,7 +160,7 @@ def hit(caller: Caller, tokens: int | None) -> list[Window]:
             if not has_room:
                 for earlier in counted:
                     earlier.change_count(-earlier.cost(tokens or 0))
-                wait_s = max(1, round(windows[-1].reset_s))
+                wait_s = max(1, math.ceil(limit.wait_s(limit.cost(tokens or 0))))
                 raise RateLimitError(
                     f"Rate limit reached: {limit.amount} {limit.unit} a minute of this "
                     f"{limit.owner}. Please try again in {duration(wait_s)}.",

@@ -29,6 +29,8 @@ from inference_site.gateway.api.authentication import KeyAuthentication
 SCOPE_KEY = "inference_site.head"
 _LONGEST_CACHED = 100
 _FORM_EXPECTED = "The request body must be a form: send 'Content-Type: multipart/form-data'."
+_COMPRESSIONS = frozenset({"gzip", "x-gzip", "deflate", "br", "zstd", "compress"})
+_COMPRESSED = "The request body must not be compressed: send it without a 'Content-Encoding'."
 
 
 @dataclass(slots=True)
@@ -94,6 +96,8 @@ def read_head(scope: dict[str, Any]) -> Head:
     content_type = headers.get(b"content-type", "").partition(";")[0]
     if head.takes_body and not _has_parser(view, content_type):
         raise UnsupportedMediaError(_FORM_EXPECTED if head.spools_body else None)
+    if head.takes_body and headers.get(b"content-encoding", "").strip().lower() in _COMPRESSIONS:
+        raise UnsupportedMediaError(_COMPRESSED)
     return head
 
 

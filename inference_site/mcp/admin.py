@@ -210,7 +210,7 @@ class McpServerAdmin(SiteAdmin):
             (
                 tool["name"],
                 ", ".join(tool["input_schema"].get("properties") or ()),
-                preview(tool["description"]),
+                preview(tool.get("description")),
             )
             for tool in server.tools
         )

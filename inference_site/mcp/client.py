@@ -324,9 +324,10 @@ def _listed_tool(tool: mcp_types.Tool) -> dict[str, Any] | None:
     if description is not None and len(description) > MAX_DESCRIPTION:
         description = description[: MAX_DESCRIPTION - 1] + "…"
     hints = tool.annotations or mcp_types.ToolAnnotations()
+    described = {} if description is None else {"description": description}
     return {
         "name": tool.name,
-        "description": description,
+        **described,
         "input_schema": schema,
         "annotations": {"read_only": bool(hints.read_only_hint)},
     }

@@ -263,7 +263,7 @@ class McpListTools(SiteCallItem):
     type: Literal["mcp_list_tools"] = "mcp_list_tools"
     server_label: str
     tools: list[dict[str, Any]]
-    error: str | None = None
+    error: Omittable[str] = None
 
 
 class McpApprovalRequest(SiteCallItem):

@@ -172,7 +172,7 @@ class ChatNames(WireRequest):
 PromptPart = Annotated[InputText | InputImage | InputFile, Field(discriminator="type")]
 PromptValue = Annotated[
     Annotated[str, Tag("text")] | Annotated[PromptPart, Tag("part")],
-    Discriminator(lambda value: "text" if isinstance(value, str) else "part"),
+    Discriminator(lambda value: "part" if isinstance(value, dict | WireRequest) else "text"),
 ]
 
 

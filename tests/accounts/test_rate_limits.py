@@ -71,6 +71,43 @@ def test_a_request_larger_than_the_limit_needs_all_of_it() -> None:
     assert remaining(hit(one, 5000)) == [0]
 
 
+def pass_time(seconds: float) -> None:
+    """Make the counts older."""
+    for name in site_client().scan_iter("limit*"):
+        site_client().pexpire(name, int(site_client().pttl(name) - seconds * 1000))
+
+
+def test_a_window_resets_when_nothing_is_counted_any_more() -> None:
+    one = caller(Limits(requests_per_minute=60))
+    assert hit(one, 0)[0].reset_s == pytest.approx(120, abs=1)
+    pass_time(80)  # The count is that of the previous minute now.
+    assert hit(one, 0)[0].reset_s == pytest.approx(100, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("used", "passed_s", "tokens", "wait_s"),
+    [
+        (90, 65, 50, 21),  # Of the previous minute 50 tokens count when 34 s of it are left.
+        (90, 65, 90, 48),
+        (90, 0, 50, 86),  # The same, after the rest of this minute.
+        (100, 0, 100, 120),
+        (100, 1, 1, 59),
+    ],
+)
+def test_a_refusal_says_when_the_request_has_room(
+    used: int, passed_s: float, tokens: int, wait_s: int
+) -> None:
+    one = caller(Limits(tokens_per_minute=100))
+    hit(one, used)
+    pass_time(passed_s)
+    with pytest.raises(RateLimitError) as caught:
+        hit(one, tokens)
+    assert caught.value.retry_after_s == wait_s
+    assert f"try again in {rate_limits.duration(wait_s)}." in caught.value.message
+    pass_time(wait_s)
+    hit(one, tokens)
+
+
 def test_an_undone_count_is_available_again() -> None:
     one = caller(Limits(2, 100), Limits(2, 100))
     hit(one, 30)

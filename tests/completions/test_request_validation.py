@@ -87,6 +87,9 @@ def refused(whole: Any) -> InvalidRequestError:
             "metadata",
             "object_above_max_properties",
         ),
+        ({"metadata": {"team": "x" * 513}}, "metadata.team", "string_above_max_length"),
+        ({"metadata": {"k" * 65: "x"}}, f"metadata.{'k' * 64}…", "string_above_max_length"),
+        ({"stop": ["a", ""]}, "stop[1]", "empty_string"),
         ({"stop": ["a", 5]}, "stop[1]", "invalid_type"),
         ({"stop": {"text": "a"}}, "stop", "invalid_type"),
         ({"seed": 2**63}, "seed", "integer_above_max_value"),
@@ -176,6 +179,21 @@ def test_a_body_that_is_no_object_is_refused_as_a_whole(whole: Any) -> None:
             {"metadata": {str(number): "x" for number in range(17)}},
             "Invalid 'metadata': too many properties. Expected an object with at most 16 "
             "properties, but got an object with 17 properties instead.",
+        ),
+        (
+            {"metadata": {"team": "x" * 513}},
+            "Invalid 'metadata.team': string too long. Expected a string with maximum length 512, "
+            "but got a string with length 513 instead.",
+        ),
+        (
+            {"stop": ""},
+            "Invalid 'stop': empty string. Expected a string with minimum length 1, but got an "
+            "empty string instead.",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+            "Invalid 'tools[0].function.name': string does not match pattern. Expected a string "
+            "that matches the pattern '^[A-Za-z0-9_-]{1,64}$'.",
         ),
         (
             {"messages": [{"role": "robot", "content": "hi"}]},

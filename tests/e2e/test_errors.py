@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from typing import Any
@@ -148,6 +149,16 @@ def test_other_content_types_are_415(http: httpx.Client) -> None:
         assert response.status_code == 415
         assert error_of(response)["code"] == "unsupported_content_type"
     assert http.post(CHAT, data={"model": "demo"}).status_code == 415
+
+
+def test_compressed_body_is_415_and_says_so(http: httpx.Client) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    body = gzip.compress(json.dumps(HELLO).encode())
+    response = http.post(CHAT, content=body, headers=headers)
+    assert response.status_code == 415
+    assert "must not be compressed" in error_of(response)["message"]
+    plain = http.post(CHAT, json=HELLO, headers={"Content-Encoding": "identity"})
+    assert plain.status_code == 200
 
 
 def test_wrong_method_is_405_and_says_which_are_right(http: httpx.Client) -> None:

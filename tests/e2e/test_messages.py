@@ -388,6 +388,19 @@ def test_an_answer_is_continued_from_where_it_stands(claude: anthropic.Anthropic
     assert block.text.startswith(" France")
 
 
+def test_instructions_in_the_middle_are_a_message_or_a_block(claude: anthropic.Anthropic) -> None:
+    text = "Be kind."
+    block = {"type": "mid_conv_system", "content": [{"type": "text", "text": text}]}
+    answers = [
+        claude.messages.create(model="scripted", max_tokens=90, messages=[*HELLO, said])  # type: ignore[list-item]  # They are of each form.
+        for said in ({"role": "system", "content": text}, {"role": "user", "content": [block]})
+    ]
+    [first], [second] = (answer.content for answer in answers)
+    assert first.type == second.type == "text"
+    assert first.text == second.text
+    assert first.text.endswith(f"<system-reminder>\n{text}\n</system-reminder>")
+
+
 def test_texts_of_messages_that_follow_each_other_stay_apart(claude: anthropic.Anthropic) -> None:
     said: Any = [
         {"role": "user", "content": "12"},
@@ -397,14 +410,17 @@ def test_texts_of_messages_that_follow_each_other_stay_apart(claude: anthropic.A
     assert [block.text for block in answer.content if block.type == "text"] == ["12\n\n34"]
 
 
-def test_a_format_binds_the_answer(claude: anthropic.Anthropic) -> None:
+@pytest.mark.parametrize("is_former", [False, True])
+def test_a_format_binds_the_answer(claude: anthropic.Anthropic, is_former: bool) -> None:
     schema = {
         "type": "object",
         "properties": {"city": {"enum": ["Paris", "Rome"]}},
         "required": ["city"],
     }
-    config: Any = {"format": {"type": "json_schema", "schema": schema}}
-    [block] = claude.messages.create(**DEMO, messages=HELLO, output_config=config).content
+    format_ = {"type": "json_schema", "schema": schema}
+    given = {"output_format": format_} if is_former else {"output_config": {"format": format_}}
+    asked = {**DEMO, "extra_body": DEMO["extra_body"] | given}
+    [block] = claude.messages.create(**asked, messages=HELLO).content
     assert block.type == "text"
     assert json.loads(block.text)["city"] in ("Paris", "Rome")
 
@@ -711,7 +727,7 @@ def test_limits_are_told_in_anthropics_headers(stack: ServedStack) -> None:
         assert answer.headers["anthropic-ratelimit-requests-limit"] == "2"
         assert answer.headers["anthropic-ratelimit-requests-remaining"] == remaining
         reset = datetime.fromisoformat(answer.headers["anthropic-ratelimit-requests-reset"])
-        assert timedelta(seconds=-5) < reset - now < timedelta(seconds=65)
+        assert timedelta(seconds=-5) < reset - now < timedelta(seconds=125)
     assert answers[-1].json()["error"]["type"] == "rate_limit_error"
     assert int(answers[-1].headers["retry-after"]) > 0
 

@@ -216,7 +216,7 @@ def test_models_are_listed_and_described(client: ollama.Client, http: httpx.Clie
     assert {"demo", "demo-embedding", "scripted"} <= set(names)
     assert "demo" in [model.model for model in client.ps().models]
     shown = client.show("demo")
-    assert {"completion", "tools"} <= set(shown.capabilities or ())
+    assert {"completion", "tools", "thinking"} <= set(shown.capabilities or ())
     assert shown.modelinfo
     assert "llama.context_length" in shown.modelinfo
     assert shown.details

@@ -131,6 +131,14 @@ def test_what_a_prompt_lacks_is_named(
     assert answer.json()["error"]["param"] == param
 
 
+def test_variable_that_is_a_number_is_no_text(http: httpx.Client, prompt: str) -> None:
+    given = {"id": prompt, "variables": {**VALUES, "tone": 5}}
+    error = http.post("/v1/responses", json={"prompt": given}).json()["error"]
+    assert error["message"] == (
+        "Invalid type for 'prompt.variables.tone': expected a string, but got an integer instead."
+    )
+
+
 def test_prompt_of_another_project_is_unknown(stack: ServedStack, prompt: str) -> None:
     with make_key(stack).http(stack) as other:
         answer = other.post("/v1/responses", json={"prompt": {"id": prompt, "variables": VALUES}})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -68,6 +69,21 @@ def test_stream_gives_the_same_reasoning_and_answer(client: openai.OpenAI) -> No
         reasoning += delta.model_dump().get("reasoning_content") or ""
         text += delta.content or ""
     assert (reasoning, text) == whole[:2]
+
+
+def test_reasoning_of_earlier_answers_has_two_names(http: httpx.Client) -> None:
+    """That of this site and DeepSeek's API, and that of vLLM and OpenRouter."""
+    prompts = []
+    for thoughts in ({"reasoning_content": "Of Oslo."}, {"reasoning": "Of Oslo."}):
+        call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        made = {"role": "assistant", "content": None, "tool_calls": [call], **thoughts}
+        result = {"role": "tool", "tool_call_id": "call_1", "content": "rain"}
+        asked = {"model": "demo", "messages": [*CAPITAL, made, result]}
+        rendered = http.post("/v1/chat/render", json=asked)
+        assert "x-unsupported-params" not in rendered.headers
+        prompts.append(rendered.json()["prompt"])
+    assert prompts[0] == prompts[1]
+    assert "Of Oslo." in prompts[0]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ipaddress import ip_network
 from pathlib import Path
 
+import mcp_types
 import psutil
 import pytest
 
@@ -42,6 +43,12 @@ def test_both_transports_list_and_call(server: RunningServer, path: str) -> None
     assert client.call_tool(endpoint, "add", {"a": 2, "b": 40}, "key-1", LIMITS).text == "42"
     expected = {"name": "add", "arguments": {"a": 2, "b": 40}, "key": "key-1"}
     assert server.calls[before:] == [{**expected, "secret": "Bearer secret-token"}]
+
+
+def test_tool_without_a_description_is_listed_without_one() -> None:
+    listed = client._listed_tool(mcp_types.Tool(name="bare", input_schema={"type": "object"}))
+    assert listed is not None
+    assert listed.keys() == {"name", "input_schema", "annotations"}
 
 
 def test_description_is_bounded(server: RunningServer) -> None:

@@ -330,14 +330,14 @@ MCP_LIST_TOOLS = record(
             record(
                 {
                     "name": STRING,
-                    "description": nullable(STRING),
                     "input_schema": {"type": "object"},
                     "annotations": record({"read_only": BOOLEAN}),
-                }
+                },
+                description=STRING,
             )
         ),
-        "error": nullable(STRING),
-    }
+    },
+    error=STRING,
 )
 MCP_APPROVAL_REQUEST = record(
     {

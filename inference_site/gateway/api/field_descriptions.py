@@ -224,6 +224,7 @@ FIELDS = {
     "AnswerMcpToolResult.content": "What the tool has answered.",
     "McpToolResultBlock.content": "What the tool has answered.",
     "RequestMessage.content": "The content of the message: a text, or blocks of several types.",
+    "SystemBlock.content": "The instructions, in blocks of text.",
     "SearchResultBlock.content": "The text of the result, in blocks.",
     "ChoiceLogprobs.content": "The tokens of the text with their log probabilities.",
     "ToolResultBlock.content": "The result of the tool: a text or blocks.",
@@ -458,6 +459,7 @@ FIELDS = {
     "encoding_format": "Numbers, or base64 of little-endian 32-bit floats.",
     "dimensions": "The number of dimensions of a vector, at most those of the model.",
     "output_config": "The format of the output, and the effort.",
+    "output_format": "The format of the output: `output_config.format` by its former name.",
     # Tools
     "tools": "The tools that the model may call.",
     "Model.tools": "How tools are shown to the model: by its template, or in the system text.",
@@ -564,6 +566,7 @@ FIELDS = {
     "stderr": "What the command printed as errors.",
     # Reasoning
     "reasoning": "How the model thinks before it answers.",
+    "AssistantMessage.reasoning": "What the model thought before its answer (vLLM, OpenRouter).",
     "reasoning_effort": "How long the model thinks: `none` turns it off, any other value on.",
     "effort": "How long the model thinks: `none` turns it off, any other value on.",
     "reasoning_budget": "The most tokens of the thoughts.",

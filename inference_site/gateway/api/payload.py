@@ -327,6 +327,30 @@ def _describe(error: ErrorDetails, param: str) -> tuple[str, str]:
                 f"{context['actual_length']} instead."
             ),
         )
+    if kind == "string_too_long":
+        return (
+            "string_above_max_length",
+            (
+                f"Invalid '{param}': string too long. Expected a string with maximum length "
+                f"{context['max_length']}, but got a string with length {len(given)} instead."
+            ),
+        )
+    if kind == "string_too_short":
+        return (
+            "empty_string",
+            (
+                f"Invalid '{param}': empty string. Expected a string with minimum length "
+                f"{context['min_length']}, but got an empty string instead."
+            ),
+        )
+    if kind == "string_pattern_mismatch":
+        return (
+            "invalid_value",
+            (
+                f"Invalid '{param}': string does not match pattern. Expected a string that matches "
+                f"the pattern '{context['pattern']}'."
+            ),
+        )
     # What a rule of this code says, else the words of pydantic.
     reason = str(context["error"] if kind == "value_error" else error["msg"]).removesuffix(".")
     return "invalid_value", f"Invalid '{param}': {reason}." if param else f"{reason}."

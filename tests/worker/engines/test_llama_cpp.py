@@ -96,6 +96,20 @@ def test_marks_of_a_file_are_tokens_of_the_prompt(
     assert [controls[id_] for id_ in found.ids if id_ in controls] == order
 
 
+@pytest.mark.parametrize("echo", [False, True])
+def test_empty_prompt_is_the_beginning_of_a_text(tmp_path: Path, echo: bool) -> None:
+    """Also of models whose prompts begin with no token: llama.cpp generates nothing from none."""
+    file = write_model(tmp_path / "qwen.gguf", adds_bos=False)
+    loaded = load_engine(replace(SPEC, file=file, slots=1))
+    asked: dict[str, Any] = {"operation": "complete", "prompts": ("",), "max_output_tokens": 5}
+    sinks = [RecordingSink(), RecordingSink()]
+    loaded.run(GenerationRequest("demo", **asked, echo=echo), sinks[0])
+    loaded.run(GenerationRequest("demo", **asked | {"prompts": ("", "Hi")}), sinks[1])
+    loaded.close()
+    assert (sinks[0].usage.input_tokens, sinks[0].usage.output_tokens) == (1, 5)
+    assert sinks[1].usage.output_tokens == 10
+
+
 class ImpatientSink(RecordingSink):
     """Cancels itself once it is told how much of the prompt has been read."""
 

@@ -198,7 +198,7 @@ class LlamaCppEngine(Engine):
             has_llguidance=facts.has_llguidance,
             vocabulary=facts.vocabulary,
         )
-        vocabulary = Vocabulary(
+        self._vocabulary = vocabulary = Vocabulary(
             chat_template=props.get("chat_template_tool_use") or template or None,
             bos=str(props.get("bos_token", "")),
             eos=str(props.get("eos_token", "")),
@@ -301,6 +301,12 @@ class LlamaCppEngine(Engine):
         self, request: GenerationRequest, sink: Sink, shown: tuple[str, ...] = ()
     ) -> Coroutine[Any, Any, None]:
         """Return the coroutine of a completion; ``shown`` are special tokens to output as text."""
+        if not self._vocabulary.adds_bos and not all(request.prompts):
+            if not (bos := self._vocabulary.bos):
+                raise InvalidRequest(
+                    "The prompt is empty, and the model has no token that begins a text.", "prompt"
+                )
+            request = replace(request, prompts=tuple(prompt or bos for prompt in request.prompts))
         payload = self._payloads.complete(request, shown)
         return self._stream("/completions", payload, request, sink, is_plain=not shown)
 

@@ -247,7 +247,8 @@ class CallReader:
 
     Servers may send the arguments of several calls in turns. The deltas of a call follow each
     other: a call waits until the arguments of the one before it are complete, or the choice ends.
-    Without ``parallel``, calls after the first are dropped: a server may ignore the field.
+    Without ``parallel``, calls after the first are dropped: a server may ignore the field. A call
+    with the id of another one gets an id of its own, since results name their calls by it.
     """
 
     def __init__(self, index: int, *, parallel: bool = True) -> None:
@@ -255,6 +256,7 @@ class CallReader:
         self._calls: list[_Call] = []
         self._by_index: dict[int, _Call] = {}
         self._begun = 0
+        self._ids = set[str]()
         self._open: _Call | None = None
         self._waiting: list[_Call] = []
 
@@ -297,7 +299,9 @@ class CallReader:
             return []
         self._open, call.number, self._begun = call, self._begun, self._begun + 1
         held = "".join(call.arguments)
-        first = ToolCallDelta(call.number, "", call.id or new_call_id(), call.name, self._index)
+        shown_id = call.id if call.id and call.id not in self._ids else new_call_id()
+        self._ids.add(shown_id)
+        first = ToolCallDelta(call.number, "", shown_id, call.name, self._index)
         return [first, self._delta(call, held)] if held else [first]
 
     def _end(self) -> list[ToolCallDelta]:

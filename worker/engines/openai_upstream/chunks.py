@@ -175,6 +175,8 @@ class ChunkReader:
 
     def _deltas(self, chunk: dict[str, Any]) -> list[Delta]:
         choices = chunk.get("choices") or ()
+        if choices and (usage := choices[0].get("usage")):  # As Moonshot's API has it.
+            chunk["usage"] = chunk.get("usage") or usage
         if chunk.get("usage") or "timings" in chunk:
             index = int(choices[0].get("index") or 0) if choices else None
             # After a cut at a stop token the server goes on generating: do not count that.
@@ -274,7 +276,10 @@ class UsageReader:
             if len(self._ended) == 1:  # A report of the whole run comes after all choices ended.
                 [index] = self._ended
             self._ended.clear()
-        if usage := chunk.get("usage"):
+        usage = chunk.get("usage") or {}
+        # Some servers report null: the output is estimated then.
+        counts_output = usage.get("completion_tokens") is not None
+        if counts_output:
             prompt = usage.get("prompt_tokens_details") or {}
             answer = usage.get("completion_tokens_details") or {}
             reasoning = answer.get("reasoning_tokens")
@@ -283,7 +288,7 @@ class UsageReader:
             self._reported[index] = _TokenCounts(
                 int(usage.get("prompt_tokens") or 0),
                 int(cached or usage.get("cached_tokens") or 0),
-                int(usage.get("completion_tokens") or 0),
+                int(usage["completion_tokens"]),
                 None if reasoning is None else int(reasoning),
                 int(prompt.get("cache_write_tokens") or 0),
             )
@@ -291,7 +296,7 @@ class UsageReader:
             cached = timings.get("cache_n", 0)  # Builds before September 2025 lack it.
             prompt, output = cached + timings["prompt_n"], timings["predicted_n"]
             self._times[index] = _Times(timings["prompt_ms"], timings["predicted_ms"])
-            if not usage:
+            if not counts_output:
                 self._reported[index] = _TokenCounts(prompt, cached, output, None)
 
     def note_end(self, index: int) -> None:
@@ -320,7 +325,7 @@ class UsageReader:
         if reasoning is None:
             reasoning = sum(self._reasoned.values()) if self._reasoned else self._reasoning
         return Usage(
-            input_tokens=total.input,
+            input_tokens=total.input or estimated_input(self._request),
             cached_tokens=min(total.cached, total.input),
             output_tokens=output,
             reasoning_tokens=min(reasoning, output),

@@ -112,12 +112,17 @@ ARGUMENTS = '{"city": "Oslo"}'
              call(0, arguments="{}")],
             [("f", "{}"), ("g", "{}")],
         ),
+        (
+            [call(0, id="a", name="f", arguments="{}"), call(1, id="a", name="g", arguments="{}")],
+            [("f", "{}"), ("g", "{}")],
+        ),
     ],
     ids=["in pieces", "whole", "without an id", "arguments as an object", "without an index",
          "name repeated", "name repeated after the end", "two by their ids", "two whole ones",
          "two with the index 0", "two", "interleaved", "the second first", "the first without any",
          "name later", "without arguments", "null", "two without an index",
-         "two with empty objects", "two with the index 0 in pieces"],
+         "two with empty objects", "two with the index 0 in pieces",
+         "two with one id"],
 )  # fmt: skip
 def test_calls_come_out_the_same_whatever_the_server_does(
     server: UpstreamServer, engine: Engine, sent: list[Any], expected: list[tuple[str, str]]

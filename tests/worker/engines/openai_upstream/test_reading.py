@@ -85,8 +85,15 @@ DETAILS = {
             finish(),
         ],
         [usage(7, 2, **DETAILS), text("a"), text("b"), finish()],
+        [text("a"), text("b"), finish(usage=usage(7, 2, **DETAILS)["usage"])],
     ],
-    ids=["after the choices", "with the last chunk", "with every chunk", "before everything"],
+    ids=[
+        "after the choices",
+        "with the last chunk",
+        "with every chunk",
+        "before everything",
+        "in the choice",
+    ],
 )
 def test_usage_is_taken_from_any_chunk(
     server: UpstreamServer, engine: Engine, sent: list[Any]
@@ -147,6 +154,23 @@ def test_without_usage_each_piece_counts_as_a_token_and_the_log_says_so_once(
     assert told.input_tokens == 2  # Five characters, four to a token.
     assert [r.getMessage() for r in caplog.records].count(caplog.records[0].getMessage()) == 1
     assert "reports no usage" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "reported",
+    [
+        {"prompt_tokens": 7, "completion_tokens": None},
+        {"total_tokens": 9},
+        {"completion_tokens": 2},
+    ],
+)
+def test_counts_that_are_not_reported_are_estimates(
+    server: UpstreamServer, engine: Engine, reported: dict[str, Any]
+) -> None:
+    report = {"choices": [], "usage": reported}
+    server.answers = [chunks(text("a"), text("b"), finish(), report)]
+    told = chat(engine).usage
+    assert (told.input_tokens, told.output_tokens) == (2, 2)
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
@@ -283,7 +307,7 @@ def test_what_a_cut_stream_used_is_accounted(server: UpstreamServer, engine: Eng
         b'data: {"choices": [{"index": 0, "delta": {"content": ["x"]}}]}\n\n',
         b'data: {"choices": [{"index": 0, "delta": {"tool_calls": "x"}}]}\n\n',
         b'data: {"choices": 5}\n\n',
-        b'data: {"choices": [], "usage": {"prompt_tokens": "many"}}\n\n',
+        b'data: {"choices": [], "usage": {"completion_tokens": "many"}}\n\n',
         b"\xff\xfe\x00\n",
     ],
 )
