@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-from botocore.config import Config
-from storages.backends.s3 import S3Storage  # type: ignore[import-untyped]  # It has no types.
+from botocore.config import Config  # type: ignore[import-untyped]  # It has no types.
+from storages.backends.s3 import S3Storage  # type: ignore[import-untyped]  # As above.
 
 _CONNECT_S, _ANSWER_S, _TRIES = 5.0, 15.0, 2
 """By default boto3 waits for a server that does not answer for five minutes, and so do the threads
@@ -19,6 +19,8 @@ class BucketStorage(S3Storage):  # type: ignore[misc]  # As above.
 
     A file that is opened in the usual way is downloaded as a whole before its first byte is read.
     """
+
+    client_config: Any
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -264,4 +264,4 @@ def test_a_request_holds_no_counter_while_it_waits_for_the_row_of_another() -> N
             wait_for_a_wait()
             assert len(BudgetSpend.objects.filter(start=NOW.date()).select_for_update()) == 2
         request.result(30)
-    assert set(BudgetSpend.objects.filter(start=NOW.date()).values_list("reserved")) == {(30,)}
+    assert {spend.reserved for spend in BudgetSpend.objects.filter(start=NOW.date())} == {30}
