@@ -14,6 +14,21 @@ from decimal import Decimal
 from django.db.models import Case, Count, F, Max, Q, When
 
 from inference_site.accounts.models import Budget, BudgetSpend
+from inference_site.core.storage.postgresql import execute_prepared
+
+# Before any counter is locked, and in the order in which accounting inserts, to avoid deadlocks.
+# A budget that is being deleted is waited for, and has no counter then.
+_ADD_SPENDS = """
+INSERT INTO accounts_budgetspend (budget_id, start, value, spent, reserved)
+SELECT budget.id, wanted.start, wanted.value, 0, 0
+FROM unnest(%(budgets)s::bigint[], %(starts)s::date[], %(values)s::text[])
+    AS wanted (budget_id, start, value) JOIN accounts_budget budget ON budget.id = wanted.budget_id
+WHERE NOT EXISTS (
+    SELECT FROM accounts_budgetspend known WHERE known.budget_id = wanted.budget_id
+        AND known.start = wanted.start AND known.value = wanted.value
+) ORDER BY budget.id FOR KEY SHARE OF budget
+ON CONFLICT DO NOTHING
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +107,14 @@ def reserve(
         BudgetSpend(budget=one, start=period_start(one.every, now), value=valued[one.each])
         for one in budgets
     ]
+    wanted = {
+        "budgets": [row.budget_id for row in rows],
+        "starts": [row.start for row in rows],
+        "values": [row.value for row in rows],
+    }
+    execute_prepared(_ADD_SPENDS, wanted)
     spends = _lock_spends(rows)
-    if len(spends) < len(budgets):
-        BudgetSpend.objects.bulk_create(rows, ignore_conflicts=True)
-        spends = _lock_spends(rows)
+    budgets = [one for one in budgets if one.pk in spends]  # Others were deleted meanwhile.
     for budget in budgets:
         spend = spends[budget.pk]
         fits = spend.spent + spend.reserved + estimate.of(budget.unit) <= budget.amount

@@ -409,7 +409,11 @@ def prune(until: float) -> int:
 
     Stop when the monotonic clock passes ``until``.
     """
-    deleted = delete_lines(BatchLine.objects.filter(batch__status__in=ENDED), until)
+    deleted = 0
+    # By batch: in the order of all lines, those of the batches that go on would be read each time.
+    lines = BatchLine.objects.filter(batch=OuterRef("pk"))
+    for batch in Batch.objects.filter(Exists(lines), status__in=ENDED).order_by("pk"):
+        deleted += delete_lines(BatchLine.objects.filter(batch=batch), until)
     for project, since in retention_cutoffs("batches_days"):
         # From the end of the window: its files, made before that, are not kept longer.
         rows = Batch.objects.filter(project=project, status__in=ENDED, expires_at__lt=since)

@@ -7,7 +7,7 @@ from typing import Any
 from django.conf import settings
 from django.core.validators import RegexValidator
 from django.db import models
-from django.db.models.signals import post_delete
+from django.db.models.signals import pre_delete
 from django.dispatch import receiver
 from django.utils import timezone
 
@@ -170,7 +170,10 @@ class EndedGrant(models.Model):
         return f"tokens of a connection that ended at {self.ended_at}"
 
 
-@receiver(post_delete, sender=McpConnection)
+@receiver(pre_delete, sender=McpConnection)
 def _keep_grant(instance: McpConnection, **_: Any) -> None:
+    # A worker may have refreshed the tokens since the row was read, or be about to store new ones.
+    rows = McpConnection.objects.select_for_update().filter(pk=instance.pk)
+    instance.grant = rows.values_list("grant", flat=True).first() or ""
     if instance.grant:
         EndedGrant.objects.create(grant=instance.grant)

@@ -18,9 +18,11 @@ from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
 from django.core.exceptions import ValidationError
 from django.core.validators import URLValidator, validate_email
-from django.db import models
+from django.db import connection, models
 from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Now
+from django.db.models.signals import pre_delete
+from django.dispatch import receiver
 from django.utils import timezone
 
 from inference_site.core.storage.old_rows import delete_older
@@ -41,6 +43,8 @@ OLD_SECRET_KEPT = dt.timedelta(hours=24)
 """For how long webhooks are signed with the secret before a rotation too."""
 _KEPT = dt.timedelta(days=30)
 _DELETED_AT_ONCE = 1_000
+_HOLD = "SELECT id FROM outbox_endpoint WHERE id = ANY(%s) ORDER BY id FOR KEY SHARE"
+"""Holds endpoints until the transaction ends, and waits while one is being deleted."""
 
 
 def new_secret() -> str:
@@ -142,6 +146,12 @@ class Endpoint(models.Model):
         return self.secret
 
 
+@receiver(pre_delete, sender=Endpoint)
+def _lock(instance: Endpoint, **_: Any) -> None:
+    """Have transactions with a message to an endpoint end before its messages are deleted."""
+    Endpoint.objects.select_for_update().filter(pk=instance.pk).first()
+
+
 class MessageQuerySet(models.QuerySet["Message"]):
     """Queries for messages."""
 
@@ -241,9 +251,15 @@ def publish(
 def send(
     endpoints: list[Endpoint], event_type: str, object_id: str, data: Mapping[str, Any]
 ) -> None:
-    """Write a message about an event for each of these endpoints."""
+    """Write a message about an event for each of these endpoints, but for those just deleted.
+
+    Without ``_HOLD`` a deletion meanwhile would fail the transaction that makes the event true.
+    """
     if not endpoints:
         return
+    with connection.cursor() as cursor:
+        cursor.execute(_HOLD, [[endpoint.pk for endpoint in endpoints]])
+        held = {pk for (pk,) in cursor.fetchall()}
     now = timezone.now()
     body = orjson.dumps(
         {
@@ -266,6 +282,7 @@ def send(
             give_up_at=now + GIVEN_UP_AFTER,
         )
         for endpoint in endpoints
+        if endpoint.pk in held
     )
 
 

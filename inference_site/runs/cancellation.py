@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 
@@ -119,9 +120,27 @@ def _cancel_with_readers(generation: Generation, error: Exception | None) -> boo
 class CancelQueue:
     """The cancels of clients that leave, retried until they are stored. For one event loop.
 
-    A thousand clients may leave in one moment, or while Redis is away: all are stored together. The
-    workers are asked first; taking queued rows out of the database is a task of its own, so that a
-    slow database delays no worker.
+    A thousand clients may leave in one moment, or while Redis is away: all are stored together. An
+    event log server that is away delays only the cancels of its own streams.
+    """
+
+    def __init__(self) -> None:
+        self._shards: defaultdict[int, _ShardCancels] = defaultdict(_ShardCancels)
+
+    def add(self, generation_id: str) -> asyncio.Future[None]:
+        """Cancel a generation; the future is done when its cancel flag is stored."""
+        return self._shards[shard_of(generation_id)].add(generation_id)
+
+    async def run(self, logs: Sequence[AsyncEventLog]) -> None:
+        """Store cancels forever; ``logs`` are those of all servers, in the settings' order."""
+        await asyncio.gather(*(self._shards[n].run(log) for n, log in enumerate(logs)))
+
+
+class _ShardCancels:
+    """The cancels of the streams of one event log server.
+
+    The workers are asked first; taking queued rows out of the database is a task of its own, so
+    that a slow database delays no worker.
     """
 
     def __init__(self) -> None:
@@ -132,29 +151,22 @@ class CancelQueue:
         self._unqueue_wanted = asyncio.Event()
 
     def add(self, generation_id: str) -> asyncio.Future[None]:
-        """Cancel a generation; the future is done when its cancel flag is stored."""
         if self._stored is None:
             self._stored = asyncio.get_running_loop().create_future()
         self._to_flag.add(generation_id)
         self._flag_wanted.set()
         return self._stored
 
-    async def run(self, logs: Sequence[AsyncEventLog]) -> None:
-        """Store cancels forever; ``logs`` are those of all servers, in the settings' order."""
-        await asyncio.gather(self._flag_all(logs), self._unqueue_all())
+    async def run(self, log: AsyncEventLog) -> None:
+        await asyncio.gather(self._flag_all(log), self._unqueue_all())
 
-    async def _flag_all(self, logs: Sequence[AsyncEventLog]) -> None:
+    async def _flag_all(self, log: AsyncEventLog) -> None:
         while True:
             await self._flag_wanted.wait()
             self._flag_wanted.clear()
             ids, stored = self._to_flag, self._stored
             self._to_flag, self._stored = set(), None
-            shards: dict[int, list[str]] = {}
-            for id_ in ids:
-                shards.setdefault(shard_of(id_), []).append(id_)
-            # Concurrently: a Redis server that is away must not delay the others.
-            flags = [partial(logs[n].request_cancel, of_shard) for n, of_shard in shards.items()]
-            await asyncio.gather(*map(_retry, flags))
+            await _retry(partial(log.request_cancel, list(ids)))
             if stored is not None:
                 stored.set_result(None)
             self._to_unqueue |= ids

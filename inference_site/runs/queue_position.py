@@ -27,6 +27,8 @@ from inference_site.core.domain.errors import EngineUnavailable, ProjectQueueFul
 from inference_site.runs.models import Generation, ServiceClass, Status
 
 _COUNT_EVERY_S = 0.5
+_OLDEST_S = 5.0
+"""The oldest counts that are used while another thread counts."""
 _REFUSED_FOR_S = 0.25
 """How long a refusal applies to the requests after it."""
 _MARGIN = 500
@@ -157,15 +159,30 @@ class CachedQueueCounts:
         self._counts: dict[str, QueueCounts] = {}
         self._refusals: dict[tuple[str, int, bool], tuple[float, type[EngineUnavailable]]] = {}
         self._refuses_until = 0.0
+        self._counting: set[str] = set()
         self._lock = threading.Lock()
 
     def of(self, model: str) -> QueueCounts:
-        """Return the counts of a model, which are at most half a second old."""
+        """Return the counts of a model, which are at most half a second old.
+
+        One thread counts again, without the lock: a query may take until its time-out. Meanwhile
+        the others get the last counts, or count themselves if these are too old.
+        """
         with self._lock:
             counts = self._counts.get(model)
-            if counts is None or time.monotonic() - counts.counted_at > _COUNT_EVERY_S:
-                counts = self._counts[model] = QueueCounts.read(model)
+            if counts is not None:
+                age_s = time.monotonic() - counts.counted_at
+                if age_s <= (_OLDEST_S if model in self._counting else _COUNT_EVERY_S):
+                    return counts
+            self._counting.add(model)
+        try:
+            counts = QueueCounts.read(model)
+            with self._lock:
+                self._counts[model] = counts
             return counts
+        finally:
+            with self._lock:
+                self._counting.discard(model)
 
     def add(self, model: str, project_id: int, service_class: int) -> None:
         """Count one more waiting generation."""

@@ -385,7 +385,8 @@ def _add(
                 f"{settings.MAX_DOCUMENT_BYTES} bytes, and this one has {file.size_bytes}.",
                 param=place,
             )
-    VectorStore.objects.select_for_update().get(pk=store.pk)
+    # No lock of the key: a worker that adds chunks needs that, and may hold a file's row for it.
+    VectorStore.objects.select_for_update(no_key=True).get(pk=store.pk)
     entries = VectorStoreFile.objects.filter(store=store)
     have = set(entries.values_list("file__public_id", flat=True)) if ids else set()
     if len(have.union(ids)) > settings.FILES_PER_VECTOR_STORE:

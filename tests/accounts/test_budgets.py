@@ -6,6 +6,7 @@ import contextlib
 import datetime as dt
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import Any
 
@@ -22,6 +23,7 @@ from inference_site.accounts.budgets import (
     spent_of,
 )
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
+from tests.waiting import wait_for_a_wait
 
 Key = tuple[ApiKey, str]
 NOW = dt.datetime(2026, 12, 31, 23, 0, tzinfo=dt.UTC)
@@ -31,10 +33,12 @@ def estimate(tokens: int, cost: str = "0") -> Estimate:
     return Estimate(tokens, Decimal(cost))
 
 
-def make(key: ApiKey, amount: Any, unit: str = "tokens", every: str = "day") -> Budget:
-    before = NOW - dt.timedelta(days=99)
+def make(
+    key: ApiKey, amount: Any, unit: str = "tokens", every: str = "day", each: str = ""
+) -> Budget:
+    fields: dict[str, Any] = {"created_at": NOW - dt.timedelta(days=99), "each": each}
     return Budget.objects.create(
-        project=key.project, unit=unit, every=every, amount=amount, created_at=before
+        project=key.project, unit=unit, every=every, amount=amount, **fields
     )
 
 
@@ -199,3 +203,65 @@ def test_requests_that_come_at_once_exceed_no_budget_of_an_end_user(same: bool) 
     assert set(Counter(accepted).values()) == {3}
     assert len(set(accepted)) == (1 if same else 8)
     assert set(BudgetSpend.objects.values_list("reserved", flat=True)) == {90}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_request_is_accepted_while_one_of_its_budgets_is_deleted() -> None:
+    """Its commit failed for the counter of a budget that was gone by then."""
+    key = ApiKey.objects.create(project=Project.objects.create(name="p"), name="k")
+    kept, deleted = make(key, 100), make(key, 100, every="month")
+    with transaction.atomic():
+        reserve(key.project_id, key.pk, estimate(1), NOW)  # Now there are counters.
+
+    def work() -> None:
+        with transaction.atomic():
+            reserve(key.project_id, key.pk, estimate(30), NOW)
+        connection.close()
+
+    with ThreadPoolExecutor(1) as threads:
+        with transaction.atomic():
+            deleted.delete()
+            request = threads.submit(work)
+            wait_for_a_wait()
+        request.result(30)
+    assert held(kept) == 31
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_new_budget_is_deleted_while_requests_reserve_in_it() -> None:
+    key = ApiKey.objects.create(project=Project.objects.create(name="p"), name="k")
+    budget = make(key, 100)
+
+    def work() -> None:
+        budget.delete()
+        connection.close()
+
+    with ThreadPoolExecutor(1) as threads:
+        with transaction.atomic():
+            reserve(key.project_id, key.pk, estimate(30), NOW)  # It adds the counter.
+            deletion = threads.submit(work)
+            wait_for_a_wait()
+        deletion.result(30)
+    assert not Budget.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_request_holds_no_counter_while_it_waits_for_the_row_of_another() -> None:
+    """Whoever adds that row, such as accounting, locks both after that: it was a deadlock."""
+    key = ApiKey.objects.create(project=Project.objects.create(name="p"), name="k")
+    whole, each = make(key, 100), make(key, 100, each="user")
+    BudgetSpend.objects.create(budget=whole, start=NOW.date())
+
+    def work() -> None:
+        with transaction.atomic():
+            reserve(key.project_id, key.pk, estimate(30), NOW, {"user": "ann"})
+        connection.close()
+
+    with ThreadPoolExecutor(1) as threads:
+        with transaction.atomic():
+            BudgetSpend.objects.create(budget=each, start=NOW.date(), value="ann")
+            request = threads.submit(work)
+            wait_for_a_wait()
+            assert len(BudgetSpend.objects.filter(start=NOW.date()).select_for_update()) == 2
+        request.result(30)
+    assert {spend.reserved for spend in BudgetSpend.objects.filter(start=NOW.date())} == {30}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
@@ -18,6 +19,7 @@ from inference_site.batches.models import (
     BatchStatus,
     LineState,
     deliver,
+    prune,
 )
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.runs.models import Status
@@ -58,6 +60,41 @@ def rest_after(line: BatchLine, ending: Ending) -> float:
     assert line.state == LineState.PENDING
     assert line.resume_at is not None
     return (line.resume_at - timezone.now()).total_seconds()
+
+
+@pytest.mark.django_db
+def test_lines_of_ended_batches_are_deleted_and_those_of_others_are_not_read(api_key: Key) -> None:
+    """All lines were read once a minute: half a million took a second and a half."""
+    key, most = api_key[0], 5_000
+    going_on, *_ = two_lines(key)
+    window = {"window_s": 60, "expires_at": going_on.expires_at}
+    ended = Batch.objects.bulk_create(
+        Batch(
+            public_id=f"batch_{number}",
+            project_id=key.project_id,
+            api_key=key,
+            status=BatchStatus.COMPLETED,
+            **window,
+        )
+        for number in range(2, 202)
+    )
+    BatchLine.objects.bulk_create(
+        BatchLine(batch=batch, number=number, custom_id=str(number), request="")
+        for batch, numbers in ((going_on, range(3, most + 1)), (ended[7], range(1, 4)))
+        for number in numbers
+    )
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE batches_batch, batches_batchline")
+    assert prune(time.monotonic() + 60) == 3
+    read = "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = %s"
+    counts = []
+    for _ in range(2):
+        with connection.cursor() as cursor:
+            cursor.execute(read, ["batches_batchline"])
+            counts += cursor.fetchone()
+        assert prune(time.monotonic() + 60) == 0
+    assert counts[1] - counts[0] < most / 5
+    assert BatchLine.objects.filter(batch=going_on).count() == most
 
 
 @pytest.mark.django_db

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from inference_site.accounts.models import Project
 from inference_site.batches.models import Batch
 from inference_site.batches.results import store_failed_requests
 from inference_site.core.errors.api_errors import InvalidRequestError, UnavailableError
+from inference_site.files import bucket as bucket_module
 from inference_site.files import storage
 from inference_site.files.models import FileState, StoredFile, Upload, UploadStatus
 from inference_site.settings import BUCKET_OPTIONS
@@ -97,6 +99,24 @@ def test_bucket(project: Project, bucket: str) -> None:
     listed = httpx.get(f"{bucket}/bucket?list-type=2").text
     assert "file-big" not in listed
     assert not StoredFile.objects.exists()
+
+
+def test_a_bucket_that_does_not_answer_is_not_waited_for_long(
+    project: Project, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took the threads of requests for five minutes each."""
+    monkeypatch.setattr(bucket_module, "_ANSWER_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        options = {"bucket_name": "bucket", "endpoint_url": url, "region_name": "us-east-1"}
+        keys = {"access_key": "a", "secret_key": "b"}
+        backend = "inference_site.files.bucket.BucketStorage"
+        files = {"BACKEND": backend, "OPTIONS": {**BUCKET_OPTIONS, **options, **keys}}
+        settings.STORAGES = {**settings.STORAGES, "files": files}
+        began = time.monotonic()
+        with pytest.raises(UnavailableError):
+            stored(project, "silent")
+        assert time.monotonic() - began < 20
 
 
 def made(project: Project, name: str, **fields: Any) -> StoredFile:

@@ -18,7 +18,7 @@ from inference_site.accounts.models import ApiKey
 from inference_site.core.domain.deltas import TextDelta
 from inference_site.core.domain.errors import WorkerLost
 from inference_site.core.storage.postgresql import release_connection_after
-from inference_site.core.storage.redis import client_for, new_async_clients
+from inference_site.core.storage.redis import client_for, new_async_clients, shard_of
 from inference_site.gateway import hub as hub_module
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.hub import Hub
@@ -37,6 +37,7 @@ from inference_site.runs.streams.request_documents import (
 from responses_api.events import DONE, decode
 from responses_api.models import StoredResponse
 from tests.generations.rows import chat_document, create_generation
+from tests.ports import free_port
 from tests.responses_api.chains import STOP, Chain
 from tests.responses_api.validation import check
 
@@ -591,6 +592,27 @@ def test_all_who_leave_at_once_are_cancelled_even_when_redis_is_away_at_first(
     assert attempts == [400, 400]
     for generation_id in ids:
         assert load_document(generation_id, Assembly) == Loaded(None, True, Sent())
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_server_that_is_away_delays_only_the_cancels_of_its_streams(
+    monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    away = f"redis://127.0.0.1:{free_port()}"
+    settings.EVENT_LOG_URLS = [*settings.EVENT_LOG_URLS[:1], away]
+    ids: dict[int, str] = {}
+    while len(ids) < 2:
+        generation_id = new_id("chatcmpl-")
+        ids[shard_of(generation_id)] = generation_id
+
+    async def scenario(site: Site) -> None:
+        unstored = site.hub.cancel(ids[1])
+        await asyncio.sleep(0.1)
+        await asyncio.wait_for(site.hub.cancel(ids[0]), 10)
+        assert not unstored.done()
+
+    on_site(monkeypatch, scenario)
+    assert load_document(ids[0], Assembly) == Loaded(None, True, Sent())
 
 
 @pytest.mark.parametrize("is_early", [True, False], ids=["before it waits", "while it waits"])

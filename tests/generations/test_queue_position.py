@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,7 @@ from inference_site.runs.queue_position import (
 from inference_site.runs.wake_ups import queue_name
 from tests.generations.rows import create_generation
 from tests.generations.test_queue import new_row
+from tests.waiting import wait_until
 
 Key = tuple[ApiKey, str]
 NORMAL, LATE = int(ServiceClass.FOREGROUND), int(ServiceClass.BACKGROUND)
@@ -233,3 +235,28 @@ def test_a_refusal_of_one_project_is_none_of_another(
     assert refusal(api_key[0].project_id, is_background=False) is None
     assert refusal(other.project_id, is_background=True) is None
     assert accepted(api_key[0], model, 1) == 1
+
+
+def test_no_request_waits_while_another_counts_a_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A silent PostgreSQL answered the requests for a busy model one after the other."""
+    counts, counted = CachedQueueCounts(), threading.Event()
+    begun: list[str] = []
+
+    def read(model: str) -> QueueCounts:
+        begun.append(model)
+        if len(begun) > 1:
+            assert counted.wait(30)
+        return QueueCounts(counted_at=time.monotonic())
+
+    monkeypatch.setattr(QueueCounts, "read", read)
+    first = counts.of("m")
+    with ThreadPoolExecutor(3) as threads:
+        slow = threads.submit(counts.of, "m")
+        wait_until(lambda: len(begun) == 2)
+        assert threads.submit(counts.of, "m").result(5) is first
+        counts.add("other", 1, NORMAL)
+        monkeypatch.setattr(queue_position, "_OLDEST_S", -1.0)
+        others = [threads.submit(counts.of, "m") for _ in range(2)]
+        wait_until(lambda: len(begun) == 4)  # They count at the same time.
+        counted.set()
+        assert all(one.result(30) is not first for one in [slow, *others])

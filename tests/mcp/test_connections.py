@@ -333,6 +333,25 @@ def test_disconnecting_ends_the_access_at_the_server_too(
     assert posted(ada.browser, PAGE, f"{PAGE}{pk}/end/", {}).status_code == 404
 
 
+def test_disconnecting_during_a_refresh_ends_the_new_tokens(
+    site: McpSite, ada: Member, oauth: RunningOAuthServer
+) -> None:
+    """The tokens before it were ended, which some servers ignore."""
+    oauth.control(expires_in=1)
+    connected(site, ada)
+    oauth.control(expires_in=3600, delay_s=2)
+    before = len(oauth.lines("refresh"))
+    ((pk,),) = site.stack.sql("SELECT id FROM mcp_servers_mcpserver WHERE label = 'guarded'")
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(answer, site, ada.key)
+        wait_until(lambda: len(oauth.lines("refresh")) > before, 30, "the refresh")
+        posted(ada.browser, PAGE, f"{PAGE}{pk}/end/", {})
+        asked.result()
+    ended, refreshed = oauth.lines("revoke")[-1]["token"], oauth.lines("refresh")[before]["token"]
+    assert ended.startswith("refresh-")
+    assert ended != refreshed
+
+
 def test_the_access_ends_at_a_deleted_server_too_once_that_can_be_asked(
     site: McpSite, operator: httpx.Client, ada: Member, oauth: RunningOAuthServer
 ) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpcore
 import orjson
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.utils import timezone
 
 from inference_site.accounts.models import Project
@@ -27,7 +28,7 @@ from inference_site.outbox.models import Endpoint, Message, publish, send
 from tests.certificates import write_certificate
 from tests.notice_receivers import Hook, Mailbox, mail_server, receiver, signature
 from tests.ports import free_port
-from tests.waiting import wait_until
+from tests.waiting import wait_for_a_wait, wait_until
 
 pytestmark = pytest.mark.django_db
 
@@ -311,3 +312,39 @@ def test_a_receiver_with_tls_gets_a_message_only_if_its_certificate_is_good(
     assert len(hook.posted) == (not told)
     assert (sent.delivered_at is None) == bool(told)
     assert told in sent.error
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_ends_while_an_endpoint_is_deleted_is_told_to_the_others(project: Project) -> None:
+    """The transaction of the end failed: a completed response became a failed one."""
+    gone, kept = (endpoint(f"https://example.org/{n}", project=project) for n in range(2))
+
+    def work() -> None:
+        with transaction.atomic():
+            publish(project.pk, "response.completed", "resp_1", {"id": "resp_1"})
+        connection.close()
+
+    with ThreadPoolExecutor(1) as threads:
+        with transaction.atomic():
+            gone.delete()
+            end = threads.submit(work)
+            wait_for_a_wait()
+        end.result(30)
+    assert list(Message.objects.values_list("endpoint", flat=True)) == [kept.pk]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_endpoint_is_deleted_with_a_message_that_is_being_written(project: Project) -> None:
+    gone = endpoint("https://example.org", project=project)
+
+    def work() -> None:
+        gone.delete()
+        connection.close()
+
+    with ThreadPoolExecutor(1) as threads:
+        with transaction.atomic():
+            publish(project.pk, "response.completed", "resp_1", {"id": "resp_1"})
+            deletion = threads.submit(work)
+            wait_for_a_wait()
+        deletion.result(30)
+    assert not Message.objects.exists()

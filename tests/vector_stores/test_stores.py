@@ -10,12 +10,13 @@ from typing import Any
 
 import httpx
 import openai
+import psycopg
 import pytest
 
 from tests.e2e.keys import make_key
 from tests.faults.freezing import frozen
 from tests.vector_stores.conftest import FJORDS, INVOICES, TEA, ReadingSite
-from tests.waiting import wait_until
+from tests.waiting import WAITING_FOR_LOCKS, wait_until
 
 
 def found(site: ReadingSite, store: Any, query: Any, **options: Any) -> list[Any]:
@@ -289,6 +290,29 @@ def test_what_is_deleted_at_the_same_moment_is_not_found(site: ReadingSite) -> N
             statuses = [answer.result().status_code for answer in sent]
             assert set(statuses) <= {200, 400, 404}, (requests, statuses)
             assert statuses[1] == 200
+
+
+def test_files_are_added_again_while_a_worker_adds_their_chunks(site: ReadingSite) -> None:
+    """Each waited for a row of the other, until PostgreSQL ended one of the two."""
+    store, file = site.client.vector_stores.create(), site.file("tea.txt", TEA)
+    batches = site.client.vector_stores.file_batches
+    batches.create_and_poll(store.id, file_ids=[file], poll_interval_ms=100)
+    entry = (
+        "FROM vector_stores_vectorstorefile entry JOIN vector_stores_vectorstore store "
+        "ON store.id = entry.store_id WHERE store.public_id = %s"
+    )
+    with ThreadPoolExecutor(1) as threads:
+        with psycopg.connect(site.stack.services["DATABASE_URL"]) as worker:
+            worker.execute(f"SELECT {entry} FOR UPDATE OF entry", [store.id])
+            added = threads.submit(batches.create, store.id, file_ids=[file])
+            wait_until(lambda: site.stack.sql(WAITING_FOR_LOCKS) != [(0,)])
+            worker.execute(
+                "INSERT INTO vector_stores_chunk "
+                "(store_id, file_id, position, text, words, embedding, dimensions) "
+                f"SELECT store.id, entry.id, 9, '', '', '{{1}}', 1 {entry}",
+                [store.id],
+            )
+        assert added.result().file_counts.total == 1
 
 
 def test_batch_whose_files_are_taken_out_has_not_failed(site: ReadingSite) -> None:

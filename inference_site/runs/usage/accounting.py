@@ -366,6 +366,13 @@ def forget_other_spends(budget: Budget) -> None:
         budget.spends.all().delete()
 
 
+def lock_for_deletion(budget: Budget) -> None:
+    """Have accounting and reservations add no counter to a budget that is about to be deleted."""
+    with connection.cursor() as cursor:
+        hold_lock(cursor)
+    Budget.objects.select_for_update().filter(pk=budget.pk).first()
+
+
 def count_spends(budget_id: int) -> None:
     """Rebuild the counters of one budget for its current period from the usage log."""
     with transaction.atomic(), connection.cursor() as cursor:

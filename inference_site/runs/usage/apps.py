@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.apps import AppConfig
-from django.db.models.signals import post_save, pre_save
+from django.db.models.signals import post_save, pre_delete, pre_save
 
 
 class UsageConfig(AppConfig):
@@ -21,6 +21,7 @@ class UsageConfig(AppConfig):
 
         pre_save.connect(_before_budget_is_saved, sender=Budget)
         post_save.connect(_on_budget_saved, sender=Budget)
+        pre_delete.connect(_before_budget_is_deleted, sender=Budget)
 
 
 def _before_budget_is_saved(instance: Any, raw: bool = False, **_: Any) -> None:
@@ -35,3 +36,9 @@ def _on_budget_saved(instance: Any, raw: bool = False, **_: Any) -> None:
 
     if not raw:
         count_spends(instance.pk)
+
+
+def _before_budget_is_deleted(instance: Any, **_: Any) -> None:
+    from inference_site.runs.usage.accounting import lock_for_deletion
+
+    lock_for_deletion(instance)
