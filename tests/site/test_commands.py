@@ -74,6 +74,23 @@ def test_a_wrong_setting_is_told_in_one_line(
     assert "Traceback" not in done.stderr
 
 
+def test_celerys_commands_tell_a_wrong_setting_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "celery", "-A", "inference_site", "inspect", "ping"]
+    env = {**os.environ, "DATA_DIR": str(tmp_path), "REDIS_URL": "http://redis"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("REDIS_URL: expected ")
+    assert done.stderr.endswith(" See docs/settings.md.\n")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_argument_that_is_no_text_is_told_in_one_line(tmp_path: Path) -> None:
+    done = manage(tmp_path, "shell", "-c", "\udcff", SECRET_KEY="x" * 50)
+    assert done.returncode == 1
+    assert done.stderr.endswith("CommandError: An argument is not valid UTF-8.\n")
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("url", "told"),
     [
