@@ -44,6 +44,8 @@ def _what_to_mend(error: Exception) -> str:
 
     if isinstance(error, ImproperlyConfigured):
         return f"{str(error).rstrip('.')}. See docs/settings.md."
+    if isinstance(error, UnicodeEncodeError) and not " ".join(sys.argv).isprintable():
+        return "An argument is not valid UTF-8."
     if _PROCESSES.intersection(sys.argv[1:2]):
         return ""
     import psycopg

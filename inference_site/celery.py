@@ -1,22 +1,40 @@
 """The Celery application; its configuration is in the settings, prefix ``CELERY_``."""
 
 import os
-from typing import Any
+import sys
+import time
+from collections import deque
+from typing import Any, ClassVar
 
 import django
 import kombu
 from celery import Celery, signals
 from celery.app.amqp import AMQP
 from django.apps import apps
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "inference_site.settings")
+try:
+    settings.INSTALLED_APPS  # noqa: B018  # Reads the settings.
+except ImproperlyConfigured as exc:  # Celery's own commands would print a traceback.
+    sys.exit(f"{str(exc).rstrip('.')}. See docs/settings.md.")
 
 
 class _Broker(kombu.Connection):
-    """Tries every second to connect; kombu would wait up to 30 s after Redis is back."""
+    """Tries every second to connect; kombu would wait up to 30 s after Redis is back.
+
+    A Redis that takes no writes accepts connections, and then refuses to read wake-ups: the
+    consumer connects again at once, so at most two connections a second are made.
+    """
+
+    _recent: ClassVar[deque[float]] = deque(maxlen=2)
 
     def ensure_connection(self, *args: Any, **options: Any) -> Any:
         """Connect, and try until it succeeds; the worker's consumer calls this."""
+        if len(self._recent) == self._recent.maxlen:
+            time.sleep(max(0.0, self._recent[0] + 1 - time.monotonic()))
+        self._recent.append(time.monotonic())
         every_second = {"interval_start": 1, "interval_step": 0, "interval_max": 1}
         return super().ensure_connection(*args, **{**every_second, **options})
 

@@ -9,9 +9,9 @@ its responses that have ended; of a chain, the last response is locked first.
 from __future__ import annotations
 
 import datetime as dt
+import random
 import time
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
 from typing import Any
 
 from django.db import connection, transaction
@@ -122,25 +122,34 @@ def remove_item(item: Item) -> None:
 def prune(until: float) -> int:
     """Delete rows that are older than their project keeps them, until ``until``; return how many.
 
-    ``until`` is a time of the monotonic clock. See ``inference_site.runs.kinds.Retention``.
+    ``until`` is a time of the monotonic clock. See ``inference_site.runs.kinds.Retention``. The
+    order is random, as that of the projects, because many projects take all of the time.
     """
+    kinds = [_prune_responses, _prune_conversations]
+    random.shuffle(kinds)
+    return sum(prune_kind(until) for prune_kind in kinds)
 
-    def has_time(_: object = None) -> bool:
-        return time.monotonic() < until
 
+def _prune_responses(until: float) -> int:
     deleted = 0
     for project, since in retention_cutoffs("responses_days"):
-        while has_time() and (found := _old_responses(project, since)):
+        while time.monotonic() < until and (found := _old_responses(project, since)):
             deleted += _delete_old([stored for stored in found if stored.conversation_id is None])
-            in_conversations = (row for row in found if row.conversation_id is not None)
-            for stored in takewhile(has_time, in_conversations):
-                delete(stored)
-                deleted += 1
+            for stored in found:
+                if stored.conversation_id is not None and time.monotonic() < until:
+                    delete(stored)
+                    deleted += 1
+    return deleted
+
+
+def _prune_conversations(until: float) -> int:
+    deleted = 0
     for project, since in retention_cutoffs("conversations_days"):
-        while has_time() and (conversations := _old_conversations(project, since)):
-            for conversation in takewhile(has_time, conversations):
-                delete_conversation(conversation)
-                deleted += 1
+        while time.monotonic() < until and (found := _old_conversations(project, since)):
+            for conversation in found:
+                if time.monotonic() < until:
+                    delete_conversation(conversation)
+                    deleted += 1
     return deleted
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache, wraps
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 GGUF_MAGIC = b"GGUF"
 _FORMATS = {
@@ -39,6 +39,8 @@ _VERSIONS = (2, 3)
 _MAX_TEXT_BYTES, _MAX_ARRAY_BYTES = 2**26, 2**40
 """A larger length means that the file is damaged."""
 _DEFAULT_ALIGNMENT, _MAX_DIMENSIONS = 32, 4
+_CACHED_FILES = 256
+Fact = TypeVar("Fact")
 
 
 _PART = re.compile(r"-(\d{1,9})-of-(\d{1,9})$")
@@ -82,6 +84,24 @@ class Tensor:
     kind: int
     offset: int
     size_bytes: int
+
+
+def cached_until_replaced(read: Callable[[Path], Fact]) -> Callable[[Path], Fact]:
+    """Cache what a function reads from a file until the file is replaced or changed."""
+
+    @lru_cache(_CACHED_FILES)
+    def cached(path: Path, _inode: int, _size_bytes: int, _changed_at_ns: int) -> Fact:
+        return read(path)
+
+    @wraps(read)
+    def current(path: Path) -> Fact:
+        try:
+            found = path.stat()
+        except OSError:
+            return read(path)
+        return cached(path, found.st_ino, found.st_size, found.st_mtime_ns)
+
+    return current
 
 
 def is_gguf(path: Path) -> bool:
@@ -137,7 +157,7 @@ class TokenizerFacts:
     adds_eos: bool | None
 
 
-@cache
+@cached_until_replaced
 def tokenizer_facts(path: Path) -> TokenizerFacts | None:
     """Return the tokenizer of a GGUF file; None without one, or for another file."""
     id_keys = {name: f"tokenizer.ggml.{name}_token_id" for name in _SPECIAL_TOKENS}

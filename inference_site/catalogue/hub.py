@@ -44,6 +44,10 @@ class HubError(Exception):
     """A download failed; the message says why, in one line."""
 
 
+class BeingFetched(HubError):
+    """Another process downloads the file."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reference:
     """``owner/name:Q4_K_M``, ``owner/name/file.gguf``, or ``owner/name`` for its only model."""
@@ -213,7 +217,7 @@ def _fetch_file(
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
-            raise HubError(f"{file.path} is being fetched by another process.") from exc
+            raise BeingFetched(f"{file.path} is being fetched by another process.") from exc
         _download(client, url, file, opened, on_progress)
         _check_content(part, file)
         _check_weights(part, file)

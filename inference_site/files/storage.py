@@ -110,11 +110,15 @@ def prune(until: float) -> int:
     were deleted.
     """
     StoredFile.objects.filter(upload__in=Upload.objects.expire()).hide()
+    # Half of the time: what many projects hide has to be deleted, too.
+    hide_until = (time.monotonic() + until) / 2
     for project, since in retention_cutoffs("files_days"):
+        if time.monotonic() >= hide_until:
+            break
         Upload.objects.ended_before(since).filter(project=project).delete()
-        for ids in old_ids(StoredFile.objects.filter(project=project), since, until, _BATCH):
+        for ids in old_ids(StoredFile.objects.filter(project=project), since, hide_until, _BATCH):
             StoredFile.objects.filter(pk__in=ids, created_at__lt=since).hide()
-        imported = old_ids_among(StoredFile, project, since, until, _BATCH)
+        imported = old_ids_among(StoredFile, project, since, hide_until, _BATCH)
         StoredFile.objects.filter(pk__in=imported).hide()
     deleted = 0
     while time.monotonic() < until:

@@ -261,12 +261,21 @@ def _expire(generation: Generation, code: str, error: Exception) -> None:
 
 
 def expire_while_loading() -> None:
-    """Fail those accepted while their model was loading that have waited ``LOAD_WAIT_S`` for it."""
-    late = load_deadlines.passed()
-    if not late:
+    """Fail those accepted while their model was loading that have waited ``LOAD_WAIT_S`` for it.
+
+    If the load has failed since then and no other worker will load the model, they fail at once.
+    """
+    late, failed_at = load_deadlines.passed(), _failed_loads()
+    known = load_deadlines.ids() if failed_at else late
+    if not known:
         return
-    waiting = Generation.objects.filter(public_id__in=late, status=Status.QUEUED)
+    waiting = Generation.objects.filter(public_id__in=known, status=Status.QUEUED)
     found = {generation.public_id: generation for generation in waiting}
+    vain = (
+        id_
+        for id_, row in found.items()
+        if failed_at.get(row.model, 0) > row.created_at.timestamp()
+    )
 
     def expire(public_id: str) -> None:
         row = found.get(public_id)
@@ -278,7 +287,18 @@ def expire_while_loading() -> None:
                 _expire(row, "model_loading", ModelLoading())
         load_deadlines.forget([public_id])
 
-    _each((public_id, partial(expire, public_id)) for public_id in late)
+    _each((public_id, partial(expire, public_id)) for public_id in {*late, *vain})
+
+
+def _failed_loads() -> dict[str, float]:
+    """Return the models that no worker serves or will load by itself, and when a load failed."""
+    live = live_view.workers()
+    failed_at: dict[str, float] = {}
+    for served in (served for worker in live for served in worker.models):
+        is_offered = any(served.id in worker.offers for worker in live)
+        if status_of(served.id) == ModelStatus.FAILED and not is_offered and not served.away_since:
+            failed_at[served.id] = max(served.since, failed_at.get(served.id, 0))
+    return failed_at
 
 
 def expire_server_away() -> None:

@@ -14,10 +14,13 @@ import gguf
 import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE, discover
-from inference_site.catalogue.gguf_files import is_later_part, metadata, parts_of
+from inference_site.catalogue.engines.ctransformers import has_chat
+from inference_site.catalogue.gguf_files import is_later_part, metadata, parts_of, tokenizer_facts
 from inference_site.catalogue.model_files import file_below, is_weights
+from inference_site.core.domain.model_spec import ModelSpec
 from tests.tiny_vision import write_projector
 from tests.tiny_weights import write_adapter, write_model
+from worker.engines.ctransformers.launch import chat_vocabulary
 
 WHOLE = DEMO_FILE.read_bytes()
 
@@ -55,6 +58,28 @@ def test_metadata_are_those_that_the_library_reads() -> None:
     single = {key: value for key, value in found.items() if value is not None}
     assert single == {key: fields[key].contents() for key in single}
     assert {key for key in fields if not key.startswith("GGUF.")} == found.keys()
+
+
+def test_facts_of_a_file_that_was_replaced_are_those_of_the_new_file(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    spec = ModelSpec("m", "ctransformers", file)
+    assert (tokenizer_facts(file), has_chat(spec)) == (None, False), "it is not there yet"
+    for template, bos in (("{{ a }}", "<s>"), (None, "<b>")):
+        writer = gguf.GGUFWriter(tmp_path / "new.gguf", "llama")
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list([bos, "</s>"])
+        writer.add_bos_token_id(0)
+        if template:
+            writer.add_chat_template(template)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+        (tmp_path / "new.gguf").rename(file)
+        facts = tokenizer_facts(file)
+        assert facts is not None
+        assert facts.special == {"bos": bos}
+        assert has_chat(spec) == bool(template)
+        assert (chat_vocabulary(file).chat_template, chat_vocabulary(file).bos) == (template, bos)
 
 
 def text(value: bytes) -> bytes:

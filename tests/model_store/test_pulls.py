@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import shutil
 import threading
 from pathlib import Path
@@ -223,6 +224,18 @@ def test_a_pull_of_a_worker_that_is_gone_is_taken_over_and_of_one_that_lives_is_
         site_client().srem("workers", "alive")
     kept.refresh_from_db()
     assert (kept.worker, kept.state) == ("alive", PullState.RUNNING)
+
+
+def test_a_pull_waits_while_the_worker_that_had_it_still_writes_the_file(models_dir: Path) -> None:
+    part = models_dir / f"{FILE}.part"
+    part.parent.mkdir(parents=True)
+    with part.open("ab") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        pull = ended(state=PullState.RUNNING, worker="has lost its lease")
+        assert (pull.state, pull.worker, pull.error) == (PullState.RUNNING, "w", "")
+    assert Pulls("w").run_next()
+    pull.refresh_from_db()
+    assert pull.state == PullState.COMPLETED
 
 
 def test_two_workers_never_take_the_same_pull() -> None:

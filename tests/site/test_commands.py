@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from inference_site.celery import app
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "127.0.0.1:9"
@@ -71,6 +74,32 @@ def test_a_wrong_setting_is_told_in_one_line(
     done = manage(tmp_path, *command.split(), **env)
     assert done.returncode in (1, 2)
     assert told in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_celerys_commands_tell_a_wrong_setting_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "celery", "-A", "inference_site", "inspect", "ping"]
+    env = {**os.environ, "DATA_DIR": str(tmp_path), "REDIS_URL": "http://redis"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("REDIS_URL: expected ")
+    assert done.stderr.endswith(" See docs/settings.md.\n")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_worker_connects_to_its_broker_twice_a_second_at_most() -> None:
+    """Celery connects again at once when a Redis that takes no writes refuses what follows."""
+    began = time.monotonic()
+    for _ in range(3):
+        with app.connection_for_read("memory://") as connection:
+            connection.ensure_connection()
+    assert time.monotonic() - began > 0.9
+
+
+def test_an_argument_that_is_no_text_is_told_in_one_line(tmp_path: Path) -> None:
+    done = manage(tmp_path, "shell", "-c", "\udcff", SECRET_KEY="x" * 50)
+    assert done.returncode == 1
+    assert done.stderr.endswith("CommandError: An argument is not valid UTF-8.\n")
     assert "Traceback" not in done.stderr
 
 

@@ -279,6 +279,28 @@ def test_who_waited_for_a_load_that_failed_is_told_so(
     assert (row.status, row.error_code) == (Status.FAILED, "no_worker")
 
 
+def test_who_waits_for_a_load_is_told_as_soon_as_it_has_failed(
+    api_key: Key, show: Show, settings: Settings
+) -> None:
+    settings.LOAD_WAIT_S = 30
+    show(ModelState.LOADING)
+    row, background = accept(api_key), accept(api_key, background=True)
+    now = time.time()
+    not_yet = {"since": now - 60}, {"since": now + 1, "away_since": now + 1}
+    for times in not_yet:  # Of an earlier load, and of a server that may come back.
+        show(ModelState.FAILED, **times)
+        expire_while_loading()
+        row.refresh_from_db()
+        assert row.status == Status.QUEUED
+    show(ModelState.FAILED, since=now + 1)
+    expire_while_loading()
+    row.refresh_from_db()
+    background.refresh_from_db()
+    assert (row.status, row.error_code) == (Status.FAILED, "no_worker")
+    assert background.status == Status.QUEUED
+    assert site_client().zscore("load-deadlines", row.public_id) is None
+
+
 @pytest.mark.parametrize(
     ("came_s", "went_s", "changes", "expected"),
     [

@@ -332,8 +332,9 @@ def test_a_log_that_was_deleted_whole_leaves_its_usage() -> None:
 
 
 def test_a_large_purge_goes_on_until_it_is_done_or_is_stopped(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
+    settings.REFUSALS_DAYS = 0
     monkeypatch.setattr(pruning, "BATCH", 1)
     monkeypatch.setattr(pruning, "_SLICE_S", 0.2)
     key = key_of("a", refusals_days=1)
@@ -346,6 +347,33 @@ def test_a_large_purge_goes_on_until_it_is_done_or_is_stopped(
     assert 0 < Refusal.objects.count() < 1_000
     prune_old(threading.Event())
     assert not Refusal.objects.exists()
+
+
+def test_many_projects_leave_time_for_what_is_deleted_beside_them(
+    monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    settings.REFUSALS_DAYS = 30
+    monkeypatch.setattr(pruning, "_SLICE_S", 0.3)
+    days = dict.fromkeys(("responses_days", "generations_days", "refusals_days", "files_days"), 9)
+    Project.objects.bulk_create(Project(name=f"p{n}", **days) for n in range(3000))
+    key = key_of("a", conversations_days=3)
+    conversation(key, "old", old(4))
+    Refusal.objects.create(status=401, request_id="of an unknown key", created_at=old(31))
+    budget = Budget.objects.create(
+        project=key.project, unit="tokens", every="day", amount=9, each="user"
+    )
+    BudgetSpend.objects.create(budget=budget, start=old(4).date(), value="ann", spent=5)
+    file(key, "deleted", old(1))
+    StoredFile.objects.hide()
+
+    prune_old(threading.Event())
+    assert not Refusal.objects.exists()
+    assert not BudgetSpend.objects.exists()
+    assert not StoredFile.objects.exists()
+    for _ in range(20):  # It shares its time with the responses, in a random order.
+        if Conversation.objects.exists():
+            prune_old(threading.Event())
+    assert not Conversation.objects.exists()
 
 
 def test_the_page_of_a_project_has_each_kind_with_the_default_of_the_site(admin: Client) -> None:

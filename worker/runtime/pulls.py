@@ -15,7 +15,7 @@ from django.core.exceptions import ValidationError
 
 from inference_site.catalogue.catalogue import catalogue, id_of
 from inference_site.catalogue.fleet.leases import live_workers
-from inference_site.catalogue.hub import HubError, Reference, fetch
+from inference_site.catalogue.hub import BeingFetched, HubError, Reference, fetch
 from inference_site.catalogue.model_files import files_of
 from inference_site.catalogue.model_store.models import Pull, PullState, StoredModel
 from inference_site.catalogue.models_file import Route
@@ -66,6 +66,9 @@ class Pulls:
             model_id = _stored(pull, _Progress(pull).fetched())
         except _Stopped:
             logger.info("the pull of %s was stopped", pull.reference)
+        except BeingFetched as exc:
+            # The worker that had the pull stops within a second; a command may need longer.
+            logger.info("the pull of %s waits: %s", pull.reference, exc)
         except HubError as exc:
             self._end(pull, PullState.FAILED, error=_error_text(exc))
         except django.db.Error:
@@ -79,7 +82,7 @@ class Pulls:
 
     def _claimed(self) -> Pull | None:
         held = Pull.objects.filter(state=PullState.RUNNING, worker=self._worker).first()
-        if held is not None:  # PostgreSQL was not reachable when its end was to be stored.
+        if held is not None:  # It waits, or its end could not be stored.
             return held
         if not Pull.objects.filter(state__in=(PullState.QUEUED, PullState.RUNNING)).exists():
             return None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import struct
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
 from inference_site.catalogue.engines.options import ChatOptions, chat_capabilities
-from inference_site.catalogue.gguf_files import chat_template
+from inference_site.catalogue.gguf_files import cached_until_replaced, chat_template
 from inference_site.core.domain.model_spec import ModelSpec
 
 COMPLETION_CAPABILITIES = frozenset(
@@ -61,7 +60,7 @@ def has_chat(spec: ModelSpec) -> bool:
     return spec.file is not None and _has_template(spec.file)
 
 
-@cache
+@cached_until_replaced
 def _has_template(path: Path) -> bool:
     return chat_template(path) is not None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,7 +17,7 @@ from pydantic import (
 )
 
 from inference_site.catalogue.engines.options import ChatOptions
-from inference_site.catalogue.gguf_files import TOKENS, fields
+from inference_site.catalogue.gguf_files import TOKENS, cached_until_replaced, fields
 from inference_site.catalogue.operator_settings import GgufFile, Text
 from inference_site.core.domain.model_spec import ModelSpec
 
@@ -194,7 +193,7 @@ def marks(spec: ModelSpec) -> FillInMarks | None:
     return _marks_of(spec.file) if spec.file else None
 
 
-@cache
+@cached_until_replaced
 def _marks_of(path: Path) -> FillInMarks | None:
     """Return the marks that a file names by their ids, else those of a family that it has."""
     found = fields(path, TOKENS, *chain.from_iterable(_MARK_IDS))

@@ -150,6 +150,11 @@ class Deadlines:
             self._settled_at = elapsed_s + _SETTLE_S
         return [] if elapsed_s < self._settled_at else [id_.decode() for id_ in ids]
 
+    def ids(self) -> list[str]:
+        """Return all ids that have a deadline."""
+        ids: Any = site_client().zrange(self.key, 0, -1)
+        return [id_.decode() for id_ in ids]
+
     def forget(self, ids: Collection[str]) -> None:
         """Remove the deadlines of these ids."""
         if ids:

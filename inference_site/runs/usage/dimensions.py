@@ -128,6 +128,12 @@ def prune(until: float) -> int:
     Stop after the batch during which the monotonic clock passes ``until``.
     """
     deleted = 0
+    # Before the projects: many of them take all of the time.
+    for every in Budget.Every.values:
+        # Of two days ago: a generation that ends now counts for the period of its acceptance.
+        start = period_start(every, timezone.now() - 2 * _DAY)
+        old_spends = BudgetSpend.objects.filter(budget__every=every, start__lt=start)
+        deleted += delete_in_batches(old_spends.exclude(value=""), until, BATCH)
     for project, limit in retention_cutoffs("generations_days"):
         for period in Period.values:
             # A day earlier, because the period that contains the limit begins before it.
@@ -135,11 +141,6 @@ def prune(until: float) -> int:
                 project=project, period=period, start__lt=limit - _DAY
             )
             deleted += delete_in_batches(old.order_by("start"), until, BATCH)
-    for every in Budget.Every.values:
-        # Of two days ago: a generation that ends now counts for the period of its acceptance.
-        start = period_start(every, timezone.now() - 2 * _DAY)
-        old_spends = BudgetSpend.objects.filter(budget__every=every, start__lt=start)
-        deleted += delete_in_batches(old_spends.exclude(value=""), until, BATCH)
     return deleted
 
 

@@ -75,6 +75,7 @@ def test_a_file_without_all_marks_of_a_family_has_none(tmp_path: Path, own: list
     spec = coder(tmp_path, ["a", *own])
     assert marks(spec) is None
     assert "suffix" not in capabilities(spec)
+    assert filled(coder(tmp_path, ["[PREFIX]", "[SUFFIX]"])) == "[SUFFIX]z[PREFIX]x", "replaced"
 
 
 @pytest.mark.parametrize(

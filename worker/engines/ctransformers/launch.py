@@ -73,7 +73,6 @@ def load(spec: ModelSpec) -> Engine:
     return OwnServer(spec, launch).loaded()
 
 
-@cache
 def chat_vocabulary(path: Path) -> Vocabulary:
     """Return the file's template and tokens for chats; empty if it is no GGUF, or missing."""
     found = fields(path, TOKENS, CHAT_TEMPLATE, _BOS, _EOS)
