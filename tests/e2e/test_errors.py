@@ -125,6 +125,7 @@ def test_body_that_is_no_json_object_is_400(http: httpx.Client, content: bytes) 
     assert error["type"] == "invalid_request_error"
     if content not in (b"[1]", b'"text"', b""):
         assert "could not parse the JSON body" in error["message"]
+    if content:
         assert (error["param"], error["code"]) == (None, None)
 
 
@@ -209,7 +210,7 @@ def test_models_are_listed_and_found(client: openai.OpenAI) -> None:
     listed = {model.id: model for model in client.models.list()}
     here = {"demo", "scripted", "demo-embedding", "reranker", "tuned"}
     # Another test puts a file into the folder of models.
-    assert set(listed) - {"dropped"} == here | {
+    assert set(listed) == here | {
         "hooked",
         "hooked-demo",
         "old",
