@@ -88,3 +88,4 @@ def test_a_user_with_view_permission_only_cannot_send_actions(
     assert 'value="drain"' not in text
     assert looker.post(f"{FLEET}action/", {"action": "drain", "target": worker}).status_code == 403
     assert ordered() == []
+    assert staff().get(FLEET).status_code == 403

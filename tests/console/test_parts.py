@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -104,3 +105,8 @@ def test_every_class_of_the_parts_is_shown(shown: dict[str, set[str]]) -> None:
     everything = set().union(*shown.values())
     assert len(styled) > 70
     assert styled - everything - _MADE_BY_SCRIPTS - {"dark"} == set()
+
+
+def test_the_page_is_for_administrators(staff: Callable[..., Client]) -> None:
+    assert staff().get("/admin/parts/").status_code == 403
+    assert staff("auth.view_user").get("/admin/parts/").status_code == 200

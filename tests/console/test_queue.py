@@ -136,6 +136,7 @@ def test_a_user_with_view_permission_only_changes_nothing(
     assert 'value="stop"' not in text
     assert act(looker, waiting, "stop") == 403
     assert act(looker, waiting, "up") == 403
+    assert staff().get(QUEUE).status_code == 403
 
 
 def positions(text: str) -> list[tuple[int, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -39,6 +40,26 @@ def claim(api_key: Key) -> KeyClaim:
 def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claims that wait a tenth of a second for each other."""
     monkeypatch.setattr(models, "_BOUND", models._BOUND.replace("'2000'", "'100'"))
+
+
+def test_of_claims_at_one_moment_one_is_written(claim: KeyClaim) -> None:
+    start = threading.Barrier(8)
+
+    def write(number: int) -> bool:
+        try:
+            with transaction.atomic():
+                start.wait(30)
+                replace(claim, body=str(number)).write()
+        except KeyTaken:
+            return False
+        finally:
+            connection.close()
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        written = list(pool.map(write, range(8)))
+    assert written.count(True) == 1
+    assert KeyedRequest.objects.get().body == str(written.index(True))
 
 
 def test_of_those_who_take_a_key_over_one_does(claim: KeyClaim) -> None:

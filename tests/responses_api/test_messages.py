@@ -68,6 +68,11 @@ def shape(turns: tuple[Message, ...]) -> list[str]:
     ]
 
 
+def test_instructions_come_first() -> None:
+    turns = messages(said("developer", "d"), said("user", "u"), instructions="i")
+    assert turns == (Message("system", "i"), Message("system", "d"), Message("user", "u"))
+
+
 def test_roles_and_parts_become_turns_in_order() -> None:
     parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
     refused = [{"type": "refusal", "refusal": "no"}]

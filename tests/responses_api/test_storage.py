@@ -382,6 +382,12 @@ def kept() -> set[str]:
     return set(StoredResponse.objects.values_list("public_id", flat=True))
 
 
+def test_deleted_response_is_gone_with_its_items(chain: Chain) -> None:
+    delete(chain.turn("a"))
+    assert kept() == set()
+    assert not Item.objects.exists()
+
+
 def test_sweep_stops_at_what_is_not_deleted(chain: Chain) -> None:
     first = chain.turn("a")
     second = chain.turn("b", previous_response_id=first.public_id)
