@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import kombu.exceptions
+import orjson
 import pytest
 import redis.exceptions
 from django.db import InterfaceError, OperationalError
@@ -94,6 +95,15 @@ def test_no_error_of_the_worker_is_missing_from_the_table() -> None:
     assert own <= tested
 
 
+@pytest.mark.parametrize(("exc", "status"), [(exc, status) for exc, status, *_ in TABLE])
+def test_the_envelope_always_has_its_four_keys(exc: Exception, status: int) -> None:
+    envelope = orjson.loads(api_error(exc).body)
+    assert envelope.keys() == {"error"}
+    assert envelope["error"].keys() == {"message", "type", "param", "code"}
+    for key in ("param", "code"):
+        assert envelope["error"][key] is None or isinstance(envelope["error"][key], str)
+
+
 def test_the_context_error_has_the_words_that_clients_look_for() -> None:
     error = api_error(domain.ContextLengthExceeded(8, 9))
     assert error.param == "messages"
@@ -123,3 +133,7 @@ def test_the_docstring_is_the_message_unless_one_is_given(
 ) -> None:
     assert (error.status, error.code) == (status, code)
     assert error.message == (type(error).__doc__ or "").strip()
+
+
+def test_a_refused_caller_is_told_how_to_authenticate() -> None:
+    assert AuthenticationError().headers == {"WWW-Authenticate": "Bearer"}

@@ -229,6 +229,10 @@ def test_another_projects_batch_and_file_are_unknown(
     client: openai.OpenAI, other: openai.OpenAI
 ) -> None:
     begun = begin(client, [chat("one", says("x"))])
+    with pytest.raises(openai.NotFoundError):
+        other.batches.retrieve(begun.id)
+    with pytest.raises(openai.NotFoundError):
+        other.batches.cancel(begun.id)
     assert not [batch for batch in other.batches.list() if batch.id == begun.id]
     with pytest.raises(openai.BadRequestError) as refused:
         other.batches.create(

@@ -57,7 +57,10 @@ def _uses(client: openai.OpenAI, of: str) -> list[Any]:
     ]
 
 
-def test_malformed_id_is_400(client: openai.OpenAI) -> None:
+def test_unknown_is_404_and_malformed_is_400(client: openai.OpenAI) -> None:
+    for attempt in _uses(client, UNKNOWN):
+        with pytest.raises(openai.NotFoundError):
+            attempt()
     for attempt in _uses(client, "thread_x"):
         with pytest.raises(openai.BadRequestError) as caught:
             attempt()

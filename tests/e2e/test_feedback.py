@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 
+from tests.e2e.keys import make_key
 from tests.e2e.scripts import script
 from tests.served_stack import ServedStack
 
@@ -61,6 +62,13 @@ def test_bad_feedback_is_refused(
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == param
         assert http.get(f"{answer[0]}/feedback").json()["data"] == []
+
+
+def test_another_project_sees_no_answer_to_rate(stack: ServedStack, answer: Answer) -> None:
+    with make_key(stack).http(stack) as other:
+        for ask in (other.get, other.delete):
+            assert ask(f"{answer[0]}/feedback").status_code == 404
+        assert other.post(f"{answer[0]}/feedback", json={"rating": "up"}).status_code == 404
 
 
 def test_ratings_at_the_same_time_leave_one_entry(stack: ServedStack, answer: Answer) -> None:

@@ -170,7 +170,8 @@ def test_a_type_with_control_characters_makes_no_file_that_cannot_be_read(
 
 def test_other_projects_see_nothing(client: openai.OpenAI, other: openai.OpenAI) -> None:
     id_ = client.files.create(file=b"secret", purpose="user_data").id
-    assert refusal(other.files.content, id_) == (404, None, "id")
+    for call in (other.files.retrieve, other.files.content, other.files.delete):
+        assert refusal(call, id_) == (404, None, "id")
     assert id_ not in [file.id for file in other.files.list()]
     message: Any = {"type": "file", "file": {"file_id": id_}}
     asked: Any = [{"role": "user", "content": [message]}]

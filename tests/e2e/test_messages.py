@@ -21,7 +21,7 @@ from tests.e2e.scripts import ENDLESS, call, frames, script
 from tests.e2e.test_files import pdf
 from tests.e2e.test_queue import all_slots_held
 from tests.image_server import ImageServer
-from tests.images import PNG
+from tests.images import PNG, encoded
 from tests.served_stack import ServedStack, wait_until
 from tests.upstream_server import Talk, UpstreamServer, chunks, delta, finish, streamed, text
 
@@ -545,6 +545,82 @@ def test_a_file_of_another_project_is_no_file(
         pytest.raises(anthropic.BadRequestError, match="no file"),
     ):
         other.messages.create(model="demo", max_tokens=9, messages=said)
+
+
+def test_an_image_on_a_model_without_eyes_is_refused_in_its_envelope(http: httpx.Client) -> None:
+    image = {
+        "type": "image",
+        "source": {
+            "type": "base64",
+            "media_type": "image/png",
+            "data": base64.b64encode(encoded("PNG")).decode(),
+        },
+    }
+    body = {**GREEDY, "messages": [{"role": "user", "content": [image]}]}
+    refused = http.post("/v1/messages", json=body)
+    assert refused.status_code == 400
+    assert refused.json()["type"] == "error"
+    assert refused.json()["error"]["type"] == "invalid_request_error"
+    assert "reads no images" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "video"}]}]},
+            "messages.0.content.0",
+        ),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"tool_choice": {"type": "tool", "name": "none"}, "tools": [WEATHER]}, "tool_choice.name"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]}
+                ]
+            },
+            "tool",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "tool_use", "id": "a", "name": "b", "input": {}}],
+                    }
+                ]
+            },
+            "a message of the user has no blocks",
+        ),
+    ],
+)
+def test_bad_input_names_its_field(
+    http: httpx.Client, change: dict[str, Any], message: str
+) -> None:
+    body = {**GREEDY, "messages": HELLO, **change}
+    refused = http.post("/v1/messages", json={k: v for k, v in body.items() if v is not None})
+    assert refused.status_code == 400, refused.text
+    error = refused.json()
+    assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
+    assert message in error["error"]["message"]
+
+
+def test_errors_have_the_clients_classes(stack: ServedStack, claude: anthropic.Anthropic) -> None:
+    with (
+        anthropic.Anthropic(base_url=stack.url, api_key="sk-wrong", max_retries=0) as stranger,
+        pytest.raises(anthropic.AuthenticationError),
+    ):
+        stranger.messages.create(**DEMO, messages=HELLO)
+    with pytest.raises(anthropic.NotFoundError, match="none"):
+        claude.messages.create(model="none", max_tokens=5, messages=HELLO)
+    with pytest.raises(anthropic.InternalServerError):
+        play(claude, {"fail": "It broke."})
+    with pytest.raises(anthropic.APIStatusError, match="failed"):
+        for _ in play(claude, {"text": "a"}, {"fail": "It broke."}, stream=True):
+            pass
 
 
 def test_what_claude_code_sends_is_taken(http: httpx.Client) -> None:

@@ -11,7 +11,9 @@ import openai
 import pytest
 from django.conf import settings
 
+from inference_site.catalogue.catalogue import DEMO_FILE
 from tests.e2e.scripts import events, frames, script, stream_raw
+from tests.served_stack import ServedStack, wait_until
 
 CHAT: dict[str, Any] = {
     "model": "scripted",
@@ -89,6 +91,36 @@ def test_every_chunk_is_whole_and_the_stream_ends_with_done(http: httpx.Client) 
     assert {chunk["usage"] for chunk in chunks[:-1]} == {None}
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/v1/chat/completions", {"model": "demo", "messages": []}, 400, "messages"),
+        ("/v1/chat/completions", {"model": "demo"}, 400, "messages"),
+        ("/v1/chat/completions", {**CHAT, "model": "nobody"}, 404, "model"),
+        ("/v1/responses", {"model": "scripted", "input": "x", "n": 2}, 400, "n"),
+        ("/v1/nowhere", {}, 404, None),
+    ],
+)
+def test_every_refusal_is_the_envelope_with_its_four_keys(
+    http: httpx.Client, path: str, body: dict[str, Any], status: int, param: str | None
+) -> None:
+    response = http.post(path, json=body)
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+
+
+def test_model_that_only_reads_takes_no_image(http: httpx.Client) -> None:
+    image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+    message = {"role": "user", "content": [image]}
+    response = http.post("/v1/chat/completions", json={"model": "demo", "messages": [message]})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "messages[0].content[0].image_url.url"
+    assert response.json()["error"]["message"] == "The model demo reads no images."
+
+
 def test_tool_of_an_unknown_type_is_echoed_and_named_and_not_offered(http: httpx.Client) -> None:
     tools = [{"type": "robot", "arms": 2}, {"type": "robot"}, {"type": "code_interpreter"}]
     answer = http.post("/v1/responses", json={"model": "demo", "input": "Hi", "tools": tools})
@@ -131,3 +163,21 @@ def test_response_has_whole_seconds_statuses_and_its_usage_last(http: httpx.Clie
     (item,) = shown["output"]
     assert item["status"] == "completed"
     assert (item["content"][0]["annotations"], item["content"][0]["logprobs"]) == ([], [])
+
+
+def test_file_beside_the_models_file_is_served_without_a_restart(
+    client: openai.OpenAI, stack: ServedStack
+) -> None:
+    part = stack.data_dir / "models" / "dropped.part"
+    part.parent.mkdir(exist_ok=True)
+    part.write_bytes(DEMO_FILE.read_bytes())
+    part.rename(part.with_name("Dropped.gguf"))
+
+    def is_loaded() -> bool:
+        listed = {model.id: model.model_dump() for model in client.models.list()}
+        return "dropped" in listed and listed["dropped"]["status"] == "loaded"
+
+    wait_until(is_loaded, 300, "the file is served")
+    completion = client.completions.create(model="dropped", prompt="Once", max_tokens=5)
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens > 0

@@ -218,13 +218,17 @@ def test_deleted_response_is_gone(
     answer = http.delete(f"/v1/responses/{made.id}").json()
     assert answer == {"id": made.id, "object": "response", "deleted": True}
     for attempt in _uses(client, made.id):
-        with pytest.raises(
-            openai.NotFoundError, match=f"Response with id '{made.id}' not found"
-        ) as caught:
+        with pytest.raises(openai.NotFoundError, match=f"Response with id '{made.id}' not found"):
             attempt()
-        assert caught.value.code == "response_not_found"
     listed = http.get("/v1/responses").json()["data"]
     assert made.id not in [response["id"] for response in listed]
+
+
+def test_unknown_response_is_404_everywhere(client: openai.OpenAI) -> None:
+    for attempt in _uses(client, UNKNOWN):
+        with pytest.raises(openai.NotFoundError) as caught:
+            attempt()
+        assert caught.value.code == "response_not_found"
 
 
 def _uses(client: openai.OpenAI, of: str) -> list[Any]:

@@ -322,12 +322,26 @@ def test_stored_content_is_found_by_the_same_search(
 def test_another_project_sees_nothing(
     stack: ServedStack, client: openai.OpenAI, stranger: openai.OpenAI
 ) -> None:
-    """Ids in addresses: tests/contract/test_every_operation.py."""
     made = client.responses.create(model="scripted", input=slow(2), background=True)
     conversation = client.conversations.create(items=[{"role": "user", "content": "x"}])
     [item] = client.conversations.items.list(conversation.id)
     attempts: list[Any] = [
+        lambda: stranger.responses.retrieve(made.id),
         lambda: stranger.responses.retrieve(made.id, stream=True),
+        lambda: stranger.responses.cancel(made.id),
+        lambda: stranger.responses.delete(made.id),
+        lambda: stranger.responses.input_items.list(made.id),
+        lambda: stranger.conversations.retrieve(conversation.id),
+        lambda: stranger.conversations.update(conversation.id, metadata={}),
+        lambda: stranger.conversations.delete(conversation.id),
+        lambda: stranger.conversations.items.list(conversation.id),
+        lambda: stranger.conversations.items.create(
+            conversation.id, items=[{"role": "user", "content": "x"}]
+        ),
+        lambda: stranger.conversations.items.retrieve(
+            str(item.id), conversation_id=conversation.id
+        ),
+        lambda: stranger.conversations.items.delete(str(item.id), conversation_id=conversation.id),
         lambda: stranger.responses.create(
             model="scripted", input="x", conversation=conversation.id
         ),

@@ -140,9 +140,18 @@ def test_other_project_sees_nothing_of_it(stack: ServedStack, client: openai.Ope
     completion_id = keep(client)
     stranger = stack.client(make_key(stack).secret)
     assert list(stranger.chat.completions.list()) == []
+    for attempt in (
+        lambda: stranger.chat.completions.retrieve(completion_id),
+        lambda: stranger.chat.completions.update(completion_id, metadata={"a": "b"}),
+        lambda: stranger.chat.completions.delete(completion_id),
+        lambda: stranger.chat.completions.messages.list(completion_id),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            attempt()
     with pytest.raises(openai.BadRequestError) as caught:
         stranger.chat.completions.list(after=completion_id)
     assert caught.value.param == "after"
+    assert client.chat.completions.retrieve(completion_id).id == completion_id
 
 
 @pytest.mark.parametrize(

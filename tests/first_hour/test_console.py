@@ -145,8 +145,15 @@ def test_a_file_that_is_no_model_is_not_pulled(
     ("engine", "more", "why"),
     [
         ("ctransformers", "model_type: gpt2\nlib: org/repo/tiny.Q8_0.gguf", "should be 'avx'"),
+        ("ctransformers", "model_type: gpt2\nlib: {data}/models/org/evil.so", "should be 'avx'"),
         ("llama_cpp", "chat_template: {data}/secret_key", "Could not find a chat template"),
+        ("llama_cpp", "chat_template: /proc/self/environ", "Could not find a chat template"),
+        ("llama_cpp", "chat_template: ../secret_key.jinja", "not in the directory of models"),
+        ("llama_cpp", "prompt_templates: {{x: ../s.jinja}}", "not in the directory of models"),
+        ("llama_cpp", "mmproj: org/repo/evil.so", "must end in .gguf"),
         ("llama_cpp", "draft_model: ../api_key", "not in the directory of models"),
+        ("llama_cpp", "lora_adapters: {{x: /etc/passwd}}", "not in the directory of models"),
+        ("openai_upstream", "base_url: http://127.0.0.2:9/v1", "is not public"),
         ("openai_upstream", "base_url: http://localhost:9/v1", "is not public"),
         (
             "openai_upstream",

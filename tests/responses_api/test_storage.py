@@ -322,6 +322,27 @@ def test_request_is_rebuilt_with_its_history(chain: Chain, monkeypatch: pytest.M
 # --- Conversations -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("deltas", "end", "added"),
+    [
+        ([TextDelta("A"), STOP], "complete", ["a", "A"]),
+        ([TextDelta("A"), Finish("length")], "complete", ["a", "A"]),
+        ([TextDelta("A")], "boom", []),
+        ([TextDelta("A")], "cancel", []),
+    ],
+)
+def test_only_an_end_of_its_own_is_added_to_the_conversation(
+    chain: Chain, conversation: Conversation, deltas: list[Delta], end: str, added: list[str]
+) -> None:
+    stored = chain.accept("a", conversation=conversation.public_id)
+    assert texts(conversation_items(conversation, LIMIT)) == []
+    chain.settle(stored, *deltas, end=end)
+    assert texts(conversation_items(conversation, LIMIT)) == added
+    conversation.refresh_from_db()
+    assert conversation.locked_by == ""
+    assert conversation.next_position == len(added)
+
+
 def test_hold_ends_with_the_generation_whoever_ended_it(
     chain: Chain, conversation: Conversation
 ) -> None:
@@ -386,6 +407,18 @@ def test_deleted_response_is_gone_with_its_items(chain: Chain) -> None:
     delete(chain.turn("a"))
     assert kept() == set()
     assert not Item.objects.exists()
+
+
+def test_deleted_response_stays_hidden_until_no_other_needs_it(chain: Chain) -> None:
+    first = chain.turn("a")
+    second = chain.turn("b", previous_response_id=first.public_id)
+    other = chain.turn("c", previous_response_id=first.public_id)
+    delete(first)
+    delete(second)
+    assert kept() == {first.public_id, other.public_id}
+    assert texts(history_of(other, LIMIT)) == ["a", "ok", "c", "ok"]
+    delete(other)
+    assert kept() == set()
 
 
 def test_sweep_stops_at_what_is_not_deleted(chain: Chain) -> None:

@@ -93,6 +93,10 @@ def test_names_of_chats_are_put_beside_what_an_object_has() -> None:
     assert given == body(text={"verbosity": "low", "format": {"type": "text"}}, max_tokens=None)
 
 
+def test_hosted_tools_are_named_once_each() -> None:
+    assert offered(FUNCTION, SEARCH).unsupported == ["web_search"]
+
+
 def test_tools_are_shown_with_all_their_fields() -> None:
     shown = [tool_object(tool) for tool in body(tools=[FUNCTION, CUSTOM, SEARCH]).tools or ()]
     assert shown == [

@@ -112,6 +112,16 @@ def test_the_next_request_has_the_turn_and_what_is_left_of_the_tokens() -> None:
     assert b'"reason":"max_output_tokens"' in fold.complete().body
 
 
+def test_a_call_of_the_client_ends_the_response() -> None:
+    fold = assembler()
+    fold.begin()
+    fed(fold, *call(0, "ask"), *call(1, "count"), Finish("tool_calls"))
+    [one] = fold.calls()
+    assert one.name == "count"
+    fold.add_result(ToolResult("one"))
+    assert fold.next_request(REQUEST) is None
+
+
 def test_above_the_limit_calls_are_ignored_and_the_tools_are_not_offered() -> None:
     fold = assembler(most_calls=1)
     fold.begin()

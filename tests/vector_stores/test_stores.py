@@ -321,6 +321,14 @@ def test_other_projects_see_none_of_it(site: ReadingSite) -> None:
     store = site.store(tea_txt=TEA)
     [entry] = site.client.vector_stores.files.list(store.id).data
     other = site.stack.client(make_key(site.stack, "inference").secret)
+    for call in (
+        lambda: other.vector_stores.retrieve(store.id),
+        lambda: other.vector_stores.search(store.id, query="tea"),
+        lambda: other.vector_stores.files.list(store.id),
+        lambda: other.vector_stores.delete(store.id),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            call()
     assert other.vector_stores.list().data == []
     mine = other.vector_stores.create()
     with pytest.raises(openai.BadRequestError) as refused:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -113,14 +113,19 @@ class Unnamed:
         raise ValueError("boom")
 
 
-def test_hook_that_is_no_function_and_raises_has_failed() -> None:
-    with pytest.raises(HookFailed, match="raised ValueError: boom"):
-        hooks(Unnamed()).filter(CHUNKS[0])
-    with pytest.raises(HookFailed, match="raised ValueError: boom"):
-        hooks(on_done=Unnamed()).done()
+def raising(context: HookContext, chunk: Any) -> Any:
+    raise ValueError("boom")
 
 
-@pytest.mark.parametrize("returned", [Finish("stop"), [TextDelta("a")]])
+@pytest.mark.parametrize("hook", [raising, Unnamed()])
+def test_hook_that_raises_has_failed(hook: Callable[..., Any]) -> None:
+    with pytest.raises(HookFailed, match="raised ValueError: boom"):
+        hooks(hook).filter(CHUNKS[0])
+    with pytest.raises(HookFailed, match="raised ValueError: boom"):
+        hooks(on_done=hook).done()
+
+
+@pytest.mark.parametrize("returned", ["text", Finish("stop"), Usage(1), [TextDelta("a")], True])
 def test_what_is_no_chunk_is_a_failure(returned: Any) -> None:
     with pytest.raises(HookFailed, match="which is no chunk"):
         hooks(lambda *_: returned).filter(CHUNKS[0])
