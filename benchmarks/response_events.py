@@ -39,9 +39,9 @@ FIELDS = {
 
 def assembler() -> Any:
     """Return a new assembler of the events of one response."""
-    from responses_api.assembler import ResponseAssembler
+    from responses_api.assembler import ResponseAssembler, ResponseAssembly
 
-    return ResponseAssembler(FIELDS)
+    return ResponseAssembler(ResponseAssembly(FIELDS))
 
 
 def cost_us(deltas: Sequence[Delta]) -> tuple[float, int]:

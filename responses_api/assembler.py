@@ -7,7 +7,7 @@ fold is pure: the same deltas give the same events.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from itertools import compress, count
@@ -92,7 +92,6 @@ _INCOMPLETE_REASONS: dict[FinishReason, Literal["max_output_tokens", "content_fi
 """``incomplete_details.reason`` by the finish reason of the model."""
 _LOGPROBS = TypeAdapter(list[LogprobEntry])
 _NOTHING_SENT = Sent()
-_NO_ROUTES: Mapping[str, Route] = {}
 
 Frames = Sequence[bytes]
 
@@ -108,7 +107,11 @@ _OUTCOME_UNKNOWN = {
 class ResponseAssembly(Assembly):
     """The arguments of ``ResponseAssembler``, as the request document holds them.
 
-    ``routes`` are the fields of its routes, ``first_calls`` those of its first calls.
+    ``response`` is the response object as it was accepted. ``emits`` is false when no client can
+    read the stream. ``seal_for`` is the project to encrypt the reasoning for, if the request
+    includes encrypted reasoning. ``routes`` are the fields of the tools that the names of calls
+    lead to; a name without a route is a function. ``first_calls`` are the fields of the calls
+    before the first turn, and ``most_calls`` is how many calls of the model are run.
     ``compacts_for`` is the project to seal a compaction for, if the request may be compacted, and
     ``tool_items`` are the items that the seal keeps.
     """
@@ -128,32 +131,22 @@ class ResponseAssembly(Assembly):
         """Whether the response is stored."""
         return self.response.get("store") is not False
 
-    def assembler(self) -> ResponseAssembler:
-        """Return the assembler with these arguments."""
-        routes = {name: Route(**route) for name, route in self.routes.items()}
-        plan = None
+    def plan(self) -> SitePlan | None:
+        """Return what the site runs for the response; None if it runs no tools."""
         # The moderation is the last one: the places of the others are those in ``site_tools``.
         tools = [options for options in self.site_tools if options["type"] != MODERATION]
-        if tools:
-            calls = [FirstCall(**{**c, "route": Route(**c["route"])}) for c in self.first_calls]
-            plan = SitePlan(tools, calls, self.most_calls)
-        return ResponseAssembler(
-            self.response,
-            self.emits,
-            self.sends_done,
-            self.seal_for,
-            routes,
-            plan,
-            self._seal_compaction,
-            AnswerModeration.of(self.site_tools),
-            self._unseal_compaction,
-        )
+        if not tools:
+            return None
+        calls = [FirstCall(**{**c, "route": Route(**c["route"])}) for c in self.first_calls]
+        return SitePlan(tools, calls, self.most_calls)
 
-    def _seal_compaction(self, context: CompactedContext) -> str:
+    def seal_compaction(self, context: CompactedContext) -> str:
+        """Return the content of a compaction's item."""
         assert self.compacts_for is not None
         return seal_context(SealedContext(context, self.tool_items), self.compacts_for)
 
-    def _unseal_compaction(self, sealed: str) -> CompactedContext:
+    def unseal_compaction(self, sealed: str) -> CompactedContext:
+        """Read the content of a compaction's item after a restart."""
         assert self.compacts_for is not None
         return unseal_context(sealed, self.compacts_for, "output").context
 
@@ -163,48 +156,31 @@ class ResponseAssembler(Assembler):
 
     ``response`` is the response object: at first as it was accepted, after the end the final one.
     ``error`` is the error that the client gets. ``deltas`` is the value for
-    ``StoredResponse.deltas``. ``emits`` is false when no client can read the stream. ``seal_for``
-    is the project to encrypt the reasoning for, if the request includes encrypted reasoning.
-    ``routes`` are the tools that the names of calls lead to; a name without a route is a function.
-    ``plan`` is set if the site runs tools for it. ``seal_compaction`` makes the content of a
-    compaction's item, and ``unseal_compaction`` reads it after a restart. ``moderation`` is set if
-    the input and the output are judged.
+    ``StoredResponse.deltas``.
     """
 
-    def __init__(
-        self,
-        response: dict[str, Any],
-        emits: bool = True,
-        sends_done: bool = True,
-        seal_for: int | None = None,
-        routes: Mapping[str, Route] = _NO_ROUTES,
-        plan: SitePlan | None = None,
-        seal_compaction: Callable[[CompactedContext], str] | None = None,
-        moderation: AnswerModeration | None = None,
-        unseal_compaction: Callable[[str], CompactedContext] | None = None,
-    ) -> None:
-        self.response = ResponseObject.model_validate({**response, "status": "in_progress"})
+    def __init__(self, assembly: ResponseAssembly) -> None:
+        accepted = {**assembly.response, "status": "in_progress"}
+        self.response = ResponseObject.model_validate(accepted)
         self.error: dict[str, Any] | None = None
         self.deltas: dict[str, Any] | None = None
-        self._emits, self._sends_done, self._seal_for = emits, sends_done, seal_for
-        routes = dict(routes)
-        self._routes, self._plan = routes, plan
-        self._turns = None if plan is None else Turns(routes, plan)
+        self._assembly = assembly
+        self._routes = {name: Route(**route) for name, route in assembly.routes.items()}
+        self._plan = plan = assembly.plan()
+        self._turns = None if plan is None else Turns(self._routes, plan)
         self._saved: Mapping[str, Any] | None = None
-        self._seal_compaction, self._unseal_compaction = seal_compaction, unseal_compaction
         self._summary = self.response.reasoning.summary
         self._output = self._new_output()
         self._finish_reason: FinishReason = "stop"
         self._usage = Usage()
-        self._moderation = moderation
+        self._moderation = AnswerModeration.of(assembly.site_tools)
         self._has_turn_ended = False
         self._unjudged: list[bytes] = []
         """Frames that are sent once the output was judged."""
 
     def _new_output(self, sent: Sent = _NOTHING_SENT) -> OutputWriter:
-        output = OutputWriter(
-            self._emits, self._seal_for, self._routes, self._summary, sent, self._plan
-        )
+        emits, seal_for = self._assembly.emits, self._assembly.seal_for
+        output = OutputWriter(emits, seal_for, self._routes, self._summary, sent, self._plan)
         if self._turns is not None:
             output.sources = self._turns.sources
         return output
@@ -254,10 +230,7 @@ class ResponseAssembler(Assembler):
             for item in items[len(output.items) :]:
                 frames += output.add_whole(item)
             sealed = [item.encrypted_content for item in items if isinstance(item, Compaction)]
-            compacted = None
-            if sealed:
-                assert self._unseal_compaction is not None
-                compacted = self._unseal_compaction(sealed[-1])
+            compacted = self._assembly.unseal_compaction(sealed[-1]) if sealed else None
             deltas = self._turns.restore(self._saved["turns"], compacted)
         elif self._turns is not None and self._plan is not None and self._plan.first_calls:
             deltas = self._turns.first(self._plan.first_calls)
@@ -345,10 +318,9 @@ class ResponseAssembler(Assembler):
         elif isinstance(delta, Usage):
             self._usage = delta
         elif isinstance(delta, CompactionDelta):
-            assert self._seal_compaction is not None
             if self._turns is not None:
                 self._turns.compact(delta.context)
-            sealed = self._seal_compaction(delta.context)
+            sealed = self._assembly.seal_compaction(delta.context)
             output = self._output
             ended = output.end_item("completed")
             item = Compaction(id=new_id("cmp_"), encrypted_content=sealed)
@@ -402,11 +374,11 @@ class ResponseAssembler(Assembler):
         fields |= {"status": status, "output": output.items, "usage": usage}
         self.response = changed(self.response, **fields)
         last = events.terminal_event(self.response, output.numbers)
-        if self._emits and not output.has_lost_frames:
+        if self._assembly.emits and not output.has_lost_frames:
             sent_deltas = [asdict(sent) for sent in output.sent_deltas]
             self.deltas = {"end": last.sequence_number, "items": sent_deltas}
         frames += output.encode([last])
-        return [*frames, events.DONE] if self._sends_done else frames
+        return [*frames, events.DONE] if self._assembly.sends_done else frames
 
 
 def failure(error: Exception, *, first: int = 0) -> Ending:
@@ -602,17 +574,17 @@ class OutputWriter(Output):
 
     It continues after the frames ``sent`` by earlier attempts: ``first_number`` is the number of
     its first event, ``numbers`` counts on from there. ``summary`` is how reasoning is summarised.
-    For the other parameters see ``ResponseAssembler``.
+    For the other parameters see ``ResponseAssembly``.
     """
 
     def __init__(
         self,
         emits: bool,
         seal_for: int | None,
-        routes: Mapping[str, Route] = _NO_ROUTES,
-        summary: str | None = None,
-        sent: Sent = _NOTHING_SENT,
-        plan: SitePlan | None = None,
+        routes: Mapping[str, Route],
+        summary: str | None,
+        sent: Sent,
+        plan: SitePlan | None,
     ) -> None:
         super().__init__(sent.frames)
         self._emits, self._seal_for, self._routes, self._plan = emits, seal_for, routes, plan

@@ -12,6 +12,7 @@ from responses_api.assembler import (
     CompactionAssembler,
     CompactionAssembly,
     InputTokensAssembler,
+    ResponseAssembler,
     ResponseAssembly,
     failure,
 )
@@ -29,7 +30,7 @@ def _rebuild(generation_id: str) -> Document[ResponseAssembly] | None:
 KINDS = {
     RESPONSE: GenerationKind(
         ResponseAssembly,
-        ResponseAssembly.assembler,
+        ResponseAssembler,
         failure,
         store_result,
         recover,

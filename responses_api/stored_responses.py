@@ -25,7 +25,7 @@ from inference_site.runs.models import Generation, Status
 from inference_site.runs.streams.batches import Batch, Ending, Sent, StoredStream, sent_so_far
 from inference_site.runs.streams.event_log import read_log
 from responses_api import events
-from responses_api.assembler import Output, ResponseAssembler
+from responses_api.assembler import Output, ResponseAssembler, ResponseAssembly
 from responses_api.events import ItemEvents, decode, encode
 from responses_api.models import ENDED, Conversation, StoredResponse
 from responses_api.wire.objects import (
@@ -371,6 +371,7 @@ def recover(generation_id: str, sent: Sent) -> ResponseAssembler | None:
         response = stored_response(stored, []).model_dump()
     else:
         return None
-    assembler = ResponseAssembler(response, sends_done=settings.RESPONSES_SEND_DONE)
+    sends_done = settings.RESPONSES_SEND_DONE
+    assembler = ResponseAssembler(ResponseAssembly(response, sends_done=sends_done))
     assembler.recover(sent)
     return assembler

@@ -62,6 +62,39 @@ def plain_stack(seeing: UpstreamServer, pytestconfig: pytest.Config) -> ServedSt
     )
 
 
+ROUTES = f"""
+  small: {{engine: scripted, slots: 4, context_length: 300, price: {{output: 1000000}}}}
+  large: {{engine: scripted, slots: 16, context_length: 9000}}
+  held: {{engine: scripted, slots: 1, context_length: 9000}}
+  own: {{file: {ROOT}/worker/demo/demo-q8_0.gguf, slots: 2, threads: 1, context_length: 512}}
+  vectors: {{file: {ROOT}/worker/demo/demo-q8_0.gguf, embedding: mean, slots: 1, threads: 1,
+    context_length: 256}}
+  away: {{engine: openai_upstream, base_url: "http://127.0.0.1:9/v1", context_length: 9000}}
+  hidden: {{engine: scripted, projects: [nobody]}}
+  chat: {{route: [{{model: small, weight: 80}}, {{model: large, weight: 20}}], fallback: [large]}}
+  down: {{route: [{{model: away}}], fallback: [vectors, large]}}
+  lost: {{route: [{{model: away}}, {{model: hidden, weight: 0}}]}}
+  wary: {{route: [{{model: held}}], fallback: [large], max_queue_s: 0.5}}
+  dies: {{route: [{{model: own}}], fallback: [large]}}
+  embeds: {{route: [{{model: away}}], fallback: [vectors]}}
+  dies-not: {{route: [{{model: away}}], fallback: [large]}}
+  plain: {{route: [{{model: large}}]}}
+  none-for-you: {{route: [{{model: hidden}}]}}
+"""
+
+
+@pytest.fixture(scope="session")
+def routes_stack(pytestconfig: pytest.Config) -> ServedStack:
+    """The whole product with routes, for what tests/order.py names beside e2e/test_routes.py.
+
+    It refuses unknown fields, of which requests for routes have none, and its worker sends events.
+    """
+    names = "scripted,small,large,held,own,vectors,away,hidden"
+    env = {"SERVER_WAIT_S": "2", "START_MODELS": names, "STRICT_FIELDS": "true"}
+    env |= {"TASK_EVENTS": "true", "DRAIN_TIMEOUT_S": "60"}
+    return pytestconfig.stash[SHARED].enter_context(served_stack(ROUTES, **env))
+
+
 PLAYED = """
   searcher:
     engine: openai_upstream

@@ -37,16 +37,16 @@ TOGETHER = {
     "tool_loop/": "tool loop",
     "mcp/": "mcp",
     "faults/silent/": "faults silent",
+    "e2e/test_routes.py": "routes",
+    "faults/test_celery.py": "routes",
+    "strict_fields/": "routes",
     "real/": "real",
 }
 """The tests that share a running site, in the order of their length; the longest prefix decides.
 
 Most tests of faults wait, so two processes have a site for them.
 """
-OWN_SITE = (
-    *("faults/test_celery.py", "faults/test_room.py", "faults/test_replicas.py"),
-    *("e2e/test_routes.py", "strict_fields/test_strict_fields.py"),
-)
+OWN_SITE = ("faults/test_room.py", "faults/test_replicas.py")
 FIRST = (*TOGETHER, *OWN_SITE, "worker/")
 LAST = "tests/faults/test_serve.py"  # It stops the sites of its folder.
 

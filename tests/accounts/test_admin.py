@@ -42,14 +42,6 @@ def finished(api_key: ApiKey, **fields: Any) -> Generation:
     return create_generation(api_key, **(ended | fields))
 
 
-@pytest.mark.parametrize("path", ["/admin/", GENERATIONS, KEYS, PROJECTS])
-@pytest.mark.django_db
-def test_strangers_are_sent_to_the_login(path: str) -> None:
-    response = Client().get(path)
-    assert response.status_code == 302
-    assert response["Location"].startswith("/admin/login/")
-
-
 @pytest.mark.django_db
 def test_an_api_key_does_not_open_the_admin(api_key: Key) -> None:
     response = Client().get(GENERATIONS, headers={"authorization": f"Bearer {api_key[1]}"})
@@ -285,17 +277,6 @@ def test_changing_a_key_keeps_its_secret_and_its_project(admin: Client, api_key:
     assert find_caller(secret) is not None
 
 
-def test_the_revoke_action_refuses_the_selected_keys(admin: Client, api_key: Key) -> None:
-    record, secret = api_key
-    assert find_caller(secret) is not None
-    form = {"action": "revoke", "confirmed": "yes", "_selected_action": [record.pk]}
-    shown = page(admin.post(KEYS, form, follow=True))
-    assert "Revoked" in shown
-    record.refresh_from_db()
-    assert record.revoked_at is not None
-    assert find_caller(secret) is None
-
-
 def test_a_user_with_view_permission_only_cannot_revoke(admin: Client, api_key: Key) -> None:
     looker = get_user_model().objects.create_user("looker", is_staff=True)
     looker.user_permissions.add(Permission.objects.get(codename="view_apikey"))
@@ -528,14 +509,12 @@ def test_a_project_keeps_each_kind_for_its_days(admin: Client, project: Project,
 
 
 @pytest.mark.parametrize("days", ["-1", "36501", "x", "1e3", "9" * 30])
-@pytest.mark.parametrize("kind", RETENTION)
-def test_a_wrong_retention_is_refused(
-    admin: Client, project: Project, kind: str, days: str
-) -> None:
-    form = {"name": project.name, "is_active": "on", kind: days, **NO_BUDGETS}
-    assert "errorlist" in page(admin.post(f"{PROJECTS}{project.pk}/change/", form))
+def test_a_wrong_retention_is_refused(admin: Client, project: Project, days: str) -> None:
+    form = dict.fromkeys(RETENTION, days) | {"name": project.name, "is_active": "on"}
+    refused = admin.post(f"{PROJECTS}{project.pk}/change/", form | NO_BUDGETS)
+    assert set(refused.context["adminform"].form.errors) == set(RETENTION)
     project.refresh_from_db()
-    assert getattr(project, kind) is None
+    assert {getattr(project, kind) for kind in RETENTION} == {None}
 
 
 def test_a_key_has_the_scopes_that_are_ticked(admin: Client, project: Project) -> None:
@@ -570,17 +549,6 @@ def test_revoking_asks_first_and_names_the_key(admin: Client, api_key: Key) -> N
     asked = page(admin.post(KEYS, {"action": "revoke", "_selected_action": [record.pk]}))
     assert f"<strong>{record.name}</strong>" in asked
     assert find_caller(secret) is not None
-
-
-def test_a_rotated_key_has_a_new_secret_and_the_old_one_for_a_day(
-    admin: Client, api_key: Key
-) -> None:
-    record, old = api_key
-    form = {"action": "rotate", "_selected_action": [record.pk]}
-    shown = page(admin.post(KEYS, form, follow=True))
-    (new,) = re.findall(r"sk-[A-Za-z0-9_-]{40,}", shown)
-    assert new != old
-    assert find_caller(new) == find_caller(old)
 
 
 def test_actions_of_an_admin_are_in_the_audit_log(admin: Client, api_key: Key) -> None:

@@ -123,8 +123,6 @@ def test_an_absolute_path_stays_as_it_is(models_file: Path) -> None:
     ("content", "told"),
     [
         ("", "models: must map model ids"),
-        ("[]", "models: must map model ids"),
-        ("models: []", "models: must map model ids"),
         ("models: {}", "models: must map model ids"),
         ("model: {m: {}}", "models: must map model ids"),
         ("models: {m: [", "is not YAML"),
@@ -135,7 +133,6 @@ def test_an_absolute_path_stays_as_it_is(models_file: Path) -> None:
         ("models: {m: {engine: vllm}}", "models.m.engine: unknown engine 'vllm'; there are"),
         ("models: {m: {engine: [scripted]}}", "models.m.engine: Input should be a valid string"),
         ("models: {m: {slots: 0}}", "models.m.slots: Input should be greater than 0, got 0"),
-        ("models: {m: {slots: -1}}", "models.m.slots: Input should be greater than 0, got -1"),
         ("models: {m: {slots: true}}", "models.m.slots: Input should be a valid integer, got True"),
         ("models: {m: {slots: '4'}}", "models.m.slots: Input should be a valid integer, got '4'"),
         ("models: {m: {threads: 1.5}}", "models.m.threads: Input should be a valid integer"),
@@ -150,7 +147,6 @@ def test_an_absolute_path_stays_as_it_is(models_file: Path) -> None:
         ("models: {m: {price: {input: -1}}}", "models.m.price.input: Input should be greater"),
         ("models: {m: {price: {output: 1.0e+15}}}", "models.m.price.output: Input should be less"),
         ("models: {m: {price: {cached: .inf}}}", "models.m.price.cached: Input should be a finite"),
-        ("models: {m: {price: {input: .nan}}}", "models.m.price.input: Input should be"),
         ("models: {m: {}}\nmore: 1", "more: unknown key"),
         ("models: {m: {slots: 1, slots: 2}}", "models.m.slots: it is there twice"),
         ("models: {ok: {}, m: {slot: 4}}", "models.m.slot: unknown key"),
@@ -178,7 +174,6 @@ def test_an_absolute_path_stays_as_it_is(models_file: Path) -> None:
             "models.m.base_urls: it is missing, as is 'base_url': the address of a server",
         ),
         ("models: {m: {embedding: max}}", "models.m.embedding: Input should be 'mean', 'cls', "),
-        ("models: {m: {mmproj: }}", "models.m.mmproj: it is empty"),
         ("models: {m: {cache_type_k: q9}}", "models.m.cache_type_k: Input should be 'f32', 'f16'"),
         (
             "models: {m: {cache_type_v: q8_0, flash_attn: off}}",

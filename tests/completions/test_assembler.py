@@ -126,42 +126,6 @@ def test_however_the_text_is_split_the_deltas_add_up_to_the_completion(
     assert choice["finish_reason"] == chunks(frames)[-1]["choices"][0]["finish_reason"] == reason
 
 
-@given(pieces)
-def test_the_role_comes_first_and_once(deltas: list[Delta]) -> None:
-    frames, _ = run([*deltas, STOP])
-    seen = [choice["delta"] for chunk in chunks(frames) for choice in chunk["choices"]]
-    assert seen[0] == {"role": "assistant", "content": "", "refusal": None}
-    assert not any("role" in delta for delta in seen[1:])
-
-
-def test_the_finish_reason_comes_last_and_once_with_an_empty_delta() -> None:
-    frames, _ = run([TextDelta("a"), TextDelta("b"), Finish("length")])
-    choices = [chunk["choices"][0] for chunk in chunks(frames)]
-    assert [choice["finish_reason"] for choice in choices] == [None, None, None, "length"]
-    assert choices[-1]["delta"] == {}
-
-
-@given(pieces)
-def test_usage_is_null_until_the_last_chunk_which_has_no_choices(deltas: list[Delta]) -> None:
-    frames, _ = run([*deltas, STOP, Usage(7, 4, 5, 2)], include_usage=True)
-    *earlier, last = chunks(frames)
-    assert [chunk["usage"] for chunk in earlier] == [None] * len(earlier)
-    assert all(chunk["choices"] for chunk in earlier)
-    assert last["choices"] == []
-    assert last["usage"] == {
-        "prompt_tokens": 7,
-        "completion_tokens": 5,
-        "total_tokens": 12,
-        "prompt_tokens_details": {"cached_tokens": 4, "audio_tokens": 0},
-        "completion_tokens_details": {
-            "reasoning_tokens": 2,
-            "audio_tokens": 0,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
-        },
-    }
-
-
 def test_a_later_usage_replaces_an_earlier_one() -> None:
     body = completion([Usage(7, 0, 1), TextDelta("a"), STOP, Usage(7, 0, 9)])
     assert body["usage"]["completion_tokens"] == 9
@@ -223,20 +187,6 @@ def test_a_failure_is_a_status_and_an_event_with_the_same_envelope(
     assert ending.error_code == (code or type_)
     assert ending.finish_reason == ""
     assert (ending.retry_after_s is not None) == (status in (503, 504))
-
-
-def test_a_failure_is_early_until_the_first_chunk() -> None:
-    fold = assembler()
-    fold.feed(Usage(3, 0, 0))
-    assert fold.fail(GenerationFailed("boom")).is_early
-    fold.feed(TextDelta("a"))
-    assert not fold.fail(GenerationFailed("boom")).is_early
-
-
-def test_the_kind_makes_the_assembler_from_the_document() -> None:
-    assembly = ChatAssembly("chatcmpl-9", 5, "m", stream=True)
-    role, _ = kind_of(CHAT).assembler(assembly).feed(TextDelta("a"))
-    assert orjson.loads(role[6:])["id"] == "chatcmpl-9"
 
 
 def test_embeddings_of_a_model_that_cannot_be_shortened_have_its_own_dimensions_only() -> None:

@@ -27,16 +27,6 @@ def chat_of(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return to_chat(parse(wire.ChatRequest, body))
 
 
-def test_results_belong_to_the_calls_that_their_ids_name() -> None:
-    results = [
-        {"role": "tool", "tool_call_id": "call_a", "tool_name": "f", "content": "two"},
-        {"role": "tool", "tool_call_id": "call_b", "tool_name": "f", "content": "one"},
-    ]
-    _, made, *answered = chat_of(TWO_CALLS, *results)["messages"]
-    assert [call["id"] for call in made["tool_calls"]] == ["call_b", "call_a"]
-    assert [entry["tool_call_id"] for entry in answered] == ["call_a", "call_b"]
-
-
 @pytest.mark.parametrize("ids", [{}, {"tool_call_id": "made_up"}, {"tool_call_id": ""}])
 def test_result_without_an_id_of_a_call_answers_the_first_open_call(ids: dict[str, Any]) -> None:
     results = [{"role": "tool", "tool_call_id": "call_b", "content": "one"}]

@@ -35,17 +35,9 @@ def refused(whole: Any) -> InvalidRequestError:
     ("fields", "param", "code"),
     [
         ({"model": ...}, "model", "missing_required_parameter"),
-        ({"messages": ...}, "messages", "missing_required_parameter"),
-        ({"messages": []}, "messages", "empty_array"),
         ({"messages": 5}, "messages", "invalid_type"),
         ({"messages": ["hi"]}, "messages[0]", "invalid_type"),
         ({"messages": [{"content": "hi"}]}, "messages[0].role", "missing_required_parameter"),
-        (
-            {"messages": [{"role": "robot", "content": "hi"}]},
-            "messages[0].role",
-            "invalid_value",
-        ),
-        ({"messages": [USER, {**USER, "content": 5}]}, "messages[1].content", "invalid_type"),
         ({"messages": [{**USER, "content": ["hi"]}]}, "messages[0].content[0]", "invalid_type"),
         (
             {"messages": [{**USER, "content": [{"type": "text"}]}]},
@@ -73,15 +65,12 @@ def refused(whole: Any) -> InvalidRequestError:
             "invalid_value",
         ),
         ({"model": None}, "model", "invalid_type"),
-        ({"temperature": "hot"}, "temperature", "invalid_type"),
         ({"temperature": True}, "temperature", "invalid_type"),
         ({"temperature": 2.1}, "temperature", "decimal_above_max_value"),
         ({"temperature": -0.1}, "temperature", "decimal_below_min_value"),
         ({"top_p": 1.5}, "top_p", "decimal_above_max_value"),
-        ({"max_tokens": 0}, "max_tokens", "integer_below_min_value"),
         ({"max_tokens": 1.5}, "max_tokens", "invalid_type"),
         ({"max_completion_tokens": -1}, "max_completion_tokens", "integer_below_min_value"),
-        ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "array_above_max_length"),
         (
             {"metadata": dict.fromkeys("abcdefghijklmnopq", "")},
             "metadata",
@@ -110,14 +99,6 @@ def test_a_bad_field_is_named_with_what_is_wrong(
     assert code == "invalid_value" or f"'{param}'" in error.message
 
 
-def test_the_properties_of_a_large_object_are_counted() -> None:
-    error = refused(body(metadata=dict.fromkeys("abcdefghijklmnopq", "")))
-    assert error.message == (
-        "Invalid 'metadata': too many properties. Expected an object with at most 16 properties, "
-        "but got an object with 17 properties instead."
-    )
-
-
 @pytest.mark.parametrize(
     ("model", "whole", "message"),
     [
@@ -139,12 +120,6 @@ def test_a_rule_that_a_body_breaks_is_told_in_its_own_words(
     with pytest.raises(InvalidRequestError) as caught:
         parse(model, whole)
     assert (caught.value.message, caught.value.code) == (message, "invalid_value")
-
-
-@pytest.mark.parametrize("whole", [None, [], "text", 5, True, [body()]])
-def test_a_body_that_is_no_object_is_refused_as_a_whole(whole: Any) -> None:
-    error = refused(whole)
-    assert (error.param, error.code) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -223,10 +198,6 @@ def test_null_counts_as_not_given() -> None:
         "unknown": None,
     }
     assert nulls.ignored_params == []
-
-
-def test_whole_numbers_are_decimals() -> None:
-    assert parse(ChatCompletionRequest, body(temperature=1)).temperature == 1.0
 
 
 def test_the_bounds_belong_to_the_range() -> None:

@@ -139,12 +139,6 @@ def test_a_user_with_view_permission_only_changes_nothing(
     assert staff().get(QUEUE).status_code == 403
 
 
-@pytest.mark.django_db
-def test_anonymous_users_are_redirected_to_the_login() -> None:
-    assert Client().get(QUEUE).status_code == 302
-    assert Client().post(f"{QUEUE}1/", {"action": "stop"}).status_code == 302
-
-
 def positions(text: str) -> list[tuple[int, int]]:
     """Return the generation and the position of each row that waits, in the order of the page."""
     waiting = text.split("Next in line", 1)[1].split("Running</h2>")[0]
@@ -152,7 +146,7 @@ def positions(text: str) -> list[tuple[int, int]]:
     return [(int(pk), int(position)) for pk, position in found]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_positions_are_the_order_in_which_40_are_claimed(
     admin: Client, api_key: Key, other_key: ApiKey, seed: int
 ) -> None:

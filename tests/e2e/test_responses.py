@@ -229,15 +229,15 @@ def test_streamed_length_ends_with_incomplete(client: openai.OpenAI) -> None:
     assert last.response.output_text == "a b "
 
 
-@pytest.mark.parametrize("field", [{"top_k": 1}, {"top_p": 0.0}, {"min_p": 1.0}])
-def test_samplers_of_chat_reach_the_model(http: httpx.Client, field: dict[str, Any]) -> None:
+def test_samplers_of_chat_reach_the_model(http: httpx.Client) -> None:
     def told(**fields: Any) -> str:
         body = {"model": "demo", "input": "Tell me a story.", "max_output_tokens": 20, **fields}
         text: str = http.post("/v1/responses", json=body).json()["output"][0]["content"][0]["text"]
         return text
 
     greedy, hot = told(temperature=0), {"temperature": 1.9}
-    assert {told(**hot, **field, seed=seed) for seed in range(3)} == {greedy}
+    for field in ({"top_k": 1}, {"top_p": 0.0}, {"min_p": 1.0}):
+        assert {told(**hot, **field, seed=seed) for seed in range(2)} == {greedy}, field
     assert told(temperature=0, presence_penalty=2, frequency_penalty=2) != greedy
     assert told(temperature=0, repetition_penalty=1.8) != greedy
 

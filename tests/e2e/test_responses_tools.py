@@ -226,6 +226,11 @@ def test_hosted_tools_are_echoed_and_named_but_not_run(http: httpx.Client) -> No
     [
         (HOSTED, {"type": "web_search"}, "tool_choice"),
         (HOSTED, "required", "tool_choice"),
+        (
+            [WEATHER, *HOSTED],
+            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "web_search"}]},
+            "tool_choice",
+        ),
         ([WEATHER], {"type": "function", "name": "other"}, "tool_choice"),
         ([], "required", "tool_choice"),
         (

@@ -13,40 +13,19 @@ import httpx
 import openai
 import pytest
 
-from inference_site.catalogue.catalogue import DEMO_FILE
 from tests.e2e.keys import make_key
 from tests.e2e.scripts import ENDLESS, script
 from tests.e2e.test_disconnect import busy, run_s
-from tests.served_stack import ServedStack, served_stack, wait_until
+from tests.served_stack import ServedStack, wait_until
 
-MODELS = f"""
-  small: {{engine: scripted, slots: 4, context_length: 300, price: {{output: 1000000}}}}
-  large: {{engine: scripted, slots: 16, context_length: 9000}}
-  held: {{engine: scripted, slots: 1, context_length: 9000}}
-  own: {{file: {DEMO_FILE}, slots: 2, threads: 1, context_length: 512}}
-  vectors: {{file: {DEMO_FILE}, embedding: mean, slots: 1, threads: 1, context_length: 256}}
-  away: {{engine: openai_upstream, base_url: "http://127.0.0.1:9/v1", context_length: 9000}}
-  hidden: {{engine: scripted, projects: [nobody]}}
-  chat: {{route: [{{model: small, weight: 80}}, {{model: large, weight: 20}}], fallback: [large]}}
-  down: {{route: [{{model: away}}], fallback: [vectors, large]}}
-  lost: {{route: [{{model: away}}, {{model: hidden, weight: 0}}]}}
-  wary: {{route: [{{model: held}}], fallback: [large], max_queue_s: 0.5}}
-  dies: {{route: [{{model: own}}], fallback: [large]}}
-  embeds: {{route: [{{model: away}}], fallback: [vectors]}}
-  dies-not: {{route: [{{model: away}}], fallback: [large]}}
-  plain: {{route: [{{model: large}}]}}
-  none-for-you: {{route: [{{model: hidden}}]}}
-"""
 OK = script({"text": "ok"})
 HELLO: list[Any] = [{"role": "user", "content": OK}]
 LONG: list[Any] = [{"role": "user", "content": "word " * 400}, *HELLO]
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[ServedStack]:
-    names = "small,large,held,own,vectors,away,hidden"
-    with served_stack(MODELS, SERVER_WAIT_S="2", START_MODELS=names) as running:
-        yield running
+def stack(routes_stack: ServedStack) -> ServedStack:
+    return routes_stack
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def test_none_hides_the_tools(client: openai.OpenAI) -> None:
 def test_forced_call_always_comes_and_fits(
     client: openai.OpenAI, tool_choice: Any, temperature: float
 ) -> None:
-    for seed in range(3):
+    for seed in range(3 if temperature else 1):
         choice = ask(
             client,
             STORY,
@@ -279,7 +279,7 @@ def test_calls_of_one_id_have_their_results_in_order(http: httpx.Client, id_: st
     assert shared == shown(named, result("a", "5 degrees"), result("b", "20 degrees"))
 
 
-@pytest.mark.parametrize("arguments", ["", "not json {", "[1]", '"text"', '{"city": "Oslo"'])
+@pytest.mark.parametrize("arguments", ["", "not json {", "[1]"])
 def test_malformed_call_in_the_history_does_not_end_the_conversation(
     client: openai.OpenAI, arguments: str
 ) -> None:

@@ -172,6 +172,7 @@ def test_when_to_come_back_is_passed_on(
     status: int,
     kind: type[openai.APIStatusError],
 ) -> None:
+    asked = len(odd.asked)
     odd.answers = [lambda talk: talk.say(status, {"error": "Slow down."}, Retry_After="17")]
     with pytest.raises(kind) as caught:
         remote.chat.completions.create(model="odd", messages=HELLO, stream=stream)
@@ -180,6 +181,7 @@ def test_when_to_come_back_is_passed_on(
     assert "Slow down." not in str(caught.value)
     if status == 429:
         assert caught.value.code == "rate_limit_exceeded"
+        assert len(odd.asked) == asked + 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -15,15 +14,12 @@ from celery import Celery
 
 from tests.faults.test_processes_die import Reader, slow, works
 from tests.ports import free_port
-from tests.served_stack import ROOT, ServedStack, served_stack, wait_until
+from tests.served_stack import ROOT, ServedStack, wait_until
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[ServedStack]:
-    """A stack whose worker sends events."""
-    with served_stack(TASK_EVENTS="true", DRAIN_TIMEOUT_S="60") as running:
-        wait_until(lambda: works(running), 120, "the stack")
-        yield running
+def stack(routes_stack: ServedStack) -> ServedStack:
+    return routes_stack
 
 
 def _environment(stack: ServedStack) -> dict[str, str]:
@@ -57,7 +53,7 @@ def test_inspect_shows_the_worker_and_the_generations_that_run(stack: ServedStac
     assert "worker.generate" in _inspect(stack, "registered")
     assert _inspect(stack, "active") == []
     queues = {queue["name"] for queue in _inspect(stack, "active_queues")}
-    assert {"model.scripted", "model.demo"} < queues
+    assert {"model.scripted", "model.large"} < queues
     reader = Reader(stack, slow(100))
     public_id = _running(stack)
     [shown] = _inspect(stack, "active")

@@ -248,13 +248,6 @@ def test_a_stopped_workers_places_go_to_another_at_once(
     leaving.wait(90)
 
 
-def test_a_killed_workers_places_go_to_another(stack: ServedStack, workers: Workers) -> None:
-    victim, heir = workers.sorted_by("single")
-    victim.kill()
-    wait_until(lambda: holders(stack, "single", "ready") == {heir.pid}, TAKEN_OVER_S, "taken over")
-    assert ask(stack, "single") == "hello"
-
-
 def test_a_model_that_one_worker_cannot_load_goes_to_the_next(
     stack: ServedStack, workers: Workers, tmp_path: Path
 ) -> None:

@@ -14,7 +14,6 @@ from inference_site.gateway.submission.context_bound import ContextBound
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.queue import new_id
 from responses_api.context import HistoryLimit, resolve
-from responses_api.items import SealedContext, seal_context
 from responses_api.models import StoredResponse
 from responses_api.storage import accept, store_result
 from responses_api.stored_responses import current_response, new_response
@@ -62,7 +61,7 @@ class Chain:
         """The ended response, and its stream."""
         assembler = new_assembler(
             current_response(stored).model_dump(),
-            seal_compaction=lambda context: seal_context(SealedContext(context), self.project_id),
+            compacts_for=self.project_id,
         )
         frames = begun(assembler, deltas)
         match end:

@@ -8,7 +8,7 @@ from typing import Any
 from inference_site.core.domain.deltas import Delta, TokenLogprob, ToolCallDelta
 from inference_site.runs.streams.batches import Ending, Sent
 from responses_api import stored_responses
-from responses_api.assembler import ResponseAssembler
+from responses_api.assembler import ResponseAssembler, ResponseAssembly
 from responses_api.events import DONE, decode
 from responses_api.wire.requests import ResponseRequest
 from tests.responses_api.validation import StreamCheck
@@ -31,8 +31,13 @@ def new_response(**fields: Any) -> dict[str, Any]:
     return response.model_dump()
 
 
-def new_assembler(response: dict[str, Any] | None = None, **options: Any) -> ResponseAssembler:
-    return ResponseAssembler(response or new_response(), **options)
+def new_assembler(
+    response: dict[str, Any] | None = None,
+    of: type[ResponseAssembly] = ResponseAssembly,
+    **options: Any,
+) -> ResponseAssembler:
+    """The assembler of an accepted response, with these fields of its assembly."""
+    return ResponseAssembler(of(response or new_response(), **options))
 
 
 def begun(assembler: ResponseAssembler, deltas: Iterable[Delta]) -> list[bytes]:

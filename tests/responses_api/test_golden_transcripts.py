@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from inference_site.core.domain.deltas import (
 )
 from inference_site.core.domain.errors import GenerationFailed
 from inference_site.runs.streams.batches import Ending
-from responses_api.assembler import ResponseAssembler
+from responses_api.assembler import ResponseAssembler, ResponseAssembly
 from responses_api.client_tools import offer_tools
 from responses_api.events import DONE, accepted_frames, decode
 from responses_api.wire.requests import ResponseRequest
@@ -41,6 +41,13 @@ BOOM = GenerationFailed("boom")
 WEATHER = {"type": "function", "name": "look", "parameters": {"type": "object"}}
 
 End = Callable[[ResponseAssembler], Ending]
+
+
+class ReadableAssembly(ResponseAssembly):
+    """The content of its compactions is their summary."""
+
+    def seal_compaction(self, context: CompactedContext) -> str:
+        return context.summary
 
 
 def failed(assembler: ResponseAssembler) -> Ending:
@@ -146,8 +153,8 @@ def test_transcript_is_as_it_was(name: str) -> None:
     offered = offer_tools(given.tools or (), project_id=1)
     assembler = new_assembler(
         new_response(**script.fields),
-        routes=offered.routes,
-        seal_compaction=lambda context: context.summary,
+        ReadableAssembly,
+        routes={name: asdict(route) for name, route in offered.routes.items()},
     )
     frames = begun(assembler, script.deltas)
     ending = script.end(assembler)

@@ -17,7 +17,7 @@ from django.utils import timezone
 from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey, Project
-from inference_site.core.domain.deltas import Delta, Finish, ReasoningDelta, TextDelta, Usage
+from inference_site.core.domain.deltas import Delta, Finish, ReasoningDelta, TextDelta
 from inference_site.core.domain.errors import ContextLengthExceeded
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundError
@@ -65,26 +65,6 @@ def conversation(project: Project) -> Conversation:
 
 def texts(items: list[IdentifiedItem]) -> list[str]:
     return [item.data["content"][0]["text"] for item in items]
-
-
-def test_history_is_all_that_came_before_oldest_first(chain: Chain) -> None:
-    first = chain.turn("a", "A")
-    second = chain.turn("b", "B", previous_response_id=first.public_id)
-    third = chain.accept("c", previous_response_id=second.public_id)
-    assert texts(history_of(third, LIMIT)) == ["a", "A", "b", "B", "c"]
-    assert texts(input_of(second)) == ["a", "A", "b"]
-
-
-def test_forks_share_their_beginning_and_nothing_else(chain: Chain) -> None:
-    root = chain.turn("a", "A")
-    left = chain.turn("l", "L", previous_response_id=root.public_id)
-    right = chain.turn("r", "R", previous_response_id=root.public_id)
-    assert texts(history_of(left, LIMIT)) == ["a", "A", "l", "L"]
-    assert texts(history_of(right, LIMIT)) == ["a", "A", "r", "R"]
-    shared = {item.id for item in history_of(left, LIMIT)} & {
-        item.id for item in history_of(right, LIMIT)
-    }
-    assert len(shared) == 2
 
 
 def test_items_are_stored_once_however_long_the_chain(chain: Chain) -> None:
@@ -255,18 +235,6 @@ def test_chain_may_begin_in_a_conversation(chain: Chain, conversation: Conversat
     assert texts(input_of(second)) == ["a", "A", "b"]
 
 
-def test_end_is_kept_with_its_output(chain: Chain) -> None:
-    usage = Usage(3, 1, 2, 1)
-    stored = chain.accept("x", metadata={"a": "b"})
-    ended, frames = chain.settle(
-        stored, ReasoningDelta("Hm"), TextDelta("a"), *call(0, "f"), STOP, usage
-    )
-    response = current_response(ended).model_dump()
-    check("response", response)
-    assert response == read(frames)[-1]["response"]
-    assert response["metadata"] == {"a": "b"}
-
-
 @pytest.mark.parametrize(
     ("deltas", "end"),
     [
@@ -375,16 +343,6 @@ def test_only_an_end_of_its_own_is_added_to_the_conversation(
     assert conversation.next_position == len(added)
 
 
-def test_conversation_is_held_until_the_end(chain: Chain, conversation: Conversation) -> None:
-    first = chain.accept("a", conversation=conversation.public_id)
-    with pytest.raises(ConversationLocked):
-        chain.accept("b", conversation=conversation.public_id)
-    chain.settle(first, TextDelta("A"), STOP)
-    assert texts(history_of(chain.accept("b", conversation=conversation.public_id), LIMIT)) == [
-        *("a", "A", "b")
-    ]
-
-
 def test_hold_ends_with_the_generation_whoever_ended_it(
     chain: Chain, conversation: Conversation
 ) -> None:
@@ -468,13 +426,6 @@ def test_sweep_stops_at_what_is_not_deleted(chain: Chain) -> None:
     second = chain.turn("b", previous_response_id=first.public_id)
     delete(second)
     assert kept() == {first.public_id}
-
-
-def test_items_of_a_conversation_outlive_their_response(
-    chain: Chain, conversation: Conversation
-) -> None:
-    delete(chain.turn("a", "A", conversation=conversation.public_id))
-    assert texts(conversation_items(conversation, LIMIT)) == ["a", "A"]
 
 
 def test_deleted_response_goes_with_the_last_of_its_items_in_a_conversation(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -26,11 +26,10 @@ from responses_api import site_tools
 from responses_api.assembler import ResponseAssembler
 from responses_api.client_tools import Route
 from responses_api.events import decode
-from responses_api.turns import SitePlan
 from tests.responses_api.deltas import new_assembler
 from tests.tool_loop.counted_tool import NAMES, TYPE, CountedToolType
 
-ROUTES = {name: Route(TYPE, name) for name in NAMES}
+ROUTES = {name: asdict(Route(TYPE, name)) for name in NAMES}
 REQUEST = GenerationRequest(
     "m",
     (Message("user", "Hi"),),
@@ -49,8 +48,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def assembler(most_calls: int = 5) -> ResponseAssembler:
     """Return the assembler of a response with a counted tool."""
-    plan = SitePlan([{"type": TYPE}], most_calls=most_calls)
-    return new_assembler(routes=ROUTES, plan=plan)
+    tools: list[dict[str, Any]] = [{"type": TYPE}]
+    return new_assembler(routes=ROUTES, site_tools=tools, most_calls=most_calls, compacts_for=1)
 
 
 def call(number: int, name: str, *pieces: str) -> list[Delta]:
@@ -188,24 +187,10 @@ def test_a_restart_keeps_the_items_of_ended_turns_and_announces_their_last_calls
 
 
 def test_later_turns_begin_with_what_a_compaction_has_left() -> None:
-    sealed: list[CompactedContext] = []
-
-    def seal(context: CompactedContext) -> str:
-        sealed.append(context)
-        return str(len(sealed) - 1)
-
-    def folding() -> ResponseAssembler:
-        return new_assembler(
-            routes=ROUTES,
-            plan=SitePlan([{"type": TYPE}], most_calls=5),
-            seal_compaction=seal,
-            unseal_compaction=lambda content: sealed[int(content)],
-        )
-
     compaction = Compaction(1000, 100, instructions=1, leading=1)
     instructions = Message("system", "Be brief.")
     request = replace(REQUEST, messages=(instructions, *REQUEST.messages), compaction=compaction)
-    fold = folding()
+    fold = assembler()
     sent = [*fold.begin(), *fed(fold, *call(0, "count", "{}"), Finish("tool_calls"))]
     sent += fold.add_result(ToolResult("one"))
     second = fold.next_request(request)
@@ -213,7 +198,7 @@ def test_later_turns_begin_with_what_a_compaction_has_left() -> None:
     left = CompactedContext("So far.", newest=second.messages[1:])
     sent += fed(fold, CompactionDelta(left), *call(0, "again", "{}"), Finish("tool_calls"))
     saved = json.loads(json.dumps(fold.save()))
-    resumed = folding()
+    resumed = assembler()
     resumed.restart(Sent(tuple(sent), len(sent)), saved)
     resumed.begin()
     for each in (fold, resumed):

@@ -38,7 +38,7 @@ def manage_into(
     )
 
 
-@pytest.mark.parametrize("command", ["create_api_key --name x", "migrate", "forget --user x"])
+@pytest.mark.parametrize("command", ["migrate", "forget --user x"])
 def test_without_postgresql_a_command_names_it_in_one_line(tmp_path: Path, command: str) -> None:
     done = manage(tmp_path, *command.split())
     assert done.returncode == 1

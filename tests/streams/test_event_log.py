@@ -226,11 +226,6 @@ def test_closing_continues_the_numbers_of_the_frames(generation_id: str) -> None
     ]
 
 
-def test_closing_a_log_without_frames_starts_at_zero(generation_id: str) -> None:
-    close_log(generation_id, LOST)
-    assert frames(read(generation_id, 0)) == [b"error", b"done"]
-
-
 def test_closing_an_ended_log_changes_nothing(generation_id: str) -> None:
     append(generation_id, Batch(0, [b"0", b"end"], END))
     before = read(generation_id)

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from tests.e2e.test_responses_websocket import Socket, open_socket
-from tests.served_stack import ServedStack, served_stack
+from tests.served_stack import ServedStack
 
 SAY: dict[str, Any] = {"role": "user", "content": "hello"}
 SHELL: dict[str, Any] = {"type": "function", "name": "run", "odd": 1}
@@ -20,9 +20,8 @@ HOSTILE = ["a'b", "a\r\nb: c", 'a"b', "\u202eabc", "x" * 1_000_000]
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[ServedStack]:
-    with served_stack(STRICT_FIELDS="true") as running:
-        yield running
+def stack(routes_stack: ServedStack) -> ServedStack:
+    return routes_stack
 
 
 @pytest.fixture(scope="module")

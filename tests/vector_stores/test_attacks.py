@@ -63,7 +63,7 @@ def zip_bomb() -> bytes:
         for part in source.infolist():
             content = source.read(part)
             if part.filename == "word/document.xml":
-                content = content.replace(b">x<", b">" + b"x" * 400_000_000 + b"<")
+                content = content.replace(b">x<", b">" + b"x" * 210_000_000 + b"<")
             to.writestr(part, content)
     return bomb.getvalue()
 

@@ -516,7 +516,7 @@ def test_another_build_of_the_server_takes_the_same_arguments(
     assert noted.read_text().startswith("--no-slots --model ")
 
 
-@pytest.mark.parametrize(("prompt_cache_mib", "copies"), [(256, True), (64, False), (0, False)])
+@pytest.mark.parametrize(("prompt_cache_mib", "copies"), [(256, True), (64, False)])
 def test_prompts_of_idle_slots_are_copied_only_if_the_prompt_cache_holds_all_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prompt_cache_mib: int, copies: bool
 ) -> None:

@@ -522,7 +522,7 @@ def test_a_model_that_was_loaded_again_is_not_unloaded_for_the_time_before(
 ) -> None:
     monkeypatch.setattr(residency, "_CHECK_IDLE_S", 0.05)
     monkeypatch.setattr(residency, "_ANNOUNCED_S", 0.2)
-    spec = ModelSpec("m", "scripted", keep_alive_s=1.0)
+    spec = ModelSpec("m", "scripted", keep_alive_s=0.4)
     monkeypatch.setattr(runtime.loader, "_find_spec", lambda _: spec)
     runtime.loader._loaded_on_demand.add("m")
 
@@ -535,7 +535,7 @@ def test_a_model_that_was_loaded_again_is_not_unloaded_for_the_time_before(
     reload()
     in_use = reload()
     assert in_use.take_slot()
-    time.sleep(2)
+    time.sleep(0.8)
     assert runtime.loader.models["m"] is in_use
     assert in_use.state == ModelState.READY
     in_use.release_slot()
@@ -555,7 +555,7 @@ def test_of_two_orders_that_wait_for_the_same_run_the_last_counts_and_no_engine_
             opened.append(self)
 
         def close(self) -> None:
-            time.sleep(0.5)
+            time.sleep(0.2)
             opened.remove(self)
 
     monkeypatch.setattr(served_model, "load_engine", SlowToClose)
@@ -574,7 +574,7 @@ def test_of_two_orders_that_wait_for_the_same_run_the_last_counts_and_no_engine_
         second.result(60)
     if last == "reload":
         wait_until(lambda: runtime.open_models() == ["m"])
-    time.sleep(1)  # A load that was replaced ends meanwhile.
+    time.sleep(0.5)  # A load that was replaced ends meanwhile.
     assert len(opened) == (last == "reload")
     assert list(runtime.loader.models) == (["m"] if last == "reload" else [])
 

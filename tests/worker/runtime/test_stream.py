@@ -29,19 +29,6 @@ def new_stream(shard: CountingShard | None = None) -> Stream:
     return Stream("g", cast(Any, shard or CountingShard()))
 
 
-def test_the_same_batch_is_taken_until_it_is_acknowledged() -> None:
-    stream = new_stream()
-    stream.append([b"0"])
-    first = stream.take()
-    stream.append([b"1"])
-    assert stream.take() is first
-    stream.acknowledge()
-    second = stream.take()
-    assert first is not None
-    assert second is not None
-    assert (first.frames, second.first, second.frames) == ([b"0"], 1, [b"1"])
-
-
 def test_an_end_without_frames_is_a_batch() -> None:
     stream = new_stream()
     stream.close(Ending((), 200, b"{}"))

@@ -283,8 +283,7 @@ def test_a_server_that_holds_the_stream_open_after_its_end_is_not_waited_for(
     assert sink.finishes == ["stop"]
 
 
-@pytest.mark.parametrize("failure", [Talk.cut, Talk.reset])
-@pytest.mark.parametrize("failures", [1, 2])
+@pytest.mark.parametrize(("failure", "failures"), [(Talk.cut, 1), (Talk.reset, 2)])
 def test_a_connection_that_fails_before_the_first_token_is_tried_again(
     server: UpstreamServer, engine: Engine, failure: object, failures: int
 ) -> None:
