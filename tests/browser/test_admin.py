@@ -420,7 +420,11 @@ def test_a_page_that_refreshes_itself_asks_a_slow_server_once(page: Page) -> Non
     settled(page)
     page.mouse.move(0, 0)
     asked: list[Route] = []
-    page.route("**/admin/queue/", lambda route: asked.append(route))
+
+    def hold(route: Route) -> None:
+        asked.append(route)
+
+    page.route("**/admin/queue/", hold)
     page.wait_for_timeout(7_000)  # It refreshes itself every three seconds.
     assert len(asked) == 1
     asked[0].continue_()
