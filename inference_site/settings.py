@@ -167,6 +167,7 @@ UNFOLD = {
     "STYLES": [lambda _: static("console/admin.css")],
     "SCRIPTS": [
         lambda _: static("console/landmarks.js"),
+        lambda _: static("console/once.js"),
         lambda _: static("console/palette.js"),
         lambda _: static("console/shortcuts.js"),
         lambda _: static("console/times.js"),

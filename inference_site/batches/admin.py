@@ -35,6 +35,7 @@ from inference_site.files import storage
 from inference_site.files.models import StoredFile
 from inference_site.runs.queue import new_id
 
+_CANCELLABLE = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
 _RESULTS = {"output": "output_file_id", "errors": "error_file_id"}
 
 
@@ -92,8 +93,7 @@ class BatchAdmin(KeysetAdmin):
                     for status in BatchStatus
                     if (at := batch.time_of(status)) is not None
                 ],
-                "may_cancel": may_change
-                and batch.status in (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS),
+                "may_cancel": may_change and batch.status in _CANCELLABLE,
                 "may_repeat": may_change
                 and batch.dialect == OPENAI
                 and batch.has_ended
@@ -108,8 +108,11 @@ class BatchAdmin(KeysetAdmin):
     def cancel(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Cancel a batch."""
         batch = self._changeable(request, pk)
-        Batch.objects.cancel(batch)
-        log_action(request, batch, "Cancelled the batch.")
+        if batch.status in _CANCELLABLE:
+            Batch.objects.cancel(batch)
+            log_action(request, batch, "Cancelled the batch.")
+        else:
+            messages.info(request, "Nothing was cancelled: no line of the batch begins any more.")
         return self._page_of(batch)
 
     def again(self, request: HttpRequest, pk: int) -> HttpResponse:

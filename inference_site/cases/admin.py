@@ -115,6 +115,25 @@ class RunForm(forms.Form):
         return given
 
 
+class CaseSetForm(forms.ModelForm[CaseSet]):
+    """The form that renames a set."""
+
+    class Meta:
+        model = CaseSet
+        fields = ("name",)
+
+    def clean_name(self) -> str:
+        """Return the name. Raise ValidationError if another set of the project has it.
+
+        Django checks no constraint of which a form has only some of the fields.
+        """
+        name: str = self.cleaned_data["name"]
+        alike = CaseSet.objects.filter(project=self.instance.project_id, name=name)
+        if alike.exclude(pk=self.instance.pk).exists():
+            raise forms.ValidationError("The project has another set of this name.")
+        return name
+
+
 @admin.register(CaseSet)
 class CaseSetAdmin(SiteAdmin):
     """The sets of all projects. The page of one has its cases and runs."""
@@ -123,13 +142,17 @@ class CaseSetAdmin(SiteAdmin):
     list_filter = ("project",)
     list_select_related = ("project",)
     search_fields = ("name",)
-    fields = ("name",)
+    form = CaseSetForm
     change_form_template = "cases/set.html"
     how_to_add = "Open a stored answer, or a list of them, and save it as a case."
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         """No: a set begins with its first case."""
         return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Only together with the permission to see content, as for the cases of a set."""
+        return may_save(request)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[CaseSet]:
         rows: QuerySet[CaseSet] = super().get_queryset(request)

@@ -9,6 +9,7 @@ from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
+from django.template.defaultfilters import pluralize
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.views.decorators.http import require_POST
@@ -59,7 +60,11 @@ class CaseSourceAdmin(RatedAdmin):
     ) -> TemplateResponse:
         """Offer to save what the list shows."""
         action = reverse(f"admin:{self._page_prefix}_cases")
-        offered = {"may_save_cases": may_save(request), "cases_action": action}
+        offered = {
+            "may_see": may_see_content(request),
+            "may_save_cases": may_save(request),
+            "cases_action": action,
+        }
         context = {**(extra_context or {}), **offered}
         return super().changelist_view(request, context)
 
@@ -113,5 +118,8 @@ class CaseSourceAdmin(RatedAdmin):
         except ApiError as exc:
             messages.error(request, exc.message)
             return HttpResponseRedirect(page)
-        messages.success(request, f"Saved {count} of {len(rows)} as cases; the set had the others.")
+        saved = f"Saved {count} case{pluralize(count)}."
+        if known := len(rows) - count:
+            saved += f" The set had {known} of the answers already."
+        messages.success(request, saved)
         return HttpResponseRedirect(reverse("admin:cases_caseset_change", args=[case_set.pk]))

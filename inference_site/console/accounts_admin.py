@@ -283,7 +283,8 @@ class ApiKeyAdmin(UndeletedAdmin):
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Create the key on the first save; ``response_add`` shows its secret."""
         if change:
-            super().save_model(request, obj, form, change)
+            # Not the rest of the row: it would take back that the key was revoked meanwhile.
+            obj.save(update_fields=form.changed_data)
         else:
             obj.secret = issue_key(obj)
 

@@ -407,7 +407,14 @@ class StoredModelAdmin(SiteAdmin):
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         # A page without the form would be empty: the form's fields are no columns.
-        return self.has_change_permission(request, obj)
+        if obj is not None:
+            return self.has_change_permission(request, obj)
+        return super().has_view_permission(request)
+
+    def get_list_display_links(self, request: HttpRequest, list_display: Any) -> Any:
+        """Link to the forms for users who may change models."""
+        may_change = self.has_change_permission(request)
+        return super().get_list_display_links(request, list_display) if may_change else None
 
     def render_change_form(
         self,

@@ -179,19 +179,20 @@ def run_action(request: HttpRequest, pk: int) -> HttpResponse:
 def stop_chosen(request: HttpRequest) -> HttpResponse:
     """Stop the posted generations, log each, and redirect to the page."""
     chosen = [int(pk) for pk in request.POST.getlist("chosen") if _IS_NUMBER.fullmatch(pk)]
-    stopped = 0
+    stopped = late = 0
     try:
         for generation in Generation.objects.filter(pk__in=chosen[: 2 * _MAX_ROWS]):
             if stop(generation):
                 stopped += 1
                 log_action(request, generation, "Stopped.")
+        late = len(set(chosen)) - stopped
     except redis.exceptions.RedisError:
         messages.error(request, "Not all were stopped: Redis is not reachable.")
     if not chosen:
         messages.info(request, "Choose requests first.")
     elif stopped:
         messages.success(request, f"Stopping {stopped} request{pluralize(stopped)}…")
-    if late := len(set(chosen)) - stopped:
+    if late:
         messages.info(request, f"{late} had ended before.")
     return _back(request)
 

@@ -128,8 +128,9 @@ def linked(tiles: Iterable[Tile], user: Any, span: Span, since: str = "") -> lis
 
 
 def change(now: float, before: float) -> str:
-    """Return the change against the period before in percent; "" if there was nothing then."""
-    return f"{100 * (now - before) / before:+,.0f} %" if before else ""
+    """Return the change against the period before in words; "" if there was nothing then."""
+    percent = 100 * abs(now - before) / before if before else 0.0
+    return f"{percent:,.0f} % {'less' if now < before else 'more'}" if before else ""
 
 
 def refused_tile(span: Span) -> Tile:

@@ -69,6 +69,7 @@ class EndpointAdmin(MailNote):
     list_select_related = ("project",)
     search_fields = ("address",)
     actions = ("test", "rotate")
+    deleted_logs = frozenset({"message"})
     how_to_add = (
         "An endpoint is told when responses and batches end or ask for an approval, or of alarms."
     )

@@ -8,8 +8,7 @@ from urllib.parse import urlencode
 from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
-from django.db import transaction
-from django.db.models import Max, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.urls import path, reverse
@@ -52,10 +51,10 @@ class PromptForm(forms.ModelForm[PromptTemplate]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._newest = self.instance.newest if self.instance.pk else None
+        self.newest = self.instance.newest if self.instance.pk else None
         for name in _OF_VERSION:
-            if name in self.fields and self._newest is not None:
-                self.initial[name] = getattr(self._newest, name)
+            if name in self.fields and self.newest is not None:
+                self.initial[name] = getattr(self.newest, name)
 
     def clean(self) -> dict[str, Any]:
         """Demand a message, and a default version that there is.
@@ -64,12 +63,18 @@ class PromptForm(forms.ModelForm[PromptTemplate]):
         """
         given: dict[str, Any] = super().clean() or {}
         shown = id_of(self.data.get(_SHOWN, ""))
-        newest = None if self._newest is None else self._newest.number
+        newest = None if self.newest is None else self.newest.number
         if shown not in (None, newest) and not set(_OF_VERSION).isdisjoint(self.changed_data):
             raise forms.ValidationError(
                 f"Version {newest} was saved meanwhile. "
                 "Open the page again, and make your changes there."
             )
+        alike = PromptTemplate.objects.filter(
+            project=self.instance.project_id, name=given.get("name")
+        )
+        if self.instance.pk and alike.exclude(pk=self.instance.pk).exists():
+            # Django does not check that: the project is no field of this form.
+            self.add_error("name", "The project has another prompt of this name.")
         if not (given.get("developer_message") or given.get("user_message")):
             raise forms.ValidationError("Write a developer message or a user message.")
         number = given.get("default_version")
@@ -147,14 +152,11 @@ class PromptTemplateAdmin(SiteAdmin):
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Save the prompt, and a new version if its messages or its model have changed."""
-        with transaction.atomic():
-            super().save_model(request, obj, form, change)
-            if change and not set(_OF_VERSION) & set(form.changed_data):
-                return
-            PromptTemplate.objects.select_for_update().get(pk=obj.pk)  # One number at a time.
-            newest = obj.versions.aggregate(newest=Max("number"))["newest"] or 0
+        super().save_model(request, obj, form, change)
+        if not change or set(_OF_VERSION) & set(form.changed_data):
+            # Of two at the same moment one fails, and its form says that the other was saved.
             obj.versions.create(
-                number=newest + 1,
+                number=1 if form.newest is None else form.newest.number + 1,
                 created_by_id=request.user.pk,
                 **{name: form.cleaned_data[name] for name in _OF_VERSION},
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -16,9 +17,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from inference_site.accounts.budgets import spent_of
-from inference_site.accounts.keys import create_key, find_caller
+from inference_site.accounts.keys import create_key, find_caller, revoke_key
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
-from inference_site.console.accounts_admin import RETENTION
+from inference_site.console.accounts_admin import RETENTION, ApiKeyAdmin, ProjectAdmin
 from inference_site.core.admin_pages import base_admin
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.usage.models import PrunedLog
@@ -275,6 +276,59 @@ def test_changing_a_key_keeps_its_secret_and_its_project(admin: Client, api_key:
     record.refresh_from_db()
     assert (record.name, record.project.name) == ("renamed", "owner")
     assert find_caller(secret) is not None
+
+
+def test_a_key_that_is_revoked_while_its_form_is_saved_stays_revoked(
+    admin: Client, api_key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, secret = api_key
+    kept = ApiKeyAdmin.save_model
+
+    def save_after_another(*given: Any) -> None:
+        revoke_key(record)
+        kept(*given)
+
+    monkeypatch.setattr(ApiKeyAdmin, "save_model", save_after_another)
+    form = {"name": "renamed", "scopes": ["inference"], "_save": "Save"}
+    assert admin.post(f"{KEYS}{record.pk}/change/", form).status_code == 302
+    record.refresh_from_db()
+    assert record.name == "renamed"
+    assert record.revoked_at is not None
+    assert find_caller(secret) is None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_two_projects_of_one_name_added_at_the_same_moment_one_is_refused_by_the_form(
+    admin: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = ProjectAdmin.save_model
+
+    def add_another() -> None:
+        Project.objects.create(name="new")
+        connection.close()
+
+    def save_after_another(*given: Any) -> None:
+        monkeypatch.undo()
+        other = threading.Thread(target=add_another)
+        other.start()
+        other.join()
+        kept(*given)
+
+    monkeypatch.setattr(ProjectAdmin, "save_model", save_after_another)
+    form = {"name": "new", "is_active": "on", "_save": "Save", **NO_BUDGETS}
+    assert "Project with this Name already exists." in page(admin.post(f"{PROJECTS}add/", form))
+    assert Project.objects.count() == 1
+
+
+def test_the_revoke_action_refuses_the_selected_keys(admin: Client, api_key: Key) -> None:
+    record, secret = api_key
+    assert find_caller(secret) is not None
+    form = {"action": "revoke", "confirmed": "yes", "_selected_action": [record.pk]}
+    shown = page(admin.post(KEYS, form, follow=True))
+    assert "Revoked" in shown
+    record.refresh_from_db()
+    assert record.revoked_at is not None
+    assert find_caller(secret) is None
 
 
 def test_a_user_with_view_permission_only_cannot_revoke(admin: Client, api_key: Key) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
+from html import unescape
 from typing import Any
 
 import pytest
@@ -349,3 +350,19 @@ def test_a_list_with_a_rule_that_was_deleted_meanwhile_says_so(admin: Client, ru
     assert "Nothing was saved: a rule was deleted meanwhile. Open the page again." in shown
     rule.refresh_from_db()
     assert rule.is_enabled
+
+
+def test_a_rule_and_an_endpoint_are_deleted_with_what_they_have_sent(
+    staff: Callable[..., Client], api_key: Key, rule: Rule
+) -> None:
+    """Nobody deletes an alarm or a message alone."""
+    endpoint = Endpoint.objects.create(way="email", address="ops@example.org")
+    wait_in_queue(api_key[0])
+    assert fired().rule == rule
+    assert Message.objects.count() == 1
+    browser = staff("alarms.delete_rule", "outbox.delete_endpoint")
+    for page in (f"{RULES}{rule.pk}/delete/", f"/admin/outbox/endpoint/{endpoint.pk}/delete/"):
+        assert "don't have permission" not in unescape(browser.get(page).content.decode())
+        assert browser.post(page, {"post": "yes"}).status_code == 302
+    assert not Alarm.objects.exists()
+    assert not Message.objects.exists()

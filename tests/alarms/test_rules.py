@@ -216,6 +216,23 @@ def test_a_budget_raises_an_alarm_at_80_and_at_100_percent(api_key: Key) -> None
     assert text == "owner: 100 % of 200 tokens a day is spent."
 
 
+def test_a_name_from_right_to_left_does_not_reorder_the_text_of_an_alarm(api_key: Key) -> None:
+    only(RuleKind.BUDGET, 80)
+    project, name = api_key[0].project, "\u0645\u0634\u0631\u0648\u0639"
+    project.name = name
+    project.save()
+    budget = Budget.objects.create(project=project, unit="tokens", every="day", amount=200)
+    start = period_start("day", timezone.now())
+    BudgetSpend.objects.update_or_create(budget=budget, start=start, defaults={"spent": 200})
+    assert len(firing()) == 1
+    assert Alarm.objects.get().text == f"\u2068{name}\u2069: 100 % of 200 tokens a day is spent."
+    only(RuleKind.QUEUE_WAIT, 1)
+    Rule.objects.update(project=project)
+    create_generation(api_key[0], created_at=timezone.now() - dt.timedelta(seconds=90))
+    assert len(firing()) == 1
+    assert f" of project \u2068{name}\u2069 has waited" in Alarm.objects.latest("pk").text
+
+
 def test_full_disks_and_a_full_redis_raise_alarms() -> None:
     only(RuleKind.DISK, 0)
     Rule.objects.create(kind=RuleKind.REDIS_MEMORY, bound=0)

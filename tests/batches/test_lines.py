@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.db import connection, transaction
+from django.test import Client
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
@@ -155,3 +157,13 @@ def test_a_cancel_waits_for_the_line_that_is_being_put_into_the_queue(api_key: K
                 cancelled.result(0.5)
         assert cancelled.result(60) == ["chatcmpl-1"]
     assert not BatchLine.objects.begin(second, "chatcmpl-2")
+
+
+def test_an_operator_cancels_a_batch_once(admin: Client, api_key: Key) -> None:
+    batch, _, _ = two_lines(api_key[0])
+    page = f"/admin/batches/batch/{batch.pk}/"
+    assert "Nothing was cancelled" not in admin.post(f"{page}cancel/", follow=True).content.decode()
+    assert "Nothing was cancelled" in admin.post(f"{page}cancel/", follow=True).content.decode()
+    batch.refresh_from_db()
+    assert batch.status == BatchStatus.CANCELLING
+    assert LogEntry.objects.filter(change_message="Cancelled the batch.").count() == 1

@@ -12,7 +12,7 @@ from typing import Any
 
 import openai
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from inference_site.runs.usage.models import add_sql, sums_sql
 from tests.browser.conftest import (
@@ -380,6 +380,18 @@ def test_a_running_response_is_watched_and_stopped(
     expect(page.get_by_text("Stopped.").first).to_be_visible()
 
 
+def test_a_stream_that_breaks_off_is_not_shown_as_one_that_runs(
+    page: Page, client: openai.OpenAI
+) -> None:
+    running = client.responses.create(model="scripted", input=slow(4000), background=True)
+    page.goto(f"{OPEN}{running.id}")
+    begun = {"type": "response.in_progress", "response": {"status": "in_progress"}}
+    page.route("**/events", lambda route: route.fulfill(body=f"data: {json.dumps(begun)}\n\n"))
+    press(page, page.get_by_role("link", name=running.id[:13]))
+    expect(page.get_by_role("alert")).to_contain_text("The connection was lost.")
+    client.responses.cancel(running.id)
+
+
 def test_a_response_is_run_again(page: Page, client: openai.OpenAI) -> None:
     first = respond(client, {"text": "Once more."})
     page.goto(f"{OPEN}{first.id}")
@@ -388,6 +400,44 @@ def test_a_response_is_run_again(page: Page, client: openai.OpenAI) -> None:
     again = page.locator(".response-title code")
     expect(again).not_to_have_text(first.id)
     expect(page.get_by_text("Once more.", exact=True).last).to_be_visible()
+
+
+def test_a_button_that_is_clicked_twice_acts_once(
+    page: Page, client: openai.OpenAI, stack: ServedStack
+) -> None:
+    first = respond(client, {"text": "Only once."}, metadata={"topic": "twice"})
+    page.goto(f"{OPEN}{first.id}")
+    press(page, page.get_by_role("link", name=first.id[:13]))
+    asked: list[Route] = []
+
+    def hold(route: Route) -> None:
+        asked.append(route)
+
+    page.route("**/again/", hold)
+    button = page.get_by_role("button", name="Run again")
+    button.evaluate("(one) => { for (const ms of [0, 300]) setTimeout(() => one.click(), ms); }")
+    page.wait_for_timeout(1_000)
+    assert len(asked) == 1
+    asked[0].continue_()
+    again = page.locator(".response-title code")
+    expect(again).not_to_have_text(first.id)
+    found = "SELECT count(*) FROM responses_api_storedresponse WHERE metadata @> %s::jsonb"
+    assert stack.sql(found, '{"topic": "twice"}') == [(2,)]
+
+
+def test_a_page_that_refreshes_itself_asks_a_slow_server_once(page: Page) -> None:
+    page.goto("/admin/queue/")
+    settled(page)
+    page.mouse.move(0, 0)
+    asked: list[Route] = []
+
+    def hold(route: Route) -> None:
+        asked.append(route)
+
+    page.route("**/admin/queue/", hold)
+    page.wait_for_timeout(7_000)  # It refreshes itself every three seconds.
+    assert len(asked) == 1
+    asked[0].continue_()
 
 
 def test_responses_are_exported_as_json_lines(

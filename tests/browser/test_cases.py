@@ -65,7 +65,7 @@ def test_answers_of_a_list_are_saved_run_judged_and_compared(
     page.get_by_text("Save as cases").click()
     page.get_by_label("Set").fill("from a list")
     page.get_by_role("button", name="Save the 3 answers of this page").click()
-    expect(page.get_by_text("Saved 3 of 3 as cases")).to_be_visible()
+    expect(page.get_by_text("Saved 3 cases.")).to_be_visible()
     bodies = stack.sql("SELECT body FROM cases_case WHERE source = %s", made[0].id)
     assert "mary" not in json.dumps(bodies)
     settled(page)
@@ -101,7 +101,7 @@ def test_answers_of_a_list_are_saved_run_judged_and_compared(
 def test_a_model_judges_a_saved_chat(page: Page, stack: ServedStack, client: openai.OpenAI) -> None:
     made = chat(client, "Oslo")
     save(page, stack, "completions_storedcompletion", made.id, "one chat")
-    expect(page.get_by_text("Saved 1 of 1 as cases")).to_be_visible()
+    expect(page.get_by_text("Saved 1 case.")).to_be_visible()
     form = page.locator("#run")
     form.get_by_label("Judging model").select_option("demo")
     run(page, "scripted", "model", rule="It names a capital.")

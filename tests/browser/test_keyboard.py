@@ -55,6 +55,31 @@ def test_the_palette_is_used_with_arrows_and_closed_with_escape(page: Page) -> N
     assert page.url.endswith("/admin/queue/")
 
 
+def test_the_focus_in_the_list_of_alarms_is_kept_when_the_page_refreshes_itself(page: Page) -> None:
+    page.goto("/admin/queue/")
+    settled(page)
+    page.locator("#bell").focus()
+    page.keyboard.press("Enter")
+    page.mouse.move(0, 0)
+    link = page.locator("#bell-list").get_by_role("link", name="All alarms")
+    link.focus()
+    with page.expect_response("**/admin/queue/"):
+        pass
+    page.wait_for_timeout(500)
+    expect(link).to_be_focused()
+
+
+def test_results_of_an_earlier_term_are_gone_when_the_server_cannot_be_reached(page: Page) -> None:
+    page.goto("/admin/queue/")
+    settled(page)
+    _search(page, "usage")
+    expect(page.get_by_role("option").first).to_contain_text("Usage")
+    page.evaluate("() => { window.fetch = () => Promise.reject(new TypeError('lost')); }")
+    page.keyboard.type(" of keys")
+    expect(page.get_by_text("The server cannot be reached.")).to_be_visible()
+    expect(page.get_by_role("option")).to_have_count(0)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_palette_has_enough_contrast(open_page: Callable[..., Page], scheme: str) -> None:
     page = open_page("desktop", scheme)

@@ -100,6 +100,12 @@ def test_stop_really_stops(
     if way == "button":
         page.get_by_role("button", name="Stop").click()
     else:
+        alarms = page.get_by_role("dialog", name="Alarms")
+        page.locator("#bell").click()
+        expect(alarms).to_be_visible()
+        page.keyboard.press("Escape")  # It closes what is open, and stops nothing.
+        expect(alarms).to_be_hidden()
+        expect(page.get_by_role("button", name="Stop")).to_be_enabled()
         page.keyboard.press("Escape")
     expect(usage(page, 0)).to_contain_text("cancelled")
     row = stack.row(running)

@@ -190,6 +190,27 @@ def test_two_models_answer_the_same_side_by_side_each_with_its_settings(playgrou
     assert faults(page) == []
 
 
+def test_a_column_goes_on_with_its_own_answers_when_the_first_one_is_removed(
+    playground: Page, stack: ServedStack
+) -> None:
+    page = playground
+    columns = page.get_by_role("group", name="Columns")
+    columns.get_by_role("button", name="Add column").click()
+    settings(page).get_by_label("Model", exact=True).select_option("demo")
+    settings(page).get_by_label("Max output tokens").fill("8")
+    ask(page, "Tell me a story")
+    for number in range(2):
+        expect(usage(page, number)).to_contain_text("tokens/s")
+    columns.get_by_role("button", name="1: scripted").click()
+    columns.get_by_role("button", name="Remove column").click()
+    with page.expect_request("**/console/playground/responses") as sent:
+        ask(page, "And then?")
+    expect(usage(page, 2)).to_contain_text("tokens/s")
+    before = body_of(sent.value)["previous_response_id"]
+    model = "SELECT model FROM responses_api_storedresponse WHERE public_id = %s"
+    assert stack.sql(model, before) == [("demo",)]
+
+
 MARKDOWN = """# The *plan*
 
 | step | days |

@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 
 from inference_site.accounts.models import ApiKey
-from inference_site.cases.models import Case
+from inference_site.cases.models import Case, CaseSet
 from tests.responses_api.chains import Chain
 
 pytestmark = pytest.mark.django_db
@@ -25,3 +25,32 @@ def test_what_the_list_showed_is_saved_whatever_came_meanwhile(
     assert admin.post(f"{LIST}cases/", form).status_code == 302
     sources = list(Case.objects.values_list("source", flat=True))
     assert sources == [one.public_id for one in shown]
+
+
+def test_it_is_said_how_many_of_the_answers_are_new(
+    admin: Client, api_key: tuple[ApiKey, str]
+) -> None:
+    shown = [str(Chain(api_key[0]).turn(f"question {n}", "answer").pk) for n in range(3)]
+
+    def told(*pks: str) -> str:
+        form = {"set": "seen", "shown": pks}
+        return admin.post(f"{LIST}cases/", form, follow=True).content.decode()
+
+    assert "Saved 1 case." in (first := told(shown[0]))
+    assert "already" not in first
+    assert "Saved 2 cases. The set had 1 of the answers already." in told(*shown)
+
+
+def test_a_set_is_not_renamed_to_another_one_of_its_project(
+    admin: Client, api_key: tuple[ApiKey, str]
+) -> None:
+    project = api_key[0].project
+    sets = [
+        CaseSet.objects.create(project=project, name=name, endpoint="/v1/responses")
+        for name in ("first", "second")
+    ]
+    page = f"/admin/cases/caseset/{sets[1].pk}/change/"
+    refused = admin.post(page, {"name": "first"}).content.decode()
+    assert "The project has another set of this name." in refused
+    assert admin.post(page, {"name": "third"}).status_code == 302
+    assert [one.name for one in CaseSet.objects.order_by("pk")] == ["first", "third"]

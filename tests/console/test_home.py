@@ -168,7 +168,7 @@ def test_usage_is_not_compared_with_a_time_of_which_a_part_is_deleted(
     prune_counts(time.monotonic() + 5)
     given = {"from": f"{start:%Y-%m-%dT%H:%M}", "to": f"{end:%Y-%m-%dT%H:%M}"}
     found = tiles(page(admin, range="custom", **given, **query))["Requests"]
-    assert (found[0], found[2]) == ("1", "-50 %" if shown else "")
+    assert (found[0], found[2]) == ("1", "50 % less" if shown else "")
 
 
 @pytest.mark.parametrize("odd", ["", "x", "0001-01-01T00:00", "9999-12-31T23:59", "\0", "1" * 99])

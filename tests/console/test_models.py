@@ -22,7 +22,8 @@ from inference_site.core.storage.redis import site_client
 from inference_site.runs.models import Status
 from tests.generations.rows import create_generation
 
-FLEET, ADD = "/admin/fleet/", "/admin/model_store/storedmodel/add/"
+FLEET, MODELS = "/admin/fleet/", "/admin/model_store/storedmodel/"
+ADD = f"{MODELS}add/"
 PULL = "/admin/model_store/pull/add/"
 FORM = {"model_id": "upstream", "engine": "openai_upstream", "is_listed": "on", "slots": "3"}
 URL = "base_url: http://127.0.0.1:1/v1\napi_key: sk-secret"
@@ -146,6 +147,18 @@ def test_a_pull_is_asked_for_seen_and_stopped(admin: Client) -> None:
     assert LogEntry.objects.latest("pk").change_message == "Stopped."
     told = admin.post(f"{FLEET}pulls/{pull.pk}/stop/", follow=True).content.decode()
     assert "has ended" in told
+
+
+def test_who_may_only_look_has_the_list_without_links_to_forms(
+    admin: Client, staff: Callable[..., Client]
+) -> None:
+    stored = StoredModel.objects.create(model_id="kept", entry={"file": "kept.gguf"})
+    looker, form = staff("model_store.view_storedmodel"), f"{MODELS}{stored.pk}/change/"
+    assert f'href="{form}' in shown(admin, MODELS)
+    listed = shown(looker, MODELS)
+    assert "kept" in listed
+    assert form not in listed
+    assert looker.get(form).status_code == 403
 
 
 def test_who_may_only_look_can_neither_add_nor_pull(staff: Callable[..., Client]) -> None:

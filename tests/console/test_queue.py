@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 
 import pytest
+import redis
 from django.contrib.admin.models import LogEntry
 from django.test import Client
 
@@ -199,6 +200,19 @@ def test_chosen_requests_are_stopped_at_once_and_each_is_logged(
     assert "Stopping 1 request…" in text
     assert "had ended before" in text
     assert "Choose requests first." in admin.post(address, follow=True).content.decode()
+
+
+def test_what_was_not_stopped_for_want_of_redis_is_not_said_to_have_ended(
+    admin: Client, api_key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(generation: Generation) -> bool:
+        raise redis.exceptions.ConnectionError
+
+    monkeypatch.setattr(queue_page, "stop", fail)
+    chosen = {"chosen": [str(create_generation(api_key[0]).pk)]}
+    text = admin.post(f"{QUEUE}stop/", chosen, follow=True).content.decode()
+    assert "Not all were stopped: Redis is not reachable." in text
+    assert "had ended before" not in text
 
 
 def test_prompts_are_shown_only_to_those_who_may_see_content(

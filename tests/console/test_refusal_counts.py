@@ -47,7 +47,7 @@ def tiles(page: str) -> dict[str, tuple[str, str, str]]:
         if len(values) > 1:
             link = re.search(r'href="([^"]*)"', name)
             label = re.sub(r"<[^>]*>", "", name)
-            changed = re.search(r"[-+][0-9,]+ %", rest)
+            changed = re.search(r"[0-9,]+ % (more|less)", rest)
             texts = values[0], unescape(link[1]) if link else "", changed[0] if changed else ""
             found[label] = texts
     return found
@@ -60,7 +60,7 @@ def test_the_pages_of_a_key_a_project_and_a_model_count_refusals(
     requests = "/admin/requests/?"
     found = tiles(admin.get(f"/admin/accounts/apikey/{busy.pk}/change/").content.decode())
     query = f"key={busy.pk}&since=30d"
-    assert found["Refused"] == ("12", f"{requests}{query}&status=refused", "-14 %")
+    assert found["Refused"] == ("12", f"{requests}{query}&status=refused", "14 % less")
     assert found["Errors"][1] == f"{requests}{query}&status=failed"
     assert found["First token"][1] == f"{requests}{query}&sort=-ttft"
     found = tiles(admin.get(f"/admin/accounts/project/{busy.project_id}/change/").content.decode())
@@ -94,12 +94,13 @@ def test_more_than_is_counted_is_said(
 
 def test_a_change_is_against_something() -> None:
     assert change(5, 0) == ""
-    assert change(0, 5) == "-100 %"
-    assert change(15, 10) == "+50 %"
+    assert change(0, 5) == "100 % less"
+    assert change(15, 10) == "50 % more"
 
 
 @pytest.mark.parametrize(
-    ("days", "own", "shown"), [(60, None, "-14 %"), (30, None, ""), (30, 0, "-14 %"), (60, 30, "")]
+    ("days", "own", "shown"),
+    [(60, None, "14 % less"), (30, None, ""), (30, 0, "14 % less"), (60, 30, "")],
 )
 def test_refusals_are_not_compared_with_a_time_of_which_some_are_deleted(
     busy: ApiKey, admin: Client, settings: Settings, days: int, own: int | None, shown: str

@@ -112,8 +112,11 @@ def test_content_that_is_shown_to_nobody_is_not_shown_to_administrators(
         completion={"choices": []},
     )
     address = f"/admin/completions/storedcompletion/{stored.pk}/change/"
+    responses = "/admin/responses_api/storedresponse/"
     assert "the secret plan" in admin.get(address).content.decode()
+    assert "Export JSONL" in admin.get(responses).content.decode()
     set_site(show_content=False)
+    assert "Export JSONL" not in admin.get(responses).content.decode()
     assert "the secret plan" not in admin.get(address).content.decode()
     watched = admin.get("/console/responses/resp_1/events")
     assert watched.status_code == 403

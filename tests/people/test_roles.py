@@ -18,6 +18,7 @@ VIEWED = [
     *("/admin/", "/admin/queue/", "/admin/fleet/", "/admin/requests/", "/admin/alarms/alarm/"),
     *("/admin/generations/generation/", "/admin/responses_api/storedresponse/"),
     *("/admin/accounts/project/", "/admin/accounts/apikey/", "/admin/accounts/budget/"),
+    *("/admin/model_store/storedmodel/", "/admin/model_store/pull/"),
 ]
 ACTED_ON = ["/admin/", "/admin/queue/", "/admin/fleet/", "/admin/generations/generation/"]
 """Of these an operator sees more than a viewer; an administrator sees all, as a superuser does."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.db import connection
 from django.test import Client
 
 from inference_site.accounts.models import Project
+from responses_api.admin.prompts import PromptTemplateAdmin
 from responses_api.models import PromptTemplate
 
 pytestmark = pytest.mark.django_db
@@ -61,6 +64,39 @@ def test_no_id_is_shown_of_a_prompt_that_is_not_saved(
 ) -> None:
     assert "pmpt_" not in admin.get(f"{LIST}add/").content.decode()
     assert prompt.public_id in admin.get(f"{LIST}{prompt.pk}/change/").content.decode()
+
+
+def test_a_name_that_another_prompt_of_the_project_has_is_refused(
+    admin: Client, prompt: PromptTemplate
+) -> None:
+    other = PromptTemplate.objects.create(project=prompt.project, name="farewell")
+    answer = saved(admin, prompt, name=other.name)
+    assert answer.context["errors"] == [["The project has another prompt of this name."]]
+    PromptTemplate.objects.filter(pk=other.pk).update(project=Project.objects.create(name="else"))
+    assert saved(admin, prompt, name=other.name).status_code == 302
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_two_versions_saved_at_the_same_moment_one_is_refused(
+    admin: Client, prompt: PromptTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = PromptTemplateAdmin.save_model
+
+    def save_another() -> None:
+        prompt.versions.create(number=2, user_message="Bye!")
+        connection.close()
+
+    def save_after_another(*given: Any) -> None:
+        monkeypatch.undo()
+        other = threading.Thread(target=save_another)
+        other.start()
+        other.join()
+        kept(*given)
+
+    monkeypatch.setattr(PromptTemplateAdmin, "save_model", save_after_another)
+    answer = saved(admin, prompt, shown_version=1, user_message="Hi!")
+    assert "Version 2 was saved meanwhile." in answer.content.decode()
+    assert [one.user_message for one in prompt.versions.all()] == ["Bye!", "Hi {{name}}!"]
 
 
 def test_messages_that_another_user_saved_meanwhile_are_not_replaced_unseen(

@@ -119,6 +119,7 @@ class RuleAdmin(MailNote):
         *("kind", "shown_bound", "shown_factor", "shown_scope", "shown_recipients", "is_enabled"),
     )
     list_editable = ("is_enabled",)
+    deleted_logs = frozenset({"alarm"})
     list_select_related = ("project", "api_key")
     fieldsets = (
         (None, {"fields": ("kind", "bound", "factor", "is_enabled")}),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from typing import Any
+from unicodedata import bidirectional
 from urllib.parse import urlencode
 
 from django.db import Error, connection, transaction
@@ -201,8 +202,17 @@ def _long_queues(rule: Rule) -> Iterator[tuple[str, str]]:
 def _whose(rule: Rule) -> str:
     """Return of whom the requests in a text are: " of key laptop"; "" for everybody's."""
     if rule.api_key is not None:
-        return f" of key {rule.api_key.name}"
-    return f" of project {rule.project}" if rule.project is not None else ""
+        return f" of key {_isolated(rule.api_key.name)}"
+    return f" of project {_isolated(rule.project.name)}" if rule.project is not None else ""
+
+
+def _isolated(name: str) -> str:
+    """Return a name as a part of a text; one with right-to-left letters does not reorder the rest.
+
+    The text is in pages, mails and webhooks: the characters are what ``<bdi>`` is in HTML.
+    """
+    is_right_to_left = any(bidirectional(one) in ("R", "AL") for one in name)
+    return f"\u2068{name}\u2069" if is_right_to_left else name
 
 
 @cached_sql
@@ -337,7 +347,8 @@ def _budget_spent(rule: Rule) -> Iterator[Finding]:
         rows = BudgetSpend.objects.filter(pk__in=percents)
         for spend in rows.select_related("budget__project", "budget__api_key"):
             budget, percent = spend.budget, percents[spend.pk]
-            owner = f"{budget.project}" + (f", key {budget.api_key.name}" if budget.api_key else "")
+            owner = _isolated(budget.project.name)
+            owner += f", key {_isolated(budget.api_key.name)}" if budget.api_key else ""
             text = f"{owner}: {percent:.0f} % of {budget} is spent."
             of = {"project": budget.project_id} | (
                 {"key": budget.api_key_id} if budget.api_key else {}

@@ -27,6 +27,7 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.hashers import make_password
 from django.contrib.contenttypes.models import ContentType
 from django.core.paginator import Paginator
+from django.db import IntegrityError
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
@@ -203,9 +204,14 @@ class _Windows:
 
 
 class SiteAdmin(ModelAdmin):
-    """Base of the admin of every model; an empty list shows ``how_to_add``."""
+    """Base of the admin of every model; an empty list shows ``how_to_add``.
+
+    ``deleted_logs`` are names of models whose rows nobody deletes, except with an object of this
+    model.
+    """
 
     how_to_add = ""
+    deleted_logs: ClassVar[frozenset[str]] = frozenset()
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         """Return whether a query parameter belongs to a filter of the list.
@@ -223,6 +229,22 @@ class SiteAdmin(ModelAdmin):
                 path = one if isinstance(one, str) else one[0]
                 allowed |= {f"{path}{suffix}" for suffix in _LOOKUPS}
         return lookup in allowed
+
+    def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        """Show the form of an object, or save it.
+
+        If another user has saved something at the same moment that excludes this, the form is
+        checked again: it finds that now, and says so.
+        """
+        try:
+            return super().changeform_view(request, *args, **kwargs)
+        except IntegrityError:
+            return super().changeform_view(request, *args, **kwargs)
+
+    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
+        """Return what is deleted with these objects, and which permissions are missing for it."""
+        to_delete, counts, missing, protected = super().get_deleted_objects(objs, request)
+        return to_delete, counts, missing - self.deleted_logs, protected
 
     def construct_change_message(
         self, request: HttpRequest, form: Any, formsets: Any, add: bool = False

@@ -38,6 +38,7 @@ addEventListener("DOMContentLoaded", () => {
     const controller = new AbortController();
     const done = show(controller.signal).catch((error) => {
       if (error.name === "AbortError") return;
+      results.replaceChildren(); // They belong to an earlier term.
       state.textContent = "The server cannot be reached.";
       state.classList.remove("sr");
     });

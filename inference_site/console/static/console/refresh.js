@@ -6,7 +6,9 @@
 const live = document.getElementById("live");
 const EVERY_MS = 1000 * (live.dataset.everyS ?? 3);
 const POINTS = "steady" in live.dataset ? "focus is" : "pointer or the focus is";
+const PATIENCE_MS = 30_000;
 let refreshedAt = Date.now();
+let isAsking = false;
 
 const note = document.getElementById("refreshed");
 
@@ -28,8 +30,19 @@ function isInUse() {
 }
 
 async function refresh() {
-  if (document.hidden || isPaused() || isInUse()) return;
-  const answer = await fetch(location.href, { headers: { accept: "text/html" } });
+  // One request at a time: a slow server would get one more every three seconds.
+  if (isAsking || document.hidden || isPaused() || isInUse()) return;
+  isAsking = true;
+  try {
+    await show();
+  } finally {
+    isAsking = false;
+  }
+}
+
+async function show() {
+  const options = { headers: { accept: "text/html" }, signal: AbortSignal.timeout(PATIENCE_MS) };
+  const answer = await fetch(location.href, options);
   if (!answer.ok || answer.redirected) return;
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   const fresh = page.getElementById("live");
@@ -37,7 +50,9 @@ async function refresh() {
   const opened = fresh.querySelectorAll("details");
   live.querySelectorAll("details").forEach((old, index) => opened[index]?.toggleAttribute("open", old.open));
   live.replaceChildren(...fresh.childNodes);
+  const focused = document.activeElement;
   for (const part of document.querySelectorAll("[data-live]")) {
+    if (part !== focused && part.contains(focused)) continue; // The focus would be lost.
     part.replaceChildren(...page.getElementById(part.id).childNodes);
   }
   refreshedAt = Date.now();

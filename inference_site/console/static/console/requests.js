@@ -53,7 +53,7 @@ document.addEventListener("click", (event) => {
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.target.closest("input, textarea, select, [contenteditable], dialog")) return;
-  if (document.querySelector("dialog[open]")) return;
+  if (document.querySelector("dialog[open], :popover-open")) return;
   if (event.key === "j" || event.key === "k") move(event.key === "j" ? 1 : -1);
   else if (event.key === "Escape" && !panel.hidden) close();
   else if (event.key === "/") document.querySelector("input[name='q']").focus();

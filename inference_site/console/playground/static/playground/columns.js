@@ -1,6 +1,7 @@
 // The columns of answers: each has a model and settings of its own, and one of them is in the form.
 import { button } from "./dom.js";
 import { fill, valuesOf } from "./form.js";
+import { newId } from "./talk.js";
 
 const MOST = 4;
 
@@ -20,14 +21,15 @@ export class Columns {
     this.#form = form;
     this.#bar = bar;
     this.#changed = changed;
-    this.#all = [valuesOf(form)];
+    this.#all = [{ ...valuesOf(form), column: 0 }];
     form.elements.model.addEventListener("change", () => this.#draw());
     this.#draw();
   }
 
-  /** The values of the form for each column. */
+  /** The values of the form for each column; ``column`` tells columns with the same values apart. */
   get values() {
-    this.#all[this.#chosen] = valuesOf(this.#form);
+    const { column } = this.#all[this.#chosen];
+    this.#all[this.#chosen] = { ...valuesOf(this.#form), column };
     return [...this.#all];
   }
 
@@ -38,7 +40,8 @@ export class Columns {
 
   /** Take the columns of a conversation, and show the first. */
   set values(values) {
-    this.#all = Array.isArray(values) ? values : olderValues(values);
+    const all = Array.isArray(values) ? values : olderValues(values);
+    this.#all = all.map((one, place) => ({ column: place, ...one }));
     this.#chosen = 0;
     fill(this.#form, this.#all[0]);
     this.#draw();
@@ -61,7 +64,7 @@ export class Columns {
       return button(label, () => this.#show(place), { "aria-pressed": isChosen });
     });
     if (all.length < MOST) {
-      const copied = { ...all[this.#chosen] };
+      const copied = { ...all[this.#chosen], column: newId() };
       tabs.push(button("Add column", () => this.#show(all.length, [...this.values, copied])));
     }
     if (all.length > 1) {

@@ -29,8 +29,8 @@ function current() {
 /** Return the requests of a turn, one for each column; null and a message if one is invalid. */
 function requestsOf(turn) {
   try {
-    const bodies = columns.values.map((values, column) => {
-      const { input, previous } = given(talk, turn, column);
+    const bodies = columns.values.map((values) => {
+      const { input, previous } = given(talk, turn, values.column);
       const body = { ...bodyOf(values), input, stream: true };
       return previous ? { ...body, previous_response_id: previous } : body;
     });
@@ -109,7 +109,9 @@ async function recoverInto(view, answer) {
 /** Send a turn to each model, and show the answers. */
 async function send({ parent, input, results }, bodies) {
   const own = talk;
-  const turn = addTurn(talk, parent, input, results, bodies.map((body) => newAnswer(body.model)));
+  const { values } = columns;
+  const answers = bodies.map((body, place) => newAnswer(body.model, values[place].column));
+  const turn = addTurn(talk, parent, input, results, answers);
   const begun = turn.answers.map((answer) => new Run(answer, () => keeper.keep()));
   [lastSent] = bodies;
   runs = begun;
@@ -223,7 +225,7 @@ $("message").addEventListener("keydown", (event) => {
   $("compose").requestSubmit();
 });
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !document.querySelector("dialog[open]")) stop();
+  if (event.key === "Escape" && !document.querySelector("dialog[open], :popover-open")) stop();
 });
 form.addEventListener("submit", (event) => event.preventDefault());
 for (const part of [form, $("compose")]) part.addEventListener("input", changed);

@@ -12,9 +12,12 @@ export function newTalk(settings) {
   return { id: newId(), version: "", settings, draft: { text: "", images: [] }, turns: {}, leaf: null };
 }
 
-/** An answer before its first event. Without an ``id`` the API has no response to continue. */
-export function newAnswer(model) {
-  return { model, id: null, isKept: false, status: "", output: [], usage: null, run: null, error: null, ignored: "" };
+/**
+ * An answer before its first event. Without an ``id`` the API has no response to continue. ``column`` is
+ * that of its column, which keeps it when columns are added and removed.
+ */
+export function newAnswer(model, column = 0) {
+  return { model, column, id: null, isKept: false, status: "", output: [], usage: null, run: null, error: null, ignored: "" };
 }
 
 export function addTurn(talk, parent, input, results = [], answers = []) {
@@ -54,9 +57,10 @@ export function textOf(content) {
   return (content ?? []).map((part) => part.text ?? part.refusal ?? "").join("");
 }
 
-/** Return the items that a turn sent to the model of a column: results of calls, then the message. */
-function sentOf(turn, column) {
-  return [...(turn.results[column] ?? []), ...turn.input];
+/** Return the place of a column among the answers of a turn; the first, if it has none there. */
+function placeOf(column, turn) {
+  const answers = turn?.answers ?? [];
+  return Math.max(0, answers.findIndex((answer, place) => (answer.column ?? place) === column));
 }
 
 /**
@@ -65,19 +69,19 @@ function sentOf(turn, column) {
  * continues the answers of the first model.
  */
 export function given(talk, turn, column) {
-  const before = pathTo(talk, turn.parent).reverse();
-  const own = before.some((one) => one.answers[column]) ? column : 0;
+  // What a turn sent to the model: results of the calls in the answer before it, then the message.
+  const sent = (one) => [...(one.results[placeOf(column, talk.turns[one.parent])] ?? []), ...one.input];
   const items = [];
   let previous = null;
-  for (const one of before) {
-    const answer = one.answers[own];
+  for (const one of pathTo(talk, turn.parent).reverse()) {
+    const answer = one.answers[placeOf(column, one)];
     if (answer?.id && answer.isKept) {
       previous = answer.id;
       break;
     }
-    if (answer?.output.length) items.unshift(...sentOf(one, own), ...answer.output.map(withoutId));
+    if (answer?.output.length) items.unshift(...sent(one), ...answer.output.map(withoutId));
   }
-  items.push(...sentOf(turn, own));
+  items.push(...sent(turn));
   const [only] = items;
   const isText = items.length === 1 && only.role === "user" && typeof only.content === "string";
   return { input: isText ? only.content : items, previous };
