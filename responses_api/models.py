@@ -91,7 +91,7 @@ class StoredResponse(Rated):
     is built from it, and the request document when that was lost. ``error`` is the error that the
     client gets, with type and parameter. ``deltas`` says how the output was divided into events, so
     that the stream can be rebuilt after its event log has expired: ``end`` is the number of the
-    last event, ``items`` has an ``assembler.SentDeltas`` for each item. It is null if no event was
+    last event, ``items`` has an ``output.SentDeltas`` for each item. It is null if no event was
     sent.
     """
 

@@ -25,9 +25,10 @@ from inference_site.runs.models import Generation, Status
 from inference_site.runs.streams.batches import Batch, Ending, Sent, StoredStream, sent_so_far
 from inference_site.runs.streams.event_log import read_log
 from responses_api import events
-from responses_api.assembler import Output, ResponseAssembler, ResponseAssembly
+from responses_api.assembler import ResponseAssembler, ResponseAssembly
 from responses_api.events import ItemEvents, decode, encode
 from responses_api.models import ENDED, Conversation, StoredResponse
+from responses_api.output import Output
 from responses_api.wire.objects import (
     ConversationId,
     Event,

@@ -25,8 +25,8 @@ from inference_site.core.domain.errors import WorkerLost
 from inference_site.core.storage.cipher import unseal
 from inference_site.gateway.api.payload import WireObject
 from inference_site.runs.streams.batches import Sent
-from responses_api.assembler import Output
 from responses_api.events import DONE, ItemEvents, accepted_frames, decode, encode, events_of
+from responses_api.output import Output
 from responses_api.stored_responses import recover
 from responses_api.wire.objects import (
     Message,
