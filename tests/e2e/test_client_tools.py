@@ -271,7 +271,7 @@ def test_what_agents_called_and_said_is_in_the_prompt(
         ({"type": "shell_call_output", "call_id": "a", "output": "text"}, "input[0].output"),
         ({"type": "apply_patch_call", "call_id": "a", "operation": {"type": "move"}},
          "input[0].operation.type"),
-        ({"type": "additional_tools", "tools": [{"type": "ghost"}]}, "input[0].tools[0].type"),
+        ({"type": "additional_tools", "tools": [{"type": "a ghost"}]}, "input[0].tools[0].type"),
         ({"type": 5}, "input[0].type"),
     ],
 )  # fmt: skip

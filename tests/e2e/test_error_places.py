@@ -47,7 +47,7 @@ def calling(id_: str) -> dict[str, Any]:
 ITEMS: list[tuple[list[Any], str]] = [
     ([SAY, more(FIND | {"name": 5})], "input[1].tools[0].name"),
     ([SAY, more(FIND, FIND | {"name": "a b"})], "input[1].tools[1].name"),
-    ([SAY, more(FIND, {"type": "robot"})], "input[1].tools[1].type"),
+    ([SAY, more(FIND, {"type": "a robot"})], "input[1].tools[1].type"),
     ([SAY, more({"name": "x"})], "input[1].tools[0].type"),
     ([SAY, more(5)], "input[1].tools[0]"),
     ([SAY, {"type": "additional_tools"}], "input[1].tools"),

@@ -125,7 +125,7 @@ def test_tool_of_an_unknown_type_is_echoed_and_named_and_not_offered(http: httpx
     tools = [{"type": "robot", "arms": 2}, {"type": "robot"}, {"type": "code_interpreter"}]
     answer = http.post("/v1/responses", json={"model": "demo", "input": "Hi", "tools": tools})
     assert answer.json()["tools"] == tools
-    assert answer.headers["x-unsupported-params"] == "tools[].robot, tools.code_interpreter"
+    assert answer.headers["x-unsupported-params"] == "tools[].robot,tools.code_interpreter"
     body = {"model": "demo", "input": "Hi", "tools": tools, "tool_choice": {"type": "robot"}}
     assert http.post("/v1/responses", json=body).json()["error"]["param"] == "tool_choice.type"
     body = {"model": "demo", "input": "Hi", "tools": [{"type": "a robot"}]}
