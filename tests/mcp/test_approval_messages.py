@@ -13,6 +13,7 @@ import pytest
 
 from inference_site.outbox.models import new_secret
 from tests.e2e.keys import make_key
+from tests.e2e.scripts import dicts
 from tests.mcp.conftest import (
     ADD,
     SAY,
@@ -80,6 +81,11 @@ def mails(site: McpSite, count: int) -> dict[str, Any]:
 def test_a_mailed_link_leads_to_a_login_and_to_buttons_and_does_nothing_by_itself(
     site: McpSite, registered: dict[str, Any]
 ) -> None:
+    def lists() -> bool:  # On a busy host the first listing of a worker takes too long.
+        listing, *_ = dicts(site.respond(SAY, tool=registered).output)
+        return not listing.get("error")
+
+    wait_until(lists, 120, "a listing")
     add_endpoint(site, "email", "boss@example.org", [EVENT], None)
     before = len(site.server.calls)
     first = site.respond(ASKED, SAY, tool=registered)
