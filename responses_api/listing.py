@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 import orjson
@@ -151,12 +152,8 @@ def page_of_input(request: Request, stored: StoredResponse) -> Response:
     items = newest_input_of(stored, page.limit + 1 if is_first_page else None)
     if page.order == "asc":
         items.reverse()
-    if page.after is not None:
-        ids = [id_ for id_, _ in items]
-        if page.after not in ids:
-            raise page.no_entry("item")
-        items = items[ids.index(page.after) + 1 :]
-    entries = [decode_item(item).wire() for item in items[: page.limit + 1]]
+    shown = page.entries_of(items, itemgetter(0), "item")
+    entries = [decode_item(item).wire() for item in shown]
     return Response(list_object(entries, page))
 
 

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 class Hub:
     """The repository ``org/repo`` with these files; ``tags`` has other checksums than the true.
 
-    With ``pause_after`` so many bytes of a file are sent, and the rest when it ``goes_on``. With a
+    ``pause_after`` is after how many bytes of a file the hub waits until ``goes_on`` is set. With a
     ``token``, requests without it are refused.
     """
 

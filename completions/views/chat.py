@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from operator import itemgetter
 
 from django.conf import settings
 from django.http import HttpResponse
@@ -233,12 +234,8 @@ class StoredMessagesView(ApiView):
         messages = wire_messages(find(caller_of(request).project_id, completion_id))
         if page.order == "desc":
             messages.reverse()
-        if page.after is not None:
-            ids = [message["id"] for message in messages]
-            if page.after not in ids:
-                raise page.no_entry("message")
-            messages = messages[ids.index(page.after) + 1 :]
-        return Response(list_object(messages[: page.limit + 1], page))
+        shown = page.entries_of(messages, itemgetter("id"), "message")
+        return Response(list_object(shown, page))
 
 
 class InfillView(ApiView):

@@ -184,12 +184,9 @@ class Feeder:
     def _fill(self, batches: list[Batch], places: int) -> None:
         """Put at most ``places`` lines into the queue: projects in turn, then their batches."""
         now = time.monotonic()
-        ready = [
-            batch
-            for batch in batches
-            if self._rests_until.get(batch.pk, 0.0) <= now
-            and not BatchLine.objects.are_held_up(batch)
-        ]
+        awake = [batch for batch in batches if self._rests_until.get(batch.pk, 0.0) <= now]
+        held_up = BatchLine.objects.held_up(awake)
+        ready = [batch for batch in awake if batch.pk not in held_up]
         of_project: dict[int, list[Iterator[Batch]]] = defaultdict(list)
         most = math.ceil(places / max(1, len({batch.project_id for batch in ready})))
         for batch in ready:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -279,13 +279,15 @@ class LineQuerySet(models.QuerySet["BatchLine"]):
             )
         )
 
-    def are_held_up(self, batch: Batch) -> bool:
-        """Whether no line of a batch should be put into the queue: its server refuses them for now.
+    def held_up(self, batches: Collection[Batch]) -> set[int]:
+        """Return the keys of those batches of which no line should be put into the queue.
 
-        A line that is refused again and again does not hold up the others.
+        Their servers refuse lines for now. A line that is refused again and again does not hold up
+        the others.
         """
-        refused = self.filter(batch=batch, state=LineState.PENDING, status_code=_RATE_LIMITED)
-        return refused.filter(resume_at__gt=Now(), feeds__lte=_MOST_FEEDS_HOLDING_UP).exists()
+        refused = self.filter(batch__in=batches, state=LineState.PENDING, status_code=_RATE_LIMITED)
+        held = refused.filter(resume_at__gt=Now(), feeds__lte=_MOST_FEEDS_HOLDING_UP)
+        return set(held.values_list("batch", flat=True).distinct())
 
     def postpone(self, line: BatchLine) -> None:
         """Leave a line whose conversation is in use out of the queue for a moment."""

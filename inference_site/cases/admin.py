@@ -39,7 +39,12 @@ from inference_site.cases.running import begin
 from inference_site.cases.sources import may_save
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.model_labels import cost_label
-from inference_site.core.admin_pages.base_admin import SiteAdmin, id_of, log_action
+from inference_site.core.admin_pages.base_admin import (
+    SiteAdmin,
+    id_of,
+    log_action,
+    require_free_name,
+)
 from inference_site.core.admin_pages.labels import may_see_content, preview, status_label
 from inference_site.core.errors.api_errors import ApiError
 from inference_site.core.storage.fields import replace_nul
@@ -122,16 +127,11 @@ class CaseSetForm(forms.ModelForm[CaseSet]):
         model = CaseSet
         fields = ("name",)
 
-    def clean_name(self) -> str:
-        """Return the name. Raise ValidationError if another set of the project has it.
-
-        Django checks no constraint of which a form has only some of the fields.
-        """
-        name: str = self.cleaned_data["name"]
-        alike = CaseSet.objects.filter(project=self.instance.project_id, name=name)
-        if alike.exclude(pk=self.instance.pk).exists():
-            raise forms.ValidationError("The project has another set of this name.")
-        return name
+    def clean(self) -> dict[str, Any]:
+        """Demand a name that no other set of the project has."""
+        given: dict[str, Any] = super().clean() or {}
+        require_free_name(self, "set")
+        return given
 
 
 @admin.register(CaseSet)

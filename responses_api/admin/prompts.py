@@ -15,7 +15,7 @@ from django.urls import path, reverse
 from unfold.admin import TabularInline
 from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
-from inference_site.core.admin_pages.base_admin import SiteAdmin, id_of
+from inference_site.core.admin_pages.base_admin import SiteAdmin, id_of, require_free_name
 from inference_site.core.admin_pages.labels import preview, time_label
 from inference_site.core.errors.api_errors import InvalidRequestError
 from responses_api.models import LONGEST_PROMPT, PromptTemplate, PromptVersion
@@ -69,12 +69,7 @@ class PromptForm(forms.ModelForm[PromptTemplate]):
                 f"Version {newest} was saved meanwhile. "
                 "Open the page again, and make your changes there."
             )
-        alike = PromptTemplate.objects.filter(
-            project=self.instance.project_id, name=given.get("name")
-        )
-        if self.instance.pk and alike.exclude(pk=self.instance.pk).exists():
-            # Django does not check that: the project is no field of this form.
-            self.add_error("name", "The project has another prompt of this name.")
+        require_free_name(self, "prompt")
         if not (given.get("developer_message") or given.get("user_message")):
             raise forms.ValidationError("Write a developer message or a user message.")
         number = given.get("default_version")

@@ -119,13 +119,13 @@ def test_server_that_refuses_lines_for_now_gets_no_others_meanwhile(api_key: Key
     held_up = []
     for _ in range(4):
         rest_after(line, REFUSED)
-        held_up.append(BatchLine.objects.are_held_up(batch))
+        held_up.append(bool(BatchLine.objects.held_up([batch])))
     # A line that is refused again and again, for its size say, does not hold up the others.
     assert held_up == [True, True, True, False]
     rest_after(other, REFUSED)
-    assert BatchLine.objects.are_held_up(batch)
+    assert BatchLine.objects.held_up([batch])
     BatchLine.objects.filter(batch=batch).update(resume_at=timezone.now())
-    assert not BatchLine.objects.are_held_up(batch)
+    assert not BatchLine.objects.held_up([batch])
 
 
 @pytest.mark.django_db

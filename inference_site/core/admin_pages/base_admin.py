@@ -123,6 +123,19 @@ def require_stored(formset: Any) -> None:
         )
 
 
+def require_free_name(form: forms.ModelForm[Any], what: str) -> None:
+    """Add an error if another object of the project has the name that a form gives its object.
+
+    Django checks no constraint of which a form has only some of the fields.
+    """
+    one = form.instance
+    alike = type(one)._default_manager.filter(
+        project=one.project_id, name=form.cleaned_data.get("name")
+    )
+    if one.pk and alike.exclude(pk=one.pk).exists():
+        form.add_error("name", f"The project has another {what} of this name.")
+
+
 def _value_text(value: Any, field: forms.Field) -> str:
     match value:
         case None | "" | [] | ():

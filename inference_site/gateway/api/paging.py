@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from django.db.models import QuerySet
 from django.http import QueryDict
@@ -14,6 +14,7 @@ from pydantic.json_schema import SkipJsonSchema
 from inference_site.core.errors.api_errors import InvalidRequestError
 
 _DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
+EntryT = TypeVar("EntryT")
 
 
 class PageQuery(BaseModel):
@@ -43,6 +44,21 @@ class Page:
         """Return the error for a cursor that is no entry of the list; ``kind`` is its name."""
         param = "before" if self.is_reversed else "after"
         return InvalidRequestError(f"Invalid '{param}': there is no such {kind}.", param=param)
+
+    def entries_of(
+        self, entries: Sequence[EntryT], id_of: Callable[[EntryT], str], kind: str
+    ) -> Sequence[EntryT]:
+        """Return those of a whole list after the entry ``after``, and one more for ``list_object``.
+
+        Raise InvalidRequestError if it is not among them; ``kind`` is its name.
+        """
+        first = 0
+        if self.after is not None:
+            ids = [id_of(entry) for entry in entries]
+            if self.after not in ids:
+                raise self.no_entry(kind)
+            first = ids.index(self.after) + 1
+        return entries[first : first + self.limit + 1]
 
     def rows_of(self, rows: QuerySet[Any], key: str, last: Any) -> QuerySet[Any]:
         """Return the rows after the key ``last``, and one more for ``list_object``.

@@ -262,6 +262,31 @@ _BOUNDS = {
     "less_than": ("above_max", "above maximum value", "<", "lt"),
     "less_than_equal": ("above_max", "above maximum value", "<=", "le"),
 }
+_LENGTHS = {
+    "too_short": (
+        "empty_array",
+        "empty array. Expected an array with minimum length {min_length}, but got an empty array",
+    ),
+    "too_long": (
+        "array_above_max_length",
+        "array too long. Expected an array with maximum length {max_length}, "
+        "but got an array with length {actual_length}",
+    ),
+    "object_too_long": (
+        "object_above_max_properties",
+        "too many properties. Expected an object with at most {max_length} properties, "
+        "but got an object with {length} properties",
+    ),
+    "string_too_short": (
+        "empty_string",
+        "empty string. Expected a string with minimum length {min_length}, but got an empty string",
+    ),
+    "string_too_long": (
+        "string_above_max_length",
+        "string too long. Expected a string with maximum length {max_length}, "
+        "but got a string with length {length}",
+    ),
+}
 _JSON_TYPES: list[tuple[type | tuple[type, ...], str]] = [
     (bool, "a boolean"),
     (int, "an integer"),
@@ -301,48 +326,11 @@ def _describe(error: ErrorDetails, param: str) -> tuple[str, str]:
                 f"Expected a value {sign} {shown}, but got {given} instead."
             ),
         )
-    if kind == "too_short":
-        return (
-            "empty_array",
-            (
-                f"Invalid '{param}': empty array. Expected an array with minimum length "
-                f"{context['min_length']}, but got an empty array instead."
-            ),
-        )
     if kind == "too_long" and isinstance(given, dict):
-        return (
-            "object_above_max_properties",
-            (
-                f"Invalid '{param}': too many properties. Expected an object with at most "
-                f"{context['max_length']} properties, but got an object with {len(given)} "
-                "properties instead."
-            ),
-        )
-    if kind == "too_long":
-        return (
-            "array_above_max_length",
-            (
-                f"Invalid '{param}': array too long. Expected an array with maximum length "
-                f"{context['max_length']}, but got an array with length "
-                f"{context['actual_length']} instead."
-            ),
-        )
-    if kind == "string_too_long":
-        return (
-            "string_above_max_length",
-            (
-                f"Invalid '{param}': string too long. Expected a string with maximum length "
-                f"{context['max_length']}, but got a string with length {len(given)} instead."
-            ),
-        )
-    if kind == "string_too_short":
-        return (
-            "empty_string",
-            (
-                f"Invalid '{param}': empty string. Expected a string with minimum length "
-                f"{context['min_length']}, but got an empty string instead."
-            ),
-        )
+        kind = "object_too_long"
+    if kind in _LENGTHS:
+        code, reason = _LENGTHS[kind]
+        return code, f"Invalid '{param}': {reason.format(length=len(given), **context)} instead."
     if kind == "string_pattern_mismatch":
         return (
             "invalid_value",
