@@ -9,6 +9,7 @@ entry.
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shlex
 import sys
@@ -76,10 +77,11 @@ _SCHEMA_FAULT = re.compile(
     r"Unable to generate parser.*?generation failed:\s*(?=JSON schema)", re.DOTALL
 )
 """A prefix of llama.cpp's errors about schemas that blames the chat template."""
-_SPINS = "500"
+_SPINS = "500" if platform.machine() == "x86_64" else "30000"
 """Spins of an OpenMP thread at a barrier before it sleeps: about 20 µs, twice the time to wake it.
-The default is some milliseconds; when another process uses a core, the model's threads would keep
-each other from running. See docs/performance.md."""
+libgomp pauses 30 to 40 ns in each spin on x86-64 and not at all on others, as ARM. The default is
+some milliseconds; when another process uses a core, the model's threads would keep each other from
+running. See docs/performance.md."""
 _SPARE_THREADS = 4
 """HTTP threads of the server beside one for each slot: for health checks and tokenization."""
 _PROGRAM = Path(str(llama_server.__file__))
