@@ -516,6 +516,6 @@ def test_judgements_count_for_the_limit_of_tokens(stack: ServedStack, has_budget
             body = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]}
             answer = http.post("/v1/chat/completions", json={**body, "max_tokens": 1})
         left = int(answer.headers["x-ratelimit-remaining-tokens"])
-        return left == 10_000 - used - estimate
+        return left == 10_000 - int(used) - estimate
 
     wait_until(is_counted, 30)
