@@ -274,7 +274,7 @@ def test_without_a_limit_the_log_is_kept(api_key: Key) -> None:
 
 
 def test_the_rate_limits_correct_no_indexing_which_they_do_not_count(api_key: Key) -> None:
-    embedding = {"kind": "vector_store.embedding", "reserved_tokens": 40}
+    embedding: dict[str, Any] = {"kind": "vector_store.embedding", "reserved_tokens": 40}
     ended(api_key[0], **embedding, background=True)
     ended(api_key[0], **embedding)  # Of a search in files, which is part of a response.
     ended(api_key[0], reserved_tokens=50, background=True)
