@@ -31,10 +31,17 @@ from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.request_fields.capabilities import require_fields, require_media
 from inference_site.gateway.request_fields.mapping import join_parts, to_part
 from inference_site.gateway.request_fields.moderation import guard_fields
-from inference_site.gateway.submission.model_access import served_model
+from inference_site.gateway.submission.model_access import ResolvedModel, served_model
 from inference_site.gateway.submission.submit import Submission, respond
 from inference_site.runs.queue import new_id
 from inference_site.runs.streams.request_documents import Document
+
+
+def _shown_name(
+    body: RerankRequest | ScoreRequest | ModerationRequest, model: ResolvedModel
+) -> str:
+    """Return the name of the model in the answer: as the request has it, or a route's target."""
+    return model.spec.id if model.route else body.model
 
 
 class RerankView(ApiView):
@@ -44,14 +51,14 @@ class RerankView(ApiView):
     def post(self, request: Request) -> HttpResponse:
         """Order documents by how well they answer a query."""
         body = parse(RerankRequest, request.data)
-        texts = body.texts
+        model, texts = served_model(caller_of(request), body.model, body), body.texts
         assembly = RankingAssembly(
             new_id("rerank-"),
-            body.model,
+            _shown_name(body, model),
             top_n=body.top_n,
             documents=() if body.return_documents is False else texts,
         )
-        return _rank(request, body, RERANK, (body.query,), texts, assembly)
+        return _rank(request, body, model, RERANK, (body.query,), texts, assembly)
 
 
 class ScoreView(ApiView):
@@ -61,26 +68,27 @@ class ScoreView(ApiView):
     def post(self, request: Request) -> HttpResponse:
         """Score pairs of texts."""
         body = parse(ScoreRequest, request.data)
-        assembly = RankingAssembly(new_id("score-"), body.model, created=int(time.time()))
-        return _rank(request, body, SCORE, body.firsts, body.seconds, assembly)
+        model = served_model(caller_of(request), body.model, body)
+        shown_name = _shown_name(body, model)
+        assembly = RankingAssembly(new_id("score-"), shown_name, created=int(time.time()))
+        return _rank(request, body, model, SCORE, body.firsts, body.seconds, assembly)
 
 
 def _rank(
     request: Request,
     body: RerankRequest | ScoreRequest,
+    model: ResolvedModel,
     kind: str,
     queries: tuple[str, ...],
     texts: tuple[str, ...],
     assembly: RankingAssembly,
 ) -> HttpResponse:
-    caller = caller_of(request)
-    model = served_model(caller, body.model, body)
     require_fields(model, "rerank", body)
     generation = GenerationRequest(model.spec.id, operation="rank", prompts=texts, queries=queries)
     submission = Submission(
         kind,
         assembly.id,
-        caller,
+        caller_of(request),
         Document(generation, assembly),
         ignored_params=body.ignored_params,
         end_user=body.user or "",
@@ -111,7 +119,7 @@ def moderation_submission(caller: Caller, body: ModerationRequest) -> Submission
         prompts=prompts,
         **guard_fields(model),
     )
-    assembly = ModerationAssembly(new_id("modr-"), body.model)
+    assembly = ModerationAssembly(new_id("modr-"), _shown_name(body, model))
     return Submission(
         MODERATION,
         assembly.id,

@@ -31,6 +31,10 @@ ON CONFLICT DO NOTHING
 """
 
 
+_RESERVED_RETRY_S = 1
+"""The end of any request may release what a budget has reserved."""
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """The estimated usage of a generation."""
@@ -44,11 +48,19 @@ class Estimate:
 
 
 class BudgetExhausted(Exception):
-    """A budget is used up; its next period begins in ``retry_after_s``."""
+    """A budget has no room for a request: try again in ``retry_after_s``.
 
-    def __init__(self, budget: Budget, retry_after_s: int) -> None:
-        super().__init__(f"the budget of {budget}")
-        self.budget, self.retry_after_s = budget, retry_after_s
+    If it ``is_used_up``, that is the start of its next period. Otherwise requests that have not
+    ended reserve the rest.
+    """
+
+    def __init__(self, budget: Budget, retry_after_s: int, *, is_used_up: bool) -> None:
+        super().__init__(
+            f"the budget of {budget} is used up"
+            if is_used_up
+            else f"requests that have not ended reserve the rest of the budget of {budget}"
+        )
+        self.budget, self.retry_after_s, self.is_used_up = budget, retry_after_s, is_used_up
 
 
 def period_start(every: str, now: dt.datetime) -> dt.date:
@@ -90,11 +102,12 @@ def reserve(
 
     ``values`` has the request's end user and tags by their dimension: budgets for each of them
     count what that one has spent. Call this in the transaction that accepts the generation. Raise
-    BudgetExhausted if the estimate exceeds the rest of a budget. A budget without reservations
-    accepts any estimate until it is spent; otherwise a request larger than the remainder could
-    never run. A budget that is newer than the request holds no reservation of it, because
-    accounting releases none there (``accounting.HAS_RESERVATION``): the clock was set back, or the
-    hosts that made the two have different times.
+    BudgetExhausted if the estimate exceeds the rest of a budget; of several, the one that refuses
+    longest. A budget without reservations accepts any estimate until it is spent; otherwise a
+    request larger than the remainder could never run. A budget that is newer than the request
+    holds no reservation of it, because accounting releases none there
+    (``accounting.HAS_RESERVATION``): the clock was set back, or the hosts that made the two have
+    different times.
     """
     valued = {"": "", **(values or {})}
     is_affected = Q(api_key=None) | Q(api_key=api_key_id)
@@ -115,12 +128,18 @@ def reserve(
     execute_prepared(_ADD_SPENDS, wanted)
     spends = _lock_spends(rows)
     budgets = [one for one in budgets if one.pk in spends]  # Others were deleted meanwhile.
+    refusals = []
     for budget in budgets:
         spend = spends[budget.pk]
-        fits = spend.spent + spend.reserved + estimate.of(budget.unit) <= budget.amount
-        if not fits and (spend.reserved or spend.spent >= budget.amount):
-            left = period_end(budget.every, now) - now
-            raise BudgetExhausted(budget, max(1, round(left.total_seconds())))
+        if spend.spent + spend.reserved + estimate.of(budget.unit) <= budget.amount:
+            continue
+        if spend.spent >= budget.amount:
+            left_s = (period_end(budget.every, now) - now).total_seconds()
+            refusals.append(BudgetExhausted(budget, max(1, round(left_s)), is_used_up=True))
+        elif spend.reserved:
+            refusals.append(BudgetExhausted(budget, _RESERVED_RETRY_S, is_used_up=False))
+    if refusals:
+        raise max(refusals, key=lambda refusal: (refusal.is_used_up, refusal.retry_after_s))
     in_money = Q(budget__in=[budget.pk for budget in budgets if budget.unit == Budget.Unit.COST])
     holding = [spends[budget.pk].pk for budget in budgets if budget.created_at <= now]
     BudgetSpend.objects.filter(pk__in=holding).update(

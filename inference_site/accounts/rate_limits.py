@@ -71,7 +71,7 @@ class _Limit:
 
     def cost(self, tokens: int) -> int:
         """Return the cost of a request with this number of tokens, at most the whole limit."""
-        return 1 if self.unit == "requests" else min(tokens, self.amount)
+        return min(tokens, self.amount) if self.unit == "tokens" else 1
 
     def window(self) -> Window:
         """Return the current state of the window."""
@@ -193,11 +193,31 @@ def takes_priority(caller: Caller) -> bool:
 
 def give_back(caller: Caller, tokens: int) -> None:
     """Undo ``hit`` for a request that was refused later."""
+    _undo(_limits_of(caller), tokens)
+
+
+def give_back_priority(caller: Caller) -> None:
+    """Undo ``takes_priority`` for a request that was refused later."""
+    amount = caller.priority_requests_per_minute or 0
+    _undo([_Limit("key", caller.api_key_id, _PRIORITY, amount)], 0)
+
+
+def _undo(limits: Iterable[_Limit], tokens: int) -> None:
     try:
-        for limit in _limits_of(caller):
+        for limit in limits:
             limit.change_count(-limit.cost(tokens))
     except redis.exceptions.RedisError as exc:
         logger.warning("rate limits: count of a refused request not undone: %s", exc)
+
+
+def add_tokens(caller: Caller, tokens: int) -> None:
+    """Count an estimate of what an accepted request needs besides; no limit refuses it."""
+    try:
+        for limit in _limits_of(caller):
+            if limit.unit == "tokens":
+                limit.change_count(limit.cost(tokens))
+    except redis.exceptions.RedisError as exc:
+        logger.warning("rate limits: tokens of an accepted request not counted: %s", exc)
 
 
 def used(tenant: ApiKey | Project) -> list[Window]:

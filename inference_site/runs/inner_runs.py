@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from inference_site.accounts.budgets import BudgetExhausted, Estimate, reserve
 from inference_site.accounts.keys import caller_of_key
+from inference_site.accounts.rate_limits import add_tokens, has_token_limit
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.core.domain.errors import GenerationFailed
 from inference_site.core.storage.postgresql import release_connection_after
@@ -20,6 +21,7 @@ from inference_site.runs.queue import enqueue
 from inference_site.runs.streams.batches import Ending
 from inference_site.runs.streams.event_log import log_position, read_log
 from inference_site.runs.streams.request_documents import Document
+from inference_site.runs.usage.accounting import settle_for_request
 
 _BYTES_PER_TOKEN = 3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
@@ -27,7 +29,7 @@ _LOOK_AT_ROW_S = 5.0
 
 
 class NoBudget(Exception):
-    """A budget of the key or its project is used up."""
+    """A budget of the key or its project has no room."""
 
 
 class NotPossible(Exception):
@@ -57,19 +59,23 @@ def run_and_wait(
     is_cancelled: Callable[[], bool],
     in_background: bool = False,
     request_id: str = "",
+    route: str = "",
 ) -> Ending:
     """Return the ending of a generation without output tokens, run by a worker of its model.
 
-    ``size_bytes`` is the size of its texts, for the budget. Blocks. Raise NoBudget; NotPossible for
-    a key or model that no longer exists; the errors of ``enqueue``; TimeoutError after
-    ``timeout_s``, or when ``is_cancelled`` returns true: the generation is then cancelled.
+    ``size_bytes`` is the size of its texts, for budgets and token limits. These count what runs for
+    an accepted request, and not what runs ``in_background``; they refuse neither. ``route`` is the
+    name by which the request chose the model, which the key may allow instead of the model. Blocks.
+    Raise NoBudget; NotPossible for a key or model that no longer exists; the errors of ``enqueue``;
+    TimeoutError after ``timeout_s``, or when ``is_cancelled`` returns true: the generation is then
+    cancelled.
     """
     with release_connection_after():
         caller = caller_of_key(api_key_id)
     if caller is None:
         raise NotPossible("The API key is not valid any more.")
     model = document.request.model
-    if caller.allowed_models and model not in caller.allowed_models:
+    if caller.allowed_models and caller.allowed_models.isdisjoint({model, route}):
         raise NotPossible(f"The API key does not allow the model `{model}`.")
     spec = catalogue().models.get(model)
     if spec is None:
@@ -85,17 +91,24 @@ def run_and_wait(
         background=in_background,
         created_at=timezone.now(),
     )
+    counts_tokens = has_token_limit(caller) and not in_background
     reservation = None
-    if caller.has_budget:
+    if caller.has_budget or counts_tokens:
         tokens = -(-size_bytes // _BYTES_PER_TOKEN)
         estimate = Estimate(max(1, tokens), spec.price.cost(tokens, 0, 0))
         row.reserved_tokens, row.reserved_cost = estimate.tokens, estimate.cost
-        reservation = _Reservation(row, estimate)
+        reservation = _Reservation(row, estimate) if caller.has_budget else None
     with release_connection_after():
         try:
-            enqueue(row, document, None, with_row=reservation)
+            try:
+                enqueue(row, document, None, with_row=reservation)
+            except BudgetExhausted:
+                settle_for_request()  # Generations that have ended may have left some budget.
+                enqueue(row, document, None, with_row=reservation)
         except BudgetExhausted as exc:
-            raise NoBudget(f"{exc} is used up.") from exc
+            raise NoBudget(f"{exc}.") from exc
+    if counts_tokens:  # Once it is accepted; accounting corrects it after the end.
+        add_tokens(caller, row.reserved_tokens)
     try:
         return _ending_of(generation_id, time.monotonic() + timeout_s, is_cancelled)
     except BaseException:

@@ -58,9 +58,9 @@ def test_a_request_over_the_rest_of_a_budget_is_refused_and_reserves_nothing(api
     key = api_key[0]
     wide, narrow = make(key, 1000, every="month"), make(key, 100)
     reserve(key.project_id, key.pk, estimate(60), NOW)
-    with pytest.raises(BudgetExhausted, match="100 tokens a day") as caught:
+    with pytest.raises(BudgetExhausted, match="reserve the rest of the budget of 100") as caught:
         reserve(key.project_id, key.pk, estimate(41), NOW)
-    assert caught.value.retry_after_s == 3600
+    assert (caught.value.is_used_up, caught.value.retry_after_s) == (False, 1)
     assert (held(wide), held(narrow)) == (60, 60)
     reserve(key.project_id, key.pk, estimate(40), NOW)
 
@@ -79,8 +79,21 @@ def test_a_used_up_budget_refuses_everything(api_key: Key, spent: int) -> None:
     key = api_key[0]
     budget = make(key, 100)
     BudgetSpend.objects.create(budget=budget, start=NOW.date(), spent=spent)
-    with pytest.raises(BudgetExhausted):
+    with pytest.raises(BudgetExhausted, match="100 tokens a day is used up") as caught:
         reserve(key.project_id, key.pk, estimate(1), NOW)
+    assert (caught.value.is_used_up, caught.value.retry_after_s) == (True, 3600)
+
+
+def test_of_several_budgets_the_one_that_refuses_longest_says_when(api_key: Key) -> None:
+    key = api_key[0]
+    now = NOW.replace(day=15)
+    reserved, day, month = make(key, 9, "cost"), make(key, 5), make(key, 7, every="month")
+    BudgetSpend.objects.create(budget=reserved, start=now.date(), spent=8, reserved=1)
+    BudgetSpend.objects.create(budget=day, start=now.date(), spent=5)
+    BudgetSpend.objects.create(budget=month, start=now.date().replace(day=1), spent=7)
+    with pytest.raises(BudgetExhausted, match="7 tokens a month") as caught:
+        reserve(key.project_id, key.pk, estimate(2, "1"), now)
+    assert caught.value.retry_after_s == (16 * 24 + 1) * 3600
 
 
 def test_a_budget_of_zero_refuses_everything(api_key: Key) -> None:

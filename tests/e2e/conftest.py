@@ -112,6 +112,12 @@ OTHER_MODELS = """
     capabilities: [rerank]
     price: {{input: 4, cached: 1, output: 10}}
     slots: 4
+  judges:
+    route: [{{model: judge}}]
+    listed: false
+  rankers:
+    route: [{{model: ranker}}]
+    listed: false
   away:
     engine: openai_upstream
     base_urls: [{away}, "http://127.0.0.1:9/v1"]

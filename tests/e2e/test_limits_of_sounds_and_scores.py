@@ -295,4 +295,17 @@ def test_the_estimate_of_a_sound_keeps_others_out_of_a_budget(
         files = {"file": ("a.wav", sound(10), "audio/wav")}
         answer = http.post(endpoint.path, data=endpoint.body, files=files)
     assert answer.status_code == 200, answer.text
-    assert codes == ["insufficient_quota"]
+    assert codes == ["rate_limit_exceeded"]
+
+
+@pytest.mark.parametrize("name", ["rerank", "Cohere's rerank", "score", "moderation"])
+def test_the_answer_names_the_model_that_a_route_led_to(
+    stack: ServedStack, odd: UpstreamServer, name: str
+) -> None:
+    endpoint = ENDPOINTS[name]
+    odd.answers = [endpoint.answer]
+    body = {**endpoint.body, "model": f"{endpoint.model}s"}
+    with stack.http() as http:
+        answer = http.post(endpoint.path, json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["model"] == answer.headers["x-model"] == endpoint.model

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.e2e.keys import make_key
+from tests.e2e.keys import make_budget, make_key
 from tests.e2e.scripts import call, script
 from tests.image_server import ImageServer
 from tests.images import PNG, data_url
@@ -485,3 +485,37 @@ def test_a_guard_that_sees_is_shown_the_images(
     [message] = asked.body["messages"]
     assert [part["type"] for part in message["content"]] == ["text", "image_url"]
     assert message["content"][1]["image_url"]["url"] == RED
+
+
+def test_a_route_that_the_key_allows_judges(stack: ServedStack) -> None:
+    key = make_key(stack, allowed_models=["scripted", "judges"])
+    client = stack.client(key.secret)
+    assert flags(ask(client, HARMFUL, {"model": "judges"})) == [False, True]
+    with pytest.raises(openai.PermissionDeniedError):
+        ask(client, HARMFUL, {"model": "judge"})
+
+
+@pytest.mark.parametrize("has_budget", [False, True])
+def test_judgements_count_for_the_limit_of_tokens(stack: ServedStack, has_budget: bool) -> None:
+    """As what they have used: an estimate that nothing had counted was taken off again."""
+    key, estimate = make_key(stack, tokens_per_minute=10_000), 12
+    if has_budget:
+        make_budget(stack, key, 1e6)
+    ask(stack.client(key.secret), script({"text": "x" * 600}), {"model": "judge"})
+
+    def is_counted() -> bool:
+        query = (
+            "SELECT bool_and(is_accounted), sum(input_tokens + output_tokens), count(*) FILTER "
+            "(WHERE model = 'judge') FROM generations_generation WHERE project_id = %s"
+        )
+        [(is_accounted, used, judged_count)] = stack.sql(query, key.project_id)
+        assert judged_count == 2
+        if not is_accounted:
+            return False
+        with key.http(stack) as http:
+            body = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]}
+            answer = http.post("/v1/chat/completions", json={**body, "max_tokens": 1})
+        left = int(answer.headers["x-ratelimit-remaining-tokens"])
+        return left == 10_000 - int(used) - estimate
+
+    wait_until(is_counted, 30)

@@ -9,7 +9,7 @@ import anthropic
 import openai
 import pytest
 
-from tests.e2e.keys import make_key
+from tests.e2e.keys import make_budget, make_key
 from tests.served_stack import ServedStack
 
 PRIORITY, FOREGROUND, BACKGROUND = -5, 0, 10
@@ -72,3 +72,13 @@ def test_message_has_priority_unless_it_asks_for_none(stack: ServedStack) -> Non
             service_class = stack.row(made.id)["service_class"]
             assert service_class == (PRIORITY if tiers[-1] == "priority" else FOREGROUND)
     assert tiers == ["standard", "priority", "priority", "standard"]
+
+
+def test_a_refused_request_takes_no_priority(stack: ServedStack) -> None:
+    key = make_key(stack, priority_requests_per_minute=1)
+    client = stack.client(key.secret).with_options(max_retries=0)
+    make_budget(stack, key, 0, each="user")
+    for _ in range(2):
+        with pytest.raises(openai.RateLimitError, match="for each end user"):
+            chat(client, service_tier="priority", user="ann")
+    assert chat(client, service_tier="priority")[1] == "priority"

@@ -271,3 +271,11 @@ def test_without_a_limit_the_log_is_kept(api_key: Key) -> None:
     account()
     prune_old(threading.Event())
     assert Generation.objects.count() == 1
+
+
+def test_the_rate_limits_correct_no_indexing_which_they_do_not_count(api_key: Key) -> None:
+    embedding: dict[str, Any] = {"kind": "vector_store.embedding", "reserved_tokens": 40}
+    ended(api_key[0], **embedding, background=True)
+    ended(api_key[0], **embedding)  # Of a search in files, which is part of a response.
+    ended(api_key[0], reserved_tokens=50, background=True)
+    assert [row.reserved_tokens for row in account()] == [0, 40, 50]

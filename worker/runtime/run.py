@@ -108,6 +108,8 @@ class Run:
 
     def __init__(self, claim: Claim, stream: Stream, later: Later = lambda finish: False) -> None:
         self._claim, self._stream = claim, stream
+        self._price = Price()
+        """The price at the beginning, for the end of a model that is removed meanwhile."""
         self.started_at = time.time()
         """Unix time."""
         self._later, self._is_late = later, False
@@ -357,6 +359,8 @@ class Run:
     def _begin(self, engine: Engine, ended: Callable[[Exception | None], None]) -> bool:
         """Start the engine; return whether it continues. Raise the error of the generation."""
         claimed_at_s = time.time()
+        if (spec := catalogue().models.get(self._claim.model)) is not None:
+            self._price = spec.price
         loaded, document = self._load()
         self._document, self._first = document, document.request
         self._next = self._first
@@ -580,7 +584,7 @@ class Run:
         """Write the final row, and the answer if it is stored; False if the claim is lost."""
         claim, usage, assembler = self._claim, self._usage, self._assembler
         spec = catalogue().models.get(claim.model)
-        price = Price() if spec is None else spec.price
+        price = self._price if spec is None else spec.price
         result: dict[str, Any] = {
             "first_token_at": self._first_token_at,
             "input_tokens": usage.input_tokens,

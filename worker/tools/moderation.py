@@ -36,6 +36,7 @@ def create(options: Mapping[str, Any]) -> Moderation:
         options["model"],
         options["guard"],
         options["top_logprobs"],
+        options["shown_model"],
         tuple(options.get("images", ())),
         sees_images=options.get("sees_images", False),
     )
@@ -45,12 +46,14 @@ def create(options: Mapping[str, Any]) -> Moderation:
 class Moderation:
     """See ``SiteTool``. The result of a call has ``result`` or ``error`` in its ``fields``.
 
+    ``shown_model`` is the name by which the request chose it, which may be that of a route.
     ``images`` are those of the input. They must not pass if the model does not see images.
     """
 
     model: str
     guard: str
     top_logprobs: int | None
+    shown_model: str
     images: tuple[ImagePart, ...] = ()
     sees_images: bool = False
 
@@ -99,6 +102,7 @@ class Moderation:
             timeout_s=context.timeout_s,
             is_cancelled=context.is_cancelled,
             request_id=payer.request_id,
+            route=self.shown_model,
         )
         if ending.error_code or not ending.body:
             code = ending.error_code or "server_error"

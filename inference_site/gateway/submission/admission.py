@@ -121,7 +121,8 @@ def admit(
 ) -> Iterator[Admission]:
     """Count a request; give the count back if the block raises: it was not accepted.
 
-    Raise RateLimitError for too many requests per minute, QuotaError when a budget has no room.
+    Raise RateLimitError for too many requests per minute, and while requests that have not ended
+    reserve the rest of a budget; QuotaError when a budget is used up.
     """
     estimate = estimate_usage(caller, request)
     headers = count_request(caller, estimate.tokens)
@@ -129,8 +130,12 @@ def admit(
         yield Admission(caller, estimate, timezone.now(), headers, with_row, values)
     except BudgetExhausted as exc:
         rate_limits.give_back(caller, estimate.tokens)
-        message = f"You exceeded your current quota: {exc} is used up."
-        raise QuotaError(message, retry_after_s=exc.retry_after_s, headers=headers) from exc
+        retry_after_s = exc.retry_after_s
+        if exc.is_used_up:
+            message = f"You exceeded your current quota: {exc}."
+            raise QuotaError(message, retry_after_s=retry_after_s, headers=headers) from exc
+        message = f"Rate limit reached: {exc}. Please try again when one has ended."
+        raise RateLimitError(message, retry_after_s=retry_after_s, headers=headers) from exc
     except BaseException:
         rate_limits.give_back(caller, estimate.tokens)
         raise

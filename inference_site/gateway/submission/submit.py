@@ -15,6 +15,7 @@ from rest_framework.request import Request
 
 from inference_site.accounts.budgets import BudgetExhausted
 from inference_site.accounts.keys import Caller
+from inference_site.accounts.rate_limits import give_back_priority
 from inference_site.core.domain.request import FilePart, GenerationRequest
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.core.observability.tracing import current_traceparent, trace_id
@@ -116,6 +117,8 @@ def submit(
     except BaseException:
         if follower is not None:
             hub.leave(follower)
+        if submission.service_class == ServiceClass.PRIORITY:
+            give_back_priority(submission.caller)
         raise
     return admission.headers | place.headers | {"x-model": request.model}
 

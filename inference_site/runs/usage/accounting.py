@@ -63,8 +63,11 @@ ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED
 
 _MARK_ACCOUNTED = """
 UPDATE generations_generation SET is_accounted = true WHERE id = ANY(%(ids)s)
-RETURNING project_id, api_key_id, created_at, reserved_tokens, input_tokens + output_tokens
+RETURNING project_id, api_key_id, created_at,
+    CASE WHEN kind = 'vector_store.embedding' AND background THEN 0 ELSE reserved_tokens END,
+    input_tokens + output_tokens
 """
+"""What is returned of each is for the rate limits, which do not count the indexing of files."""
 
 SUMS = {
     "requests": "count(*)",

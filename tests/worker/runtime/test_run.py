@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -21,7 +22,7 @@ from pytest_django.fixtures import Settings
 from inference_site.accounts.models import ApiKey
 from inference_site.core.domain.deltas import TextDelta
 from inference_site.core.domain.errors import EngineUnavailable
-from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.domain.model_spec import ModelSpec, Price
 from inference_site.core.domain.request import GenerationRequest, Sampling
 from inference_site.core.storage import postgresql
 from inference_site.core.storage.redis import client_for
@@ -320,6 +321,23 @@ def test_what_was_complete_when_it_was_stopped_is_completed(
     attempt.stop_at('"finish_reason":"stop"', reason)
     row = attempt.drive()
     assert (row.status, row.finish_reason) == (Status.COMPLETED, "stop")
+
+
+def test_a_run_whose_model_is_removed_costs_what_it_did_at_the_beginning(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = {"m": ModelSpec("m", "scripted", price=Price(output=1_000_000))}
+    monkeypatch.setattr(run, "catalogue", lambda: SimpleNamespace(models=models))
+    attempt = start()
+    play = attempt.engine.chat
+
+    def chat(request: GenerationRequest, sink: Sink) -> None:
+        models.clear()
+        play(request, sink)
+
+    attempt.engine.chat = chat
+    row = attempt.drive()
+    assert (row.status, row.output_tokens, int(row.cost)) == (Status.COMPLETED, 3, 3)
 
 
 def test_a_generation_that_was_given_up_keeps_its_state(

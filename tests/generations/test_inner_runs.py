@@ -1,0 +1,59 @@
+"""Generations that the site makes for a request: when a budget refuses them."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+from django.utils import timezone
+
+from inference_site.accounts.budgets import Estimate, reserve
+from inference_site.accounts.models import ApiKey, Budget
+from inference_site.core.domain.request import GenerationRequest
+from inference_site.runs.inner_runs import NoBudget, run_and_wait
+from inference_site.runs.models import Status
+from inference_site.runs.queue import new_id
+from inference_site.runs.streams.request_documents import Assembly, Document
+from tests.generations.rows import create_generation
+
+MODEL = "demo-embedding"
+
+
+def embed(key: ApiKey, size_bytes: int) -> None:
+    """Have texts embedded, without waiting."""
+    request = GenerationRequest(MODEL, operation="embed", prompts=("x",))
+    run_and_wait(
+        new_id("embd-"),
+        "vector_store.embedding",
+        Document(request, Assembly()),
+        key.pk,
+        size_bytes=size_bytes,
+        timeout_s=0,
+        is_cancelled=lambda: False,
+        in_background=True,
+    )
+
+
+@pytest.mark.parametrize("status", [Status.COMPLETED, Status.RUNNING])
+def test_what_has_ended_is_accounted_before_a_budget_refuses(
+    api_key: tuple[ApiKey, str], status: Status
+) -> None:
+    key = api_key[0]
+    Budget.objects.create(project=key.project, unit="tokens", every="day", amount=100)
+    now = timezone.now()
+    reserve(key.project_id, key.pk, Estimate(90, Decimal(0)), now)
+    has_ended = status == Status.COMPLETED
+    create_generation(
+        key,
+        status=status,
+        created_at=now,
+        finished_at=now if has_ended else None,
+        reserved_tokens=90,
+        input_tokens=10,
+    )
+    with pytest.raises(TimeoutError if has_ended else NoBudget) as caught:
+        embed(key, size_bytes=150)
+    if not has_ended:
+        assert str(caught.value) == (
+            "requests that have not ended reserve the rest of the budget of 100 tokens a day."
+        )
