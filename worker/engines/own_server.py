@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -37,7 +38,7 @@ from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest, Message
 from inference_site.core.host import free_port, is_taken
 from inference_site.core.process_lifecycle import RestartDelay
-from worker.engines.base import Engine, ServerFacts, Sink, run_to_end
+from worker.engines.base import Engine, OnEnd, ServerFacts, Sink, start_and_report
 from worker.engines.openai_upstream.server import Endpoint
 from worker.model_servers.process import Order, ServerProcess, read_metrics
 
@@ -158,12 +159,7 @@ class OwnServer(Engine):
             )
         return self
 
-    def start(
-        self,
-        request: GenerationRequest,
-        sink: Sink,
-        ended: Callable[[Exception | None], None],
-    ) -> bool:
+    def start(self, request: GenerationRequest, sink: Sink, ended: OnEnd) -> bool:
         """Begin the request on the server (see ``Engine.start``)."""
         engine, process = self._running, self._process
 
@@ -179,7 +175,7 @@ class OwnServer(Engine):
         try:
             if not engine.blocks:
                 return engine.start(request, sink, on_end)
-            self._threads.submit(run_to_end, engine, request, sink, on_end)
+            self._threads.submit(start_and_report, partial(engine.run, request, sink), on_end)
         except RuntimeError as exc:  # Its threads have ended with its server.
             raise EngineUnavailable(f"Model '{self._spec.id}': it was stopped.") from exc
         return True

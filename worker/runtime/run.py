@@ -62,10 +62,10 @@ from inference_site.runs.streams.request_documents import Document, Loaded, ToSt
 from inference_site.runs.tool_calls.models import SavedTurns
 from inference_site.runs.tool_calls.models import close as close_calls
 from inference_site.runs.wake_ups import send_wake_up
-from worker.engines.base import Engine
+from worker.engines.base import Engine, OnEnd, start_and_report
 from worker.media import has_media, resolve_media, with_judged_images
 from worker.runtime.compaction import start_compacting
-from worker.runtime.guards import start_moderating
+from worker.runtime.guards import GuardChats
 from worker.runtime.hooks import HookContext, Hooks, hooks_for
 from worker.runtime.publisher import StopReason, Stream
 from worker.runtime.site_calls import SiteCalls, Stopped
@@ -198,7 +198,7 @@ class Run:
     def _kind(self) -> GenerationKind[Any]:
         return kind_of(self.claim.kind)
 
-    def start(self, engine: Engine, ended: Callable[[Exception | None], None]) -> bool:
+    def start(self, engine: Engine, ended: OnEnd) -> bool:
         """Start the engine. Return False when the run is over and its terminal state is stored.
 
         A terminal state that has to wait for a lock is stored ``later``. If ``calls_tools`` is set
@@ -209,7 +209,7 @@ class Run:
         """
         return self._try_to(partial(self._begin, engine, ended))
 
-    def resume(self, engine: Engine, ended: Callable[[Exception | None], None]) -> bool:
+    def resume(self, engine: Engine, ended: OnEnd) -> bool:
         """Start the engine for the next turn, after ``call_tools``; otherwise like ``start``."""
         return self._try_to(partial(self._start_turn, engine, ended))
 
@@ -354,7 +354,7 @@ class Run:
             logger.warning("generation %s: cannot give it back: %s", claim.public_id, exc)
             return True
 
-    def _begin(self, engine: Engine, ended: Callable[[Exception | None], None]) -> bool:
+    def _begin(self, engine: Engine, ended: OnEnd) -> bool:
         """Start the engine; return whether it continues. Raise the error of the generation."""
         claimed_at_s = time.time()
         loaded, document = self._load()
@@ -375,7 +375,7 @@ class Run:
         self.calls_tools = bool(assembler.calls())
         return not self.calls_tools and self._start_turn(engine, ended)
 
-    def _start_turn(self, engine: Engine, ended: Callable[[Exception | None], None]) -> bool:
+    def _start_turn(self, engine: Engine, ended: OnEnd) -> bool:
         """Start the engine for a turn; return whether it continues. Raise its error."""
         request = self._next
         assert request is not None
@@ -393,7 +393,7 @@ class Run:
             project_id = self.claim.project_id
             if request.guard:
                 resolved = resolve_media(request, project_id)
-                return start_moderating(engine, resolved, self, ended)
+                return GuardChats(engine, resolved, self, ended).start()
             return start_compacting(engine, request, self, ended, project_id)
 
         if engine.blocks or not (has_media(request) or request.compaction is not None):
@@ -401,13 +401,7 @@ class Run:
 
         def start_and_wait() -> None:
             with self._logged():
-                try:
-                    continues = start()
-                except Exception as exc:  # noqa: BLE001  # The boundary: ``end`` answers it.
-                    ended(exc)
-                else:
-                    if not continues:
-                        ended(None)
+                start_and_report(start, ended)
 
         # Media and summaries take seconds; the few threads that start and end such runs must not
         # wait.

@@ -23,7 +23,7 @@ from inference_site.core.domain.errors import ShuttingDown
 from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE
 from inference_site.runs.models import Claim, Generation
 from inference_site.runs.wake_ups import send_wake_up
-from worker.engines.base import Engine
+from worker.engines.base import Engine, OnEnd
 from worker.runtime.publisher import Publisher, StopReason
 from worker.runtime.run import Run
 from worker.runtime.served_model import Permit, ServedModel
@@ -329,7 +329,7 @@ _OWN_SLOT_S = 3.0
 """How long a run waits for a slot of this worker while another has one: about the time in which a
 long prefix is read again, and longer than a lease is old."""
 
-Start = Callable[[Engine, Callable[[Exception | None], None]], bool]
+Start = Callable[[Engine, OnEnd], bool]
 """``Run.start`` or ``Run.resume``."""
 
 

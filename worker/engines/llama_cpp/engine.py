@@ -30,7 +30,7 @@ from inference_site.catalogue.memory import ModelMemory
 from inference_site.core.domain.errors import EngineError, EngineLoadError, InvalidRequest
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest
-from worker.engines.base import Engine, Sink, run_to_end
+from worker.engines.base import Engine, OnEnd, Sink, start_and_report
 from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import Vocabulary, check_prompt_templates, named_template
 from worker.engines.chat.template import stop_texts_of, takes_tools
@@ -210,12 +210,7 @@ class LlamaCppEngine(Engine):
         self._takes_tools = takes_tools(vocabulary.chat_template or "")
         self._threads = ThreadPoolExecutor(spec.slots, thread_name_prefix=f"model-{spec.id}")
 
-    def start(
-        self,
-        request: GenerationRequest,
-        sink: Sink,
-        ended: Callable[[Exception | None], None],
-    ) -> bool:
+    def start(self, request: GenerationRequest, sink: Sink, ended: OnEnd) -> bool:
         """Begin the request (see ``Engine.start``).
 
         A request that needs one call of the server runs on the event loop, any other on a thread.
@@ -223,7 +218,7 @@ class LlamaCppEngine(Engine):
         if sink.cancelled:
             return False
         if BANNED in request.extensions:
-            self._threads.submit(run_to_end, self, request, sink, ended)
+            self._threads.submit(start_and_report, partial(self.run, request, sink), ended)
             return True
         chat = self._with_tools_in_text(request)
         if chat.operation == "chat" and not needs_own_chat(chat, self._spec):
@@ -236,7 +231,7 @@ class LlamaCppEngine(Engine):
             if not is_long(request.prompts):
                 event_loop().start(self._completion(request, sink), ended)
                 return True
-        self._threads.submit(run_to_end, self, request, sink, ended)
+        self._threads.submit(start_and_report, partial(self.run, request, sink), ended)
         return True
 
     def _with_tools_in_text(self, request: GenerationRequest) -> GenerationRequest:

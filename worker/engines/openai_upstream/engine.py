@@ -33,7 +33,7 @@ from inference_site.core.domain.deltas import (
 from inference_site.core.domain.errors import GenerationFailed, InvalidRequest
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest
-from worker.engines.base import Engine, Sink
+from worker.engines.base import Engine, OnEnd, Sink
 from worker.engines.chat.template import wire_part
 from worker.engines.openai_upstream.audio import AudioReader, Form, speaking_fields
 from worker.engines.openai_upstream.chunks import ChunkReader, estimated_input
@@ -70,12 +70,7 @@ class UpstreamEngine(Engine):
         self._upstream, self._payloads, self._tokens = upstream, payloads, tokens
         self._server = server
 
-    def start(
-        self,
-        request: GenerationRequest,
-        sink: Sink,
-        ended: Callable[[Exception | None], None],
-    ) -> bool:
+    def start(self, request: GenerationRequest, sink: Sink, ended: OnEnd) -> bool:
         """Begin the request on the event loop (see ``Engine.start``)."""
         event_loop().start(self._work(request, sink), ended)
         return True

@@ -17,6 +17,7 @@ from functools import cache
 from typing import Any, Protocol, TypeVar
 
 from inference_site.core.domain.errors import EngineUnavailable
+from worker.engines.base import OnEnd
 
 logger = logging.getLogger(__name__)
 
@@ -151,9 +152,7 @@ class EventLoop:
         self._begins.set()
         return future.result()
 
-    def start(
-        self, work: Coroutine[Any, Any, None], ended: Callable[[Exception | None], None]
-    ) -> None:
+    def start(self, work: Coroutine[Any, Any, None], ended: OnEnd) -> None:
         """Begin a coroutine; at its end call ``ended`` on the loop, with its exception if any."""
 
         def on_done(done: asyncio.Task[None]) -> None:
