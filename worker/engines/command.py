@@ -14,8 +14,8 @@ from inference_site.core.domain.model_spec import ModelSpec
 from worker.engines.base import Engine
 from worker.engines.openai_upstream.engine import engine_of
 from worker.engines.openai_upstream.server import Endpoint, server_of
-from worker.engines.own_server import HOST, Launch, OwnServer, server_settings
-from worker.model_servers.process import Order
+from worker.engines.own_server import HOST, Launch, OwnServer
+from worker.model_servers.process import Order, server_settings
 
 
 def load(spec: ModelSpec) -> Engine:

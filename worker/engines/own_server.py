@@ -8,22 +8,17 @@ for each start, so that no other process on the host can bypass the queue.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import logging
-import re
 import secrets
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import httpx
-from pydantic import TypeAdapter
 
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.core.domain.deltas import Delta
@@ -40,7 +35,8 @@ from inference_site.core.host import free_port, is_taken
 from inference_site.core.process_lifecycle import RestartDelay
 from worker.engines.base import Engine, OnEnd, ServerFacts, Sink, start_and_report
 from worker.engines.openai_upstream.server import Endpoint
-from worker.model_servers.process import Order, ServerProcess, read_metrics
+from worker.model_servers.memory import MemoryMeter
+from worker.model_servers.process import Order, ServerProcess, read_metrics, server_settings
 
 logger = logging.getLogger(__name__)
 
@@ -54,47 +50,12 @@ _CLOSES_S = 5.0
 _ENDS_S = 2.0
 """How long to wait for the end of a process once its connections are closed."""
 _TAIL_LOGGED = 8
-_LONGEST_NAME = 100
-_LEARNT_KEPT = 7
-_LEARN_S, _LEARN_PART = 15.0, 0.0005
-"""Interval of memory measurements, and the part of the time they may take at most: the kernel
-counts each page of the server."""
 _UNWANTED = "it is not wanted any more"
 _DROPS_WEIGHTS = 2
 """vLLM's sleep level that drops the weights, so that they must be loaded again.
 
 Source: https://docs.vllm.ai/en/stable/features/sleep_mode/.
 """
-
-
-@dataclass
-class ServerSettings:
-    """Settings of all model servers of a worker.
-
-    ``files`` is the folder of their logs and pid files, ``models`` the value of ``{models_dir}``,
-    ``llama_server`` the command of a build of llama.cpp's server; empty: the one in the wheel.
-    """
-
-    files: Path = Path(tempfile.gettempdir()) / "inference-site-model-servers"
-    models: Path = Path()
-    llama_server: str = ""
-    stall_s: float = 120.0
-    """Seconds without a sign of life after which a server is killed; 0: never."""
-
-    def file_of(self, model: str, ending: str) -> Path:
-        """Return the file of a model with this ending.
-
-        An id that is long, or has other characters than these, gets a digest: no two models may
-        have one file.
-        """
-        name = re.sub(r"[^A-Za-z0-9_.-]", "_", model)[:_LONGEST_NAME]
-        if name != model:
-            name += f"-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
-        return self.files / f"{name}{ending}"
-
-
-server_settings = ServerSettings()
-"""The worker sets these before it loads engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +96,7 @@ class OwnServer(Engine):
         self._starting, self._fault = "Its server is starting.", ""
         self._on_change: Callable[[], None] = lambda: None
         self._delay = RestartDelay()
-        self._taken, self._taken_now = Taken(), 0
-        self._learn_at = 0.0
+        self._memory = MemoryMeter(spec)
         self._telemetry: dict[str, float] = {}
         self._was_ready = self._lost_its_port = self._is_asleep = False
         self._endpoint: Endpoint | None = None
@@ -201,7 +161,7 @@ class OwnServer(Engine):
         process = self._process
         if process is None or process.ended.is_set():
             return ServerFacts(log=process.log if process else None)
-        return ServerFacts(self._taken_now, self._telemetry, process.log)
+        return ServerFacts(self._memory.host_bytes, self._telemetry, process.log)
 
     @property
     def context_length(self) -> int | None:
@@ -376,7 +336,7 @@ class OwnServer(Engine):
         pulse = _Pulse(at, self._launch, lambda: self._engine)
         with pulse:
             while not process.ended.wait(_LOOK_S):
-                self._measure_memory(process)
+                self._memory.measure(process, keeps=not self._is_asleep)
                 self._telemetry = pulse.telemetry
                 if self._is_closed.is_set():
                     return _UNWANTED
@@ -385,72 +345,12 @@ class OwnServer(Engine):
                     return f"it gave no sign of life for {server_settings.stall_s:g} s"
         return ""
 
-    def _measure_memory(self, process: ServerProcess) -> None:
-        """Measure the server's memory, and keep the maximum for its next load."""
-        if (begun := time.monotonic()) < self._learn_at:
-            return
-        self._taken_now = process.memory_bytes
-        ended = time.monotonic()
-        self._learn_at = ended + max(_LEARN_S, (ended - begun) / _LEARN_PART)
-        taken = self._taken.at_least(Taken(self._taken_now, process.gpu_bytes))
-        if taken != self._taken and not self._is_asleep:
-            self._taken = taken
-            _keep_learnt(self._spec, taken)
-
     def _note(self, starting: str = "", fault: str = "") -> None:
         self._starting, self._fault = starting, fault
         self._changed()
 
     def _changed(self) -> None:
         self._on_change()
-
-
-@dataclass(frozen=True)
-class Taken:
-    """Memory of a server in bytes: the host's, and each GPU's by its number."""
-
-    host: int = 0
-    gpus: dict[int, int] = field(default_factory=dict)
-
-    def at_least(self, other: Taken) -> Taken:
-        """Return the maximum of each."""
-        larger = {index: max(n, self.gpus.get(index, 0)) for index, n in other.gpus.items()}
-        return Taken(max(self.host, other.host), self.gpus | larger)
-
-
-def learnt(spec: ModelSpec) -> Taken:
-    """Return the measured maximum of the memory of this model's server; 0 without measurements.
-
-    Measurements of another file, or with other sizes, do not count.
-    """
-    return _all_learnt(spec.id).get(sizes_of(spec), Taken())
-
-
-_LEARNT = TypeAdapter(dict[str, Taken])
-
-
-def _all_learnt(model: str) -> dict[str, Taken]:
-    try:
-        return _LEARNT.validate_json(server_settings.file_of(model, ".memory").read_bytes())
-    except (OSError, ValueError):
-        return {}
-
-
-def _keep_learnt(spec: ModelSpec, taken: Taken) -> None:
-    """Store the maximum of this and the earlier measurements for ``learnt``."""
-    known, sizes = _all_learnt(spec.id), sizes_of(spec)
-    most = known.pop(sizes, Taken()).at_least(taken)
-    latest = {**dict(list(known.items())[-_LEARNT_KEPT:]), sizes: most}
-    with contextlib.suppress(OSError):
-        server_settings.file_of(spec.id, ".memory").write_bytes(_LEARNT.dump_json(latest))
-
-
-def sizes_of(spec: ModelSpec) -> str:
-    """Return a key of all that a model's memory depends on."""
-    size = spec.file.stat().st_size if spec.file and spec.file.is_file() else 0
-    adapters = sorted(spec.lora_adapters)
-    sizes = (spec.engine, size, spec.slots, spec.context_length, spec.gpu_layers, adapters)
-    return json.dumps([*sizes, spec.options], sort_keys=True, default=str)
 
 
 class _Pulse:

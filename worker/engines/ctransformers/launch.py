@@ -33,9 +33,9 @@ from worker.engines.openai_upstream.client import Upstream
 from worker.engines.openai_upstream.engine import TokenService, UpstreamEngine
 from worker.engines.openai_upstream.payload import Payloads
 from worker.engines.openai_upstream.server import Endpoint, own_server
-from worker.engines.own_server import HOST, Launch, OwnServer, server_settings
+from worker.engines.own_server import HOST, Launch, OwnServer
 from worker.model_servers.llama_server import LOAD_FAILED
-from worker.model_servers.process import Order, ServerProcess
+from worker.model_servers.process import Order, ServerProcess, server_settings
 
 _ROOT = Path(__file__).resolve().parent.parent.parent.parent
 _NAMES = (

@@ -62,9 +62,9 @@ from worker.engines.openai_upstream.client import Upstream
 from worker.engines.openai_upstream.errors import ErrorReader
 from worker.engines.openai_upstream.event_loop import Cancelled, event_loop
 from worker.engines.openai_upstream.server import Endpoint, Server, own_server
-from worker.engines.own_server import HOST, METRICS, Launch, OwnServer, server_settings
+from worker.engines.own_server import HOST, METRICS, Launch, OwnServer
 from worker.model_servers import llama_server
-from worker.model_servers.process import Order
+from worker.model_servers.process import Order, server_settings
 
 _ASK_S = 30.0
 _THOUGHTS = ("think", "reasoning", "channel")
