@@ -290,14 +290,14 @@ class OwnServer(Engine):
             process.stop()
         with at.client(_ASK_S) as http:
             reason = self._await_ready(process, http, at)
-        self._lost_its_port = process.ended.is_set() and is_taken(at.port)
-        was_ready = not reason and not self._is_closed.is_set()
-        if was_ready:
-            logger.info("model %s: its server is ready, process %d", self._spec.id, process.pid)
-            self._was_ready = True
-            self._note()
-            self._began.set()
-            reason = self._await_end(process, at)
+            self._lost_its_port = process.ended.is_set() and is_taken(at.port)
+            was_ready = not reason and not self._is_closed.is_set()
+            if was_ready:
+                logger.info("model %s: its server is ready, process %d", self._spec.id, process.pid)
+                self._was_ready = True
+                self._note()
+                self._began.set()
+                reason = self._await_end(process, http)
         if not process.ended.is_set():
             process.stop()
         reason = reason or process.reason
@@ -331,18 +331,17 @@ class OwnServer(Engine):
         self._engine = engine
         return ""
 
-    def _await_end(self, process: ServerProcess, at: Endpoint) -> str:
+    def _await_end(self, process: ServerProcess, http: httpx.Client) -> str:
         """Wait for the end of the server; return why it was ended, empty if it ended itself."""
-        pulse = _Pulse(at, self._launch, lambda: self._engine)
-        with pulse:
-            while not process.ended.wait(_LOOK_S):
-                self._memory.measure(process, keeps=not self._is_asleep)
-                self._telemetry = pulse.telemetry
-                if self._is_closed.is_set():
-                    return _UNWANTED
-                if server_settings.stall_s and pulse.silent_s() > server_settings.stall_s:
-                    process.kill(is_suspect=True)
-                    return f"it gave no sign of life for {server_settings.stall_s:g} s"
+        pulse = _Pulse(http, self._launch, lambda: self._engine)
+        while not process.ended.wait(_LOOK_S):
+            self._memory.measure(process, keeps=not self._is_asleep)
+            self._telemetry = pulse.telemetry
+            if self._is_closed.is_set():
+                return _UNWANTED
+            if server_settings.stall_s and pulse.silent_s() > server_settings.stall_s:
+                process.kill(is_suspect=True)
+                return f"it gave no sign of life for {server_settings.stall_s:g} s"
         return ""
 
     def _note(self, starting: str = "", fault: str = "") -> None:
@@ -356,19 +355,14 @@ class OwnServer(Engine):
 class _Pulse:
     """Checks that a server is alive."""
 
-    def __init__(self, at: Endpoint, launch: Launch, engine: Callable[[], Engine | None]) -> None:
-        self._http = at.client(_ASK_S)
-        self._launch, self._engine = launch, engine
+    def __init__(
+        self, http: httpx.Client, launch: Launch, engine: Callable[[], Engine | None]
+    ) -> None:
+        self._http, self._launch, self._engine = http, launch, engine
         self.telemetry: dict[str, float] = {}
         """The server's last metrics."""
         self._alive_at = time.monotonic()
         self._next_at = 0.0
-
-    def __enter__(self) -> _Pulse:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.close()
 
     def silent_s(self) -> float:
         """Check the server every few seconds; return the time since its last sign of life."""
