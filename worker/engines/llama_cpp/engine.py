@@ -334,11 +334,7 @@ class LlamaCppEngine(Engine):
         """Return a function that posts to the server, and raises Cancelled if the run is."""
 
         def ask(path: str, payload: dict[str, Any]) -> dict[str, Any]:
-            return event_loop().run(
-                self._upstream.post(
-                    lambda address: f"{address.root_url}{path}", payload, request, sink
-                )
-            )
+            return event_loop().run(self._upstream.post(path, payload, request, sink, at_root=True))
 
         return ask
 
