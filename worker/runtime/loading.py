@@ -83,8 +83,6 @@ class ModelLoader:
         """The models that have room and are loading."""
         self._waits_for_room = False
         """Whether the first of the queue does not fit."""
-        self._leaving: set[str] = set()
-        """The models whose replica another worker has now; they are dropped when idle."""
         self._settled = threading.Condition()
         """Notified when a load has succeeded or failed."""
 
@@ -266,7 +264,7 @@ class ModelLoader:
     def held(self) -> Collection[str]:
         """Return the models that are loaded or loading, and are not leaving."""
         models = tuple(self.models.items())
-        return [id_ for id_, m in models if not m.has_failed_to_load and id_ not in self._leaving]
+        return [id_ for id_, m in models if not (m.has_failed_to_load or m.is_leaving)]
 
     def has_room_for(self, spec: ModelSpec) -> bool:
         """Whether a model can be loaded beside the present ones."""
@@ -299,7 +297,7 @@ class ModelLoader:
             self._drop(model)
 
         if model := self.models.get(model_id):
-            self._leaving.add(model_id)
+            model.is_leaving = True
             in_background(drop_when_idle, model)
 
     def _enqueue(self, model: ServedModel) -> None:
@@ -440,10 +438,9 @@ class ModelLoader:
     def _drop(self, model: ServedModel) -> None:
         """Forget a model on which nothing runs, and free its memory unless its server sleeps."""
         id_ = model.spec.id
-        self._stop_idle_watch(id_)
         if self.models.get(id_) is model:  # It may have been loaded again.
             del self.models[id_]
-            self._leaving.discard(id_)
+            self._stop_idle_watch(id_)
             self.never_ready.discard(id_)
             self.replicas.release(id_)
         if self._sleeping.get(id_) is model:

@@ -198,6 +198,8 @@ class ServedModel:
         self.progress: float | None = None
         self.missed_wake_up = False
         """Whether a wake-up came while no slot was free; the thread that frees one claims again."""
+        self.is_leaving = False
+        """Whether this worker has given its replica up, and drops it when its runs have ended."""
         self.isolation = Isolation()
         self.client_slots = ClientSlots(spec.slots)
         self.used_at = self.loaded_at = time.monotonic()
@@ -342,6 +344,7 @@ class ServedModel:
 
     def wake(self) -> None:
         """Report a sleeping model as loading; ``load`` wakes its server."""
+        self.is_leaving = False
         self._state, self._since = ModelState.LOADING, time.time()
 
     def load(self) -> None:
