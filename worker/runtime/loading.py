@@ -118,7 +118,7 @@ class ModelLoader:
 
     def watch(self) -> None:
         """Start the threads that claim replicas and load models that generations wait for."""
-        self.replicas.watch(self.worker.stopped)
+        self.replicas.watch()
         threading.Thread(target=self._watch_waiting, name="wanted", daemon=True).start()
 
     def stop_idle_watches(self) -> None:
@@ -234,7 +234,7 @@ class ModelLoader:
                 (self._sleep_or_drop if may_sleep else self._drop)(model)
 
     def _changing(self, model_id: str) -> threading.Lock:
-        """Return the lock of a model: what reloads or unloads it waits for the one before."""
+        """Return the lock of a model, of which one reload or unload runs at a time."""
         return self._locks.setdefault(model_id, threading.Lock())
 
     def _find_spec(self, model_id: str) -> ModelSpec | None:
@@ -305,6 +305,7 @@ class ModelLoader:
         if uses_host(model.spec):
             self._queue.add(model)
         else:
+            self._queue.start(model)
             in_background(self._load_or_fail, model)
 
     def _load_in_order(self) -> None:
@@ -336,7 +337,6 @@ class ModelLoader:
         the newest one. Other faults, of a disk or the host's memory, are not those of adapters.
         """
         spec, is_suspect = model.spec, False
-        self._queue.start(model)
         try:
             if spec.file is not None:
                 for fraction in read_ahead(spec.file):

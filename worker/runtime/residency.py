@@ -201,7 +201,7 @@ class LoadQueue:
     def start(self, model: ServedModel) -> None:
         """Record that the load of a model starts."""
         with self._changed:
-            self._started.setdefault(model, time.monotonic())
+            self._started[model] = time.monotonic()
 
     def remove(self, model: ServedModel) -> None:
         """Remove a model that is loading now or will never be loaded."""
@@ -389,11 +389,11 @@ class Replicas:
             and (spec.file is None or spec.file.is_file())
         }
 
-    def watch(self, stopped: threading.Event) -> None:
+    def watch(self) -> None:
         """Call ``reconcile`` every second, on a thread of its own."""
 
         def main() -> None:
-            while not stopped.wait(_CHECK_REPLICAS_S):
+            while not self._worker.stopped.wait(_CHECK_REPLICAS_S):
                 self.reconcile()
 
         threading.Thread(target=main, name="replicas", daemon=True).start()

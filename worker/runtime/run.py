@@ -361,7 +361,6 @@ class Run:
         self._document, self._first = document, document.request
         self._next = self._first
         self._begin_span(document.traceparent, claimed_at_s)
-        # The stages that the deltas pass; the assembler is the last.
         claim, request = self.claim, document.request
         self._assembler = assembler = self._kind.assembler(document.assembly)
         self._store, self._unfinished = document.store, request.answers

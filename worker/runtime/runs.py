@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -54,15 +54,12 @@ class Runs:
         changed: Callable[[], None],
         model_named: Callable[[str], ServedModel | None],
     ) -> None:
-        self._changed = changed
-        self._worker, self._publisher, self._accepts_work = worker, publisher, accepts_work
+        self._worker, self._publisher = worker, publisher
+        self.accepts_work, self._changed, self._model_named = accepts_work, changed, model_named
         self._running: dict[Run, tuple[ServedModel, Permit]] = {}
         self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="runs")
         """For work that must not block the thread of an engine."""
-        self._loop = ToolLoop(
-            self._has_slot, self._serve_named, accepts_work, self._free_elsewhere, self.pool
-        )
-        self._model_named = model_named
+        self._loop = ToolLoop(self)
         self._late: set[Run] = set()
         """The runs that have left their slots and whose ends are not stored yet."""
         self._late_pool = ThreadPoolExecutor(_LATE_THREADS, thread_name_prefix="late-ends")
@@ -114,7 +111,7 @@ class Runs:
             model.missed_wake_up = False
             if not self._use_slot(model):
                 return
-            if not self._accepts_work() or not model.isolation.is_open:
+            if not self.accepts_work() or not model.isolation.is_open:
                 self._forward_wake_up(model.spec.id)
                 return
 
@@ -140,7 +137,7 @@ class Runs:
                     if self._start(model, run, run.resume):
                         return False
                     continue
-                if not self._accepts_work():
+                if not self.accepts_work():
                     break
                 if (claimed := self._claim(model)) is None:
                     break
@@ -255,14 +252,14 @@ class Runs:
             model.note_tools(1)
             self._loop.call_tools(LoopingRun(model, run))
 
-    def _has_slot(self, model_id: str) -> bool | None:
+    def has_slot(self, model_id: str) -> bool | None:
         """Whether the model has a free slot; None if this worker has lost the model."""
         model = self._model_named(model_id)
         if model is None or model.has_failed_to_load:
             return None
         return model.is_open
 
-    def _free_elsewhere(self, model_id: str) -> int:
+    def free_elsewhere(self, model_id: str) -> int:
         """Return how many slots of a model are free in other workers; 0 while Redis is away."""
         try:
             workers = live_view.serving(model_id)
@@ -271,8 +268,11 @@ class Runs:
         reports = (worker.model(model_id) for worker in workers if worker.id != self._worker)
         return sum(report.free for report in reports if report)
 
-    def _serve_named(self, model_id: str) -> None:
-        """Use a free slot of a model for the runs that wait for one, or the next that is freed."""
+    def serve_if_open(self, model_id: str) -> None:
+        """Fill a free slot of a model as ``serve`` does; without one, the next that is freed.
+
+        It may run an engine: threads that watch something must not call it.
+        """
         if model := self._model_named(model_id):
             model.missed_wake_up = True
             try:
@@ -355,24 +355,11 @@ class ToolLoop:
     thread: one thread watches them all, and ends those that were cancelled. A run in the background
     is given back to the queue if the worker ends or has lost the model, or if it has waited for
     some seconds while another worker has a free slot; another attempt continues after the turns
-    that are saved.
-
-    ``has_slot`` returns whether the model of this id has a free slot; None if the worker has lost
-    the model. ``serve`` fills the free slots of a model; it may run an engine, so it is called on
-    threads of ``pool``. ``accepts_work`` returns False once the worker drains. ``free_elsewhere``
-    returns how many slots of a model are free in other workers.
+    that are saved. ``slots`` has the runs that have one.
     """
 
-    def __init__(
-        self,
-        has_slot: Callable[[str], bool | None],
-        serve: Callable[[str], None],
-        accepts_work: Callable[[], bool],
-        free_elsewhere: Callable[[str], int],
-        pool: Executor,
-    ) -> None:
-        self._has_slot, self._serve, self._pool = has_slot, serve, pool
-        self._accepts_work, self._free_elsewhere = accepts_work, free_elsewhere
+    def __init__(self, slots: Runs) -> None:
+        self._slots = slots
         self._runs: set[Run] = set()
         self._waiting: list[LoopingRun] = []
         self._lock = threading.Lock()
@@ -405,7 +392,7 @@ class ToolLoop:
             if not looping.run.call_tools():
                 looping.model.note_tools(-1)
                 self.forget(looping.run)
-            elif looping.run.claim.may_restart and not self._accepts_work():
+            elif looping.run.claim.may_restart and not self._slots.accepts_work():
                 self._end(looping, ShuttingDown())  # Another worker has the next turn.
             else:
                 looping.waits_since = time.monotonic()
@@ -417,7 +404,7 @@ class ToolLoop:
                         )
                         self._watch.start()
                 self._has_waiting.set()
-                self._pool.submit(self._serve, looping.model_id)
+                self._slots.pool.submit(self._slots.serve_if_open, looping.model_id)
         except Exception:
             id_ = looping.run.claim.public_id
             logger.exception("generation %s: its tool loop failed", id_)
@@ -458,14 +445,14 @@ class ToolLoop:
                     self._has_waiting.clear()
             for looping in waiting:
                 is_late = time.monotonic() - looping.waits_since > settings.QUEUE_TIMEOUT_S
-                gives_up = is_late or self._has_slot(looping.model_id) is None
+                gives_up = is_late or self._slots.has_slot(looping.model_id) is None
                 if looping.run.stream.cancelled or gives_up:
                     self._take_out(looping, ShuttingDown() if gives_up else None)
             if time.monotonic() - served_at > _SERVE_S:
                 served_at = time.monotonic()
                 for model_id in {looping.model_id for looping in waiting}:
-                    if self._has_slot(model_id):
-                        self._pool.submit(self._serve, model_id)
+                    if self._slots.has_slot(model_id):
+                        self._slots.pool.submit(self._slots.serve_if_open, model_id)
                     else:
                         self._hand_over(model_id, waiting)
 
@@ -477,7 +464,7 @@ class ToolLoop:
             for one in waiting
             if one.model_id == model_id and one.run.claim.may_restart and one.waits_since < late
         ]
-        for looping in given[: self._free_elsewhere(model_id) if given else 0]:
+        for looping in given[: self._slots.free_elsewhere(model_id) if given else 0]:
             self._take_out(looping, ShuttingDown())
 
     def _take_out(self, looping: LoopingRun, error: Exception | None) -> None:
@@ -486,4 +473,4 @@ class ToolLoop:
             if looping not in self._waiting:
                 return
             self._waiting.remove(looping)
-        self._pool.submit(self._end, looping, error)
+        self._slots.pool.submit(self._end, looping, error)
