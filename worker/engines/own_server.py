@@ -45,6 +45,7 @@ METRICS = "/metrics"
 _POLL_S = 0.05
 _LOOK_S = 1.0
 _ASK_S = 5.0
+"""Interval of the checks that a server is alive, and how long it may take to answer one."""
 _CLOSES_S = 5.0
 """How long the connections of an ended server stay open, so that their runs notice the end."""
 _ENDS_S = 2.0
@@ -67,7 +68,7 @@ class Launch:
     with 200 only while the server makes progress; without it, the engine's ``fault`` counts.
     ``has_metrics``: the server has ``METRICS``. ``why_not_loaded`` returns the reason of a process
     that ended before it was ready; with it such a process is not started again, unless
-    ``has_learnt`` returns true: a request crashed the process that the next start does not send.
+    ``may_retry`` returns true: the next start leaves out the request that has crashed it.
     ``sleep_level``: the level of vLLM's ``/sleep`` when the model must free its memory; 0: the
     server ends instead. ``on_socket``: the server listens on a unix socket.
     """
@@ -78,7 +79,7 @@ class Launch:
     pulse: str = ""
     has_metrics: bool = False
     why_not_loaded: Callable[[ServerProcess], str] | None = None
-    has_learnt: Callable[[], bool] = lambda: False
+    may_retry: Callable[[], bool] = lambda: False
     start_timeout_s: float = 3600.0
     sleep_level: int = 0
     on_socket: bool = False
@@ -264,7 +265,7 @@ class OwnServer(Engine):
                 self._note(fault=f"Its server has ended while it slept: {reason}.")
                 return
             delay_s = self._delay.after(time.monotonic() - begun)
-            if was_ready or self._launch.has_learnt():
+            if was_ready or self._launch.may_retry():
                 self._note(starting=f"Its server is started again: {reason}.")
             elif self._launch.why_not_loaded and not self._was_ready and not self._lost_its_port:
                 process = self._process

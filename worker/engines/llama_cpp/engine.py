@@ -99,7 +99,7 @@ def load(spec: ModelSpec) -> Engine:
         Launch(
             order=partial(order, spec, arguments),
             connect=partial(_connected, spec, trial, build),
-            has_learnt=build.has_learnt,
+            may_retry=build.may_retry,
             ready=FLAVORS["llama_cpp"].ready,
             pulse=METRICS,  # The server's main loop answers this path.
             has_metrics=True,
@@ -121,7 +121,7 @@ class _Build:
 
     def __init__(self, command: str) -> None:
         self._command = command
-        self._is_news = False
+        self._has_crashed = False
 
     def takes_llguidance(self, http: httpx.Client) -> bool:
         """Whether the server takes llguidance's grammars. Raise httpx.HTTPError if it ends."""
@@ -132,13 +132,13 @@ class _Build:
             return http.post("/v1/completions", json=body).is_success
         except httpx.TransportError:
             self._without_llguidance.add(self._command)
-            self._is_news = True
+            self._has_crashed = True
             raise
 
-    def has_learnt(self) -> bool:
-        """Whether the grammar has crashed the server since the last call."""
-        has_learnt, self._is_news = self._is_news, False
-        return has_learnt
+    def may_retry(self) -> bool:
+        """Whether the grammar has crashed the server since the last call: it is not tried again."""
+        has_crashed, self._has_crashed = self._has_crashed, False
+        return has_crashed
 
 
 def _connected(

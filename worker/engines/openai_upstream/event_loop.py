@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.1
 """Interval of the checks for cancellation and silence."""
 _TICK_S, _LONGEST_TICK_S = 0.02, 0.1
-"""The shortest bounds how long a slot stays in use after the end of its answer."""
+"""Bounds of a tick. The end of an answer waits for the next one, and so does its slot."""
 _REST_RATIO = 9
 """Ratio of the pause before a tick to the time that the last tick took."""
 
