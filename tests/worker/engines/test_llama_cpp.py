@@ -396,10 +396,12 @@ class Watched:
         self.streams: list[Any] = []
         post, stream = Upstream.post, Upstream.stream
 
-        async def posted(upstream: Upstream, url: Any, payload: Any, *rest: Any) -> Any:
-            if url(upstream.addresses.all[0]).endswith("/tokenize"):
+        async def posted(
+            upstream: Upstream, path: str, payload: Any, *rest: Any, **options: Any
+        ) -> Any:
+            if path == "/tokenize":
                 self.characters.append(len(payload["content"]))
-            return await post(upstream, url, payload, *rest)
+            return await post(upstream, path, payload, *rest, **options)
 
         async def streamed(upstream: Upstream, path: str, payload: Any, reader: Any) -> None:
             self.streams.append(payload)
