@@ -34,6 +34,9 @@ from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest
 
+OnEnd = Callable[[Exception | None], None]
+"""Takes the end of a request that ran on its own: its error, or None (see ``Engine.start``)."""
+
 
 class Engine(ABC):
     """A loaded model. Thread-safe: as many requests run at once as there are slots.
@@ -53,12 +56,7 @@ class Engine(ABC):
         """
         getattr(self, request.operation)(request, sink)
 
-    def start(
-        self,
-        request: GenerationRequest,
-        sink: Sink,
-        ended: Callable[[Exception | None], None],
-    ) -> bool:
+    def start(self, request: GenerationRequest, sink: Sink, ended: OnEnd) -> bool:
         """Run the request here and return False; or begin it and return True.
 
         In the second case the engine calls ``ended`` at the end, with the exception if there is
@@ -158,19 +156,20 @@ class Engine(ABC):
         """Free the model's memory. No request is running when this is called."""
 
 
-def run_to_end(
-    engine: Engine,
-    request: GenerationRequest,
-    sink: Sink,
-    ended: Callable[[Exception | None], None],
-) -> None:
-    """Run the request here, and then call ``ended`` (see ``Engine.start``)."""
+def start_and_report(start: Callable[[], bool | None], ended: OnEnd) -> None:
+    """Call ``start``; call ``ended`` with its error, or unless the request continues on its own.
+
+    For work on behalf of an ``Engine.start`` that has returned: nothing catches its errors.
+    ``start`` is an ``Engine.start``, which returns whether the request continues, or an
+    ``Engine.run``, after which it never does.
+    """
     try:
-        engine.run(request, sink)
+        continues = start()
     except Exception as exc:  # noqa: BLE001  # The caller handles it.
         ended(exc)
     else:
-        ended(None)
+        if not continues:
+            ended(None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from inference_site.catalogue.engines.command import CommandOptions, split_comma
 from inference_site.catalogue.engines.openai_upstream import FLAVORS, ServerOptions
 from inference_site.core.domain.model_spec import ModelSpec
 from worker.engines.base import Engine
-from worker.engines.openai_upstream.engine import engine_of
+from worker.engines.openai_upstream.engine import UpstreamEngine
 from worker.engines.openai_upstream.server import Endpoint, server_of
-from worker.engines.own_server import HOST, Launch, OwnServer, server_settings
-from worker.model_servers.process import Order
+from worker.engines.own_server import HOST, Launch, OwnServer
+from worker.model_servers.process import Order, server_settings
 
 
 def load(spec: ModelSpec) -> Engine:
@@ -62,4 +62,4 @@ def _connected(spec: ModelSpec, at: Endpoint) -> Engine:
     options = {k: v for k, v in spec.options.items() if k in ServerOptions.model_fields}
     address = {"base_url": f"{at.root}/v1", "api_key": at.key}
     upstream = replace(spec, engine="openai_upstream", options={**options, **address})
-    return engine_of(upstream, replace(server_of(upstream), socket=at.socket))
+    return UpstreamEngine(upstream, replace(server_of(upstream), socket=at.socket))

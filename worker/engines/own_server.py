@@ -8,21 +8,17 @@ for each start, so that no other process on the host can bypass the queue.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import logging
-import re
 import secrets
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
+from functools import partial
 
 import httpx
-from pydantic import TypeAdapter
 
 from inference_site.catalogue.engines.registry import model_capabilities
 from inference_site.core.domain.deltas import Delta
@@ -37,9 +33,10 @@ from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest, Message
 from inference_site.core.host import free_port, is_taken
 from inference_site.core.process_lifecycle import RestartDelay
-from worker.engines.base import Engine, ServerFacts, Sink, run_to_end
+from worker.engines.base import Engine, OnEnd, ServerFacts, Sink, start_and_report
 from worker.engines.openai_upstream.server import Endpoint
-from worker.model_servers.process import Order, ServerProcess, read_metrics
+from worker.model_servers.memory import MemoryMeter
+from worker.model_servers.process import Order, ServerProcess, read_metrics, server_settings
 
 logger = logging.getLogger(__name__)
 
@@ -48,52 +45,18 @@ METRICS = "/metrics"
 _POLL_S = 0.05
 _LOOK_S = 1.0
 _ASK_S = 5.0
+"""Interval of the checks that a server is alive, and how long it may take to answer one."""
 _CLOSES_S = 5.0
 """How long the connections of an ended server stay open, so that their runs notice the end."""
 _ENDS_S = 2.0
 """How long to wait for the end of a process once its connections are closed."""
 _TAIL_LOGGED = 8
-_LONGEST_NAME = 100
-_LEARNT_KEPT = 7
-_LEARN_S, _LEARN_PART = 15.0, 0.0005
-"""Interval of memory measurements, and the part of the time they may take at most: the kernel
-counts each page of the server."""
 _UNWANTED = "it is not wanted any more"
 _DROPS_WEIGHTS = 2
 """vLLM's sleep level that drops the weights, so that they must be loaded again.
 
 Source: https://docs.vllm.ai/en/stable/features/sleep_mode/.
 """
-
-
-@dataclass
-class ServerSettings:
-    """Settings of all model servers of a worker.
-
-    ``files`` is the folder of their logs and pid files, ``models`` the value of ``{models_dir}``,
-    ``llama_server`` the command of a build of llama.cpp's server; empty: the one in the wheel.
-    """
-
-    files: Path = Path(tempfile.gettempdir()) / "inference-site-model-servers"
-    models: Path = Path()
-    llama_server: str = ""
-    stall_s: float = 120.0
-    """Seconds without a sign of life after which a server is killed; 0: never."""
-
-    def file_of(self, model: str, ending: str) -> Path:
-        """Return the file of a model with this ending.
-
-        An id that is long, or has other characters than these, gets a digest: no two models may
-        have one file.
-        """
-        name = re.sub(r"[^A-Za-z0-9_.-]", "_", model)[:_LONGEST_NAME]
-        if name != model:
-            name += f"-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
-        return self.files / f"{name}{ending}"
-
-
-server_settings = ServerSettings()
-"""The worker sets these before it loads engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +68,7 @@ class Launch:
     with 200 only while the server makes progress; without it, the engine's ``fault`` counts.
     ``has_metrics``: the server has ``METRICS``. ``why_not_loaded`` returns the reason of a process
     that ended before it was ready; with it such a process is not started again, unless
-    ``has_learnt`` returns true: a request crashed the process that the next start does not send.
+    ``may_retry`` returns true: the next start leaves out the request that has crashed it.
     ``sleep_level``: the level of vLLM's ``/sleep`` when the model must free its memory; 0: the
     server ends instead. ``on_socket``: the server listens on a unix socket.
     """
@@ -116,7 +79,7 @@ class Launch:
     pulse: str = ""
     has_metrics: bool = False
     why_not_loaded: Callable[[ServerProcess], str] | None = None
-    has_learnt: Callable[[], bool] = lambda: False
+    may_retry: Callable[[], bool] = lambda: False
     start_timeout_s: float = 3600.0
     sleep_level: int = 0
     on_socket: bool = False
@@ -134,8 +97,7 @@ class OwnServer(Engine):
         self._starting, self._fault = "Its server is starting.", ""
         self._on_change: Callable[[], None] = lambda: None
         self._delay = RestartDelay()
-        self._taken, self._taken_now = Taken(), 0
-        self._learn_at = 0.0
+        self._memory = MemoryMeter(spec)
         self._telemetry: dict[str, float] = {}
         self._was_ready = self._lost_its_port = self._is_asleep = False
         self._endpoint: Endpoint | None = None
@@ -158,12 +120,7 @@ class OwnServer(Engine):
             )
         return self
 
-    def start(
-        self,
-        request: GenerationRequest,
-        sink: Sink,
-        ended: Callable[[Exception | None], None],
-    ) -> bool:
+    def start(self, request: GenerationRequest, sink: Sink, ended: OnEnd) -> bool:
         """Begin the request on the server (see ``Engine.start``)."""
         engine, process = self._running, self._process
 
@@ -179,7 +136,7 @@ class OwnServer(Engine):
         try:
             if not engine.blocks:
                 return engine.start(request, sink, on_end)
-            self._threads.submit(run_to_end, engine, request, sink, on_end)
+            self._threads.submit(start_and_report, partial(engine.run, request, sink), on_end)
         except RuntimeError as exc:  # Its threads have ended with its server.
             raise EngineUnavailable(f"Model '{self._spec.id}': it was stopped.") from exc
         return True
@@ -205,7 +162,7 @@ class OwnServer(Engine):
         process = self._process
         if process is None or process.ended.is_set():
             return ServerFacts(log=process.log if process else None)
-        return ServerFacts(self._taken_now, self._telemetry, process.log)
+        return ServerFacts(self._memory.host_bytes, self._telemetry, process.log)
 
     @property
     def context_length(self) -> int | None:
@@ -308,7 +265,7 @@ class OwnServer(Engine):
                 self._note(fault=f"Its server has ended while it slept: {reason}.")
                 return
             delay_s = self._delay.after(time.monotonic() - begun)
-            if was_ready or self._launch.has_learnt():
+            if was_ready or self._launch.may_retry():
                 self._note(starting=f"Its server is started again: {reason}.")
             elif self._launch.why_not_loaded and not self._was_ready and not self._lost_its_port:
                 process = self._process
@@ -334,14 +291,14 @@ class OwnServer(Engine):
             process.stop()
         with at.client(_ASK_S) as http:
             reason = self._await_ready(process, http, at)
-        self._lost_its_port = process.ended.is_set() and is_taken(at.port)
-        was_ready = not reason and not self._is_closed.is_set()
-        if was_ready:
-            logger.info("model %s: its server is ready, process %d", self._spec.id, process.pid)
-            self._was_ready = True
-            self._note()
-            self._began.set()
-            reason = self._await_end(process, at)
+            self._lost_its_port = process.ended.is_set() and is_taken(at.port)
+            was_ready = not reason and not self._is_closed.is_set()
+            if was_ready:
+                logger.info("model %s: its server is ready, process %d", self._spec.id, process.pid)
+                self._was_ready = True
+                self._note()
+                self._began.set()
+                reason = self._await_end(process, http)
         if not process.ended.is_set():
             process.stop()
         reason = reason or process.reason
@@ -375,31 +332,18 @@ class OwnServer(Engine):
         self._engine = engine
         return ""
 
-    def _await_end(self, process: ServerProcess, at: Endpoint) -> str:
+    def _await_end(self, process: ServerProcess, http: httpx.Client) -> str:
         """Wait for the end of the server; return why it was ended, empty if it ended itself."""
-        pulse = _Pulse(at, self._launch, lambda: self._engine)
-        with pulse:
-            while not process.ended.wait(_LOOK_S):
-                self._measure_memory(process)
-                self._telemetry = pulse.telemetry
-                if self._is_closed.is_set():
-                    return _UNWANTED
-                if server_settings.stall_s and pulse.silent_s() > server_settings.stall_s:
-                    process.kill(is_suspect=True)
-                    return f"it gave no sign of life for {server_settings.stall_s:g} s"
+        pulse = _Pulse(http, self._launch, lambda: self._engine)
+        while not process.ended.wait(_LOOK_S):
+            self._memory.measure(process, keeps=not self._is_asleep)
+            self._telemetry = pulse.telemetry
+            if self._is_closed.is_set():
+                return _UNWANTED
+            if server_settings.stall_s and pulse.silent_s() > server_settings.stall_s:
+                process.kill(is_suspect=True)
+                return f"it gave no sign of life for {server_settings.stall_s:g} s"
         return ""
-
-    def _measure_memory(self, process: ServerProcess) -> None:
-        """Measure the server's memory, and keep the maximum for its next load."""
-        if (begun := time.monotonic()) < self._learn_at:
-            return
-        self._taken_now = process.memory_bytes
-        ended = time.monotonic()
-        self._learn_at = ended + max(_LEARN_S, (ended - begun) / _LEARN_PART)
-        taken = self._taken.at_least(Taken(self._taken_now, process.gpu_bytes))
-        if taken != self._taken and not self._is_asleep:
-            self._taken = taken
-            _keep_learnt(self._spec, taken)
 
     def _note(self, starting: str = "", fault: str = "") -> None:
         self._starting, self._fault = starting, fault
@@ -409,70 +353,17 @@ class OwnServer(Engine):
         self._on_change()
 
 
-@dataclass(frozen=True)
-class Taken:
-    """Memory of a server in bytes: the host's, and each GPU's by its number."""
-
-    host: int = 0
-    gpus: dict[int, int] = field(default_factory=dict)
-
-    def at_least(self, other: Taken) -> Taken:
-        """Return the maximum of each."""
-        larger = {index: max(n, self.gpus.get(index, 0)) for index, n in other.gpus.items()}
-        return Taken(max(self.host, other.host), self.gpus | larger)
-
-
-def learnt(spec: ModelSpec) -> Taken:
-    """Return the measured maximum of the memory of this model's server; 0 without measurements.
-
-    Measurements of another file, or with other sizes, do not count.
-    """
-    return _all_learnt(spec.id).get(sizes_of(spec), Taken())
-
-
-_LEARNT = TypeAdapter(dict[str, Taken])
-
-
-def _all_learnt(model: str) -> dict[str, Taken]:
-    try:
-        return _LEARNT.validate_json(server_settings.file_of(model, ".memory").read_bytes())
-    except (OSError, ValueError):
-        return {}
-
-
-def _keep_learnt(spec: ModelSpec, taken: Taken) -> None:
-    """Store the maximum of this and the earlier measurements for ``learnt``."""
-    known, sizes = _all_learnt(spec.id), sizes_of(spec)
-    most = known.pop(sizes, Taken()).at_least(taken)
-    latest = {**dict(list(known.items())[-_LEARNT_KEPT:]), sizes: most}
-    with contextlib.suppress(OSError):
-        server_settings.file_of(spec.id, ".memory").write_bytes(_LEARNT.dump_json(latest))
-
-
-def sizes_of(spec: ModelSpec) -> str:
-    """Return a key of all that a model's memory depends on."""
-    size = spec.file.stat().st_size if spec.file and spec.file.is_file() else 0
-    adapters = sorted(spec.lora_adapters)
-    sizes = (spec.engine, size, spec.slots, spec.context_length, spec.gpu_layers, adapters)
-    return json.dumps([*sizes, spec.options], sort_keys=True, default=str)
-
-
 class _Pulse:
     """Checks that a server is alive."""
 
-    def __init__(self, at: Endpoint, launch: Launch, engine: Callable[[], Engine | None]) -> None:
-        self._http = at.client(_ASK_S)
-        self._launch, self._engine = launch, engine
+    def __init__(
+        self, http: httpx.Client, launch: Launch, engine: Callable[[], Engine | None]
+    ) -> None:
+        self._http, self._launch, self._engine = http, launch, engine
         self.telemetry: dict[str, float] = {}
         """The server's last metrics."""
         self._alive_at = time.monotonic()
         self._next_at = 0.0
-
-    def __enter__(self) -> _Pulse:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.close()
 
     def silent_s(self) -> float:
         """Check the server every few seconds; return the time since its last sign of life."""

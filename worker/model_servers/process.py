@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +32,7 @@ _MARK = "INFERENCE_SITE_MODEL_SERVER"
 """A variable in the environment of all processes of a server; its value is in the pid file."""
 _LOG_BYTES = 4 * 2**20
 _KILL_AFTER_S = 10.0
+_LONGEST_NAME = 100
 _INHERITED = (
     *("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH"),
     *("CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCM_PATH"),
@@ -56,6 +60,36 @@ MEASURES = {
     ),
 }
 """Our names, and the servers' names for the same; the first that a page has is used."""
+
+
+@dataclass
+class ServerSettings:
+    """Settings of all model servers of a worker.
+
+    ``files`` is the folder of their logs and pid files, ``models`` the value of ``{models_dir}``,
+    ``llama_server`` the command of a build of llama.cpp's server; empty: the one in the wheel.
+    """
+
+    files: Path = Path(tempfile.gettempdir()) / "inference-site-model-servers"
+    models: Path = Path()
+    llama_server: str = ""
+    stall_s: float = 120.0
+    """Seconds without a sign of life after which a server is killed; 0: never."""
+
+    def file_of(self, model: str, ending: str) -> Path:
+        """Return the file of a model with this ending.
+
+        An id that is long, or has other characters than these, gets a digest: no two models may
+        have one file.
+        """
+        name = re.sub(r"[^A-Za-z0-9_.-]", "_", model)[:_LONGEST_NAME]
+        if name != model:
+            name += f"-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
+        return self.files / f"{name}{ending}"
+
+
+server_settings = ServerSettings()
+"""The worker sets these before it loads engines."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Truncation drops the oldest turns. Compaction has the model summarise them befor
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -42,7 +42,7 @@ from inference_site.core.domain.request import (
     TextPart,
     drop_oldest_turns,
 )
-from worker.engines.base import Collector, Engine, Sink
+from worker.engines.base import Collector, Engine, OnEnd, Sink, start_and_report
 from worker.media import resolve_media
 
 _TOKEN_CHARACTERS = 4
@@ -54,12 +54,7 @@ _MOST_TRIES = 8
 """How many times a summary is tried: after each refusal, the transcript is made shorter."""
 
 
-def start_truncating(
-    engine: Engine,
-    request: GenerationRequest,
-    sink: Sink,
-    ended: Callable[[Exception | None], None],
-) -> bool:
+def start_truncating(engine: Engine, request: GenerationRequest, sink: Sink, ended: OnEnd) -> bool:
     """Start the request like ``Engine.start``, without its oldest turns if it must be truncated.
 
     A limit of the answer that the engine refuses is lowered, if the request allows that. The number
@@ -81,13 +76,7 @@ def start_truncating(
         if not isinstance(error, InvalidRequest):
             ended(error)
             return
-        try:
-            is_over = not start(_fitted(request, error))
-        except Exception as exc:  # noqa: BLE001  # The caller of ``start`` has returned.
-            ended(exc)
-        else:
-            if is_over:
-                ended(None)
+        start_and_report(lambda: start(_fitted(request, error)), ended)
 
     return start(request)
 
@@ -134,7 +123,7 @@ def start_compacting(
     engine: Engine,
     request: GenerationRequest,
     sink: TurnSink,
-    ended: Callable[[Exception | None], None],
+    ended: OnEnd,
     project_id: int,
 ) -> bool:
     """Start the request like ``start_truncating``, after a summary of its older turns if it is due.
@@ -166,18 +155,9 @@ def start_compacting(
         if not isinstance(error, ContextLengthExceeded):
             ended(error)
             return
-
-        def start_again() -> None:
-            try:
-                is_over = not start(error)
-            except Exception as exc:  # noqa: BLE001  # The caller of ``start`` has returned.
-                ended(exc)
-            else:
-                if is_over:
-                    ended(None)
-
-        # The engine's thread must not wait for a summary.
-        threading.Thread(target=start_again, daemon=True).start()
+        # On a thread: the engine's own must not wait for a summary.
+        again = partial(start, error)
+        threading.Thread(target=start_and_report, args=(again, ended), daemon=True).start()
 
     return start(None)
 

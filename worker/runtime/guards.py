@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -27,7 +27,7 @@ from inference_site.core.domain.deltas import (
 )
 from inference_site.core.domain.errors import ContextLengthExceeded, GenerationFailed
 from inference_site.core.domain.request import GenerationRequest, ImagePart, Message, Sampling
-from worker.engines.base import Collector, Engine, Sink
+from worker.engines.base import Collector, Engine, OnEnd, Sink, start_and_report
 
 CATEGORIES = (
     *("harassment", "harassment/threatening", "hate", "hate/threatening", "illicit"),
@@ -139,16 +139,6 @@ _GUARDS: Mapping[GuardName, Guard] = {
 """The table: what the models name, by guard, and the categories that it counts as."""
 
 
-def start_moderating(
-    engine: Engine,
-    request: GenerationRequest,
-    sink: Sink,
-    ended: Callable[[Exception | None], None],
-) -> bool:
-    """Ask a guard about the request's inputs, one chat after another (see ``Engine.start``)."""
-    return _Moderation(engine, request, sink, ended).start()
-
-
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """What a guard says of an input, for one question."""
@@ -158,15 +148,11 @@ class Judgement:
     hazards: tuple[str, ...]
 
 
-class _Moderation:
-    """The chats of one request."""
+class GuardChats:
+    """Asks a guard about the inputs of one request, one chat after another."""
 
     def __init__(
-        self,
-        engine: Engine,
-        request: GenerationRequest,
-        sink: Sink,
-        ended: Callable[[Exception | None], None],
+        self, engine: Engine, request: GenerationRequest, sink: Sink, ended: OnEnd
     ) -> None:
         self._engine, self._request, self._sink, self._ended = engine, request, sink, ended
         self._guard = _GUARDS[request.guard]  # type: ignore[index]  # The entry was checked.
@@ -191,7 +177,10 @@ class _Moderation:
                 yield index, hazard, chat
 
     def start(self) -> bool:
-        """Run chats until one continues on its own; return False when all have ended."""
+        """Run chats until one continues on its own; return False when all have ended.
+
+        See ``Engine.start``.
+        """
         while not self._sink.cancelled and (chat := next(self._chats, None)) is not None:
             index, hazard, request = chat
             answer = Collector(self._sink)
@@ -211,14 +200,12 @@ class _Moderation:
         if error is not None:
             self._ended(error)
             return
-        try:
+
+        def start_next() -> bool:
             self._take(index, hazard, answer)
-            is_over = not self.start()
-        except Exception as exc:  # noqa: BLE001  # The caller of ``start`` has returned.
-            self._ended(exc)
-        else:
-            if is_over:
-                self._ended(None)
+            return self.start()
+
+        start_and_report(start_next, self._ended)
 
     def _take(self, index: int, hazard: str, answer: Collector) -> None:
         """Read an answer; after the last one about an input, feed its result."""

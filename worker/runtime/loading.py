@@ -83,8 +83,6 @@ class ModelLoader:
         """The models that have room and are loading."""
         self._waits_for_room = False
         """Whether the first of the queue does not fit."""
-        self._leaving: set[str] = set()
-        """The models whose replica another worker has now; they are dropped when idle."""
         self._settled = threading.Condition()
         """Notified when a load has succeeded or failed."""
 
@@ -120,7 +118,7 @@ class ModelLoader:
 
     def watch(self) -> None:
         """Start the threads that claim replicas and load models that generations wait for."""
-        self.replicas.watch(self.worker.stopped)
+        self.replicas.watch()
         threading.Thread(target=self._watch_waiting, name="wanted", daemon=True).start()
 
     def stop_idle_watches(self) -> None:
@@ -236,7 +234,7 @@ class ModelLoader:
                 (self._sleep_or_drop if may_sleep else self._drop)(model)
 
     def _changing(self, model_id: str) -> threading.Lock:
-        """Return the lock of a model: what reloads or unloads it waits for the one before."""
+        """Return the lock of a model, of which one reload or unload runs at a time."""
         return self._locks.setdefault(model_id, threading.Lock())
 
     def _find_spec(self, model_id: str) -> ModelSpec | None:
@@ -266,7 +264,7 @@ class ModelLoader:
     def held(self) -> Collection[str]:
         """Return the models that are loaded or loading, and are not leaving."""
         models = tuple(self.models.items())
-        return [id_ for id_, m in models if not m.has_failed_to_load and id_ not in self._leaving]
+        return [id_ for id_, m in models if not (m.has_failed_to_load or m.is_leaving)]
 
     def has_room_for(self, spec: ModelSpec) -> bool:
         """Whether a model can be loaded beside the present ones."""
@@ -299,7 +297,7 @@ class ModelLoader:
             self._drop(model)
 
         if model := self.models.get(model_id):
-            self._leaving.add(model_id)
+            model.is_leaving = True
             in_background(drop_when_idle, model)
 
     def _enqueue(self, model: ServedModel) -> None:
@@ -307,6 +305,7 @@ class ModelLoader:
         if uses_host(model.spec):
             self._queue.add(model)
         else:
+            self._queue.start(model)
             in_background(self._load_or_fail, model)
 
     def _load_in_order(self) -> None:
@@ -338,7 +337,6 @@ class ModelLoader:
         the newest one. Other faults, of a disk or the host's memory, are not those of adapters.
         """
         spec, is_suspect = model.spec, False
-        self._queue.start(model)
         try:
             if spec.file is not None:
                 for fraction in read_ahead(spec.file):
@@ -440,10 +438,9 @@ class ModelLoader:
     def _drop(self, model: ServedModel) -> None:
         """Forget a model on which nothing runs, and free its memory unless its server sleeps."""
         id_ = model.spec.id
-        self._stop_idle_watch(id_)
         if self.models.get(id_) is model:  # It may have been loaded again.
             del self.models[id_]
-            self._leaving.discard(id_)
+            self._stop_idle_watch(id_)
             self.never_ready.discard(id_)
             self.replicas.release(id_)
         if self._sleeping.get(id_) is model:

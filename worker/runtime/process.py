@@ -39,9 +39,8 @@ from inference_site.core.site_settings import models as site_settings
 from inference_site.runs.kinds import import_kinds
 from inference_site.runs.streams.request_documents import reader_of
 from inference_site.runs.wake_ups import own_queue, queue_named
-from worker.engines.own_server import server_settings
 from worker.indexing import Indexing
-from worker.model_servers.process import MEASURES, sweep
+from worker.model_servers.process import MEASURES, server_settings, sweep
 from worker.runtime.pulls import Pulls
 from worker.runtime.runtime import Runtime
 from worker.runtime.wake_up_consumer import WakeUpConsumer

@@ -27,7 +27,6 @@ from django.conf import settings
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.fleet import fleet, orders
 from inference_site.catalogue.fleet.leases import LiveWorker, live_workers
-from inference_site.catalogue.model_files import file_facts
 from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.host import Device, memory_bytes
@@ -35,7 +34,7 @@ from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.core.storage.redis import site_client
 from inference_site.runs.maintenance import try_and_log
 from inference_site.runs.models import Generation, Status
-from worker.engines.own_server import learnt, sizes_of
+from worker.model_servers.memory import measured, needed_bytes
 from worker.model_servers.nvml import gpus
 from worker.runtime.served_model import ServedModel
 
@@ -87,7 +86,7 @@ class Capacity:
                 f"may take {budget // _MIB} MiB on this host."
             )
         taken = sum(
-            learnt(spec).host if _gpus_of(spec, found) else needed_bytes(spec) for spec in others
+            measured(spec).host if _gpus_of(spec, found) else needed_bytes(spec) for spec in others
         )
         return needed + taken + sleeping_bytes <= budget
 
@@ -99,7 +98,7 @@ class Capacity:
         If its use of each GPU is not known yet, one estimate is compared with all GPUs together.
         """
         budgets = {i: self.gpu_bytes or device.memory_total for i, device in used.items()}
-        needed = learnt(wanted).gpus or {-1: needed_bytes(wanted)}
+        needed = measured(wanted).gpus or {-1: needed_bytes(wanted)}
         for index, bytes_ in needed.items():
             budget = budgets.get(index, sum(budgets.values()))
             if bytes_ > budget:
@@ -108,7 +107,7 @@ class Capacity:
                     f"Model '{wanted.id}': it needs about {bytes_ // _MIB} MiB of memory, and "
                     f"models may take {budget // _MIB} MiB on {where}."
                 )
-        taken = {i: sum(learnt(spec).gpus.get(i, 0) for spec in others) for i in used}
+        taken = {i: sum(measured(spec).gpus.get(i, 0) for spec in others) for i in used}
         free = {i: min(used[i].memory_free, budgets[i] - taken[i]) for i in used}
         return all(n <= free.get(i, sum(free.values())) for i, n in needed.items())
 
@@ -134,22 +133,6 @@ def _loads_on_gpu(spec: ModelSpec) -> bool:
 def _are_exclusive(one: ModelSpec, other: ModelSpec) -> bool:
     """Whether the entry of one excludes the other."""
     return other.id in one.exclusive_with or one.id in other.exclusive_with
-
-
-_estimates: dict[tuple[str, str], int] = {}
-"""Estimates by id and sizes. Reading a file's header takes up to 0.4 s, and a model that waits for
-room asks again and again."""
-
-
-def needed_bytes(spec: ModelSpec) -> int:
-    """Return the memory of a model: as measured on its process before, else an estimate."""
-    if measured := learnt(spec).host:
-        return measured
-    key = spec.id, sizes_of(spec)
-    if key not in _estimates:
-        facts = file_facts(spec)
-        _estimates[key] = facts.get("memory_bytes", facts.get("size_bytes", 0))
-    return _estimates[key]
 
 
 def longest_residency_s(residents: Sequence[ServedModel]) -> float:
@@ -218,7 +201,7 @@ class LoadQueue:
     def start(self, model: ServedModel) -> None:
         """Record that the load of a model starts."""
         with self._changed:
-            self._started.setdefault(model, time.monotonic())
+            self._started[model] = time.monotonic()
 
     def remove(self, model: ServedModel) -> None:
         """Remove a model that is loading now or will never be loaded."""
@@ -406,11 +389,11 @@ class Replicas:
             and (spec.file is None or spec.file.is_file())
         }
 
-    def watch(self, stopped: threading.Event) -> None:
+    def watch(self) -> None:
         """Call ``reconcile`` every second, on a thread of its own."""
 
         def main() -> None:
-            while not stopped.wait(_CHECK_REPLICAS_S):
+            while not self._worker.stopped.wait(_CHECK_REPLICAS_S):
                 self.reconcile()
 
         threading.Thread(target=main, name="replicas", daemon=True).start()

@@ -62,10 +62,10 @@ from inference_site.runs.streams.request_documents import Document, Loaded, ToSt
 from inference_site.runs.tool_calls.models import SavedTurns
 from inference_site.runs.tool_calls.models import close as close_calls
 from inference_site.runs.wake_ups import send_wake_up
-from worker.engines.base import Engine
+from worker.engines.base import Engine, OnEnd, start_and_report
 from worker.media import has_media, resolve_media, with_judged_images
 from worker.runtime.compaction import start_compacting
-from worker.runtime.guards import start_moderating
+from worker.runtime.guards import GuardChats
 from worker.runtime.hooks import HookContext, Hooks, hooks_for
 from worker.runtime.publisher import StopReason, Stream
 from worker.runtime.site_calls import SiteCalls, Stopped
@@ -87,7 +87,7 @@ _STORING_COMMITS = threading.BoundedSemaphore(4)
 """The same for ends that are stored with their answers, so that a lock on the tables of answers
 does not delay the ends of other runs."""
 
-Later = Callable[[Callable[[], None]], bool]
+Later = Callable[["Run", Callable[[], None]], bool]
 """Calls a function on another thread, after the run has left its slot. False if it cannot."""
 
 
@@ -106,8 +106,8 @@ class Run:
     its slot meanwhile.
     """
 
-    def __init__(self, claim: Claim, stream: Stream, later: Later = lambda finish: False) -> None:
-        self._claim, self._stream = claim, stream
+    def __init__(self, claim: Claim, stream: Stream, later: Later = lambda *_: False) -> None:
+        self.claim, self.stream = claim, stream
         self._price = Price()
         """The price at the beginning, for the end of a model that is removed meanwhile."""
         self.started_at = time.time()
@@ -143,12 +143,12 @@ class Run:
     @property
     def cancelled(self) -> bool:
         """Whether the engine must stop now (see ``Sink``)."""
-        return self._stream.cancelled
+        return self.stream.cancelled
 
     @property
     def is_cut_off(self) -> bool:
         """Whether Redis, which carries its stream, does not answer."""
-        return self._stream.is_cut_off
+        return self.stream.is_cut_off
 
     @property
     def output_s(self) -> float:
@@ -158,7 +158,7 @@ class Run:
     @property
     def unsent_tokens(self) -> int:
         """At least how many output tokens there are, while no frame was sent; 0 after that."""
-        return 0 if self._stream.is_begun else max(self._pieces, self._usage.output_tokens)
+        return 0 if self.stream.is_begun else max(self._pieces, self._usage.output_tokens)
 
     def feed(self, delta: Delta) -> None:
         """Convert a delta to frames and hand them to the publisher (see ``Sink``)."""
@@ -194,13 +194,13 @@ class Run:
             if self._keeper is not None:
                 self._keeper.take(passed)
             if frames := self._assembler.feed(passed):
-                self._stream.append(frames)
+                self.stream.append(frames)
 
     @property
     def _kind(self) -> GenerationKind[Any]:
-        return kind_of(self._claim.kind)
+        return kind_of(self.claim.kind)
 
-    def start(self, engine: Engine, ended: Callable[[Exception | None], None]) -> bool:
+    def start(self, engine: Engine, ended: OnEnd) -> bool:
         """Start the engine. Return False when the run is over and its terminal state is stored.
 
         A terminal state that has to wait for a lock is stored ``later``. If ``calls_tools`` is set
@@ -211,7 +211,7 @@ class Run:
         """
         return self._try_to(partial(self._begin, engine, ended))
 
-    def resume(self, engine: Engine, ended: Callable[[Exception | None], None]) -> bool:
+    def resume(self, engine: Engine, ended: OnEnd) -> bool:
         """Start the engine for the next turn, after ``call_tools``; otherwise like ``start``."""
         return self._try_to(partial(self._start_turn, engine, ended))
 
@@ -252,10 +252,10 @@ class Run:
         self._unfinished = 1
         if self._site_calls is None:
             self._first, options = with_judged_images(
-                document.request, document.assembly.site_tools, self._claim.project_id
+                document.request, document.assembly.site_tools, self.claim.project_id
             )
-            keeps = self._claim.background
-            self._site_calls = SiteCalls(self._claim, self._stream, options, keeps=keeps)
+            keeps = self.claim.background
+            self._site_calls = SiteCalls(self.claim, self.stream, options, keeps=keeps)
         is_over = False
         while not is_over:
             while calls := assembler.calls():
@@ -264,7 +264,7 @@ class Run:
                 )
                 try:
                     for result in results:
-                        self._stream.append(assembler.add_result(result))
+                        self.stream.append(assembler.add_result(result))
                 except Stopped:
                     return False
             self._next = assembler.next_request(self._first)
@@ -286,7 +286,7 @@ class Run:
                         self._assemble(piece)
                 assembler = self._assembler
                 if error is None and not self._unfinished and assembler and assembler.calls():
-                    if not self._stream.cancelled:
+                    if not self.stream.cancelled:
                         self.calls_tools = True
                         return
                     self._unfinished = 1  # It was stopped before its calls.
@@ -297,7 +297,7 @@ class Run:
                     assert self._assembler is not None
                     self._assembler.feed(self._usage)
                 # Losing the model's process is no error of a run that was cancelled.
-                is_cancelled = self._stream.stop_reason == StopReason.REQUESTED
+                is_cancelled = self.stream.stop_reason == StopReason.REQUESTED
                 if error is not None and not (is_cancelled and isinstance(error, _SERVER_LOST)):
                     raise error
                 assert self._assembler is not None
@@ -310,7 +310,7 @@ class Run:
             except Exception as exc:  # The boundary: it is logged and answered.
                 if not isinstance(exc, InvalidRequest):  # An error of the client is not logged.
                     traceback = None if isinstance(exc, EngineError) else exc
-                    public_id = self._claim.public_id
+                    public_id = self.claim.public_id
                     logger.error("generation %s: %s", public_id, exc, exc_info=traceback)
                 status, ending = Status.FAILED, self._failure(exc)
             self._finish(status, ending)
@@ -320,13 +320,13 @@ class Run:
 
         It may in the background, and if the server was away before the first output.
         """
-        if self._claim.may_restart or not isinstance(error, ModelServerUnreachable):
-            return self._claim.may_restart
+        if self.claim.may_restart or not isinstance(error, ModelServerUnreachable):
+            return self.claim.may_restart
         has_no_output = self._first_token_at is None and settings.SERVER_WAIT_S > 0
-        return has_no_output and self._claim.has_attempts_left
+        return has_no_output and self.claim.has_attempts_left
 
     def _logged(self) -> AbstractContextManager[None]:
-        claim = self._claim
+        claim = self.claim
         return log_fields({"request_id": claim.request_id, "generation_id": claim.public_id})
 
     def _requeue(self, error: Exception) -> bool:
@@ -336,8 +336,8 @@ class Run:
         that was ended from outside does not count. If PostgreSQL is unavailable, the check for
         orphans or for dead workers requeues it later.
         """
-        self._stream.release()
-        claim = self._claim
+        self.stream.release()
+        claim = self.claim
         is_suspect = isinstance(error, _SERVER_LOST) and error.is_suspect
         try:
             with release_connection_after(), transaction_with_timeouts():
@@ -356,17 +356,16 @@ class Run:
             logger.warning("generation %s: cannot give it back: %s", claim.public_id, exc)
             return True
 
-    def _begin(self, engine: Engine, ended: Callable[[Exception | None], None]) -> bool:
+    def _begin(self, engine: Engine, ended: OnEnd) -> bool:
         """Start the engine; return whether it continues. Raise the error of the generation."""
         claimed_at_s = time.time()
-        if (spec := catalogue().models.get(self._claim.model)) is not None:
+        if (spec := catalogue().models.get(self.claim.model)) is not None:
             self._price = spec.price
         loaded, document = self._load()
         self._document, self._first = document, document.request
         self._next = self._first
         self._begin_span(document.traceparent, claimed_at_s)
-        # The stages that the deltas pass; the assembler is the last.
-        claim, request = self._claim, document.request
+        claim, request = self.claim, document.request
         self._assembler = assembler = self._kind.assembler(document.assembly)
         self._store, self._unfinished = document.store, request.answers
         if document.store is None and not document.assembly.is_stored:
@@ -374,12 +373,12 @@ class Run:
         self._hooks = hooks_for(HookContext(claim.public_id, claim.kind, request.model))
         self._send_opening(assembler, loaded)
         if loaded.is_cancelled:
-            self._stream.stop(StopReason.REQUESTED)
+            self.stream.stop(StopReason.REQUESTED)
             return False
         self.calls_tools = bool(assembler.calls())
         return not self.calls_tools and self._start_turn(engine, ended)
 
-    def _start_turn(self, engine: Engine, ended: Callable[[Exception | None], None]) -> bool:
+    def _start_turn(self, engine: Engine, ended: OnEnd) -> bool:
         """Start the engine for a turn; return whether it continues. Raise its error."""
         request = self._next
         assert request is not None
@@ -394,10 +393,10 @@ class Run:
             self._hooks.begin_turn()
 
         def start() -> bool:
-            project_id = self._claim.project_id
+            project_id = self.claim.project_id
             if request.guard:
                 resolved = resolve_media(request, project_id)
-                return start_moderating(engine, resolved, self, ended)
+                return GuardChats(engine, resolved, self, ended).start()
             return start_compacting(engine, request, self, ended, project_id)
 
         if engine.blocks or not (has_media(request) or request.compaction is not None):
@@ -405,13 +404,7 @@ class Run:
 
         def start_and_wait() -> None:
             with self._logged():
-                try:
-                    continues = start()
-                except Exception as exc:  # noqa: BLE001  # The boundary: ``end`` answers it.
-                    ended(exc)
-                else:
-                    if not continues:
-                        ended(None)
+                start_and_report(start, ended)
 
         # Media and summaries take seconds; the few threads that start and end such runs must not
         # wait.
@@ -423,16 +416,16 @@ class Run:
 
         Wait while Redis is away, and raise StreamLost after ``EVENT_LOG_PATIENCE_S``.
         """
-        claim, kind, began = self._claim, self._kind, time.monotonic()
+        claim, kind, began = self.claim, self._kind, time.monotonic()
         while True:
             try:
                 loaded = load_document(claim.public_id, kind.assembly, claim.attempt)
                 break
             except redis.exceptions.RedisError as exc:
-                if self._stream.stop_reason == StopReason.SHUTDOWN:
+                if self.stream.stop_reason == StopReason.SHUTDOWN:
                     raise ShuttingDown from exc
                 waited_s = time.monotonic() - began
-                if self._stream.cancelled or waited_s > settings.EVENT_LOG_PATIENCE_S:
+                if self.stream.cancelled or waited_s > settings.EVENT_LOG_PATIENCE_S:
                     raise StreamLost from exc
                 logger.warning("generation %s: no document yet: %s", claim.public_id, exc)
                 time.sleep(_RETRY_S)
@@ -446,7 +439,7 @@ class Run:
 
     def _begin_span(self, parent: str, claimed_at_s: float) -> None:
         """Begin the span of the run, after a span of its wait in the queue."""
-        claim = self._claim
+        claim = self.claim
         wait = start_span("queue wait", "internal", parent, claimed_at_s - claim.waited_s)
         wait.end(at_s=claimed_at_s)
         self._span = start_span(
@@ -467,26 +460,26 @@ class Run:
         sent, saved = loaded.sent, self._saved_turns()
         # If the log is empty, frames of an earlier attempt may be lost. A generation in the
         # foreground is repeated only if it has sent nothing.
-        may_lack = self._claim.background and self._claim.attempt > 1
+        may_lack = self.claim.background and self.claim.attempt > 1
         if not sent.frames and (sent.next or may_lack):
             sent = sent.beyond()
         if sent.next:
-            self._stream.start_at(sent.next, loaded.texts if sent.frames else (), sent.frames)
+            self.stream.start_at(sent.next, loaded.texts if sent.frames else (), sent.frames)
             opening += assembler.restart(sent, None if saved is None else saved.state)
         opening += assembler.begin()
         if saved is not None:
             self._usage = saved.usage_so_far
             assembler.feed(self._usage)
         if opening:
-            self._stream.append(opening)
+            self.stream.append(opening)
 
     def _saved_turns(self) -> SavedTurns | None:
         """Return the turns of an earlier attempt, if it has saved some."""
         assert self._document is not None
-        if self._claim.attempt == 1 or not self._document.assembly.site_tools:
+        if self.claim.attempt == 1 or not self._document.assembly.site_tools:
             return None
         with release_connection_after():
-            return SavedTurns.objects.filter(generation_id=self._claim.public_id).first()
+            return SavedTurns.objects.filter(generation_id=self.claim.public_id).first()
 
     def _ended(self, assembler: Assembler) -> tuple[Status, Ending]:
         """Return the ending once the engine has ended. Raise if the generation has failed."""
@@ -494,9 +487,9 @@ class Run:
             if self._hooks is not None:
                 self._hooks.done()
             return Status.COMPLETED, assembler.complete()
-        if not self._stream.cancelled:
+        if not self.stream.cancelled:
             raise GenerationFailed("The engine ended without finishing its answer.")
-        match self._stream.stop_reason:
+        match self.stream.stop_reason:
             case StopReason.SHUTDOWN:
                 raise ShuttingDown
             case StopReason.LOST:
@@ -510,17 +503,17 @@ class Run:
             kind, first = self._kind, 0  # Inside, because a later release may have new kinds.
             if self._assembler is None and kind.recover is not None:
                 try:
-                    sent = sent_so_far(read_log(self._claim.public_id))
+                    sent = sent_so_far(read_log(self.claim.public_id))
                 except redis.exceptions.RedisError:
                     sent = Sent()
                 with release_connection_after():
-                    self._assembler, first = recovered(kind, self._claim.public_id, sent)
-                self._stream.start_at(first)
+                    self._assembler, first = recovered(kind, self.claim.public_id, sent)
+                self.stream.start_at(first)
             if self._assembler is not None:
                 return self._assembler.fail(error)
             return kind.failure(error, first=first)
         except Exception:
-            logger.exception("generation %s: its error cannot be encoded", self._claim.public_id)
+            logger.exception("generation %s: its error cannot be encoded", self.claim.public_id)
             return Ending((), 500, b"", error_code="server_error")
 
     def _finish(self, status: Status, ending: Ending) -> None:
@@ -532,7 +525,7 @@ class Run:
                 raise
             except Exception:
                 # Maintenance ends the stored response, without what could not be stored.
-                logger.exception("generation %s: its end was refused", self._claim.public_id)
+                logger.exception("generation %s: its end was refused", self.claim.public_id)
                 error = GenerationFailed("It cannot be stored.")
                 status, ending, self._assembler = Status.FAILED, self._failure(error), None
                 held = self._committed(status, ending)
@@ -540,16 +533,16 @@ class Run:
             return
         except Exception:
             # Not even a failure can be stored. The check for orphans ends the run later.
-            logger.exception("generation %s: its end is not stored", self._claim.public_id)
-            self._stream.release()
+            logger.exception("generation %s: its end is not stored", self.claim.public_id)
+            self.stream.release()
             self._span.end("not stored")
             return
         if held:  # Otherwise the process that moved the row counts it and ends its stream.
-            self._meter.end(self._claim.kind, status, ending.error_code, self._usage)
-            self._stream.close(ending)
+            self._meter.end(self.claim.kind, status, ending.error_code, self._usage)
+            self.stream.close(ending)
         else:
-            logger.warning("generation %s: another process moved its row", self._claim.public_id)
-            self._stream.release()
+            logger.warning("generation %s: another process moved its row", self.claim.public_id)
+            self.stream.release()
         self._log_end(status, ending)  # The client does not wait for this.
         if held and self._keeper is not None:
             self._keeper.save()
@@ -567,22 +560,22 @@ class Run:
                 with _STORING_COMMITS if self._stores else _COMMITS:
                     is_committed = self._commit(status, ending)
                 return is_committed or (
-                    is_repeated and Generation.objects.has_ended(self._claim, status)
+                    is_repeated and Generation.objects.has_ended(self.claim, status)
                 )
             except DATABASE_UNAVAILABLE as exc:
-                logger.warning("generation %s: cannot finish: %s", self._claim.public_id, exc)
+                logger.warning("generation %s: cannot finish: %s", self.claim.public_id, exc)
                 if is_timeout(exc):
                     if time.monotonic() - began > _LOCKED_S:
                         raise _LockedTooLong from exc
                     finish = partial(self._finish_late, status, ending)
-                    if not self._is_late and self._later(finish):
+                    if not self._is_late and self._later(self, finish):
                         raise _Deferred from exc
                 is_repeated = True
                 time.sleep(_RETRY_S)
 
     def _commit(self, status: Status, ending: Ending) -> bool:
         """Write the final row, and the answer if it is stored; False if the claim is lost."""
-        claim, usage, assembler = self._claim, self._usage, self._assembler
+        claim, usage, assembler = self.claim, self._usage, self._assembler
         spec = catalogue().models.get(claim.model)
         price = self._price if spec is None else spec.price
         result: dict[str, Any] = {
@@ -632,7 +625,7 @@ class Run:
 
     def _log_end(self, status: Status, ending: Ending) -> None:
         """Log and trace the end."""
-        usage, claim = self._usage, self._claim
+        usage, claim = self._usage, self.claim
         tokens = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
         facts = {"model": claim.model, "status": status.value, **tokens}
         if ending.error_code:

@@ -11,10 +11,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
 from django.conf import settings
 from redis.exceptions import RedisError
@@ -24,8 +23,8 @@ from inference_site.core.domain.errors import ShuttingDown
 from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE
 from inference_site.runs.models import Claim, Generation
 from inference_site.runs.wake_ups import send_wake_up
-from worker.engines.base import Engine
-from worker.runtime.publisher import Publisher, StopReason, Stream
+from worker.engines.base import Engine, OnEnd
+from worker.runtime.publisher import Publisher, StopReason
 from worker.runtime.run import Run
 from worker.runtime.served_model import Permit, ServedModel
 
@@ -55,16 +54,13 @@ class Runs:
         changed: Callable[[], None],
         model_named: Callable[[str], ServedModel | None],
     ) -> None:
-        self._changed = changed
-        self._worker, self._publisher, self._accepts_work = worker, publisher, accepts_work
-        self._running: dict[Claim, tuple[ServedModel, Stream, Permit, Run]] = {}
+        self._worker, self._publisher = worker, publisher
+        self.accepts_work, self._changed, self._model_named = accepts_work, changed, model_named
+        self._running: dict[Run, tuple[ServedModel, Permit]] = {}
         self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="runs")
         """For work that must not block the thread of an engine."""
-        self._loop = ToolLoop(
-            self._has_slot, self._serve_named, accepts_work, self._free_elsewhere, self.pool
-        )
-        self._model_named = model_named
-        self._late: set[Claim] = set()
+        self._loop = ToolLoop(self)
+        self._late: set[Run] = set()
         """The runs that have left their slots and whose ends are not stored yet."""
         self._late_pool = ThreadPoolExecutor(_LATE_THREADS, thread_name_prefix="late-ends")
 
@@ -72,21 +68,19 @@ class Runs:
     def attempts(self) -> set[tuple[str, int]]:
         """The ids and attempt numbers of all runs."""
         # In this order: a run is added to the next of these before it is removed from the last.
-        claims = (*self._running, *self._loop.runs, *self._late.copy())
-        return {(claim.public_id, claim.attempt) for claim in claims}
+        runs = (*self._running, *self._loop.runs, *self._late.copy())
+        return {(run.claim.public_id, run.claim.attempt) for run in runs}
 
     @property
     def running(self) -> list[tuple[Claim, float]]:
         """The claims of all runs, each with the Unix time at which its run started."""
-        return [(claim, run.started_at) for claim, (*_, run) in tuple(self._running.items())]
+        return [(run.claim, run.started_at) for run in tuple(self._running)]
 
     @property
     def unsent_tokens(self) -> dict[str, int]:
         """The output tokens so far of the runs that have sent no frame, by id."""
-        in_slots = {claim: run for claim, (*_, run) in tuple(self._running.items())}
-        runs = {**self._loop.runs, **in_slots}
-        found = ((claim.public_id, run.unsent_tokens) for claim, run in runs.items())
-        return {id_: tokens for id_, tokens in found if tokens}
+        runs = (*self._loop.runs, *self._running)
+        return {run.claim.public_id: tokens for run in runs if (tokens := run.unsent_tokens)}
 
     def serve(self, model: ServedModel) -> None:
         """Run waiting generations of the model until none waits or no slot is free."""
@@ -95,9 +89,9 @@ class Runs:
 
     def stop(self, model: ServedModel) -> None:
         """Stop the runs of this model."""
-        for runs_on, stream, *_ in list(self._running.values()):
+        for run, (runs_on, _) in tuple(self._running.items()):
             if runs_on is model:
-                stream.stop(StopReason.SHUTDOWN)
+                run.stream.stop(StopReason.SHUTDOWN)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until all runs have ended, or the time is over; then shut the threads down."""
@@ -117,7 +111,7 @@ class Runs:
             model.missed_wake_up = False
             if not self._use_slot(model):
                 return
-            if not self._accepts_work() or not model.isolation.is_open:
+            if not self.accepts_work() or not model.isolation.is_open:
                 self._forward_wake_up(model.spec.id)
                 return
 
@@ -137,22 +131,22 @@ class Runs:
         try:
             while model.state == ModelState.READY:
                 if resumable := self._loop_turn(model):
-                    turn, permit = resumable
-                    model.client_slots.resume(turn.claim)
-                    self._running[turn.claim] = model, turn.stream, permit, turn.run
-                    if self._start(model, turn.claim, turn.run, turn.run.resume):
+                    run, permit = resumable
+                    model.client_slots.resume(run.claim)
+                    self._running[run] = model, permit
+                    if self._start(model, run, run.resume):
                         return False
                     continue
-                if not self._accepts_work():
+                if not self.accepts_work():
                     break
                 if (claimed := self._claim(model)) is None:
                     break
                 claim, permit = claimed
                 model.note_project(claim.project_id)
                 run = self._begin(model, claim, permit)
-                if self._start(model, claim, run, run.start):
+                if self._start(model, run, run.start):
                     return False
-                if not self._may_wait(model, claim, run):
+                if not self._may_wait(model, run):
                     break
         except BaseException:
             model.release_slot()
@@ -160,7 +154,7 @@ class Runs:
         model.release_slot()
         return True
 
-    def _may_wait(self, model: ServedModel, claim: Claim, run: Run) -> bool:
+    def _may_wait(self, model: ServedModel, run: Run) -> bool:
         """Whether, after this run, a generation may wait that has no wake-up and can run.
 
         A generation that came while a slot was free has a wake-up that is read. While Redis is
@@ -168,18 +162,19 @@ class Runs:
         """
         if run.is_cut_off:
             return False
+        claim = run.claim
         if claim.others_waited or claim.may_restart or claim.is_isolated or model.missed_wake_up:
             return True
         return not model.is_open
 
-    def _loop_turn(self, model: ServedModel) -> tuple[LoopingRun, Permit] | None:
+    def _loop_turn(self, model: ServedModel) -> tuple[Run, Permit] | None:
         """Take a run that waits for its next turn and may run beside the active runs."""
         if not self._loop.has_waiting(model.spec.id) or not (permit := model.isolation.enter()):
             return None
-        turn = self._loop.next(model.spec.id)
-        if turn is None:
+        run = self._loop.next(model.spec.id)
+        if run is None:
             permit.leave()
-        return None if turn is None else (turn, permit)
+        return None if run is None else (run, permit)
 
     def _claim(self, model: ServedModel) -> tuple[Claim, Permit] | None:
         """Claim a generation that may run beside the active runs; None if there is none."""
@@ -206,26 +201,26 @@ class Runs:
     def _begin(self, model: ServedModel, claim: Claim, permit: Permit) -> Run:
         """Return the run of a claimed generation, which is counted from now on."""
         stream = self._publisher.open(claim.public_id, claim.attempt)
-        run = Run(claim, stream, partial(self._end_later, claim))
-        self._running[claim] = model, stream, permit, run
+        run = Run(claim, stream, self._end_later)
+        self._running[run] = model, permit
         if claim.is_isolated:
             self._isolate(model, permit, run)
         return run
 
-    def _start(self, model: ServedModel, claim: Claim, run: Run, start: Start) -> bool:
+    def _start(self, model: ServedModel, run: Run, start: Start) -> bool:
         """Start the engine for a run; return True if it continues on its own."""
         started_at = time.monotonic()
 
         def on_end(error: Exception | None) -> None:
             model.record_run_time(time.monotonic() - started_at)
-            self.pool.submit(self._end, model, claim, run, error)
+            self.pool.submit(self._end, model, run, error)
 
         continues = False
         try:
             continues = start(model.engine, on_end)
         finally:
             if not continues:
-                self._leave(claim)
+                self._leave(run)
                 model.record_run_time(time.monotonic() - started_at)
         return continues
 
@@ -241,30 +236,30 @@ class Runs:
 
         threading.Thread(target=watch, name="trial", daemon=True).start()
 
-    def _leave(self, claim: Claim) -> None:
+    def _leave(self, run: Run) -> None:
         """Remove a run that has ended, or calls tools now; if it was isolated, others may start."""
-        model, stream, permit, run = self._running[claim]
+        model, permit = self._running[run]
         calls_tools = run.calls_tools
         if calls_tools:
-            self._loop.note(claim, run)
+            self._loop.note(run)
         else:
-            self._loop.forget(claim)
-        del self._running[claim]
-        model.client_slots.leave(claim)
+            self._loop.forget(run)
+        del self._running[run]
+        model.client_slots.leave(run.claim)
         if permit.leave():
             self._changed()
         if calls_tools:
             model.note_tools(1)
-            self._loop.call_tools(LoopingRun(model, claim, stream, run))
+            self._loop.call_tools(LoopingRun(model, run))
 
-    def _has_slot(self, model_id: str) -> bool | None:
+    def has_slot(self, model_id: str) -> bool | None:
         """Whether the model has a free slot; None if this worker has lost the model."""
         model = self._model_named(model_id)
         if model is None or model.has_failed_to_load:
             return None
         return model.is_open
 
-    def _free_elsewhere(self, model_id: str) -> int:
+    def free_elsewhere(self, model_id: str) -> int:
         """Return how many slots of a model are free in other workers; 0 while Redis is away."""
         try:
             workers = live_view.serving(model_id)
@@ -273,8 +268,11 @@ class Runs:
         reports = (worker.model(model_id) for worker in workers if worker.id != self._worker)
         return sum(report.free for report in reports if report)
 
-    def _serve_named(self, model_id: str) -> None:
-        """Use a free slot of a model for the runs that wait for one, or the next that is freed."""
+    def serve_if_open(self, model_id: str) -> None:
+        """Fill a free slot of a model as ``serve`` does; without one, the next that is freed.
+
+        It may run an engine: threads that watch something must not call it.
+        """
         if model := self._model_named(model_id):
             model.missed_wake_up = True
             try:
@@ -283,14 +281,14 @@ class Runs:
             except DATABASE_UNAVAILABLE as exc:
                 logger.warning("cannot claim for %s: %s", model_id, exc)
 
-    def _end(self, model: ServedModel, claim: Claim, run: Run, error: Exception | None) -> None:
+    def _end(self, model: ServedModel, run: Run, error: Exception | None) -> None:
         """End a run of an engine that does not block, and use its slot for the next generation."""
         try:
             run.end(error)
         finally:
-            self._leave(claim)
+            self._leave(run)
         try:
-            if not self._may_wait(model, claim, run):
+            if not self._may_wait(model, run):
                 model.release_slot()
             elif not self._use_slot(model):
                 return
@@ -300,7 +298,7 @@ class Runs:
         except Exception:
             logger.exception("model %s: a slot could not be filled again", model.spec.id)
 
-    def _end_later(self, claim: Claim, finish: Callable[[], None]) -> bool:
+    def _end_later(self, run: Run, finish: Callable[[], None]) -> bool:
         """Store an end that waits for a lock on another thread; False if too many wait already."""
         if len(self._late) >= _MAX_LATE:
             return False
@@ -309,15 +307,15 @@ class Runs:
             try:
                 finish()
             except Exception:
-                logger.exception("generation %s: its end is not stored", claim.public_id)
+                logger.exception("generation %s: its end is not stored", run.claim.public_id)
             finally:
-                self._late.discard(claim)
+                self._late.discard(run)
 
-        self._late.add(claim)
+        self._late.add(run)
         try:
             self._late_pool.submit(end)
         except RuntimeError:  # The worker stops; it waits for runs that hold their slots.
-            self._late.discard(claim)
+            self._late.discard(run)
             return False
         return True
 
@@ -331,7 +329,7 @@ _OWN_SLOT_S = 3.0
 """How long a run waits for a slot of this worker while another has one: about the time in which a
 long prefix is read again, and longer than a lease is old."""
 
-Start = Callable[[Engine, Callable[[Exception | None], None]], bool]
+Start = Callable[[Engine, OnEnd], bool]
 """``Run.start`` or ``Run.resume``."""
 
 
@@ -340,8 +338,6 @@ class LoopingRun:
     """A run that has left a slot of ``model``, which may have been loaded again since."""
 
     model: ServedModel
-    claim: Claim
-    stream: Stream
     run: Run
     waits_since: float = 0.0
 
@@ -359,25 +355,12 @@ class ToolLoop:
     thread: one thread watches them all, and ends those that were cancelled. A run in the background
     is given back to the queue if the worker ends or has lost the model, or if it has waited for
     some seconds while another worker has a free slot; another attempt continues after the turns
-    that are saved.
-
-    ``has_slot`` returns whether the model of this id has a free slot; None if the worker has lost
-    the model. ``serve`` fills the free slots of a model; it may run an engine, so it is called on
-    threads of ``pool``. ``accepts_work`` returns False once the worker drains. ``free_elsewhere``
-    returns how many slots of a model are free in other workers.
+    that are saved. ``slots`` has the runs that have one.
     """
 
-    def __init__(
-        self,
-        has_slot: Callable[[str], bool | None],
-        serve: Callable[[str], None],
-        accepts_work: Callable[[], bool],
-        free_elsewhere: Callable[[str], int],
-        pool: Executor,
-    ) -> None:
-        self._has_slot, self._serve, self._pool = has_slot, serve, pool
-        self._accepts_work, self._free_elsewhere = accepts_work, free_elsewhere
-        self._runs: dict[Claim, Run] = {}
+    def __init__(self, slots: Runs) -> None:
+        self._slots = slots
+        self._runs: set[Run] = set()
         self._waiting: list[LoopingRun] = []
         self._lock = threading.Lock()
         self._has_waiting = threading.Event()
@@ -385,15 +368,15 @@ class ToolLoop:
         self._watch: threading.Thread | None = None
 
     @property
-    def runs(self) -> dict[Claim, Run]:
-        """These runs by their claims, from their first call to their end, also while in a slot."""
+    def runs(self) -> set[Run]:
+        """These runs, from their first call to their end, also while in a slot."""
         with self._lock:
-            return dict(self._runs)
+            return set(self._runs)
 
-    def note(self, claim: Claim, run: Run) -> None:
+    def note(self, run: Run) -> None:
         """Record a run that leaves its slot; after that, ``call_tools`` is called."""
         with self._lock:
-            self._runs[claim] = run
+            self._runs.add(run)
 
     def call_tools(self, looping: LoopingRun) -> None:
         """Call the tools of a run; then have it wait for a slot, unless it is over."""
@@ -408,8 +391,8 @@ class ToolLoop:
         try:
             if not looping.run.call_tools():
                 looping.model.note_tools(-1)
-                self.forget(looping.claim)
-            elif looping.claim.may_restart and not self._accepts_work():
+                self.forget(looping.run)
+            elif looping.run.claim.may_restart and not self._slots.accepts_work():
                 self._end(looping, ShuttingDown())  # Another worker has the next turn.
             else:
                 looping.waits_since = time.monotonic()
@@ -421,33 +404,35 @@ class ToolLoop:
                         )
                         self._watch.start()
                 self._has_waiting.set()
-                self._pool.submit(self._serve, looping.model_id)
+                self._slots.pool.submit(self._slots.serve_if_open, looping.model_id)
         except Exception:
-            logger.exception("generation %s: its tool loop failed", looping.claim.public_id)
+            id_ = looping.run.claim.public_id
+            logger.exception("generation %s: its tool loop failed", id_)
 
     def has_waiting(self, model_id: str) -> bool:
         """Whether a run of a model waits for a slot."""
         return any(one.model_id == model_id for one in tuple(self._waiting))
 
-    def next(self, model_id: str) -> LoopingRun | None:
+    def next(self, model_id: str) -> Run | None:
         """Return the run of a model that has waited longest, for the caller's slot."""
         with self._lock:
             found = next((one for one in self._waiting if one.model_id == model_id), None)
             if found is not None:
                 self._waiting.remove(found)
-        if found is not None:
-            found.model.note_tools(-1)
-        return found
+        if found is None:
+            return None
+        found.model.note_tools(-1)
+        return found.run
 
-    def forget(self, claim: Claim) -> None:
+    def forget(self, run: Run) -> None:
         """Remove a run that has ended; it may never have been here."""
         with self._lock:
-            self._runs.pop(claim, None)
+            self._runs.discard(run)
 
     def _end(self, looping: LoopingRun, error: Exception | None) -> None:
         looping.model.note_tools(-1)
         looping.run.end(error)
-        self.forget(looping.claim)
+        self.forget(looping.run)
 
     def _main(self) -> None:
         served_at = 0.0
@@ -460,14 +445,14 @@ class ToolLoop:
                     self._has_waiting.clear()
             for looping in waiting:
                 is_late = time.monotonic() - looping.waits_since > settings.QUEUE_TIMEOUT_S
-                gives_up = is_late or self._has_slot(looping.model_id) is None
-                if looping.stream.cancelled or gives_up:
+                gives_up = is_late or self._slots.has_slot(looping.model_id) is None
+                if looping.run.stream.cancelled or gives_up:
                     self._take_out(looping, ShuttingDown() if gives_up else None)
             if time.monotonic() - served_at > _SERVE_S:
                 served_at = time.monotonic()
                 for model_id in {looping.model_id for looping in waiting}:
-                    if self._has_slot(model_id):
-                        self._pool.submit(self._serve, model_id)
+                    if self._slots.has_slot(model_id):
+                        self._slots.pool.submit(self._slots.serve_if_open, model_id)
                     else:
                         self._hand_over(model_id, waiting)
 
@@ -477,9 +462,9 @@ class ToolLoop:
         given = [
             one
             for one in waiting
-            if one.model_id == model_id and one.claim.may_restart and one.waits_since < late
+            if one.model_id == model_id and one.run.claim.may_restart and one.waits_since < late
         ]
-        for looping in given[: self._free_elsewhere(model_id) if given else 0]:
+        for looping in given[: self._slots.free_elsewhere(model_id) if given else 0]:
             self._take_out(looping, ShuttingDown())
 
     def _take_out(self, looping: LoopingRun, error: Exception | None) -> None:
@@ -488,4 +473,4 @@ class ToolLoop:
             if looping not in self._waiting:
                 return
             self._waiting.remove(looping)
-        self._pool.submit(self._end, looping, error)
+        self._slots.pool.submit(self._end, looping, error)

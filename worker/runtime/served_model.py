@@ -198,6 +198,8 @@ class ServedModel:
         self.progress: float | None = None
         self.missed_wake_up = False
         """Whether a wake-up came while no slot was free; the thread that frees one claims again."""
+        self.is_leaving = False
+        """Whether this worker has given its replica up, and drops it when its runs have ended."""
         self.isolation = Isolation()
         self.client_slots = ClientSlots(spec.slots)
         self.used_at = self.loaded_at = time.monotonic()
@@ -297,18 +299,18 @@ class ServedModel:
         if engine is not None and "tools" in capabilities:
             tools = "native" if engine.shows_tools else "prompt"
         return ModelReport(
-            self.spec.id,
-            self.spec.slots,
-            self._busy,
-            self.state,
-            self.progress if self._state == ModelState.LOADING else None,
-            self._starting or self._fault or self.reason,
-            self._since,
-            self.spec.engine,
-            self._library,
-            capabilities,
-            round(self._run_s, 3),
-            (engine and engine.context_length) or self.spec.context_length,
+            id=self.spec.id,
+            slots=self.spec.slots,
+            busy=self._busy,
+            state=self.state,
+            progress=self.progress if self._state == ModelState.LOADING else None,
+            reason=self._starting or self._fault or self.reason,
+            since=self._since,
+            engine=self.spec.engine,
+            library=self._library,
+            capabilities=capabilities,
+            run_s=round(self._run_s, 3),
+            context_length=(engine and engine.context_length) or self.spec.context_length,
             away_since=self._away_since if self._state == ModelState.READY else 0.0,
             taken_bytes=server.taken_bytes,
             telemetry=dict(server.telemetry),
@@ -342,6 +344,7 @@ class ServedModel:
 
     def wake(self) -> None:
         """Report a sleeping model as loading; ``load`` wakes its server."""
+        self.is_leaving = False
         self._state, self._since = ModelState.LOADING, time.time()
 
     def load(self) -> None:

@@ -18,7 +18,8 @@ from inference_site.core.domain.request import GenerationRequest, Message
 from tests.sinks import RecordingSink
 from tests.waiting import wait_until
 from worker.engines.command import load
-from worker.engines.own_server import OwnServer, ServerSettings, server_settings
+from worker.engines.own_server import OwnServer
+from worker.model_servers.process import ServerSettings, server_settings
 
 MODEL_SERVER = Path(__file__).parent.parent.parent / "model_server.py"
 REAL = f"{sys.executable} {MODEL_SERVER} {{port}} {{api_key}} {{file}} 2 256"

@@ -44,9 +44,9 @@ from worker.engines.base import Engine, load_engine
 from worker.engines.llama_cpp.chat import TemplateTrial
 from worker.engines.llama_cpp.engine import checked
 from worker.engines.openai_upstream.client import Upstream
-from worker.engines.own_server import server_settings
 from worker.model_servers import llama_server
 from worker.model_servers.llama_server import arguments, parameters
+from worker.model_servers.process import server_settings
 
 SPEC = ModelSpec(
     "demo", "llama_cpp", DEMO_FILE, options={"chat_template_kwargs": {"enable_thinking": False}}
@@ -396,10 +396,12 @@ class Watched:
         self.streams: list[Any] = []
         post, stream = Upstream.post, Upstream.stream
 
-        async def posted(upstream: Upstream, url: Any, payload: Any, *rest: Any) -> Any:
-            if url(upstream.addresses.all[0]).endswith("/tokenize"):
+        async def posted(
+            upstream: Upstream, path: str, payload: Any, *rest: Any, **options: Any
+        ) -> Any:
+            if path == "/tokenize":
                 self.characters.append(len(payload["content"]))
-            return await post(upstream, url, payload, *rest)
+            return await post(upstream, path, payload, *rest, **options)
 
         async def streamed(upstream: Upstream, path: str, payload: Any, reader: Any) -> None:
             self.streams.append(payload)

@@ -20,7 +20,7 @@ from inference_site.core.domain.errors import GenerationFailed
 from inference_site.core.domain.request import GenerationRequest
 from tests.sinks import RecordingSink
 from worker.engines.base import Engine, Sink
-from worker.runtime.guards import _GUARDS, CATEGORIES, read_judgement, start_moderating
+from worker.runtime.guards import _GUARDS, CATEGORIES, GuardChats, read_judgement
 
 
 class Answering(Engine):
@@ -55,7 +55,7 @@ def moderated(
     engine, sink = Answering(answers), RecordingSink()
     texts = ("x",) * (len(answers) // len(_GUARDS[guard].questions))
     asked = GenerationRequest("m", operation="moderate", prompts=texts, guard=guard)
-    assert not start_moderating(engine, asked, sink, lambda error: None)
+    assert not GuardChats(engine, asked, sink, lambda error: None).start()
     assert sink.usage.input_tokens == 10 * len(answers)
     assert len(sink.finishes) == len(texts)
     return [delta for delta in sink.deltas if isinstance(delta, ModerationDelta)], engine

@@ -12,10 +12,10 @@ from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.host import Device
-from worker.engines import own_server
-from worker.engines.own_server import Taken, server_settings
+from worker.model_servers.memory import ServerMemory, keep_maximum, needed_bytes
+from worker.model_servers.process import server_settings
 from worker.runtime import residency
-from worker.runtime.residency import Capacity, needed_bytes, next_to_evict
+from worker.runtime.residency import Capacity, next_to_evict
 from worker.runtime.served_model import ServedModel
 
 MIB = 2**20
@@ -83,14 +83,14 @@ def test_memory_is_what_was_seen_and_an_estimate_before_that(
     spec = ModelSpec("demo", "llama_cpp", DEMO_FILE, slots=2, context_length=512)
     estimate = needed_bytes(spec)
     assert 10 * MIB < estimate < 600 * MIB
-    own_server._keep_learnt(spec, Taken(40 * MIB))
-    own_server._keep_learnt(spec, Taken(30 * MIB))
+    keep_maximum(spec, ServerMemory(40 * MIB))
+    keep_maximum(spec, ServerMemory(30 * MIB))
     assert needed_bytes(spec) == 40 * MIB
     assert needed_bytes(replace(spec, slots=4)) != 40 * MIB  # That was not seen yet.
     assert Capacity(bytes=90 * MIB).fits(spec, [])
     beside = loaded_model("beside")
     beside.spec = replace(spec, id="beside")
-    own_server._keep_learnt(beside.spec, Taken(60 * MIB))
+    keep_maximum(beside.spec, ServerMemory(60 * MIB))
     assert not Capacity(bytes=90 * MIB).fits(spec, [beside])
     assert Capacity(bytes=101 * MIB).fits(spec, [beside])
     with pytest.raises(EngineLoadError, match=r"needs about 40 MiB .* may take 30 MiB"):
@@ -101,8 +101,8 @@ def test_on_gpus_what_is_free_there_counts(tmp_path: Path, monkeypatch: pytest.M
     """Simulated: this machine need not have one."""
     monkeypatch.setattr(server_settings, "files", tmp_path)
     spec = ModelSpec("demo", "llama_cpp", DEMO_FILE, slots=2, context_length=512)
-    own_server._keep_learnt(spec, Taken(40 * MIB))
-    own_server._keep_learnt(replace(spec, gpu_layers=0), Taken(40 * MIB))
+    keep_maximum(spec, ServerMemory(40 * MIB))
+    keep_maximum(replace(spec, gpu_layers=0), ServerMemory(40 * MIB))
     monkeypatch.setattr(residency, "gpus", lambda: (Device("gpu", 100 * MIB, 30 * MIB),))
     assert not Capacity().fits(spec, [])
     assert Capacity().fits(replace(spec, gpu_layers=0), [])
@@ -124,9 +124,9 @@ def test_on_gpus_what_was_seen_on_each_counts_and_what_the_settings_leave(
     )
     both = ModelSpec("on-both", "command", options={"gpus": [0, 1]})
     host = ModelSpec("on-the-host", "command", options={"gpus": []})
-    own_server._keep_learnt(first, Taken(5 * MIB, {0: 40 * MIB}))
-    own_server._keep_learnt(second, Taken(5 * MIB, {1: 40 * MIB}))
-    own_server._keep_learnt(both, Taken(5 * MIB, {0: 20 * MIB, 1: 20 * MIB}))
+    keep_maximum(first, ServerMemory(5 * MIB, {0: 40 * MIB}))
+    keep_maximum(second, ServerMemory(5 * MIB, {1: 40 * MIB}))
+    keep_maximum(both, ServerMemory(5 * MIB, {0: 20 * MIB, 1: 20 * MIB}))
     assert not Capacity().fits(first, [])
     assert Capacity().fits(second, [])
     assert Capacity().fits(both, [])
@@ -136,7 +136,7 @@ def test_on_gpus_what_was_seen_on_each_counts_and_what_the_settings_leave(
     assert Capacity(gpu_bytes=60 * MIB).fits(both, [loaded])
     with pytest.raises(EngineLoadError, match=r"about 40 MiB .* may take 35 MiB on GPU 1"):
         Capacity(gpu_bytes=35 * MIB).fits(second, [])
-    own_server._keep_learnt(host, Taken(10 * MIB))
+    keep_maximum(host, ServerMemory(10 * MIB))
     assert not Capacity(bytes=14 * MIB).fits(host, [loaded])
     assert not Capacity(bytes=16 * MIB).fits(host, [loaded], sleeping_bytes=2 * MIB)
     assert Capacity(bytes=16 * MIB).fits(host, [loaded])

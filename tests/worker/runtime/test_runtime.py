@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -539,6 +540,29 @@ def test_a_model_that_was_loaded_again_is_not_unloaded_for_the_time_before(
     assert runtime.loader.models["m"] is in_use
     assert in_use.state == ModelState.READY
     in_use.release_slot()
+    wait_until(lambda: "m" not in runtime.loader.models)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_model_that_belongs_on_other_hosts_goes_also_if_it_is_reloaded_meanwhile(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One change of an entry may be of its hosts and of the settings of its engine."""
+    spec = ModelSpec("m", "scripted", hosts=("elsewhere",))
+    monkeypatch.setattr(residency, "catalogue", lambda: SimpleNamespace(models={"m": spec}))
+    monkeypatch.setattr(runtime.loader, "_find_spec", lambda _: spec)
+    renew, this_thread = runtime.lease.renew, threading.current_thread()
+    is_reloaded = threading.Event()
+
+    def renew_after_reload() -> None:
+        if threading.current_thread() is not this_thread:
+            is_reloaded.wait(60)
+        renew()
+
+    monkeypatch.setattr(runtime.lease, "renew", renew_after_reload)
+    runtime.loader.replicas.reconcile()
+    runtime.loader.reload("m")
+    is_reloaded.set()
     wait_until(lambda: "m" not in runtime.loader.models)
 
 

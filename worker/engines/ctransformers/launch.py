@@ -29,13 +29,12 @@ from worker.engines.chat.configuration import (
     options_with,
 )
 from worker.engines.grammars import llguidance_grammar
-from worker.engines.openai_upstream.client import Upstream
-from worker.engines.openai_upstream.engine import TokenService, UpstreamEngine
+from worker.engines.openai_upstream.engine import UpstreamEngine
 from worker.engines.openai_upstream.payload import Payloads
 from worker.engines.openai_upstream.server import Endpoint, own_server
-from worker.engines.own_server import HOST, Launch, OwnServer, server_settings
+from worker.engines.own_server import HOST, Launch, OwnServer
 from worker.model_servers.llama_server import LOAD_FAILED
-from worker.model_servers.process import Order, ServerProcess
+from worker.model_servers.process import Order, ServerProcess, server_settings
 
 _ROOT = Path(__file__).resolve().parent.parent.parent.parent
 _NAMES = (
@@ -115,9 +114,7 @@ def _why_not_loaded(spec: ModelSpec, process: ServerProcess) -> str:
 
 def _connected(spec: ModelSpec, options: CtransformersOptions, at: Endpoint) -> Engine:
     """Return the engine of a server that is ready."""
-    server = own_server(spec, FLAVOR, at)
-    upstream, payloads = Upstream(spec, server), _Payloads(spec, server)
-    engine = UpstreamEngine(upstream, payloads, TokenService(upstream, server, payloads), server)
+    engine = UpstreamEngine(spec, own_server(spec, FLAVOR, at), _Payloads)
     if not has_chat(spec):
         return engine
     assert spec.file is not None

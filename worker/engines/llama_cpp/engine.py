@@ -31,7 +31,7 @@ from inference_site.catalogue.memory import ModelMemory
 from inference_site.core.domain.errors import EngineError, EngineLoadError, InvalidRequest
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest
-from worker.engines.base import Engine, Sink, run_to_end
+from worker.engines.base import Engine, OnEnd, Sink, start_and_report
 from worker.engines.chat.adapter import ChatAdapter
 from worker.engines.chat.configuration import Vocabulary, check_prompt_templates, named_template
 from worker.engines.chat.template import stop_texts_of, takes_tools
@@ -63,9 +63,9 @@ from worker.engines.openai_upstream.client import Upstream
 from worker.engines.openai_upstream.errors import ErrorReader
 from worker.engines.openai_upstream.event_loop import Cancelled, event_loop
 from worker.engines.openai_upstream.server import Endpoint, Server, own_server
-from worker.engines.own_server import HOST, METRICS, Launch, OwnServer, server_settings
+from worker.engines.own_server import HOST, METRICS, Launch, OwnServer
 from worker.model_servers import llama_server
-from worker.model_servers.process import Order
+from worker.model_servers.process import Order, server_settings
 
 _ASK_S = 30.0
 _THOUGHTS = ("think", "reasoning", "channel")
@@ -101,7 +101,7 @@ def load(spec: ModelSpec) -> Engine:
         Launch(
             order=partial(order, spec, arguments),
             connect=partial(_connected, spec, trial, build),
-            has_learnt=build.has_learnt,
+            may_retry=build.may_retry,
             ready=FLAVORS["llama_cpp"].ready,
             pulse=METRICS,  # The server's main loop answers this path.
             has_metrics=True,
@@ -123,7 +123,7 @@ class _Build:
 
     def __init__(self, command: str) -> None:
         self._command = command
-        self._is_news = False
+        self._has_crashed = False
 
     def takes_llguidance(self, http: httpx.Client) -> bool:
         """Whether the server takes llguidance's grammars. Raise httpx.HTTPError if it ends."""
@@ -134,13 +134,13 @@ class _Build:
             return http.post("/v1/completions", json=body).is_success
         except httpx.TransportError:
             self._without_llguidance.add(self._command)
-            self._is_news = True
+            self._has_crashed = True
             raise
 
-    def has_learnt(self) -> bool:
-        """Whether the grammar has crashed the server since the last call."""
-        has_learnt, self._is_news = self._is_news, False
-        return has_learnt
+    def may_retry(self) -> bool:
+        """Whether the grammar has crashed the server since the last call: it is not tried again."""
+        has_crashed, self._has_crashed = self._has_crashed, False
+        return has_crashed
 
 
 def _connected(
@@ -212,12 +212,7 @@ class LlamaCppEngine(Engine):
         self._takes_tools = takes_tools(vocabulary.chat_template or "")
         self._threads = ThreadPoolExecutor(spec.slots, thread_name_prefix=f"model-{spec.id}")
 
-    def start(
-        self,
-        request: GenerationRequest,
-        sink: Sink,
-        ended: Callable[[Exception | None], None],
-    ) -> bool:
+    def start(self, request: GenerationRequest, sink: Sink, ended: OnEnd) -> bool:
         """Begin the request (see ``Engine.start``).
 
         A request that needs one call of the server runs on the event loop, any other on a thread.
@@ -225,7 +220,7 @@ class LlamaCppEngine(Engine):
         if sink.cancelled:
             return False
         if BANNED in request.extensions:
-            self._threads.submit(run_to_end, self, request, sink, ended)
+            self._threads.submit(start_and_report, partial(self.run, request, sink), ended)
             return True
         chat = self._with_tools_in_text(request)
         if chat.operation == "chat" and not needs_own_chat(chat, self._spec):
@@ -238,7 +233,7 @@ class LlamaCppEngine(Engine):
             if not is_long(request.prompts):
                 event_loop().start(self._completion(request, sink), ended)
                 return True
-        self._threads.submit(run_to_end, self, request, sink, ended)
+        self._threads.submit(start_and_report, partial(self.run, request, sink), ended)
         return True
 
     def _with_tools_in_text(self, request: GenerationRequest) -> GenerationRequest:
@@ -341,11 +336,7 @@ class LlamaCppEngine(Engine):
         """Return a function that posts to the server, and raises Cancelled if the run is."""
 
         def ask(path: str, payload: dict[str, Any]) -> dict[str, Any]:
-            return event_loop().run(
-                self._upstream.post(
-                    lambda address: f"{address.root_url}{path}", payload, request, sink
-                )
-            )
+            return event_loop().run(self._upstream.post(path, payload, request, sink, at_root=True))
 
         return ask
 

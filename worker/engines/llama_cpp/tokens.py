@@ -39,6 +39,7 @@ from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest
 from worker.engines.base import Sink
 from worker.engines.llama_cpp.payload import LlamaCppPayloads
+from worker.engines.openai_upstream.engine import piece_of
 from worker.engines.texts import (
     PIECE,
     TOKENIZE_LIMIT,
@@ -261,12 +262,6 @@ def tokens_of_words(ask: Ask, words: Sequence[str]) -> tuple[int, ...]:
             )
         tokens += plain + (spaced if len(spaced) == 1 else [])
     return tuple(dict.fromkeys(tokens))
-
-
-def piece_of(entry: dict[str, Any]) -> bytes:
-    """Return a token's text. llama.cpp sends a part of a character as a list of bytes."""
-    piece: str | list[int] = entry["piece"]
-    return piece.encode() if isinstance(piece, str) else bytes(piece)
 
 
 Tokens = tuple[int, ...]

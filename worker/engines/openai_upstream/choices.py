@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from inference_site.catalogue.engines.openai_upstream import Flavor
 from inference_site.core.domain.deltas import (
     Delta,
     Finish,
@@ -34,28 +35,20 @@ _NOTHING: list[Delta] = []
 class ChoiceReader:
     """A fold over the choices of one index.
 
-    ``forced_by_schema``: the answer's text is a call, as ``ForcedCall`` reads it. ``cuts``: the
-    server has no stop tokens, and returns token ids with their log probabilities, so the text is
-    cut here. ``ends_after_stop``: the server may send the stop text too.
+    The text of a call that is forced by a schema is read as a call (``ForcedCall``). A server that
+    names tokens has no stop tokens: the text is cut here, before the first of them.
     """
 
-    def __init__(
-        self,
-        request: GenerationRequest,
-        index: int,
-        forced_by_schema: bool,
-        cuts: bool,
-        ends_after_stop: bool,
-    ) -> None:
+    def __init__(self, request: GenerationRequest, index: int, flavor: Flavor) -> None:
         self._request, self._index = request, index
         self._top_logprobs = request.top_logprobs
         self._must_call = request.must_call
-        by_text = forced_by_schema or request.forced_grammar is not None
+        by_text = flavor.forces_by_schema or request.forced_grammar is not None
         self._forced = forced_reader(request, index) if request.must_call and by_text else None
         self._calls = CallReader(index, parallel=request.parallel_tool_calls)
         self._held: tuple[TokenLogprob, ...] = ()
-        self._stop_ids = frozenset(request.stop_token_ids) if cuts else frozenset[int]()
-        cuts_text = ends_after_stop and request.stop and not request.echo
+        self._stop_ids = frozenset(request.stop_token_ids if flavor.names_tokens else ())
+        cuts_text = flavor.ends_after_stop and request.stop and not request.echo
         self._stops = StopTexts(request.stop) if cuts_text else None
         self.finished = self.is_cut = False
 

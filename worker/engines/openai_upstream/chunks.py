@@ -77,9 +77,7 @@ class ChunkReader:
         self, request: GenerationRequest, sink: Sink, errors: ErrorReader, server: Server
     ) -> None:
         self.request, self._sink, self._errors = request, sink, errors
-        self._by_schema = server.flavor.forces_by_schema
-        self._cuts = server.flavor.names_tokens and bool(request.stop_token_ids)
-        self._ends_after_stop = server.flavor.ends_after_stop
+        self._flavor = server.flavor
         self._done = False
         self.usage = UsageReader(request)
         self.restart()
@@ -107,8 +105,7 @@ class ChunkReader:
     def restart(self) -> None:
         """Discard the state of a failed attempt, before the next one."""
         self._choices = [
-            ChoiceReader(self.request, i, self._by_schema, self._cuts, self._ends_after_stop)
-            for i in range(self.request.answers)
+            ChoiceReader(self.request, index, self._flavor) for index in range(self.request.answers)
         ]
         self._lines = EventLines()
         self.usage.restart()
@@ -158,7 +155,7 @@ class ChunkReader:
             self.account()
         for delta in deltas:
             self._sink.feed(delta)
-        if self._cuts and all(choice.is_cut for choice in self._choices):
+        if all(choice.is_cut for choice in self._choices):
             raise Cancelled  # Closing the connection stops the server.
 
     def _read(self, event: bytes) -> list[Delta]:

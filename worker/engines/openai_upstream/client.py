@@ -184,16 +184,22 @@ class Upstream:
 
     async def post(
         self,
-        url: Callable[[Address], str],
+        path: str,
         payload: Mapping[str, Any],
         request: GenerationRequest,
         sink: Sink,
+        *,
+        at_root: bool = False,
     ) -> dict[str, Any]:
-        """Return the server's answer, an object. Raise Cancelled or EngineError."""
+        """Return the server's answer, an object. Raise Cancelled or EngineError.
+
+        ``at_root``: the path is one of the server's own endpoints, beside ``/v1``.
+        """
 
         async def ask(address: Address) -> dict[str, Any]:
+            url = f"{address.root_url if at_root else address.base_url}{path}"
             with self._watched(address, sink, None) as watch:
-                async with self._request(address, url(address), payload) as answer:
+                async with self._request(address, url, payload) as answer:
                     watch.is_lost = partial(_is_cut_off, answer)
                     await self._raise_for_status(address, answer, request)
                     body = await _whole_body(answer)

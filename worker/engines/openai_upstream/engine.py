@@ -33,7 +33,7 @@ from inference_site.core.domain.deltas import (
 from inference_site.core.domain.errors import GenerationFailed, InvalidRequest
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest
-from worker.engines.base import Engine, Sink
+from worker.engines.base import Engine, OnEnd, Sink
 from worker.engines.chat.template import wire_part
 from worker.engines.openai_upstream.audio import AudioReader, Form, speaking_fields
 from worker.engines.openai_upstream.chunks import ChunkReader, estimated_input
@@ -49,33 +49,22 @@ def load(spec: ModelSpec) -> UpstreamEngine:
 
     Raise EngineLoadError for a key that cannot be read.
     """
-    return engine_of(spec, server_of(spec))
-
-
-def engine_of(spec: ModelSpec, server: Server) -> UpstreamEngine:
-    """Return the engine of a model of these servers."""
-    upstream, payloads = Upstream(spec, server), Payloads(spec, server)
-    tokens = TokenService(upstream, server, payloads)
-    return UpstreamEngine(upstream, payloads, tokens, server)
+    return UpstreamEngine(spec, server_of(spec))
 
 
 class UpstreamEngine(Engine):
-    """A model of a server (see ``worker.engines.base.Engine``)."""
+    """A model of these servers (see ``worker.engines.base.Engine``)."""
 
     blocks = False
 
     def __init__(
-        self, upstream: Upstream, payloads: Payloads, tokens: TokenService, server: Server
+        self, spec: ModelSpec, server: Server, payloads: type[Payloads] = Payloads
     ) -> None:
-        self._upstream, self._payloads, self._tokens = upstream, payloads, tokens
-        self._server = server
+        self._server, self._upstream = server, Upstream(spec, server)
+        self._payloads = payloads(spec, server)
+        self._tokens = TokenService(self._upstream, server, self._payloads)
 
-    def start(
-        self,
-        request: GenerationRequest,
-        sink: Sink,
-        ended: Callable[[Exception | None], None],
-    ) -> bool:
+    def start(self, request: GenerationRequest, sink: Sink, ended: OnEnd) -> bool:
         """Begin the request on the event loop (see ``Engine.start``)."""
         event_loop().start(self._work(request, sink), ended)
         return True
@@ -173,9 +162,7 @@ class TokenService:
             payload = {"input": inputs, "encoding_format": form}
             if request.truncate:
                 payload |= self._payloads.named({"truncate_prompt_tokens": -1})
-            answer = await self._upstream.post(
-                lambda address: f"{address.base_url}/embeddings", payload, request, sink
-            )
+            answer = await self._upstream.post("/embeddings", payload, request, sink)
             try:
                 # On a thread: decoding takes milliseconds, in which the loop reads other answers.
                 by_index = await asyncio.to_thread(_vectors, answer)
@@ -193,12 +180,8 @@ class TokenService:
         """Compare the prompts with their queries (see ``Engine.rank``)."""
         tokens = 0
         for query, first, documents in request.comparisons(_BATCH):
-            answer = await self._upstream.post(
-                lambda address: f"{address.base_url}/rerank",
-                {"query": query, "documents": documents},
-                request,
-                sink,
-            )
+            body = {"query": query, "documents": documents}
+            answer = await self._upstream.post("/rerank", body, request, sink)
             try:
                 scores = {int(e["index"]): float(e["relevance_score"]) for e in answer["results"]}
                 ordered = [scores[position] for position in range(len(documents))]
@@ -224,9 +207,7 @@ class TokenService:
             inputs = [list(prompts[n : n + _BATCH]) for n in range(0, len(prompts), _BATCH)]
         tokens = index = 0
         for given in inputs:
-            answer = await self._upstream.post(
-                lambda address: f"{address.base_url}/moderations", {"input": given}, request, sink
-            )
+            answer = await self._upstream.post("/moderations", {"input": given}, request, sink)
             expected = 1 if request.messages else len(given)
             try:
                 results = [
@@ -281,11 +262,12 @@ class TokenService:
             if not with_texts:
                 return TokensDelta(tuple(tokens))
             ids = tuple(entry["id"] for entry in tokens)
-            return TokensDelta(ids, texts=tuple(map(_piece, tokens)))
+            texts = tuple(piece_of(entry).decode("utf-8", "replace") for entry in tokens)
+            return TokensDelta(ids, texts=texts)
         body = {"prompt": text}
         body |= {} if special else {"add_special_tokens": False}
         body |= {"return_token_strs": True} if with_texts else {}
-        answer = await self._post("/tokenize", body, request, sink)
+        answer = await self._upstream.post("/tokenize", body, request, sink, at_root=True)
         return TokensDelta(
             tuple(_checked(answer, "tokens", list)), texts=tuple(answer.get("token_strs") or ())
         )
@@ -303,15 +285,8 @@ class TokenService:
         request: GenerationRequest,
         sink: Sink,
     ) -> T:
-        return _checked(await self._post(path, payload, request, sink), key, kind)
-
-    async def _post(
-        self, path: str, payload: dict[str, Any], request: GenerationRequest, sink: Sink
-    ) -> dict[str, Any]:
-        answer: dict[str, Any] = await self._upstream.post(
-            lambda address: f"{address.root_url}{path}", payload, request, sink
-        )
-        return answer
+        answer = await self._upstream.post(path, payload, request, sink, at_root=True)
+        return _checked(answer, key, kind)
 
 
 def _reported_input(answer: dict[str, Any]) -> int:
@@ -348,10 +323,10 @@ def _checked(answer: dict[str, Any], key: str, kind: type[T]) -> T:
     return value
 
 
-def _piece(entry: dict[str, Any]) -> str:
+def piece_of(entry: dict[str, Any]) -> bytes:
     """Return a token's text. llama.cpp sends a part of a character as a list of bytes."""
-    piece = entry["piece"]
-    return piece if isinstance(piece, str) else bytes(piece).decode("utf-8", "replace")
+    piece: str | list[int] = entry["piece"]
+    return piece.encode() if isinstance(piece, str) else bytes(piece)
 
 
 def _vectors(answer: dict[str, Any]) -> dict[int, bytes]:
@@ -390,7 +365,7 @@ async def feed_prompt_logprobs(
     body = {name: value for name, value in payload.items() if name not in _STREAM_FIELDS}
     body |= {"n": 1, "max_tokens": 1, "min_tokens": 0, "return_token_ids": True}
     body["prompt_logprobs"] = request.prompt_logprobs
-    answer = await upstream.post(lambda at: f"{at.base_url}{path}", body, request, sink)
+    answer = await upstream.post(path, body, request, sink)
     # vLLM puts them into the answer of a chat, and into each choice of a completion.
     prompts = [answer] if request.operation == "chat" else answer.get("choices")
     try:

@@ -17,13 +17,14 @@ from functools import cache
 from typing import Any, Protocol, TypeVar
 
 from inference_site.core.domain.errors import EngineUnavailable
+from worker.engines.base import OnEnd
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
 """Interval of the checks for cancellation and silence."""
 _TICK_S, _LONGEST_TICK_S = 0.02, 0.1
-"""The shortest bounds how long a slot stays in use after the end of its answer."""
+"""Bounds of a tick. The end of an answer waits for the next one, and so does its slot."""
 _REST_RATIO = 9
 """Ratio of the pause before a tick to the time that the last tick took."""
 
@@ -151,9 +152,7 @@ class EventLoop:
         self._begins.set()
         return future.result()
 
-    def start(
-        self, work: Coroutine[Any, Any, None], ended: Callable[[Exception | None], None]
-    ) -> None:
+    def start(self, work: Coroutine[Any, Any, None], ended: OnEnd) -> None:
         """Begin a coroutine; at its end call ``ended`` on the loop, with its exception if any."""
 
         def on_done(done: asyncio.Task[None]) -> None:

@@ -251,24 +251,19 @@ class Reasoning:
     has_calls: bool = False
 
 
-CallReader = Callable[[Source, Output, Sequence[Tool], str], Reading[bool]]
-"""Reads the calls after a start tag, its last argument; empty for calls without a tag.
-
-It returns whether there were any. Text that it does not read is content.
-"""
-
-
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """The format of a model's calls.
 
-    ``starts`` are the tags that begin calls. ``tags`` are all others; a misplaced one is dropped.
-    ``bare_start`` is the first character of calls without a tag, which are only recognised at the
-    beginning of the content.
+    ``read`` reads the calls after a start tag, its last argument, which is empty for calls without
+    one. It returns whether there were any; text that it does not read is content. ``starts`` are
+    the tags that begin calls. ``tags`` are all others; a misplaced one is dropped. ``bare_start``
+    is the first character of calls without a tag, which are only recognised at the beginning of
+    the content.
     """
 
     name: str
-    read: CallReader
+    read: Callable[[Source, Output, Sequence[Tool], str], Reading[bool]]
     starts: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     bare_start: str = ""
