@@ -28,7 +28,7 @@ from inference_site.core.storage.cipher import seal
 from inference_site.runs.queue import new_id
 from inference_site.runs.streams.batches import Sent
 from responses_api import events
-from responses_api.client_tools import CLIENT_TOOLS, ClientTool, Route, new_call, typed_call
+from responses_api.client_tools import CLIENT_TOOLS, ClientTool, new_call, typed_call
 from responses_api.events import (
     ItemEvents,
     as_refusal,
@@ -37,7 +37,7 @@ from responses_api.events import (
     summary_of,
     with_text,
 )
-from responses_api.site_tools import SiteToolType, site_tools, with_citations
+from responses_api.site_tools import Route, SiteToolType, site_tools, with_citations
 from responses_api.turns import SitePlan
 from responses_api.wire import objects as wire
 from responses_api.wire.input_items import ItemStatus
