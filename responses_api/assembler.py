@@ -194,7 +194,7 @@ class ResponseAssembler(Assembler):
         if self._turns is not None and self._saved is not None:
             items = _ITEMS.validate_python(self._saved["items"])
             for item in items[len(output.items) :]:
-                frames += output.add_whole(item)
+                frames += self._judged_first(output.add_whole(item))
             sealed = [item.encrypted_content for item in items if isinstance(item, Compaction)]
             compacted = self._assembly.unseal_compaction(sealed[-1]) if sealed else None
             self._turns.restore(self._saved["turns"], compacted)
