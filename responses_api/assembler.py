@@ -249,7 +249,7 @@ class ResponseAssembler(Assembler):
         moderation = self._moderation
         if moderation is not None and (moderation.input_calls() or not self._tool_calls):
             moderation.take(result)
-            if "output" not in moderation.judged or moderation.is_blocked:
+            if moderation.withholds():
                 return ()
             frames, self._unjudged = self._unjudged, []
             return frames
@@ -259,7 +259,7 @@ class ResponseAssembler(Assembler):
 
     def _judged_first(self, frames: Sequence[bytes]) -> Sequence[bytes]:
         """Return the frames that may be sent now; the others wait until the output was judged."""
-        if self._moderation is None or not self._moderation.blocks_output:
+        if self._moderation is None or not self._moderation.withholds():
             return frames
         self._unjudged += frames
         return ()
@@ -333,9 +333,7 @@ class ResponseAssembler(Assembler):
         """End the open item and complete the object; return the last frames of the stream."""
         output = self._output
         if (moderation := self._moderation) is not None:
-            if moderation.blocks_output and (
-                moderation.is_blocked or "output" not in moderation.judged
-            ):
+            if moderation.withholds():
                 output.discard(self._unjudged)
             fields["moderation"] = Moderation(
                 input=moderation.shown("input")[0], output=moderation.shown("output")[0]
@@ -427,7 +425,7 @@ class CompactionAssembler(WholeAnswerAssembler):
         compaction = new_item({"type": "compaction", "encrypted_content": sealed})
         return {
             "id": self._assembly.response_id,
-            "object": "response.compaction",
+            "object": COMPACTION,
             "created_at": self._assembly.created_at,
             "output": [*self._assembly.kept, compaction.wire()],
             "usage": response_usage(self._usage).model_dump(),

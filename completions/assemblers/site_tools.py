@@ -172,17 +172,10 @@ class ModeratedAssembler(ChatAssembler):
         return self._judged_first(super().feed(delta))
 
     def _judged_first(self, frames: Sequence[bytes]) -> Sequence[bytes]:
-        if not self._must_wait:
+        if not self._moderation.withholds(len(self._choices)):
             return frames
         self._unjudged += frames
         return ()
-
-    @property
-    def _must_wait(self) -> bool:
-        """Whether nothing may be sent yet: the answers may be blocked, and were not judged."""
-        moderation = self._moderation
-        have_all = len(moderation.judged.get("output", ())) == len(self._choices)
-        return moderation.blocks_output and (moderation.is_blocked or not have_all)
 
     def calls(self) -> Sequence[SiteCall]:
         """Return the calls that judge the input, then searches, then those that judge answers."""
@@ -216,7 +209,7 @@ class ModeratedAssembler(ChatAssembler):
         if not self._moderation.input_calls() and super().calls():
             return self._judged_first(super().add_result(result))
         self._moderation.take(result)
-        if self._must_wait:
+        if self._moderation.withholds(len(self._choices)):
             return ()
         frames, self._unjudged = self._unjudged, []
         return frames
@@ -244,7 +237,7 @@ class ModeratedAssembler(ChatAssembler):
 
     def fail(self, error: Exception) -> Ending:
         """End with the error, and with the partial answers if they may be shown."""
-        if self._must_wait:
+        if self._moderation.withholds(len(self._choices)):
             self._discard()
         return super().fail(error)
 
