@@ -173,12 +173,12 @@ def _includes_usage(body: ChatCompletionRequest | CompletionRequest) -> bool:
 
 def list_stored(request: Request) -> Response:
     """Answer ``GET /v1/chat/completions``: the project's, filtered by model and metadata."""
-    page = parse_page(request._request.GET, "asc")
+    page = parse_page(request.query_params, "asc")
     project_id = caller_of(request).project_id
     rows = completions_of(project_id)
-    if model := request._request.GET.get("model"):
+    if model := request.query_params.get("model"):
         rows = rows.filter(model=model)
-    if metadata := parse_metadata(request._request.GET):
+    if metadata := parse_metadata(request.query_params):
         rows = rows.filter(metadata__contains=metadata)
     last = None
     if page.after is not None:
@@ -230,7 +230,7 @@ class StoredMessagesView(ApiView):
     @documented(query=PageQuery, answer=ListObject[StoredMessage])
     def get(self, request: Request, completion_id: str) -> Response:
         """List the messages that a stored chat completion answered."""
-        page = parse_page(request._request.GET, "asc")
+        page = parse_page(request.query_params, "asc")
         messages = wire_messages(find(caller_of(request).project_id, completion_id))
         if page.order == "desc":
             messages.reverse()
