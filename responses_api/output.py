@@ -360,20 +360,19 @@ class OutputWriter(Output):
         open_ = self.open_item
         assert open_ is not None
         item_events = ItemEvents(ended.id, open_.index, self.numbers)
+        called: Frames = ()
         if open_.is_silent:
-            closing = item_events.whole(ended)
+            closing = list(item_events.whole(ended)) if self._emits else []
+            open_.first = closing[0].sequence_number if closing else None
         else:
             called = self._called() if isinstance(ended, SiteCallItem) else ()
-            closing = item_events.closing(ended, has_delta=bool(open_.pieces))
-        frames = list(closing) if self._emits else []
-        if open_.is_silent:
-            called = ()
-            open_.first = frames[0].sequence_number if frames else None
+            has_delta = bool(open_.pieces)
+            closing = list(item_events.closing(ended, has_delta=has_delta)) if self._emits else []
         if open_.is_silent or not _has_deltas(ended):
             open_.pieces, open_.logprob_counts = [], []
         self._finish(ended)
         self._open_type = None
-        return [*called, *self.encode(frames)]
+        return [*called, *self.encode(closing)]
 
     def _begin(
         self,
