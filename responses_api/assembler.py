@@ -22,6 +22,7 @@ from inference_site.core.domain.deltas import (
     Delta,
     Finish,
     FinishReason,
+    ToolCallDelta,
     Usage,
 )
 from inference_site.core.domain.errors import ContextLengthExceeded
@@ -41,14 +42,10 @@ from inference_site.runs.queue import new_id
 from inference_site.runs.streams.batches import Ending, Sent
 from inference_site.runs.streams.request_documents import Assembly
 from responses_api import events
-from responses_api.client_tools import Route
-from responses_api.events import (
-    encode,
-)
 from responses_api.items import SealedContext, new_item, seal_context, unseal_context
 from responses_api.output import OutputWriter
-from responses_api.site_tools import FirstCall
-from responses_api.turns import SitePlan, TokensSpent, Turns
+from responses_api.site_tools import FirstCall, Route
+from responses_api.turns import ResponseTurns, SitePlan
 from responses_api.wire.input_items import ItemStatus
 from responses_api.wire.objects import (
     Compaction,
@@ -137,7 +134,7 @@ class ResponseAssembler(Assembler):
         self._assembly = assembly
         self._routes = {name: Route(**route) for name, route in assembly.routes.items()}
         self._plan = plan = assembly.plan()
-        self._turns = None if plan is None else Turns(self._routes, plan)
+        self._turns = None if plan is None else ResponseTurns(self._routes, plan)
         self._saved: Mapping[str, Any] | None = None
         self._summary = self.response.reasoning.summary
         self._output = self._new_output()
@@ -194,17 +191,20 @@ class ResponseAssembler(Assembler):
         frames = output.encode(
             events.opening_events(self.response, output.numbers, output.first_number)
         )
-        deltas: list[Delta] = []
         if self._turns is not None and self._saved is not None:
             items = _ITEMS.validate_python(self._saved["items"])
             for item in items[len(output.items) :]:
-                frames += output.add_whole(item)
+                frames += self._judged_first(output.add_whole(item))
             sealed = [item.encrypted_content for item in items if isinstance(item, Compaction)]
             compacted = self._assembly.unseal_compaction(sealed[-1]) if sealed else None
-            deltas = self._turns.restore(self._saved["turns"], compacted)
+            self._turns.restore(self._saved["turns"], compacted)
+            self._finish_reason, self._has_turn_ended = "tool_calls", True
+            for delta in self._turns.calling_deltas():
+                frames += self._judged_first(output.feed(delta))
         elif self._turns is not None and self._plan is not None and self._plan.first_calls:
-            deltas = self._turns.first(self._plan.first_calls)
-        return [*frames, *(frame for delta in deltas for frame in self.feed(delta))]
+            for delta in self._turns.first(self._plan.first_calls):
+                frames += self.feed(delta)
+        return frames
 
     def calls(self) -> Sequence[SiteCall]:
         """Return the calls to run (see ``Assembler``).
@@ -222,13 +222,16 @@ class ResponseAssembler(Assembler):
 
     @property
     def _tool_calls(self) -> Sequence[SiteCall]:
-        is_cut = self._finish_reason in _INCOMPLETE_REASONS
-        return () if self._turns is None or is_cut else self._turns.calls
+        return () if self._turns is None or self._is_cut else self._turns.waiting
 
     @property
     def _is_last_turn(self) -> bool:
-        is_cut = self._finish_reason in _INCOMPLETE_REASONS
-        return self._turns is None or is_cut or self._turns.is_last
+        return self._turns is None or self._is_cut or self._turns.is_last
+
+    @property
+    def _is_cut(self) -> bool:
+        """Whether the turn has ended before the model was done."""
+        return self._finish_reason in _INCOMPLETE_REASONS
 
     def save(self) -> Mapping[str, Any]:
         """Return the items of ended turns, and the state of the turns (see ``Assembler``).
@@ -246,7 +249,7 @@ class ResponseAssembler(Assembler):
         moderation = self._moderation
         if moderation is not None and (moderation.input_calls() or not self._tool_calls):
             moderation.take(result)
-            if "output" not in moderation.judged or moderation.is_blocked:
+            if moderation.withholds():
                 return ()
             frames, self._unjudged = self._unjudged, []
             return frames
@@ -256,7 +259,7 @@ class ResponseAssembler(Assembler):
 
     def _judged_first(self, frames: Sequence[bytes]) -> Sequence[bytes]:
         """Return the frames that may be sent now; the others wait until the output was judged."""
-        if self._moderation is None or not self._moderation.blocks_output:
+        if self._moderation is None or not self._moderation.withholds():
             return frames
         self._unjudged += frames
         return ()
@@ -268,13 +271,11 @@ class ResponseAssembler(Assembler):
             return None
         if not self._has_turn_ended:
             return request  # That of the first turn, after the input was judged.
-        if self._turns is None or self._finish_reason in _INCOMPLETE_REASONS:
+        if self._turns is None or self._is_last_turn:
             return None
-        try:
-            following = self._turns.next_request(request, self._usage.output_tokens)
-        except TokensSpent:
+        following = self._turns.next_request(request)
+        if following is None:
             self._finish_reason = "length"
-            return None
         self._has_turn_ended = following is None
         return following
 
@@ -295,8 +296,10 @@ class ResponseAssembler(Assembler):
             ended = output.end_item("completed")
             item = Compaction(id=new_id("cmp_"), encrypted_content=sealed)
             return [*ended, *output.add_whole(item)]
-        if self._turns is not None and not self._turns.take(delta):
-            return ()
+        if self._turns is not None:
+            self._turns.take(delta)
+            if isinstance(delta, ToolCallDelta) and self._turns.ignores:
+                return ()
         return self._output.feed(delta)
 
     def complete(self) -> Ending:
@@ -330,9 +333,7 @@ class ResponseAssembler(Assembler):
         """End the open item and complete the object; return the last frames of the stream."""
         output = self._output
         if (moderation := self._moderation) is not None:
-            if moderation.blocks_output and (
-                moderation.is_blocked or "output" not in moderation.judged
-            ):
+            if moderation.withholds():
                 output.discard(self._unjudged)
             fields["moderation"] = Moderation(
                 input=moderation.shown("input")[0], output=moderation.shown("output")[0]
@@ -357,7 +358,7 @@ def failure(error: Exception, *, first: int = 0) -> Ending:
     See ``inference_site.runs.kinds.Failure``.
     """
     client_error = _client_error(error)
-    frames = [encode(events.error_event(client_error.envelope["error"], count(first)))]
+    frames = [events.encode(events.error_event(client_error.envelope["error"], count(first)))]
     if settings.RESPONSES_SEND_DONE:
         frames.append(events.DONE)
     return _failed_ending(client_error, frames, is_early=True)
@@ -424,7 +425,7 @@ class CompactionAssembler(WholeAnswerAssembler):
         compaction = new_item({"type": "compaction", "encrypted_content": sealed})
         return {
             "id": self._assembly.response_id,
-            "object": "response.compaction",
+            "object": COMPACTION,
             "created_at": self._assembly.created_at,
             "output": [*self._assembly.kept, compaction.wire()],
             "usage": response_usage(self._usage).model_dump(),

@@ -2,7 +2,7 @@
 
 Models know functions only. ``CLIENT_TOOLS`` has, for each tool that the API defines by its type,
 the function that stands for it. ``OfferedTools`` are the functions of one request: those of the
-client, of its namespaces, and those that stand for its typed tools. ``Route`` leads back from the
+client, of its namespaces, and those that stand for its typed tools. A ``Route`` leads back from the
 name that the model calls to the tool.
 """
 
@@ -19,15 +19,13 @@ from inference_site.core.domain import request
 from inference_site.core.domain.request import (
     MAX_FUNCTIONS,
     custom_tool,
-    distinct_name,
-    function_name,
 )
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.api.payload import shown_name
 from inference_site.gateway.request_fields.mapping import to_grammar
 from inference_site.gateway.request_fields.wire import GrammarInput
 from inference_site.runs.queue import new_id
-from responses_api.site_tools import FirstCall, site_tool_named
+from responses_api.site_tools import FirstCall, Route, site_tool_named
 from responses_api.wire.input_items import ItemStatus
 from responses_api.wire.objects import (
     ApplyPatchCall,
@@ -188,24 +186,6 @@ delete_file: no diff.""",
 
 TOOL_ITEMS = ("additional_tools", "tool_search_output", "mcp_list_tools")
 """Types of items that give the model tools."""
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """The tool that a name leads to: its ``type``, its own name and its namespace."""
-
-    type: str
-    name: str
-    namespace: str | None = None
-
-    @property
-    def usual_name(self) -> str:
-        """The name that the model calls, unless another tool has the same one."""
-        return function_name(self.name, self.namespace, self.type)
-
-    def distinct_name(self, name: str) -> str:
-        """Return a name that no other tool has: ``name``, shortened, and a digest of the tool."""
-        return distinct_name(name, self.name, self.namespace, self.type)
 
 
 @dataclass(slots=True)

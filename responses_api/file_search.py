@@ -15,7 +15,7 @@ from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.runs.queue import new_id
 from inference_site.vector_stores.models import VectorStore
 from inference_site.vector_stores.wire import to_ranking
-from responses_api.site_tools import SiteToolType, text_argument
+from responses_api.site_tools import Route, SiteToolType, text_argument
 from responses_api.wire.objects import FileSearchCall, SiteCallItem, changed
 from responses_api.wire.tools import FileSearchTool, TypedTool
 
@@ -44,8 +44,6 @@ class FileSearchType(SiteToolType):
         self, tool: TypedTool, offered: OfferedTools, project_id: int
     ) -> dict[str, Any] | None:
         """Offer the function. Raise InvalidRequestError for a store that cannot be searched."""
-        from responses_api.client_tools import Route
-
         assert isinstance(tool, FileSearchTool)
         if any(one["type"] == self.type for one in offered.site_tools):
             raise InvalidRequestError(
@@ -72,7 +70,7 @@ class FileSearchType(SiteToolType):
             "shows_results": RESULTS in offered.include,
         }
 
-    def begin(self, route: Any, options: Mapping[str, Any]) -> FileSearchCall:
+    def begin(self, route: Route, options: Mapping[str, Any]) -> FileSearchCall:
         """Return the item of a call that begins (see ``SiteToolType.begin``)."""
         return FileSearchCall(id=new_id("fs_"), status="in_progress", queries=[])
 

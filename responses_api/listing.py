@@ -62,7 +62,7 @@ _TIMES = {
 
 def list_responses(request: Request) -> Response:
     """Answer ``GET /v1/responses``."""
-    query, project_id = request._request.GET, caller_of(request).project_id
+    query, project_id = request.query_params, caller_of(request).project_id
     page = parse_page(query, "desc")
     ids = ids_on(page, project_id, query)
     rows = {row.public_id: row for row in rows_of(project_id, ids)}
@@ -145,7 +145,7 @@ def _filters(query: QueryDict) -> Iterator[Condition]:
 
 def page_of_input(request: Request, stored: StoredResponse) -> Response:
     """Answer ``GET /v1/responses/{id}/input_items``."""
-    query = request._request.GET
+    query = request.query_params
     check_include(query)
     page = parse_page(query, "desc", has_before=True)
     is_first_page = page.order == "desc" and page.after is None
@@ -159,8 +159,8 @@ def page_of_input(request: Request, stored: StoredResponse) -> Response:
 
 def page_of_conversation(request: Request, rows: QuerySet[Item]) -> Response:
     """Answer ``GET /v1/conversations/{id}/items``."""
-    check_include(request._request.GET)
-    page, last = parse_page(request._request.GET, "desc"), None
+    check_include(request.query_params)
+    page, last = parse_page(request.query_params, "desc"), None
     if page.after is not None:
         last = rows.filter(public_id=page.after).values_list("conversation_position").first()
         if last is None:

@@ -69,8 +69,8 @@ def to_generation_request(
             format_ = json_schema_constraint(given.json_schema, "text.format.schema", given)
     constraint = to_constraint(body, format_)
     require_fields(model, "chat", body, () if plan.tools else ("tools",))
-    builder = _build(body.instructions, items, project_id, offered)
-    messages = tuple(builder.messages)
+    prompt = _Prompt(body.instructions, items, project_id, offered)
+    messages = tuple(prompt.messages)
     if body.compacts_now and len(messages) == bool(body.instructions):
         raise InvalidRequestError("Invalid 'input': there is nothing to compact.", param="input")
     if body.reasoning and body.reasoning.context == "current_turn":
@@ -94,7 +94,7 @@ def to_generation_request(
         must_call=plan.must_call,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         truncate=body.truncation == "auto",
-        compaction=_to_compaction(body, builder, model),
+        compaction=_to_compaction(body, prompt, model),
     )
 
 
@@ -135,10 +135,9 @@ def to_summary_request(
     instructions: str | None, items: Sequence[ContextItem], model: ResolvedModel, project_id: int
 ) -> GenerationRequest:
     """Return the request to summarise a conversation, with the given instructions."""
-    builder = _build(instructions, items, project_id, OfferedTools())
     return GenerationRequest(
         model=model.spec.id,
-        messages=tuple(builder.messages),
+        messages=to_messages(instructions, items, project_id, OfferedTools()),
         compaction=Compaction(
             threshold=0,
             summary_tokens=_summary_tokens(model),
@@ -151,7 +150,7 @@ def to_summary_request(
 
 
 def _to_compaction(
-    body: ResponseRequest, builder: _MessageBuilder, model: ResolvedModel
+    body: ResponseRequest, prompt: _Prompt, model: ResolvedModel
 ) -> Compaction | None:
     """Return when the request is compacted; None if it does not ask for that.
 
@@ -167,8 +166,8 @@ def _to_compaction(
         threshold=threshold,
         summary_tokens=_summary_tokens(model, threshold),
         instructions=bool(body.instructions),
-        leading=builder.leading,
-        has_summary=builder.has_summary,
+        leading=prompt.leading,
+        has_summary=prompt.has_summary,
         is_whole_answer=body.compacts_now,
         counts="render" in model.capabilities,
     )
@@ -229,24 +228,7 @@ def to_messages(
 
     Raise InvalidRequestError for a call without its output, and for an output without its call.
     """
-    return tuple(_build(instructions, items, project_id, offered).messages)
-
-
-def _build(
-    instructions: str | None,
-    items: Sequence[ContextItem],
-    project_id: int,
-    offered: OfferedTools,
-) -> _MessageBuilder:
-    builder = _MessageBuilder(items, project_id, offered)
-    if instructions:
-        builder.messages.append(Message("system", instructions))
-    first = sum(1 for _ in takewhile(lambda item: is_instruction(item.data), items))
-    builder.leading = len(builder.messages) + first
-    for item in items:
-        builder.add(item)
-    builder.end_turn()
-    return builder
+    return tuple(_Prompt(instructions, items, project_id, offered).messages)
 
 
 @dataclass(slots=True)
@@ -259,14 +241,19 @@ class _Turn:
     is_answered: bool = False
 
 
-class _MessageBuilder:
-    """Makes the messages of a prompt from its items, which are added in order."""
+class _Prompt:
+    """The messages of a prompt, made from the items of its context in their order."""
 
     def __init__(
-        self, items: Sequence[ContextItem], project_id: int, offered: OfferedTools
+        self,
+        instructions: str | None,
+        items: Sequence[ContextItem],
+        project_id: int,
+        offered: OfferedTools,
     ) -> None:
-        self.messages: list[Message] = []
-        self.leading = 0
+        self.messages = [Message("system", instructions)] if instructions else []
+        first = sum(1 for _ in takewhile(lambda item: is_instruction(item.data), items))
+        self.leading = len(self.messages) + first
         """The number of first messages that are instructions."""
         self.has_summary = False
         """Whether the message after these is the summary of a compaction."""
@@ -279,17 +266,19 @@ class _MessageBuilder:
             if item.data["type"] in RESULTS:
                 self._outputs.setdefault(item.data.get("call_id"), []).append(item)
         self._called = {i.data.get("call_id") for i in items if i.data["type"] in CALLS}
+        for item in items:
+            self._add(item)
+        self._end_turn()
 
-    def add(self, item: ContextItem) -> None:
-        """Add the next item."""
+    def _add(self, item: ContextItem) -> None:
         data = item.data
         match data["type"]:
             case "message" if data["role"] == "assistant":
                 if self._turn.text is not None or self._turn.calls:
-                    self.end_turn()
+                    self._end_turn()
                 self._turn.text = _plain_text(data["content"])
             case "message":
-                self.end_turn()
+                self._end_turn()
                 role: domain.Role = "user" if data["role"] == "user" else "system"
                 text, parts = _to_content(data["content"], f"{item.param}.content")
                 self.messages.append(Message(role, text, parts=parts))
@@ -304,13 +293,13 @@ class _MessageBuilder:
                 self._add_call({"call_id": call_id}, call, item.param)
                 self._turn.is_answered = True
             case kind if kind in WORDS:
-                self.end_turn()
+                self._end_turn()
                 words = WORDS[kind](data)
                 self.messages.append(Message(words.role, words.text))
             case kind if kind in RESULTS:
                 self._add_result(item)
             case "reasoning":
-                self.end_turn()
+                self._end_turn()
                 if content := data.get("content"):
                     self._turn.reasoning = _plain_text(content)
                 elif data.get("encrypted_content"):
@@ -318,10 +307,10 @@ class _MessageBuilder:
                 else:
                     self._turn.reasoning = _plain_text(data.get("summary", []))
             case "compaction" if holds_context(data):
-                self.end_turn()
+                self._end_turn()
                 self._add_context(item)
             case "compaction":
-                self.end_turn()
+                self._end_turn()
                 self.messages.append(Message("system", self._unseal(item)))
 
     def _add_context(self, item: ContextItem) -> None:
@@ -333,7 +322,7 @@ class _MessageBuilder:
         self.leading += len(new)
         self.has_summary = bool(sealed.context.summary)
 
-    def end_turn(self) -> None:
+    def _end_turn(self) -> None:
         """Add the message of the assistant's turn, if any, and the outputs of its calls."""
         turn, self._turn = self._turn, _Turn()
         if turn.reasoning is None and turn.text is None and not turn.calls:
@@ -362,7 +351,7 @@ class _MessageBuilder:
         """
         call_id = item.data.get("call_id")
         if call_id is None and item.data["type"] == "function_call_output":
-            self.end_turn()
+            self._end_turn()
             text, parts = self._result(item)
             name = item.data.get("name") or "a tool"
             note = domain.TextPart(f"Output of {name}:\n")
@@ -381,7 +370,7 @@ class _MessageBuilder:
         if call_id is None or (not is_whole and call_id not in self._outputs):
             return  # The token limit or a failure ended it, and the client did not answer it.
         if self._turn.is_answered:  # The model made this call after the output of another.
-            self.end_turn()
+            self._end_turn()
         name = self._offered.name_of(call.type, call.name, call.namespace)
         self._turn.calls.append(ToolCall(call_id, name, call.arguments))
         self._places[call_id] = param

@@ -23,7 +23,7 @@ from inference_site.mcp.access import LIST_TOOLS, is_allowed
 from inference_site.mcp.models import McpServer
 from inference_site.runs.queue import new_id
 from responses_api.mcp_approvals import answers_in, approved_calls
-from responses_api.site_tools import FirstCall, SiteToolType
+from responses_api.site_tools import FirstCall, Route, SiteToolType
 from responses_api.wire.objects import (
     McpApprovalRequest,
     McpCall,
@@ -42,7 +42,7 @@ from responses_api.wire.tools import (
 )
 
 if TYPE_CHECKING:
-    from responses_api.client_tools import OfferedTools, Route
+    from responses_api.client_tools import OfferedTools
 
 _ASK = "ask"
 """The option that says which tools need an approval: ``default``, and the names of exceptions."""
@@ -61,8 +61,6 @@ class McpToolType(SiteToolType):
 
         A site without registered servers and without allowed hosts runs no MCP tools.
         """
-        from responses_api.client_tools import Route
-
         assert isinstance(tool, McpTool)
         if not settings.MCP_ALLOWED_HOSTS and not McpServer.objects.exists():
             return None
@@ -250,8 +248,6 @@ def _is_list_of(item: Mapping[str, Any], label: str) -> bool:
 
 def _offer(tools: list[Any], options: Mapping[str, Any], offered: OfferedTools) -> None:
     """Offer those tools of a list that the request allows."""
-    from responses_api.client_tools import Route
-
     for function in listed_functions(tools, options):
         route = Route("mcp", function.name, options["server_label"])
         offered.add_function(route, function)

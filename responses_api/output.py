@@ -28,7 +28,7 @@ from inference_site.core.storage.cipher import seal
 from inference_site.runs.queue import new_id
 from inference_site.runs.streams.batches import Sent
 from responses_api import events
-from responses_api.client_tools import CLIENT_TOOLS, ClientTool, Route, new_call, typed_call
+from responses_api.client_tools import CLIENT_TOOLS, ClientTool, new_call, typed_call
 from responses_api.events import (
     ItemEvents,
     as_refusal,
@@ -37,7 +37,7 @@ from responses_api.events import (
     summary_of,
     with_text,
 )
-from responses_api.site_tools import SiteToolType, site_tools, with_citations
+from responses_api.site_tools import Route, SiteToolType, site_tools, with_citations
 from responses_api.turns import SitePlan
 from responses_api.wire import objects as wire
 from responses_api.wire.input_items import ItemStatus
@@ -360,20 +360,19 @@ class OutputWriter(Output):
         open_ = self.open_item
         assert open_ is not None
         item_events = ItemEvents(ended.id, open_.index, self.numbers)
+        called: Frames = ()
         if open_.is_silent:
-            closing = item_events.whole(ended)
+            closing = list(item_events.whole(ended)) if self._emits else []
+            open_.first = closing[0].sequence_number if closing else None
         else:
             called = self._called() if isinstance(ended, SiteCallItem) else ()
-            closing = item_events.closing(ended, has_delta=bool(open_.pieces))
-        frames = list(closing) if self._emits else []
-        if open_.is_silent:
-            called = ()
-            open_.first = frames[0].sequence_number if frames else None
+            has_delta = bool(open_.pieces)
+            closing = list(item_events.closing(ended, has_delta=has_delta)) if self._emits else []
         if open_.is_silent or not _has_deltas(ended):
             open_.pieces, open_.logprob_counts = [], []
         self._finish(ended)
         self._open_type = None
-        return [*called, *self.encode(frames)]
+        return [*called, *self.encode(closing)]
 
     def _begin(
         self,

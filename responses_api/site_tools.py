@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic_core import from_json
 
+from inference_site.core.domain.request import distinct_name, function_name
 from inference_site.core.domain.site_tools import Citation, Source, ToolResult, find_citations
 from responses_api.wire.objects import (
     FileCitation,
@@ -28,7 +29,7 @@ from responses_api.wire.objects import (
 )
 
 if TYPE_CHECKING:
-    from responses_api.client_tools import OfferedTools, Route
+    from responses_api.client_tools import OfferedTools
     from responses_api.wire.tools import TypedTool
 
 _MODULES: tuple[str, ...] = (
@@ -38,6 +39,24 @@ _MODULES: tuple[str, ...] = (
 )
 """Modules with a ``TYPE``, the ``SiteToolType`` of a tool."""
 _registered: list[SiteToolType] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The tool that a name leads to: its ``type``, its own name and its namespace."""
+
+    type: str
+    name: str
+    namespace: str | None = None
+
+    @property
+    def usual_name(self) -> str:
+        """The name that the model calls, unless another tool has the same one."""
+        return function_name(self.name, self.namespace, self.type)
+
+    def distinct_name(self, name: str) -> str:
+        """Return a name that no other tool has: ``name``, shortened, and a digest of the tool."""
+        return distinct_name(name, self.name, self.namespace, self.type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +129,6 @@ class SiteToolType(ABC):
     def is_message(self, route: Route) -> bool:
         """Whether the model is shown the call and its result; a list of tools is not."""
         return True
-
-
-def options_of(route: Route, site_tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the options of the tool that a route leads to."""
-    wanted = (route.type, route.namespace)
-    return next(o for o in site_tools if (o["type"], o.get("server_label")) == wanted)
 
 
 def register(type_: SiteToolType) -> None:

@@ -18,8 +18,8 @@ from inference_site.gateway.request_fields.web_search import (
     search_options,
 )
 from inference_site.runs.queue import new_id
-from responses_api.client_tools import OfferedTools, Route
-from responses_api.site_tools import SiteToolType, text_argument
+from responses_api.client_tools import OfferedTools
+from responses_api.site_tools import Route, SiteToolType, text_argument
 from responses_api.wire.objects import SiteCallItem, WebSearchCall, changed
 from responses_api.wire.tools import WEB_SEARCH_NAMES, TypedTool, WebSearchTool
 

@@ -171,7 +171,7 @@ class History:
 
 
 def to_chat(
-    body: wire.MessagesRequest | wire.CountTokensRequest,
+    body: wire.Prompt,
     history: History,
     functions: Iterable[Tool] = (),
     *,
@@ -204,7 +204,7 @@ def to_chat(
     return chat
 
 
-def ignored_tools(body: wire.MessagesRequest | wire.CountTokensRequest) -> list[str]:
+def ignored_tools(body: wire.Prompt) -> list[str]:
     """Return the types of tools that would run at Anthropic; the model is not shown them."""
     return [f"tools[].{tool.type}" for tool in _client_tools(body) if _schema_of(tool) is None]
 
@@ -219,7 +219,7 @@ def long_names(body: wire.MessagesRequest) -> dict[str, str]:
 
 
 def _client_tools(
-    body: wire.MessagesRequest | wire.CountTokensRequest,
+    body: wire.Prompt,
 ) -> Iterator[wire.RequestTool]:
     return (tool for tool in body.tools or () if isinstance(tool, wire.RequestTool))
 
@@ -485,6 +485,7 @@ def _parts(block: Any, where: str) -> list[Body]:
 
 
 def _document(block: wire.DocumentBlock, where: str) -> list[Body]:
+    name = {"filename": block.title} if block.title else {}
     match block.source:
         case wire.TextSource(data=data):
             return [_text(data, where)]
@@ -499,11 +500,9 @@ def _document(block: wire.DocumentBlock, where: str) -> list[Body]:
         case wire.FileSource(file_id=id_):
             return [_file(f"{where}.source.file_id", file_id=id_)]
         case wire.Base64Source(media_type=kind, data=data):
-            name = {"filename": block.title} if block.title else {}
             data = f"data:{kind};base64,{data}"
             return [_file(f"{where}.source.data", file_data=data, **name)]
         case wire.UrlSource(url=url):
-            name = {"filename": block.title} if block.title else {}
             return [_file(f"{where}.source.url", file_url=url, **name)]
 
 
@@ -525,7 +524,7 @@ def _all_text(content: str | Sequence[Any]) -> str:
     return "\n".join(block.text for block in content if isinstance(block, wire.TextBlock))
 
 
-def _tools(body: wire.MessagesRequest | wire.CountTokensRequest, functions: Iterable[Tool]) -> Body:
+def _tools(body: wire.Prompt, functions: Iterable[Tool]) -> Body:
     tools: list[Body] = []
     for position, tool in enumerate(body.tools or ()):
         if not isinstance(tool, wire.RequestTool) or (schema := _schema_of(tool)) is None:
@@ -572,7 +571,7 @@ def _function(where: str, name: str, description: str | None, parameters: Body) 
     return Placed(where, type="function", function=function)
 
 
-def _thinking(body: wire.MessagesRequest | wire.CountTokensRequest) -> Body:
+def _thinking(body: wire.Prompt) -> Body:
     """Return the template variables for reasoning, which is off by default."""
     chat: Body = {"enable_thinking": False}
     match body.thinking:

@@ -23,7 +23,6 @@ from completions.anthropic.server_tools import (
     seal_result,
 )
 from completions.anthropic.wire import MessagesUsage, ServerToolUsage, StopReason
-from completions.assemblers.site_turns import SiteTurns, TurnCall
 from inference_site.core.domain.deltas import Delta, Finish, TextDelta, ToolCallDelta
 from inference_site.core.domain.errors import InvalidRequest
 from inference_site.core.domain.request import MAX_FUNCTIONS, GenerationRequest, Tool
@@ -41,6 +40,7 @@ from inference_site.gateway.request_fields.web_search import WEB_SEARCH
 from inference_site.mcp.access import LIST_TOOLS
 from inference_site.runs.queue import new_id
 from inference_site.runs.streams.batches import Sent
+from inference_site.runs.tool_calls.turns import TurnCall, Turns
 
 _CITED_CHARS = 150
 """The most characters of a result that a citation repeats, as in Anthropic's API."""
@@ -59,7 +59,8 @@ class ServerToolAssembler(MessageAssembler):
     def __init__(self, assembly: MessageAssembly) -> None:
         super().__init__(assembly)
         self._routes = dict(assembly.routes)
-        self._turns = SiteTurns([Source(one.url, one.title) for one in assembly.results])
+        sources = [Source(one.url, one.title) for one in assembly.results]
+        self._turns = Turns(settings.TOOL_CALLS_MAX, sources)
         self._cited = {one.url: _beginning(one.text) for one in assembly.results}
         self._listings = {place: self._turns.next_number() for place in assembly.unlisted}
         """The numbers of the calls that list tools, before the first turn of the model."""
@@ -102,8 +103,7 @@ class ServerToolAssembler(MessageAssembler):
 
     def _feed_call(self, delta: ToolCallDelta) -> Sequence[bytes]:
         begins = delta.id is not None and delta.name is not None
-        is_over = self._turns.made >= settings.TOOL_CALLS_MAX
-        if begins and delta.name in self._routes and is_over:
+        if begins and delta.name in self._routes and not self._turns.may_call:
             self._ignored.add(delta.call)
         if delta.call in self._ignored:
             return ()
@@ -188,7 +188,7 @@ class ServerToolAssembler(MessageAssembler):
                 SiteCall(number, place, LIST_TOOLS, "{}")
                 for place, number in self._listings.items()
             ]
-        return [] if self._is_cut or not self._turns.has_ended else self._turns.waiting
+        return [] if self._is_cut else self._turns.waiting
 
     @property
     def _is_cut(self) -> bool:
@@ -264,7 +264,7 @@ class ServerToolAssembler(MessageAssembler):
             self._discover(request)
         elif self._client_calls or self._is_cut or not self._turns.calls:
             return None
-        elif self._turns.made >= settings.TOOL_CALLS_MAX:
+        elif not self._turns.may_call:
             self._is_paused = True
             return None
         else:

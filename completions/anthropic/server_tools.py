@@ -31,7 +31,6 @@ from inference_site.gateway.request_fields.web_search import (
     search_options,
 )
 
-AnyRequest = wire.MessagesRequest | wire.CountTokensRequest
 _RESULT = TypeAdapter(WebResult)
 CITED_FROM_CHARS = 300
 """How much of a result is kept for what citations repeat of it."""
@@ -90,7 +89,7 @@ class ServerTools:
         return ServerTools()
 
 
-def server_tools(body: AnyRequest, project_id: int) -> ServerTools:
+def server_tools(body: wire.Prompt, project_id: int) -> ServerTools:
     """Return the tools of a request. Raise InvalidRequestError for what may not be used."""
     clients = (tool for tool in body.tools or () if isinstance(tool, wire.RequestTool))
     offered = ServerTools(taken=frozenset(short_name(tool.name) for tool in clients))
@@ -198,7 +197,7 @@ def _server_options(
     }
 
 
-def _listings(body: AnyRequest) -> Mapping[str, list[wire.ListedTool]]:
+def _listings(body: wire.Prompt) -> Mapping[str, list[wire.ListedTool]]:
     """Return the newest list of tools of each server among the messages."""
     return {
         block.mcp_server_name: block.tools

@@ -22,7 +22,7 @@ from completions.anthropic.mapping import (
     to_chat,
     with_client_paths,
 )
-from completions.anthropic.server_tools import AnyRequest, ServerTools, numbered, server_tools
+from completions.anthropic.server_tools import ServerTools, numbered, server_tools
 from completions.mapping import cannot_continue, to_generation_request
 from completions.wire.chat import DialectChat
 from inference_site.accounts.keys import Caller
@@ -173,7 +173,7 @@ class _Given:
     end_user: str
 
     @classmethod
-    def of(cls, body: AnyRequest, caller: Caller) -> _Given:
+    def of(cls, body: wire.Prompt, caller: Caller) -> _Given:
         """Read a request. Raise InvalidRequestError naming fields of Anthropic's."""
         model = served_model(caller, body.model, body)
         tools = server_tools(body, caller.project_id)
@@ -205,14 +205,14 @@ def _require_no_call(choice: wire.ToolChoice | None) -> None:
         )
 
 
-def _client_path(converted: Body, param: str, body: AnyRequest) -> str:
+def _client_path(converted: Body, param: str, body: wire.Prompt) -> str:
     """Return the path in the client's request; all tools may be those of MCP servers."""
     path = client_path(converted, param)
     return "mcp_servers" if path == "tools" and not body.tools else path
 
 
 def _with_listing(
-    asked: GenerationRequest, body: AnyRequest, model: ResolvedModel
+    asked: GenerationRequest, body: wire.Prompt, model: ResolvedModel
 ) -> GenerationRequest:
     """Return the request of a model that will be offered tools which are not known yet."""
     if "tools" not in model.capabilities:

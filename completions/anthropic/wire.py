@@ -81,7 +81,7 @@ class ContentSource(WireRequest):
 
 
 class FileSource(_Block):
-    """The source of a block: a file that was uploaded."""
+    """``source`` of type ``file``: a file that was uploaded."""
 
     type: Literal["file"]
     file_id: str
@@ -388,8 +388,8 @@ class RequestMetadata(WireRequest):
     user_id: str | None = None
 
 
-class _Prompt(WireRequest):
-    """What both endpoints have: all that the prompt is made of."""
+class Prompt(WireRequest):
+    """The fields of both endpoints: all that the prompt is made of."""
 
     model: str
     messages: Annotated[list[RequestMessage], Field(min_length=1, max_length=100_000)]
@@ -403,7 +403,7 @@ class _Prompt(WireRequest):
     cache_control: CacheControl | None = None
 
 
-class CountTokensRequest(_Prompt):
+class CountTokensRequest(Prompt):
     """The body of ``POST /v1/messages/count_tokens``."""
 
 
@@ -414,7 +414,7 @@ class Thread(WireRequest):
     previous_message_id: str | None = None
 
 
-class MessagesRequest(_Prompt):
+class MessagesRequest(Prompt):
     """The body of ``POST /v1/messages``."""
 
     max_tokens: Annotated[int, Field(ge=1)]

@@ -10,7 +10,6 @@ import orjson
 from django.conf import settings
 
 from completions.assemblers.chat import ChatAssembler, ChatAssembly
-from completions.assemblers.site_turns import SiteTurns, TurnCall
 from completions.wire.chat import ChatCitation, ChatModeration, ChatUrlCitation, ModerationResults
 from inference_site.core.domain.deltas import (
     Delta,
@@ -28,6 +27,7 @@ from inference_site.gateway.request_fields.moderation import (
 )
 from inference_site.gateway.request_fields.web_search import ARGUMENTS
 from inference_site.runs.streams.batches import Ending, Sent
+from inference_site.runs.tool_calls.turns import TurnCall, Turns
 
 
 def chat_assembler(assembly: ChatAssembly) -> ChatAssembler:
@@ -49,7 +49,7 @@ class SearchingAssembler(ChatAssembler):
 
     def __init__(self, assembly: ChatAssembly) -> None:
         super().__init__(assembly)
-        self._turns = SiteTurns()
+        self._turns = Turns(settings.TOOL_CALLS_MAX)
         self._begin_turn()
 
     def _begin_turn(self) -> None:
@@ -66,9 +66,10 @@ class SearchingAssembler(ChatAssembler):
         """Take the next delta; return the chunks it makes, none of a search."""
         if isinstance(delta, ToolCallDelta):
             if delta.id is not None and delta.name in ARGUMENTS:
-                is_run = self._turns.made < settings.TOOL_CALLS_MAX
                 self._by_call[delta.call] = (
-                    self._turns.begin_call(0, delta.name, delta.id, delta.name) if is_run else None
+                    self._turns.begin_call(0, delta.name, delta.id, delta.name)
+                    if self._turns.may_call
+                    else None
                 )
             if delta.call in self._by_call:
                 if search := self._by_call[delta.call]:
@@ -89,7 +90,7 @@ class SearchingAssembler(ChatAssembler):
 
     def calls(self) -> Sequence[SiteCall]:
         """Return the searches of the turn that has ended."""
-        return self._turns.waiting if self._turns.has_ended and not self._shown else []
+        return [] if self._shown else self._turns.waiting
 
     def save(self) -> Mapping[str, Any]:
         """Return the text and reasoning so far, and the turns (see ``Assembler``)."""
@@ -119,8 +120,9 @@ class SearchingAssembler(ChatAssembler):
         if following is None:
             return None
         self._begin_turn()
-        is_over = self._turns.made >= settings.TOOL_CALLS_MAX
-        tools = tuple(tool for tool in request.tools if not (is_over and tool.name in ARGUMENTS))
+        if self._turns.may_call:
+            return following
+        tools = tuple(tool for tool in request.tools if tool.name not in ARGUMENTS)
         return replace(following, tools=tools)
 
     def complete(self) -> Ending:
@@ -170,17 +172,10 @@ class ModeratedAssembler(ChatAssembler):
         return self._judged_first(super().feed(delta))
 
     def _judged_first(self, frames: Sequence[bytes]) -> Sequence[bytes]:
-        if not self._must_wait:
+        if not self._moderation.withholds(len(self._choices)):
             return frames
         self._unjudged += frames
         return ()
-
-    @property
-    def _must_wait(self) -> bool:
-        """Whether nothing may be sent yet: the answers may be blocked, and were not judged."""
-        moderation = self._moderation
-        have_all = len(moderation.judged.get("output", ())) == len(self._choices)
-        return moderation.blocks_output and (moderation.is_blocked or not have_all)
 
     def calls(self) -> Sequence[SiteCall]:
         """Return the calls that judge the input, then searches, then those that judge answers."""
@@ -214,7 +209,7 @@ class ModeratedAssembler(ChatAssembler):
         if not self._moderation.input_calls() and super().calls():
             return self._judged_first(super().add_result(result))
         self._moderation.take(result)
-        if self._must_wait:
+        if self._moderation.withholds(len(self._choices)):
             return ()
         frames, self._unjudged = self._unjudged, []
         return frames
@@ -242,7 +237,7 @@ class ModeratedAssembler(ChatAssembler):
 
     def fail(self, error: Exception) -> Ending:
         """End with the error, and with the partial answers if they may be shown."""
-        if self._must_wait:
+        if self._moderation.withholds(len(self._choices)):
             self._discard()
         return super().fail(error)
 

@@ -173,7 +173,7 @@ def now() -> str:
 
 @dataclass(frozen=True)
 class OllamaEmbeddingAssembly(EmbeddingAssembly):
-    """The same as lists of floats; ``is_single`` is for ``/api/embeddings``, which has only one."""
+    """How embeddings are written; ``is_single``: for ``/api/embeddings``, which takes one text."""
 
     is_single: bool = False
     started_at: float = 0.0

@@ -53,7 +53,7 @@ from inference_site.core.errors.api_errors import (
 )
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.gateway.api.authentication import caller_of
-from inference_site.gateway.api.payload import WireObject, parse
+from inference_site.gateway.api.payload import WireObject, name_ignored_params, parse
 from inference_site.gateway.api.schema import documented
 from inference_site.gateway.handoff import Feed, hand_feed
 from inference_site.gateway.submission.model_access import may_use
@@ -259,8 +259,7 @@ class PullView(OllamaView):
             logger.info("the pull %s of %s was requested", pull.pk, reference)
             lines = _lines(_FollowedPull(pull.pk, caller.project_name))
             response = hand_feed(request, Feed(lines, stream=body.stream is not False, lines=True))
-        if body.ignored_params:
-            response["x-unsupported-params"] = ",".join(body.ignored_params)
+        name_ignored_params(response, body.ignored_params)
         return response
 
 

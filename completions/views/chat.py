@@ -74,7 +74,21 @@ class ChatCompletionsView(ApiView):
     @documented(query=StoredQuery, answer=ListObject[StoredChatCompletion], errors=(NotFoundError,))
     def get(self, request: Request) -> Response:
         """List the stored chat completions of the project."""
-        return list_stored(request)
+        page = parse_page(request.query_params, "asc")
+        project_id = caller_of(request).project_id
+        rows = completions_of(project_id)
+        if model := request.query_params.get("model"):
+            rows = rows.filter(model=model)
+        if metadata := parse_metadata(request.query_params):
+            rows = rows.filter(metadata__contains=metadata)
+        last = None
+        if page.after is not None:
+            every = completions_of(project_id)  # The filters may leave out the cursor's entry.
+            last = every.filter(public_id=page.after).values_list("pk", flat=True).first()
+            if last is None:
+                raise page.no_entry("chat completion")
+        entries = [wire_completion(stored) for stored in page.rows_of(rows, "pk", last)]
+        return Response(list_object(entries, page))
 
 
 class CompletionsView(ApiView):
@@ -171,25 +185,6 @@ def _includes_usage(body: ChatCompletionRequest | CompletionRequest) -> bool:
     return bool(body.stream_options and body.stream_options.include_usage)
 
 
-def list_stored(request: Request) -> Response:
-    """Answer ``GET /v1/chat/completions``: the project's, filtered by model and metadata."""
-    page = parse_page(request._request.GET, "asc")
-    project_id = caller_of(request).project_id
-    rows = completions_of(project_id)
-    if model := request._request.GET.get("model"):
-        rows = rows.filter(model=model)
-    if metadata := parse_metadata(request._request.GET):
-        rows = rows.filter(metadata__contains=metadata)
-    last = None
-    if page.after is not None:
-        every = completions_of(project_id)  # The filters may leave out the cursor's entry.
-        last = every.filter(public_id=page.after).values_list("pk", flat=True).first()
-        if last is None:
-            raise page.no_entry("chat completion")
-    entries = [wire_completion(stored) for stored in page.rows_of(rows, "pk", last)]
-    return Response(list_object(entries, page))
-
-
 class StoredCompletionView(ApiView):
     """``/v1/chat/completions/{id}``."""
 
@@ -230,7 +225,7 @@ class StoredMessagesView(ApiView):
     @documented(query=PageQuery, answer=ListObject[StoredMessage])
     def get(self, request: Request, completion_id: str) -> Response:
         """List the messages that a stored chat completion answered."""
-        page = parse_page(request._request.GET, "asc")
+        page = parse_page(request.query_params, "asc")
         messages = wire_messages(find(caller_of(request).project_id, completion_id))
         if page.order == "desc":
             messages.reverse()

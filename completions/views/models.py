@@ -50,7 +50,7 @@ from inference_site.core.errors.api_errors import (
 )
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.gateway.api.authentication import caller_of, require_scope
-from inference_site.gateway.api.payload import parse, parse_query
+from inference_site.gateway.api.payload import name_ignored_params, parse, parse_query
 from inference_site.gateway.api.schema import documented
 from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.handoff import Feed, hand_feed
@@ -183,8 +183,7 @@ def _command(request: Request, command: Callable[[str | None, str], list[str]]) 
     except fleet.FleetError as exc:
         raise ConflictError(str(exc), param="model") from exc
     response = Response(ModelCommanded(model=spec.id, workers=workers).model_dump())
-    if body.ignored_params:
-        response["x-unsupported-params"] = ",".join(body.ignored_params)
+    name_ignored_params(response, body.ignored_params)
     return response
 
 
@@ -426,6 +425,5 @@ def _reloaded(spec: ModelSpec, body: AdapterAdded | AdapterRemoved) -> Response:
     workers = fleet.reload(spec.id)
     answer = AdapterCommanded(model=spec.id, lora_name=body.lora_name, workers=workers)
     response = Response(answer.model_dump())
-    if body.ignored_params:
-        response["x-unsupported-params"] = ",".join(body.ignored_params)
+    name_ignored_params(response, body.ignored_params)
     return response

@@ -153,7 +153,7 @@ class BatchesView(ApiView):
     @documented(answer=ListObject[BatchObject], query=PageQuery)
     def get(self, request: Request) -> Response:
         """List the project's batches, the newest first."""
-        page = parse_page(request._request.GET, "desc")
+        page = parse_page(request.query_params, "desc")
         rows = Batch.objects.of(caller_of(request).project_id, OPENAI)
         entries = [wire_batch(batch).model_dump() for batch in page.rows_by_age(rows, "batch")]
         return Response(list_object(entries, page))

@@ -232,7 +232,7 @@ class SpooledBody:
 class FormDigest:
     """The SHA-256 of a form, whatever its boundary is: clients draw a new one for each try.
 
-    It is that of the SHA-256 of what is between the boundaries.
+    It is the digest of the digests of the parts between the boundaries.
     """
 
     def __init__(self, boundary: str) -> None:

@@ -220,7 +220,7 @@ class FilesView(FileFormView):
     @documented(answer=ListObject[FileObject], query=FilesQuery)
     def get(self, request: Request) -> Response:
         """List the project's files."""
-        query = request._request.GET
+        query = request.query_params
         page = parse_page(query, "desc", _MAX_PAGE, _MAX_PAGE)
         rows = StoredFile.objects.readable(caller_of(request).project_id)
         if purpose := query.get("purpose"):

@@ -169,7 +169,7 @@ class ProjectsView(OrganizationView):
     @documented(answer=ListObject[ProjectObject], query=ProjectsQuery)
     def get(self, request: Request) -> Response:
         """List the projects, the oldest first."""
-        query = request._request.GET
+        query = request.query_params
         page = parse_page(query, "asc")
         rows = Project.objects.filter(is_playground=False)
         if query.get("include_archived", "false").lower() != "true":
@@ -284,7 +284,7 @@ class ProjectKeyView(OrganizationView):
 
 def _listed(request: Request, project_id: str, wire: Callable[[ApiKey], WireObject]) -> Response:
     """Answer with the keys of a project, the oldest first."""
-    page = parse_page(request._request.GET, "asc")
+    page = parse_page(request.query_params, "asc")
     rows = page.rows_of(_keys(project_id), "pk", _after(page, "api_key_id"))
     return Response(list_object([wire(key).model_dump() for key in rows], page))
 

@@ -289,7 +289,7 @@ class ProjectUsageView(ApiView):
     @documented(query=UsageQuery, answer=UsagePage[CompletionsUsage])
     def get(self, request: Request) -> Response:
         """Get the usage of the project, of requests of all kinds."""
-        query = parse_query(UsageQuery, _query_values(request._request.GET))
+        query = parse_query(UsageQuery, _query_values(request.query_params))
         return Response(_page(query, [caller_of(request).project_id]).model_dump())
 
 
@@ -298,7 +298,7 @@ class _OrganizationUsageView(ApiView):
 
     def page(self, request: Request, kinds: Sequence[str] | None = None) -> UsagePage[Any]:
         """Return the usage of these kinds, or of all that have no reports of their own."""
-        query = parse_query(OrganizationUsageQuery, _query_values(request._request.GET))
+        query = parse_query(OrganizationUsageQuery, _query_values(request.query_params))
         projects = None
         if query.user_ids or query.batch:
             projects = []
@@ -312,7 +312,7 @@ class _OrganizationUsageView(ApiView):
         self, request: Request, model: type[OrganizationUsageQuery] = OrganizationUsageQuery
     ) -> Response:
         """Answer with buckets of what is never counted."""
-        query = parse_query(model, _query_values(request._request.GET))
+        query = parse_query(model, _query_values(request.query_params))
         return Response(_page(query, []).model_dump())
 
 
@@ -412,7 +412,7 @@ class OrganizationCostsView(ApiView):
     @documented(query=CostsQuery, answer=UsagePage[Costs])
     def get(self, request: Request) -> Response:
         """Get the costs of all projects by day."""
-        query = parse_query(CostsQuery, _query_values(request._request.GET))
+        query = parse_query(CostsQuery, _query_values(request.query_params))
         groups = ["model" if name == "line_item" else name for name in query.group_by or []]
         shared = query.model_dump(include={"start_time", "end_time", "api_key_ids", "page"})
         usage = OrganizationUsageQuery(**shared, limit=query.limit, group_by=groups)

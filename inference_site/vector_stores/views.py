@@ -113,7 +113,7 @@ class VectorStoresView(ApiView):
     @documented(answer=ListObject[StoreObject], query=StoresQuery)
     def get(self, request: Request) -> Response:
         """List the project's vector stores, the newest first."""
-        page = parse_page(request._request.GET, "desc", has_before=True)
+        page = parse_page(request.query_params, "desc", has_before=True)
         rows = VectorStore.objects.of(caller_of(request).project_id)
         found = list(page.rows_by_age(rows, "vector store"))
         entries = [store.model_dump() for store in _wire_stores(found)]
@@ -436,7 +436,7 @@ def _batch(store: VectorStore, public_id: str) -> FileBatch:
 
 def _list_of(request: Request, store: VectorStore, rows: QuerySet[VectorStoreFile]) -> Response:
     """Return a page of files, whose cursor is the id of a file."""
-    query = request._request.GET
+    query = request.query_params
     page = parse_page(query, "desc", has_before=True)
     if status := query.get("filter"):
         if status not in IndexingStatus.values:

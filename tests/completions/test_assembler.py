@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from completions.assemblers.chat import CHAT, ChatAssembler, ChatAssembly
 from completions.assemblers.completion import COMPLETION, CompletionAssembly
 from completions.assemblers.site_tools import chat_assembler
-from completions.assemblers.site_turns import SiteTurns
 from completions.assemblers.tokens import EmbeddingAssembler, EmbeddingAssembly
 from completions.ollama.assembler import OLLAMA, OllamaAssembly
 from completions.wire.chat import ChatCompletion, ChatCompletionChunk
@@ -43,6 +42,7 @@ from inference_site.core.domain.site_tools import Source, ToolResult
 from inference_site.runs.kinds import failure, kind_of
 from inference_site.runs.streams.batches import Ending, Sent
 from inference_site.runs.streams.request_documents import Assembly
+from inference_site.runs.tool_calls.turns import Turns
 
 Frames = list[bytes]
 DONE = b"data: [DONE]\n\n"
@@ -287,7 +287,7 @@ def test_a_chat_that_searches_is_judged_before_its_first_and_after_its_last_turn
 
 
 def test_a_text_that_the_client_has_begun_is_of_the_first_turn_alone() -> None:
-    turns = SiteTurns()
+    turns = Turns(most_calls=2)
     request = GenerationRequest("demo", (Message("user", "?"),), response_prefix="The ")
     for _ in range(2):
         turns.take(TextDelta("answer"))

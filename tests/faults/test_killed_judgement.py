@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from tests.conftest import ToolsStack
+from tests.image_server import ImageServer
 from tests.served_stack import ServedStack
 from tests.upstream_server import Talk, UpstreamServer
 from tests.waiting import wait_until
-from tests.web_search.played import says
+from tests.web_search.played import calls, says, search
 
 
 @dataclass
@@ -23,6 +24,7 @@ class Site:
 
     stack: ServedStack
     talker: UpstreamServer
+    web: ImageServer
     held: str = ""
     go_on: threading.Event = field(default_factory=threading.Event)
     is_asked: threading.Event = field(default_factory=threading.Event)
@@ -49,7 +51,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def running(tools_stack: ToolsStack) -> Site:
-    site = Site(tools_stack.stack, tools_stack.reader)
+    site = Site(tools_stack.stack, tools_stack.reader, tools_stack.web)
     tools_stack.judge.answers = [site.judge]
     return site
 
@@ -97,3 +99,30 @@ def test_the_answer_of_the_next_attempt_is_the_one_that_is_judged(site: Site) ->
         ended.id,
     )
     assert rows == [(1_000_000, "done", 1, None), (1_000_001, "done", 2, None)]
+
+
+def test_what_was_said_before_a_search_is_not_sent_before_it_is_judged(site: Site) -> None:
+    def die_once(handler: Any) -> None:
+        """Kill the worker during its first search; the second one finds nothing."""
+        if len(site.web.asked) == 1:
+            os.kill(site.stack.pid_of("worker"), signal.SIGKILL)
+            return
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(b'{"results": []}')
+
+    site.web.asked.clear()
+    site.web.answers["/search"] = die_once
+    site.talker.answers = [calls(search("x"), said="a gun"), says("a cat")]
+    stream = site.stack.client().responses.create(  # type: ignore[call-overload]
+        model="reader",
+        input="What?",
+        background=True,
+        stream=True,
+        tools=[{"type": "web_search"}],
+        moderation={"model": "judge", "policy": {"output": {"mode": "block"}}},
+    )
+    events = list(stream)
+    assert (len(site.web.asked), site.judged) == (2, ["What?", "a gun\na cat"])
+    assert events[-1].type == "response.incomplete"
+    assert [event.type for event in events if "gun" in event.model_dump_json()] == []

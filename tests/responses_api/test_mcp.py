@@ -13,11 +13,12 @@ from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.mcp.access import LIST_TOOLS, unseal_headers
 from inference_site.mcp.models import McpServer
 from inference_site.runs.queue import new_id
-from responses_api.client_tools import OfferedTools, Route, offer_tools
+from responses_api.client_tools import OfferedTools, offer_tools
 from responses_api.context import ContextItem
 from responses_api.mcp import TYPE
 from responses_api.mcp_approvals import answer_questions, record_questions
 from responses_api.models import Item, McpApproval, StoredResponse
+from responses_api.site_tools import Route
 from responses_api.stored_responses import tool_object
 from responses_api.wire.objects import McpApprovalRequest, McpCall, McpListTools
 from responses_api.wire.requests import ResponseRequest

@@ -16,11 +16,12 @@ from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.core.storage.cipher import seal
 from inference_site.gateway.request_fields.capabilities import require_media
 from inference_site.gateway.submission.model_access import with_capabilities
-from responses_api.client_tools import Route, offer_tools
+from responses_api.client_tools import offer_tools
 from responses_api.context import ContextItem
 from responses_api.items import to_data
 from responses_api.mapping import to_generation_request, to_messages
 from responses_api.prompt_items import CALLS, RESULTS, WHOLE_CALLS, WORDS
+from responses_api.site_tools import Route
 from responses_api.wire.requests import ResponseRequest
 from tests.images import data_url, encoded
 

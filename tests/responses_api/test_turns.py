@@ -24,8 +24,8 @@ from inference_site.core.domain.site_tools import ToolResult
 from inference_site.runs.streams.batches import Sent
 from responses_api import site_tools
 from responses_api.assembler import ResponseAssembler
-from responses_api.client_tools import Route
 from responses_api.events import decode
+from responses_api.site_tools import Route
 from tests.responses_api.deltas import new_assembler
 from tests.tool_loop.counted_tool import NAMES, TYPE, CountedToolType
 

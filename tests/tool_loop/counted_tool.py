@@ -21,8 +21,8 @@ import httpx
 from inference_site.core.domain import request
 from inference_site.core.domain.site_tools import ToolResult
 from inference_site.runs.queue import new_id
-from responses_api.client_tools import OfferedTools, Route
-from responses_api.site_tools import SiteToolType
+from responses_api.client_tools import OfferedTools
+from responses_api.site_tools import Route, SiteToolType
 from responses_api.wire.objects import McpCall, SiteCallItem, changed
 from responses_api.wire.tools import TypedTool
 from worker.tools.base import CallContext, ToolCancelled, ToolTimeout, ToolUnreachable

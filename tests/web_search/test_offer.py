@@ -10,9 +10,10 @@ from pytest_django.fixtures import Settings
 from inference_site.core.domain.site_tools import ToolResult
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.api.payload import parse
-from responses_api.client_tools import OfferedTools, Route, offer_tools
+from responses_api.client_tools import OfferedTools, offer_tools
 from responses_api.context import ContextItem
 from responses_api.mapping import to_tool_plan
+from responses_api.site_tools import Route
 from responses_api.stored_responses import tool_object
 from responses_api.web_search import TYPE
 from responses_api.wire.requests import ResponseRequest

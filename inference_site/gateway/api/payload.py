@@ -12,13 +12,16 @@ import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from operator import is_
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from django.conf import settings
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, ErrorDetails
 
 from inference_site.core.errors.api_errors import InvalidRequestError
+
+if TYPE_CHECKING:  # Workers import this module, and answer no HTTP.
+    from django.http import HttpResponse
 
 _MAX_IGNORED_NAMES = 32
 """Names of ignored fields that the response header and the log row list."""
@@ -150,6 +153,12 @@ def parse(model: type[RequestT], body: Any) -> RequestT:
     if settings.STRICT_FIELDS and (path := request.first_ignored) is not None:
         raise unknown_parameter(path)
     return request
+
+
+def name_ignored_params(response: HttpResponse, names: Sequence[str]) -> None:
+    """Name the fields of a request that were ignored, if any, in a header of its answer."""
+    if names:
+        response["x-unsupported-params"] = ",".join(names)
 
 
 def unknown_parameter(path: str) -> InvalidRequestError:

@@ -141,17 +141,13 @@ def _has_judged_media(
 
 
 class AnswerModeration:
-    """The moderation of one answer: which call of the site judges next, and what was judged.
-
-    ``blocks_output``: no text may be sent before the whole answer was judged.
-    """
+    """The moderation of one answer: which call of the site judges next, and what was judged."""
 
     def __init__(self, options: Mapping[str, Any], place: int) -> None:
         self._model, self._input = options["shown_model"], options["input"]
         self._blocks, self._place = options["blocks"], place
         self._has_images = bool(options.get("judged_messages"))
         self.judged: dict[str, list[Judged]] = {}
-        self.blocks_output = "output" in self._blocks
 
     @classmethod
     def of(cls, site_tools: Sequence[Mapping[str, Any]]) -> AnswerModeration | None:
@@ -169,6 +165,11 @@ class AnswerModeration:
             for name, judged in self.judged.items()
             for one in judged
         )
+
+    def withholds(self, answers: int = 1) -> bool:
+        """Whether no text of the answers may be sent: some were not judged, or one is blocked."""
+        is_judged = len(self.judged.get("output", ())) == answers
+        return "output" in self._blocks and (self.is_blocked or not is_judged)
 
     def input_calls(self) -> list[SiteCall]:
         """Return the call that judges the input, unless it was judged."""

@@ -22,6 +22,7 @@ from inference_site.core.observability.tracing import current_traceparent, trace
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.files.models import StoredFile
 from inference_site.gateway.access import arrived_at
+from inference_site.gateway.api.payload import name_ignored_params
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
 from inference_site.gateway.hub import hub
@@ -241,8 +242,7 @@ def respond(
         )
         answer = hand_off(request._request, handoff)
     assert answer is not None
-    if submission.ignored_params:
-        headers = {**headers, "x-unsupported-params": ",".join(submission.ignored_params)}
     for name, value in headers.items():
         answer[name] = value
+    name_ignored_params(answer, submission.ignored_params)
     return answer

@@ -1,7 +1,7 @@
 """The turns of an answer whose tools the site runs: model → calls → results → model.
 
-``SiteTurns`` keeps what a turn of the model has said and called, and makes the request of the next
-turn from it. Which calls the client is shown is the assembler's.
+``Turns`` keeps what a turn of the model has said and which tools of the site it has called, and
+makes the request of the next turn from it. What the client is shown is the assembler's.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from inference_site.core.domain.site_tools import SiteCall, Source, ToolResult
 class TurnCall:
     """A call of the turn that the site runs.
 
-    ``tool`` is the place of its tool in ``Assembly.site_tools``, and ``function`` the name that the
-    tool knows; ``id`` and ``name`` are those that the model is shown. ``output`` is None until its
-    result is there.
+    ``number`` and ``tool`` are those of its ``SiteCall``, ``function`` is the name that the tool
+    knows; ``id`` and ``name`` are those that the model is shown. ``output`` is None until its
+    result is there. Without ``is_shown`` the model is shown neither the call nor its result.
     """
 
     number: int
@@ -40,6 +40,7 @@ class TurnCall:
     name: str
     arguments: str = ""
     output: str | None = None
+    is_shown: bool = True
 
 
 @dataclass(slots=True)
@@ -58,24 +59,34 @@ class _State:
 _STATE = TypeAdapter(_State)
 
 
-class SiteTurns:
-    """The turns of one answer. ``sources`` are those that it may cite before its first call."""
+class Turns:
+    """The turns of one answer, with at most ``most_calls`` calls of the model that the site runs.
 
-    def __init__(self, sources: Sequence[Source] = ()) -> None:
+    ``sources`` are those that it may cite before its first call.
+    """
+
+    def __init__(self, most_calls: int, sources: Sequence[Source] = ()) -> None:
         self.sources = list(sources)
         """The places that the results so far quote, each URL once."""
         self.made = 0
-        """How many calls the model has made that the site runs."""
+        """How many calls of the model the site has run, or is about to."""
+        self._most_calls = most_calls
         self._number = 0
         self._spent = 0
         self._messages: list[Message] = []
+        """Those of the ended turns."""
         self._begin()
 
     def _begin(self) -> None:
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self.calls: list[TurnCall] = []
-        self.has_ended = False
+        self._has_ended = False
+
+    @property
+    def may_call(self) -> bool:
+        """Whether the site runs another call of the model."""
+        return self.made < self._most_calls
 
     def take(self, delta: Delta) -> None:
         """Record what the model says, and the end of its turn."""
@@ -87,27 +98,29 @@ class SiteTurns:
             case Usage(output_tokens=spent):
                 self._spent = spent
             case Finish():
-                self.has_ended = True
+                self._has_ended = True
 
     def next_number(self) -> int:
         """Return the number of the next call of the site (see ``SiteCall``)."""
         self._number += 1
         return self._number - 1
 
-    def begin_call(self, tool: int, function: str, call_id: str, name: str) -> TurnCall:
+    def begin_call(
+        self, tool: int, function: str, call_id: str, name: str, *, is_shown: bool = True
+    ) -> TurnCall:
         """Record a call that the model begins; its arguments are added to it."""
-        call = TurnCall(self.next_number(), tool, function, call_id, name)
+        call = TurnCall(self.next_number(), tool, function, call_id, name, is_shown=is_shown)
         self.calls.append(call)
         self.made += 1
         return call
 
     @property
     def waiting(self) -> list[SiteCall]:
-        """The calls of the turn that have no result."""
+        """The calls of the turn that have no result, once the turn has ended."""
         return [
             SiteCall(one.number, one.tool, one.function, one.arguments)
             for one in self.calls
-            if one.output is None
+            if self._has_ended and one.output is None
         ]
 
     def add_result(self, result: ToolResult) -> TurnCall:
@@ -126,13 +139,14 @@ class SiteTurns:
         left = request.max_output_tokens
         if left is not None and (left := left - self._spent) <= 0:
             return None
-        calls = tuple(ToolCall(one.id, one.name, one.arguments or "{}") for one in self.calls)
         # What the client has begun belongs to the first turn, and is no beginning of another one.
         prefix = "" if self._messages else request.response_prefix
         text, reasoning = prefix + "".join(self._text), "".join(self._reasoning)
-        said = Message("assistant", text or None, tool_calls=calls, reasoning=reasoning or None)
-        results = [Message("tool", o.output, o.name, tool_call_id=o.id) for o in self.calls]
-        self._messages += [said, *results]
+        if shown := [one for one in self.calls if one.is_shown]:
+            calls = tuple(ToolCall(one.id, one.name, one.arguments or "{}") for one in shown)
+            said = Message("assistant", text or None, tool_calls=calls, reasoning=reasoning or None)
+            results = [Message("tool", o.output, o.name, tool_call_id=o.id) for o in shown]
+            self._messages += [said, *results]
         self._begin()
         return replace(
             request,
@@ -143,7 +157,6 @@ class SiteTurns:
 
     def save(self) -> dict[str, Any]:
         """Return the state at the end of a turn as JSON, for ``restore``."""
-        calls = [replace(one, output=None) for one in self.calls]
         state = _State(
             self.made,
             self._number,
@@ -151,7 +164,7 @@ class SiteTurns:
             self._messages,
             "".join(self._text),
             "".join(self._reasoning),
-            calls,
+            [replace(one, output=None) for one in self.calls],
         )
         dumped: dict[str, Any] = _STATE.dump_python(state, mode="json")
         return dumped
@@ -163,4 +176,4 @@ class SiteTurns:
         self.sources[:] = state.sources
         self._messages, self.calls = state.messages, state.calls
         self._text, self._reasoning = [state.text], [state.reasoning]
-        self.has_ended = True
+        self._has_ended = True
