@@ -89,10 +89,8 @@ def test_celerys_commands_tell_a_wrong_setting_in_one_line(tmp_path: Path) -> No
 
 def test_celerys_report_names_no_password_and_loads_the_tasks(tmp_path: Path) -> None:
     """The report is made to be sent to others; a worker sends the same to `inspect conf`."""
-    addresses = {
-        name: "redis://site:a-password@redis/0"
-        for name in ("REDIS_URL", "BROKER_URL", "EVENT_LOG_URLS", "CHANNEL_LAYER_URLS")
-    }
+    roles = ("REDIS_URL", "BROKER_URL", "EVENT_LOG_URLS", "CHANNEL_LAYER_URLS")
+    addresses = dict.fromkeys(roles, "redis://site:a-password@redis/0")
     env = {**os.environ, "DATA_DIR": str(tmp_path), "SECRET_KEY": "x" * 50, **addresses}
     command = [str(Path(sys.executable).with_name("celery")), "-A", "inference_site", "report"]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
