@@ -46,7 +46,16 @@ class _Amqp(AMQP):
 # Celery's fix-ups for Django would close every connection and cache around each task; see tasks.py.
 app = Celery("inference_site", amqp=_Amqp, fixups=[])
 app.set_default()
-app.config_from_object("django.conf:settings", namespace="CELERY")
+# Celery's settings alone: `celery report` and `inspect conf` show all, and hide few passwords.
+app.config_from_object(
+    {
+        name.removeprefix("CELERY_").lower(): getattr(settings, name)
+        for name in dir(settings)
+        if name.startswith("CELERY_")
+    }
+)
+# The program `celery` removes the project's folder again after it has imported this module.
+sys.path.append(str(settings.BASE_DIR))
 
 
 @signals.import_modules.connect(weak=False)
@@ -54,6 +63,19 @@ def _set_up_django(**_: Any) -> None:
     """Load Django's apps before the tasks, in Celery's own commands and Flower."""
     if not apps.ready:
         django.setup()
+
+
+@signals.celeryd_init.connect(weak=False)
+def _refuse_a_worker_without_models(options: dict[str, Any], **_: Any) -> None:
+    """End `celery worker`: it would be online, and could run nothing."""
+    if "runtime" not in options:
+        sys.exit("A worker of the site loads models: start it by `manage.py worker`.")
+
+
+@signals.beat_init.connect(weak=False)
+def _refuse_a_beat_without_a_schedule(**_: Any) -> None:
+    """End `celery beat`: it would run, and do none of the periodic work."""
+    sys.exit("The periodic work of the site has no schedule of Celery: start `manage.py beat`.")
 
 
 app.autodiscover_tasks(["worker"])

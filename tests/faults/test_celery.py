@@ -85,6 +85,16 @@ def test_the_task_can_be_called_as_any_task_of_celery(stack: ServedStack) -> Non
     assert works(stack)
 
 
+def test_a_queue_that_was_cancelled_by_hand_is_read_again(stack: ServedStack) -> None:
+    """Else requests would wait for a worker that is free, and that no page shows as stopped."""
+    url = stack.services["REDIS_URL"].replace("unix://", "redis+socket://")
+    with Celery(broker=url, set_as_current=False) as app:
+        control: Any = app.control
+        answers = control.cancel_consumer("model.scripted", reply=True, timeout=60, limit=1)
+    assert "no longer consuming" in str(answers)
+    wait_until(lambda: works(stack), 60, "an answer of the model")
+
+
 def test_flower_shows_the_worker_and_a_generation_that_runs(stack: ServedStack) -> None:
     port = free_port()
     command = [sys.executable, "-m", "celery", "-A", "inference_site", "flower"]

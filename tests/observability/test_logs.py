@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+import redis
 from django.http import HttpResponse
 from django.test import RequestFactory
 from django.utils.log import log_response
@@ -51,6 +52,23 @@ def test_lines_carry_the_facts_that_are_known_by_then(written: io.StringIO) -> N
         "WARNING test.facts: going on status=200 request_id=req_1 generation_id=chatcmpl-2",
         "WARNING test.facts: after",
     ]
+
+
+def test_a_redis_that_is_away_is_one_line_of_the_channel_layer(
+    written: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library logs a traceback each second."""
+    logger = logging.getLogger("test.facts")
+    monkeypatch.setattr(logger, "name", "channels_redis.pubsub")
+    for error in (redis.AuthenticationError("wrong password"), ValueError("a fault")):
+        try:
+            raise error
+        except Exception:
+            logger.exception("Unexpected exception in receive task")
+    first, second, *traceback = written.getvalue().splitlines()
+    assert first == "WARNING channels_redis.pubsub: no hints: wrong password"
+    assert second == "ERROR channels_redis.pubsub: Unexpected exception in receive task"
+    assert traceback[-1] == "ValueError: a fault"
 
 
 def test_what_a_line_says_itself_goes_before(written: io.StringIO) -> None:

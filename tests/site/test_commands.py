@@ -87,6 +87,39 @@ def test_celerys_commands_tell_a_wrong_setting_in_one_line(tmp_path: Path) -> No
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_celerys_report_names_no_password_and_loads_the_tasks(tmp_path: Path) -> None:
+    """The report is made to be sent to others; a worker sends the same to `inspect conf`."""
+    roles = ("REDIS_URL", "BROKER_URL", "EVENT_LOG_URLS", "CHANNEL_LAYER_URLS")
+    addresses = dict.fromkeys(roles, "redis://site:a-password@redis/0")
+    env = {**os.environ, "DATA_DIR": str(tmp_path), "SECRET_KEY": "x" * 50, **addresses}
+    command = [str(Path(sys.executable).with_name("celery")), "-A", "inference_site", "report"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "broker_url: 'redis://site:********@redis:6379/0'" in done.stdout
+    assert "a-password" not in done.stdout
+
+
+@pytest.mark.parametrize("command", ["worker", "beat"])
+def test_celerys_program_starts_no_process_that_would_do_nothing(
+    tmp_path: Path, command: str
+) -> None:
+    env = {**os.environ, "DATA_DIR": str(tmp_path), "SECRET_KEY": "x" * 50}
+    program = [str(Path(sys.executable).with_name("celery")), "-A", "inference_site"]
+    options = ["--schedule", str(tmp_path / "schedule")] if command == "beat" else []
+    done = subprocess.run(
+        [*program, command, *options],
+        cwd=ROOT,
+        env={**env, "BROKER_URL": f"redis://{NOWHERE}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"`manage.py {command}`" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
 def test_a_worker_connects_to_its_broker_twice_a_second_at_most() -> None:
     """Celery connects again at once when a Redis that takes no writes refuses what follows."""
     began = time.monotonic()

@@ -44,7 +44,7 @@ from inference_site.runs.streams.event_log import (
     read_log,
     take_log,
 )
-from inference_site.runs.streams.redis_memory import release_expired
+from inference_site.runs.streams.redis_memory import mark_alive, release_expired
 from inference_site.runs.streams.request_documents import (
     Assembly,
     Loaded,
@@ -379,6 +379,25 @@ def test_a_project_gets_back_what_it_held(settings: Settings, generation_id: str
     settings.PROJECT_REDIS_BYTES = 5_000
     with pytest.raises(RequestTooLarge):
         save_document(others[0], document, None, project_id=project_id)
+
+
+def test_a_full_redis_is_told_what_has_expired_and_what_is_alive(generation_id: str) -> None:
+    client, other = client_for(generation_id), new_id("chatcmpl-")
+    project_id = secrets.randbelow(10**9)
+    for id_ in (generation_id, other):
+        save_document(id_, chat_document(id_, "x"), None, project_id=project_id)
+    close_log(generation_id, LOST)
+    client.zadd("held-ended", {generation_id: 0}, xx=True)  # It has expired.
+    client.zadd("held-open", {other: 0}, xx=True)
+    client.config_set("maxmemory", 1)
+    try:
+        release_expired(client)
+        mark_alive(client, [other])
+    finally:
+        client.config_set("maxmemory", 0)
+    assert client.hget("held", generation_id) is None
+    assert client.zscore("held-open", other) != 0
+    drop_document(other)
 
 
 def test_a_document_comes_back_as_it_was_saved(generation_id: str) -> None:

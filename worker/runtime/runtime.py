@@ -62,6 +62,8 @@ _CHECK_LOOP_S = 1.0
 _ANNOUNCE_END_S = 5.0
 _PREDECESSOR_ENDS_S = 30.0
 _POLL_S = 0.2
+_AWAY_S = 5.0
+"""After this time a server that has not answered since the load counts as down."""
 _UNREAD = "The worker reads no wake-ups; it is connecting to the broker again."
 
 
@@ -309,13 +311,17 @@ class Runtime:
         """Return the models of the start that have never been ready when this was called.
 
         None is ready before the lease says so, because no request finds it before that, nor while
-        wake-ups are not read.
+        wake-ups are not read. A model whose server belongs to others and is down does not count
+        while another model is ready.
         """
         if not self._reads_wake_ups:
             return sorted(self.loader.models)
         if self.is_announced:
             models = [self._report(model) for model in tuple(self.loader.models.values())]
-            self.loader.never_ready -= {m.id for m in models if m.state == ModelState.READY}
+            ready = {m.id for m in models if m.state == ModelState.READY}
+            long_ago = time.time() - _AWAY_S
+            away = {m.id for m in models if 0 < m.away_since <= long_ago}
+            self.loader.never_ready -= ready | away if ready else ready
         return sorted(self.loader.never_ready)
 
     @property

@@ -11,6 +11,7 @@ import logging
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps, signals
@@ -49,7 +50,7 @@ class WakeUpConsumer(bootsteps.StartStopStep):
         super().__init__(parent, **options)
         self._runtime, self._consumer = runtime, parent
         self._own = own_queue(runtime.id)
-        self._watch = LoopWatch(parent, runtime)
+        self._watch = LoopWatch(parent, runtime, self._reopen)
         signals.task_received.connect(self._reserve_slot, sender=parent)
 
     def start(self, parent: Any) -> None:
@@ -106,8 +107,8 @@ class LoopWatch:
     which this thread does not run do not count, nor do seconds without a broker.
     """
 
-    def __init__(self, consumer: Any, runtime: Runtime) -> None:
-        self._consumer, self._runtime = consumer, runtime
+    def __init__(self, consumer: Any, runtime: Runtime, reopen: Callable[[], None]) -> None:
+        self._consumer, self._runtime, self._reopen = consumer, runtime, reopen
         self._is_watching = self._must_wake = self._is_cut_off = False
         self._loop_runs = True
         self._silent = 0
@@ -147,6 +148,7 @@ class LoopWatch:
 
     def _note_loop_runs(self) -> None:
         self._loop_runs, self._must_wake = True, False
+        self._reopen()  # `celery control cancel_consumer` may have closed queues.
 
     def _interrupt(self) -> None:
         """Restart the consumer; end an idle process if that has not helped."""

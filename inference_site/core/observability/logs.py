@@ -24,6 +24,7 @@ _ExceptionInfo = (
 _fields: ContextVar[LogFields | None] = ContextVar("log_fields", default=None)
 
 _SECURITY_LOGGERS = "django.security."
+_HINTS_LOGGER = "channels_redis.pubsub"
 _STANDARD_ATTRIBUTES = {*logging.makeLogRecord({}).__dict__, "message", "asctime", "taskName"}
 _SECRET = re.compile(
     # The token of a link for setting a password (people/urls.py).
@@ -77,7 +78,7 @@ class AddLogFields(logging.Filter):
     Django attaches the request to its own records. It is removed, because its text form contains
     the full URL with the words of a search. Django logs a request that it refuses for security,
     for example for its ``Host``, as an error of the server: here it is a warning without a
-    traceback.
+    traceback. So is what the channel layer logs each second while its Redis is away.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -86,9 +87,22 @@ class AddLogFields(logging.Filter):
         if record.name.startswith(_SECURITY_LOGGERS):
             record.exc_info = record.exc_text = None
             record.levelno, record.levelname = logging.WARNING, "WARNING"
+        elif record.name == _HINTS_LOGGER and record.exc_info:
+            _shorten_if_away(record)
         for name, value in (_fields.get() or {}).items():
             record.__dict__.setdefault(name, value)
         return True
+
+
+def _shorten_if_away(record: logging.LogRecord) -> None:
+    """Make a traceback one line of a warning if it says that Redis does not answer."""
+    import redis  # Commands that use no Redis need not import it.
+
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, redis.ConnectionError | redis.TimeoutError):
+        record.msg, record.args = "no hints: %s", (error,)
+        record.exc_info = record.exc_text = None
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
 
 
 class LineFormatter(logging.Formatter):

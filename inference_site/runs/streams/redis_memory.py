@@ -22,7 +22,7 @@ from django.conf import settings
 
 from inference_site.core.domain.errors import RedisFull
 from inference_site.core.storage.capacity import memory_of
-from inference_site.core.storage.redis import client_for, shard_of
+from inference_site.core.storage.redis import ALLOW_WHEN_FULL, client_for, shard_of
 
 HELD_LUA = """
 local function milliseconds()
@@ -66,7 +66,9 @@ end
 """
 """Functions for the scripts that begin and end a stream."""
 
-_RELEASE_EXPIRED = HELD_LUA + 'release_expired(ARGV[1]) return redis.call("HLEN", "held")'
+_RELEASE_EXPIRED = (
+    ALLOW_WHEN_FULL + HELD_LUA + 'release_expired(ARGV[1]) return redis.call("HLEN", "held")'
+)
 _OPEN_SINCE = (
     HELD_LUA
     + """
@@ -75,7 +77,8 @@ return redis.call("ZRANGEBYSCORE", "held-open", "-inf", before, "LIMIT", 0, ARGV
 """
 )
 _MARK_ALIVE = (
-    HELD_LUA
+    ALLOW_WHEN_FULL
+    + HELD_LUA
     + """
 for _, id in ipairs(ARGV) do redis.call("ZADD", "held-open", "XX", milliseconds(), id) end
 """

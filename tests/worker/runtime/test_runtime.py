@@ -52,6 +52,7 @@ from worker import tasks
 from worker.engines.base import Engine, load_engine
 from worker.engines.scripted import ScriptedEngine
 from worker.runtime import loading, residency, runs, served_model
+from worker.runtime import runtime as runtime_module
 from worker.runtime.residency import Capacity
 from worker.runtime.run import Run
 from worker.runtime.runtime import Runtime
@@ -341,6 +342,21 @@ def test_a_model_that_cannot_load_beside_one_that_can_is_announced_with_the_reas
         assert "needs a 'file'" in bad.reason
         assert not found.serves("broken")
         assert worker.not_ready() == ["broken"]
+
+
+def test_a_worker_is_ready_without_a_server_that_is_not_its_own_while_another_model_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else no upgrade of the workers would end before the last of these servers is back."""
+    monkeypatch.setattr(runtime_module, "_AWAY_S", 0.0)
+    nowhere = {"base_url": "http://127.0.0.1:9/v1"}
+    away = ModelSpec("away", "openai_upstream", options=nowhere, context_length=2048)
+    with started([ModelSpec("m", "scripted"), away]) as worker:
+        wait_until(lambda: reports(worker)[1].state == ModelState.FAILED)
+        wait_until(lambda: not worker.not_ready())
+    with started([away]) as worker:
+        wait_until(lambda: reports(worker)[0].state == ModelState.FAILED)
+        assert worker.not_ready() == ["away"]
 
 
 def reports(worker: Runtime) -> Sequence[ModelReport]:
