@@ -375,9 +375,9 @@ class ChatSink:
             case TextDelta() | Finish() if self.is_over_budget:
                 pass
             case TextDelta(text, index, logprobs):
-                for piece, entries in _by_token(text, logprobs):
+                for part, entries in _by_token(text, logprobs):
                     if not self.is_over_budget:
-                        self._feed_text(piece, index, entries)
+                        self._feed_text(part, index, entries)
             case Finish(index=index):
                 parser = self._parsers[index]
                 for piece in parser.finish():
