@@ -51,7 +51,7 @@ from inference_site.gateway.api.payload import parse
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.feedback_views import FeedbackView
-from inference_site.gateway.request_fields.capabilities import ignored_fields
+from inference_site.gateway.request_fields.capabilities import ignored_fields, require_endpoint
 from inference_site.gateway.request_fields.moderation import moderation_options
 from inference_site.gateway.submission.admission import service_tier
 from inference_site.gateway.submission.model_access import moderation_model, served_model
@@ -242,6 +242,7 @@ class InfillView(ApiView):
         body = parse(InfillRequest, request.data)
         caller = caller_of(request)
         model = served_model(caller, body.model, body)
+        require_endpoint(model, "suffix")
         completion = parse(CompletionRequest, {**body.to_completion(), "model": model.spec.id})
         generation = to_completion_request(completion, model)
         if completion.max_tokens is None:

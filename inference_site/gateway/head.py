@@ -95,8 +95,10 @@ def read_head(scope: dict[str, Any]) -> Head:
     head.takes_body = length_of_body(scope, head.largest_body) > 0
     content_type = headers.get(b"content-type", "").partition(";")[0]
     if head.takes_body and not _has_parser(view, content_type):
-        raise UnsupportedMediaError(_FORM_EXPECTED if head.spools_body else None)
-    if head.takes_body and headers.get(b"content-encoding", "").strip().lower() in _COMPRESSIONS:
+        takes_json = _has_parser(view, "application/json")
+        raise UnsupportedMediaError(None if takes_json else _FORM_EXPECTED)
+    codings = headers.get(b"content-encoding", "").lower().split(",")
+    if head.takes_body and any(coding.strip() in _COMPRESSIONS for coding in codings):
         raise UnsupportedMediaError(_COMPRESSED)
     return head
 

@@ -289,20 +289,26 @@ def require_pgvector() -> None:
     The extension is created when the first vector store is, and not by a migration: a server
     without it runs everything else.
     """
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT FROM pg_extension WHERE extname = 'vector'")
-        if cursor.fetchone() is not None:
-            return
+    if _has_pgvector():
+        return
     try:
         with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute("CREATE EXTENSION IF NOT EXISTS vector")
     except DatabaseError as exc:
+        if _has_pgvector():  # Another request has just created it.
+            return
         logger.warning("pgvector: %s", exc)
         raise UnavailableError(
             "This site has no vector stores: its PostgreSQL server lacks the extension 'vector' "
             "(pgvector), or the site may not create it.",
             code="vector_stores_unavailable",
         ) from exc
+
+
+def _has_pgvector() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT FROM pg_extension WHERE extname = 'vector'")
+        return cursor.fetchone() is not None
 
 
 def create_index(dimensions: int) -> None:

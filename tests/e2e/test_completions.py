@@ -200,7 +200,8 @@ def test_infill_is_that_of_llama_server(client: openai.OpenAI, stack: ServedStac
         longer = http.post("/infill", json={**asked, **before}).raise_for_status().json()
         assert longer["tokens_evaluated"] > answer["tokens_evaluated"]
         refused = http.post("/infill", json={**asked, "model": "scripted"})
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "suffix")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
+        assert refused.json()["error"]["code"] == "unsupported_model"
         refused = http.post("/infill", json={**asked, "n_predict": 0})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n_predict")
         assert http.post("/infill", json=asked, headers={"Authorization": ""}).status_code == 401

@@ -73,6 +73,9 @@ def test_text_format_constrains_nothing(client: openai.OpenAI) -> None:
         ({"type": "regex", "value": r"[A-F]{3}-[0-9]{2}"}, r"[A-F]{3}-[0-9]{2}"),
         ({"type": "regex", "value": r"a/b|c/d"}, r"a/b|c/d"),
         ({"type": "lark", "value": 'start: "left" | "right"'}, r"left|right"),
+        # llama.cpp would take these for no grammar at all.
+        ({"type": "lark", "value": r'start: "\x41\\x41" | "\xe9" /\x42/'}, r"A\\x41|éB"),
+        ({"type": "regex", "value": "a\0b"}, "a\0b"),
         (
             {"type": "llguidance", "value": {"grammars": [{"lark_grammar": "start: /x{2,3}/"}]}},
             r"x{2,3}",

@@ -67,6 +67,23 @@ def test_ids_of_a_chat_are_all_tokens_that_are_counted(http: httpx.Client) -> No
     assert "token_ids" not in plain["choices"][0]
 
 
+@pytest.mark.parametrize("fields", [{}, {"logprobs": True, "top_logprobs": 1}])
+def test_thoughts_of_a_chat_with_ids_are_counted_and_have_no_log_probabilities(
+    http: httpx.Client, fields: dict[str, Any]
+) -> None:
+    thinking = {**CHAT, **fields, "enable_thinking": True}
+    answer = ask(http, "/v1/chat/completions", {**thinking, "return_token_ids": True})
+    plain = ask(http, "/v1/chat/completions", thinking)
+    details = [one["usage"]["completion_tokens_details"] for one in (answer, plain)]
+    assert details[0]["reasoning_tokens"] == details[1]["reasoning_tokens"] > 0
+    [choice], [other] = answer["choices"], plain["choices"]
+    assert (choice["logprobs"] is None) == (other["logprobs"] is None) == (not fields)
+    if fields:
+        said = [[entry["token"] for entry in one["logprobs"]["content"]] for one in (choice, other)]
+        assert said[0] == said[1]
+        assert "".join(said[0]) == choice["message"]["content"]
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_a_stream_has_the_same_ids(http: httpx.Client, path: str) -> None:
     body = {**(CHAT if "chat" in path else PROMPT), "return_token_ids": True}

@@ -12,11 +12,14 @@ import httpx
 import openai
 import psycopg
 import pytest
+from django.db import connection
 
+from inference_site.core.storage.postgresql import unpooled_connection
+from inference_site.vector_stores.search import require_pgvector
 from tests.e2e.keys import make_key
 from tests.faults.freezing import frozen
 from tests.vector_stores.conftest import FJORDS, INVOICES, TEA, ReadingSite
-from tests.waiting import WAITING_FOR_LOCKS, wait_until
+from tests.waiting import WAITING_FOR_LOCKS, wait_for_a_wait, wait_until
 
 
 def found(site: ReadingSite, store: Any, query: Any, **options: Any) -> list[Any]:
@@ -512,3 +515,21 @@ def test_a_store_moves_to_another_project_and_is_indexed_there(
         assert "0 × vector_store, 1 known already" in stack.manage(*move)
         with pytest.raises(openai.NotFoundError):
             other.vector_stores.retrieve(store.id)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_first_two_stores_may_come_at_the_same_moment() -> None:
+    def second() -> None:
+        try:
+            require_pgvector()
+        finally:
+            connection.close()
+
+    with connection.cursor() as cursor:
+        cursor.execute("DROP EXTENSION IF EXISTS vector CASCADE")
+    with ThreadPoolExecutor(1) as pool, unpooled_connection() as first:
+        first.execute("CREATE EXTENSION vector")
+        waiting = pool.submit(second)
+        wait_for_a_wait()
+        first.commit()
+        waiting.result(60)

@@ -194,8 +194,10 @@ def parse_query(model: type[QueryT], values: dict[str, Any]) -> QueryT:
 
 
 def _invalid(errors: list[ErrorDetails], body: Any) -> InvalidRequestError:
-    # Of the branches of a union, report the one that matched the body most deeply.
-    path, error = max(((_path(e, body), e) for e in errors), key=lambda pair: len(pair[0]))
+    # Of the branches of a union, report the one that matched the body most deeply; of several, one
+    # of the right type.
+    found = ((_path(e, body), e) for e in errors)
+    path, error = max(found, key=lambda pair: (len(pair[0]), pair[1]["type"] in _LENGTHS))
     param = ""
     for part in path:
         if isinstance(part, int):

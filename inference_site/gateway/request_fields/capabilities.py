@@ -32,6 +32,7 @@ _ENDPOINTS = {
     "render": "chat prompts",
     "rerank": "reranking",
     "speech": "speech",
+    "suffix": "infill",
     "tokens": "tokens",
     "transcription": "transcriptions",
     "translation": "translations",

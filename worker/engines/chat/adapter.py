@@ -12,7 +12,8 @@ Its options are a subclass of ``ChatOptions``, and its capabilities ``chat_capab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -70,10 +71,10 @@ class ChatAdapter(Engine):
         request = self._with_tools_in_text(request)
         prompt = self._prompt(request)
         if request.reasoning_budget is None:
-            sink_ = ChatSink(
-                sink, self._parsers(request, prompt), ChatUsage(), self._own_stop(request)
+            parsers = self._parsers(request, prompt)
+            self._complete(
+                self._completion(request, prompt), self._sink(request, sink, parsers, ChatUsage())
             )
-            self._complete(self._completion(request, prompt), sink_)
             return
         # Each choice reaches its budget at another token, so they run one after another.
         usage = ChatUsage()
@@ -175,7 +176,19 @@ class ChatAdapter(Engine):
             response_prefix="",
             stop=(*request.stop, *self._own_stop(request)),
             constraint=constraint,
+            top_logprobs=0 if _hides_logprobs(request) else request.top_logprobs,
         )
+
+    def _sink(
+        self,
+        request: GenerationRequest,
+        sink: Sink,
+        parsers: Sequence[ChoiceParser],
+        usage: ChatUsage,
+        budget: int | None = None,
+    ) -> ChatSink:
+        hides = _hides_logprobs(request)
+        return ChatSink(sink, parsers, usage, self._own_stop(request), budget, hides)
 
     def _own_stop(self, request: GenerationRequest) -> tuple[str, ...]:
         return tuple(text for text in self._chat.stop if text not in request.stop)
@@ -197,7 +210,7 @@ class ChatAdapter(Engine):
         parser = self._parsers(request, prompt)
         completion, before = self._completion(request, prompt), usage.total()
         budget = (request.reasoning_budget or 0) + usage.reasoning
-        thinking = ChatSink(sink, parser, usage, self._own_stop(request), budget)
+        thinking = self._sink(request, sink, parser, usage, budget)
         if not thinking.is_over_budget:
             self._complete(completion, thinking)
         if not thinking.is_over_budget or sink.cancelled:
@@ -215,7 +228,15 @@ class ChatAdapter(Engine):
             prompts=(prompt + thinking.text + closing,),
             max_output_tokens=request.max_output_tokens and request.max_output_tokens - used,
         )
-        self._complete(rest, ChatSink(sink, parser, usage, self._own_stop(request)))
+        self._complete(rest, self._sink(request, sink, parser, usage))
+
+
+def _hides_logprobs(request: GenerationRequest) -> bool:
+    """Whether log probabilities are needed to tell thoughts from text, and not for the client.
+
+    An answer with the ids of its tokens comes in one piece, which only they divide into tokens.
+    """
+    return request.token_ids and request.top_logprobs is None
 
 
 class _Choice:
@@ -317,9 +338,10 @@ class ChatUsage:
 class ChatSink:
     """Parses the choices of a completion, and sets their finish reasons.
 
-    A piece of text counts as one token, or as the number of its log probabilities. ``own_stop`` are
-    the template's stop texts, which answers do not report. After ``budget`` tokens of reasoning the
-    completion is cancelled, ``is_over_budget`` is set, and ``text`` is the output until then.
+    A piece of text counts as one token; one with log probabilities is divided into its tokens.
+    ``own_stop`` are the template's stop texts, which answers do not report. After ``budget`` tokens
+    of reasoning the completion is cancelled, ``is_over_budget`` is set, and ``text`` is the output
+    until then. ``hides_logprobs``: the text is passed on without them.
     """
 
     def __init__(
@@ -329,8 +351,10 @@ class ChatSink:
         usage: ChatUsage,
         own_stop: Collection[str] = (),
         budget: int | None = None,
+        hides_logprobs: bool = False,
     ) -> None:
         self._sink, self._parsers, self._usage = sink, parsers, usage
+        self._hides_logprobs = hides_logprobs
         self._own_stop, self._budget = own_stop, budget
         self._pieces: list[str] = []
         self.is_over_budget = budget == 0 and parsers[0].in_reasoning
@@ -351,16 +375,9 @@ class ChatSink:
             case TextDelta() | Finish() if self.is_over_budget:
                 pass
             case TextDelta(text, index, logprobs):
-                parser = self._parsers[index]
-                if parser.in_reasoning:
-                    self._usage.reasoning += len(logprobs) or 1
-                for piece in parser.feed(text, logprobs):
-                    self._sink.feed(piece)
-                if self._budget is not None:
-                    self._pieces.append(text)
-                    # The held text may be the end tag.
-                    is_thinking = parser.in_reasoning and not parser.is_holding
-                    self.is_over_budget = is_thinking and self._usage.reasoning >= self._budget
+                for part, entries in _by_token(text, logprobs):
+                    if not self.is_over_budget:
+                        self._feed_text(part, index, entries)
             case Finish(index=index):
                 parser = self._parsers[index]
                 for piece in parser.finish():
@@ -374,3 +391,30 @@ class ChatSink:
                 self._sink.feed(self._usage.take(delta))
             case _:
                 self._sink.feed(delta)
+
+    def _feed_text(self, text: str, index: int, logprobs: tuple[TokenLogprob, ...]) -> None:
+        parser = self._parsers[index]
+        if parser.in_reasoning:
+            self._usage.reasoning += len(logprobs) or 1
+        for piece in parser.feed(text, () if self._hides_logprobs else logprobs):
+            self._sink.feed(piece)
+        if self._budget is not None:
+            self._pieces.append(text)
+            # The held text may be the end tag.
+            is_thinking = parser.in_reasoning and not parser.is_holding
+            self.is_over_budget = is_thinking and self._usage.reasoning >= self._budget
+
+
+def _by_token(
+    text: str, logprobs: tuple[TokenLogprob, ...]
+) -> Iterator[tuple[str, tuple[TokenLogprob, ...]]]:
+    """Divide a text into those of its tokens, if their log probabilities have all of its bytes.
+
+    The text of a token that ends inside a character comes with the next one.
+    """
+    if len(logprobs) < 2 or b"".join(entry.text_bytes for entry in logprobs) != text.encode():
+        yield text, logprobs
+        return
+    decoder = getincrementaldecoder("utf-8")()
+    for entry in logprobs:
+        yield decoder.decode(entry.text_bytes), (entry,)

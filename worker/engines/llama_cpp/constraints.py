@@ -56,6 +56,8 @@ byte, ambiguous ones soon milliseconds."""
 _CACHED_MATCHERS = 64
 _TOKEN = re.compile(r"<[^>\s]+>")
 """A token in a grammar; it may have no text."""
+_TEXT_OR_REGEX = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/')
+_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|.)")
 _HALF_CHARACTER = "\ufffd"
 _WHITE_SPACE = b" \t\n\r"
 
@@ -95,19 +97,38 @@ def constraint_fields(constraint: Constraint | None, *, from_start: bool) -> dic
         case "json_schema":
             return schema_fields(orjson.loads(source), param, from_start=from_start)
         case "gbnf":
-            return {"grammar": f"{_LLGUIDANCE}{gbnf_as_lark(constraint)}"}
+            return _lark_fields(gbnf_as_lark(constraint))
         case "lark":
             check_grammar(constraint)
-            return {"grammar": f"{_LLGUIDANCE}{source}"}
+            return _lark_fields(source)
         case "regex":
             check_grammar(constraint)
-            return {"grammar": f"{_LLGUIDANCE}{regex_as_lark(source)}"}
+            return _lark_fields(regex_as_lark(source))
         case "llguidance":
             check_grammar(constraint)
             part = lark_or_schema(constraint)
             if isinstance(part, str):
-                return {"grammar": f"{_LLGUIDANCE}{part}"}
+                return _lark_fields(part)
             return schema_fields(part, param, from_start=from_start)
+
+
+def _lark_fields(source: str) -> dict[str, Any]:
+    """Return the fields for a grammar of Lark, in the words that llama.cpp's llguidance knows.
+
+    It refuses ``\\x41`` in a text, and llama.cpp cuts a grammar at a NUL; the answer would then be
+    bound to nothing.
+    """
+    plain = _TEXT_OR_REGEX.sub(_without_hex, source)
+    return {"grammar": f"{_LLGUIDANCE}{plain}".replace("\0", "\\u0000")}
+
+
+def _without_hex(found: re.Match[str]) -> str:
+    is_text = found[0].startswith('"')
+    return _ESCAPE.sub(_as_unicode, found[0]) if is_text else found[0]
+
+
+def _as_unicode(escape: re.Match[str]) -> str:
+    return f"\\u00{escape[1]}" if escape[1] else escape[0]
 
 
 def fields_of_tokens(ids: Sequence[int]) -> dict[str, Any]:
