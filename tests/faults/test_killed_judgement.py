@@ -114,7 +114,7 @@ def test_what_was_said_before_a_search_is_not_sent_before_it_is_judged(site: Sit
     site.web.asked.clear()
     site.web.answers["/search"] = die_once
     site.talker.answers = [calls(search("x"), said="a gun"), says("a cat")]
-    stream = site.stack.client().responses.create(  # type: ignore[call-overload]
+    stream = site.stack.client().responses.create(
         model="reader",
         input="What?",
         background=True,
