@@ -123,7 +123,8 @@ def prune(until: float) -> int:
     """Delete rows that are older than their project keeps them, until ``until``; return how many.
 
     ``until`` is a time of the monotonic clock. See ``inference_site.runs.kinds.Retention``. The
-    order is random, as that of the projects, because many projects take all of the time.
+    order is random, as that of the projects, because many projects take all of the time. Some of
+    what was found is deleted in any case, because that may have taken all of the time, too.
     """
     kinds = [_prune_responses, _prune_conversations]
     random.shuffle(kinds)
@@ -133,23 +134,32 @@ def prune(until: float) -> int:
 def _prune_responses(until: float) -> int:
     deleted = 0
     for project, since in retention_cutoffs("responses_days"):
-        while time.monotonic() < until and (found := _old_responses(project, since)):
+        while found := _old_responses(project, since):
             deleted += _delete_old([stored for stored in found if stored.conversation_id is None])
             for stored in found:
-                if stored.conversation_id is not None and time.monotonic() < until:
+                if stored.conversation_id is not None:
                     delete(stored)
                     deleted += 1
+                    if time.monotonic() >= until:
+                        break
+            if time.monotonic() >= until:
+                break
+        if time.monotonic() >= until:
+            break
     return deleted
 
 
 def _prune_conversations(until: float) -> int:
     deleted = 0
     for project, since in retention_cutoffs("conversations_days"):
-        while time.monotonic() < until and (found := _old_conversations(project, since)):
+        while found := _old_conversations(project, since):
             for conversation in found:
-                if time.monotonic() < until:
-                    delete_conversation(conversation)
-                    deleted += 1
+                delete_conversation(conversation)
+                deleted += 1
+                if time.monotonic() >= until:
+                    return deleted
+        if time.monotonic() >= until:
+            break
     return deleted
 
 

@@ -171,9 +171,11 @@ def answer_questions(answers: Sequence[ItemData], project_id: int, response_id: 
     the response with the answer failed or was cancelled before it made the call.
     """
     questions = questions_of(answers, project_id)
-    for answer in answers:
-        if (found := questions.get(str(answer.get("approval_request_id")))) is None:
-            continue  # Another site asked the question; no call is made for the answer here.
+    # Those of other sites are left out: no call is made for them here.
+    known = ((questions.get(str(one.get("approval_request_id"))), one) for one in answers)
+    pairs = [(found, answer) for found, answer in known if found is not None]
+    # In one order: two responses with the same answers would wait for each other.
+    for found, answer in sorted(pairs, key=lambda pair: pair[0].pk):
         row = McpApproval.objects.select_for_update().get(pk=found.pk)
         if row.answered_at is not None and not _may_answer_again(row, found.item.public_id):
             raise InvalidRequestError(

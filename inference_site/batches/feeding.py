@@ -121,6 +121,8 @@ class Feeder:
             try_and_log(f"batch {batch}", partial(self._end, batch))
 
     def _validate(self, batch: Batch) -> None:
+        if batch.worked_by != self._process:  # Another process may have begun again.
+            self._validations.pop(batch.pk, None)
         if not Batch.objects.hold(batch, self._process, HELD_S):
             return
         if batch.expires_at <= timezone.now():

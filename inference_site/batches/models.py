@@ -118,12 +118,13 @@ class BatchQuerySet(models.QuerySet["Batch"]):
         batch.save(force_insert=True)
 
     def move(self, batch: Batch, status: BatchStatus, **changes: Any) -> bool:
-        """Move a batch on from the status with which it was read; False if that has changed.
+        """Move a batch on from the status with which it was read; False if that has changed, or
+        another process has worked on it since.
 
         Its end is an event for the endpoints of its project.
         """
         times = {**batch.times, status.value: int(time.time())}
-        held = self.filter(pk=batch.pk, status=batch.status)
+        held = self.filter(pk=batch.pk, status=batch.status, worked_by=batch.worked_by)
         # The next step may be the work of another process.
         with transaction.atomic():
             if not held.update(status=status, times=times, worked_until=None, **changes):
@@ -137,11 +138,16 @@ class BatchQuerySet(models.QuerySet["Batch"]):
         return True
 
     def hold(self, batch: Batch, process: str, seconds: float) -> bool:
-        """Reserve a batch for the work of one process; False if another one has it."""
+        """Reserve a batch for the work of one process; False if another one has it, or
+        has moved it on.
+        """
         free = Q(worked_by=process) | Q(worked_until=None) | Q(worked_until__lt=Now())
         until = Now() + dt.timedelta(seconds=seconds)
-        held = self.filter(free, pk=batch.pk)
-        return bool(held.update(worked_by=process, worked_until=until))
+        held = self.filter(free, pk=batch.pk, status=batch.status)
+        if not held.update(worked_by=process, worked_until=until):
+            return False
+        batch.worked_by = process
+        return True
 
     def with_all_lines_ended(self) -> BatchQuerySet:
         """Return the batches in progress none of whose lines waits or runs."""
@@ -396,32 +402,41 @@ def deliver(generation_id: str, status: Status, ending: Ending, cost: Decimal) -
 
 
 def delete_lines(lines: LineQuerySet, until: float) -> int:
-    """Delete lines until the monotonic clock passes ``until``; return how many."""
+    """Delete lines until the monotonic clock passes ``until``, some of them in any case.
+
+    Return how many.
+    """
     deleted = 0
-    while time.monotonic() < until:
+    while True:
         some = list(lines.order_by("pk").values_list("pk", flat=True)[:_DELETED_AT_ONCE])
         deleted += BatchLine.objects.filter(pk__in=some).delete()[0]
-        if len(some) < _DELETED_AT_ONCE:
-            break
-    return deleted
+        if len(some) < _DELETED_AT_ONCE or time.monotonic() >= until:
+            return deleted
 
 
 def prune(until: float) -> int:
     """Delete the lines of ended batches, and batches past their retention; return how many.
 
-    Stop when the monotonic clock passes ``until``.
+    Stop when the monotonic clock passes ``until``. What was found by then is deleted: if that alone
+    takes all of the time, nothing would ever be deleted.
     """
     deleted = 0
     # By batch: in the order of all lines, those of the batches that go on would be read each time.
     lines = BatchLine.objects.filter(batch=OuterRef("pk"))
     for batch in Batch.objects.filter(Exists(lines), status__in=ENDED).order_by("pk"):
         deleted += delete_lines(BatchLine.objects.filter(batch=batch), until)
+        if time.monotonic() >= until:
+            break
     for project, since in retention_cutoffs("batches_days"):
         # From the end of the window: its files, made before that, are not kept longer.
         rows = Batch.objects.filter(project=project, status__in=ENDED, expires_at__lt=since)
         old = rows.filter(lines=None).order_by("pk").values_list("pk", flat=True)
-        while time.monotonic() < until and (pks := list(old[:_DELETED_AT_ONCE])):
+        while pks := list(old[:_DELETED_AT_ONCE]):
             deleted += Batch.objects.filter(pk__in=pks).delete()[0]
+            if time.monotonic() >= until:
+                break
+        if time.monotonic() >= until:
+            break
     return deleted
 
 

@@ -1,12 +1,14 @@
 """The results of a batch: two files, of the answers and of the errors, in the order of the lines.
 
 The id of each file is saved before it is stored, so that a process that continues after another has
-died replaces that file, and never adds a second one.
+died deletes that file. Its own files have other ids: the other process may only have stood still,
+and would take the content of a file with the same id along when it gives up its own.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import tempfile
 import time
 from collections.abc import Iterator
@@ -32,8 +34,10 @@ from inference_site.files.models import BATCH_LIFETIME, FilePurpose, StoredFile
 from inference_site.runs.models import Generation
 from inference_site.runs.queue import new_id
 
+logger = logging.getLogger(__name__)
+
 HELD_S = 60.0
-"""For how long a process has a batch for itself; longer than storing a file takes."""
+"""For how long a process has a batch for itself, unless it renews that."""
 _RENEWED_EVERY = 2_000
 _DELETING_S = 0.5
 _READ_AT_ONCE = 200
@@ -43,21 +47,40 @@ _SKIPPED = {
 }
 
 
+class _Lost(Exception):
+    """Another process works on the batch: this one stood still for longer than it was held."""
+
+
 def finalize(batch: Batch, process: str) -> None:
     """Store the files of the results and end the batch, which this process holds.
 
     No line of it runs. Raise FileStorageError if the files cannot be stored; it is called again
     then.
     """
-    if not batch.output_file_id:
-        batch.output_file_id, batch.error_file_id = new_id("file-"), new_id("file-")
-        batch.save(update_fields=["output_file_id", "error_file_id"])
+    batch.refresh_from_db()
+    _delete_files(batch)
+    batch.output_file_id, batch.error_file_id = new_id("file-"), new_id("file-")
+    ids = {"output_file_id": batch.output_file_id, "error_file_id": batch.error_file_id}
+    if not Batch.objects.filter(pk=batch.pk, worked_by=process).update(**ids):
+        return
+    try:
+        _store_and_end(batch, process)
+    except _Lost:
+        logger.warning("batch %s: another process writes its results", batch)
+        _delete_files(batch)
+        return
+    # Their content is in the files now. What is left of many lines is deleted by ``models.prune``.
+    delete_lines(BatchLine.objects.filter(batch=batch), time.monotonic() + _DELETING_S)
+
+
+def _store_and_end(batch: Batch, process: str) -> None:
+    """Raise _Lost if another process works on the batch meanwhile."""
     completed = failed = 0
     with ExitStack() as stack:
         answers, errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
         for line in _lines(batch):
             if line.number % _RENEWED_EVERY == 0:
-                Batch.objects.hold(batch, process, HELD_S)
+                _renew(batch, process)
             is_success = line.state == LineState.ENDED and (line.status_code or 0) < 400
             if batch.dialect == ANTHROPIC:
                 answers.write(message_result_of(batch, line))
@@ -65,12 +88,14 @@ def finalize(batch: Batch, process: str) -> None:
                 (answers if is_success else errors).write(result_of(batch, line))
             completed += is_success
             failed += line.state == LineState.ENDED and not is_success
-        Batch.objects.hold(batch, process, HELD_S)
-        kept = {
-            "output_file_id": _store(batch, batch.output_file_id, "output", answers),
-            "error_file_id": _store(batch, batch.error_file_id, "error", errors),
-        }
-    Batch.objects.move(
+        kept = {}
+        for name, kind, content in (
+            ("output_file_id", "output", answers),
+            ("error_file_id", "error", errors),
+        ):
+            _renew(batch, process)
+            kept[name] = _store(batch, getattr(batch, name), kind, content)
+    has_ended = Batch.objects.move(
         batch,
         BatchStatus(batch.ends_as),
         **kept,
@@ -81,8 +106,19 @@ def finalize(batch: Batch, process: str) -> None:
         usage=_usage_of(batch),
         cost=BatchLine.objects.filter(batch=batch).aggregate(sum=Sum("cost", default=0))["sum"],
     )
-    # Their content is in the files now. What is left of many lines is deleted by ``models.prune``.
-    delete_lines(BatchLine.objects.filter(batch=batch), time.monotonic() + _DELETING_S)
+    if not has_ended:
+        raise _Lost
+
+
+def _renew(batch: Batch, process: str) -> None:
+    if not Batch.objects.hold(batch, process, HELD_S):
+        raise _Lost
+
+
+def _delete_files(batch: Batch) -> None:
+    """Delete the files of results that are not those of an ended batch."""
+    ids = (batch.output_file_id, batch.error_file_id)
+    storage.delete(list(StoredFile.objects.filter(public_id__in=ids)))
 
 
 def result_of(batch: Batch, line: BatchLine) -> bytes:
@@ -164,8 +200,6 @@ def _lines(batch: Batch) -> Iterator[BatchLine]:
 
 def _store(batch: Batch, file_id: str, kind: str, content: IO[bytes]) -> str:
     """Store a file of results; return its id, "" for an empty one, which is not kept."""
-    # A process that died while it stored the results has left a file with this id.
-    storage.delete(list(StoredFile.objects.filter(public_id=file_id)))
     file = _new_file(batch, file_id, kind, FilePurpose.BATCH_OUTPUT, content)
     if not file.size_bytes:
         return ""

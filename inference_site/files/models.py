@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from django.db import connection, models, transaction
 from django.db.models import Count, Q, Sum
@@ -82,10 +82,21 @@ class StoredFileQuerySet(models.QuerySet["StoredFile"]):
                 )
             file.save(force_insert=True)
 
-    def make_ready(self, file: StoredFile) -> bool:
-        """Show a file whose content is stored; False if it was deleted meanwhile."""
+    def make_ready(
+        self, file: StoredFile, upload: Upload | None, dates: Mapping[str, dt.datetime | None]
+    ) -> bool:
+        """Show a file whose content is stored, and complete its upload, both or neither.
+
+        False if the file was deleted, or the upload has ended, meanwhile.
+        """
         storing = self.filter(pk=file.pk, state=FileState.STORING)
-        return bool(storing.update(state=FileState.READY))
+        with transaction.atomic():
+            if upload is not None and not Upload.objects.complete(upload, file):
+                return False
+            is_ready = bool(storing.update(state=FileState.READY, **dates))
+            if not is_ready:
+                transaction.set_rollback(True)
+        return is_ready
 
     def hide(self) -> int:
         """Hide these files, so that their content can be deleted; return how many were shown."""
@@ -182,7 +193,7 @@ class UploadQuerySet(models.QuerySet["Upload"]):
         self.filter(pk=upload.pk, status=UploadStatus.PENDING).update(completing_since=None)
 
     def complete(self, upload: Upload, file: StoredFile) -> bool:
-        """End an upload with its file; False if it was cancelled meanwhile."""
+        """End an upload with its file; False if it has ended meanwhile."""
         rows = self.filter(pk=upload.pk, status=UploadStatus.PENDING)
         return bool(rows.update(status=UploadStatus.COMPLETED, file=file))
 

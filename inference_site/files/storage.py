@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from inference_site.accounts.models import retention_cutoffs
 from inference_site.core.errors.api_errors import FileStorageError
-from inference_site.core.storage.old_rows import old_ids, old_ids_among
+from inference_site.core.storage.old_rows import delete_in_batches, old_ids, old_ids_among
 from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE
 from inference_site.files.models import StoredFile, Upload
 
@@ -32,11 +32,20 @@ _CHUNK = 256 * 1024
 _BATCH = 100
 
 
-def store(file: StoredFile, content: IO[bytes], *, has_quota: bool = True) -> None:
-    """Store a new file with its content.
+def store(
+    file: StoredFile,
+    content: IO[bytes],
+    *,
+    has_quota: bool = True,
+    completes: Upload | None = None,
+    dates: Mapping[str, dt.datetime | None] | None = None,
+) -> None:
+    """Store a new file with its content, and complete the upload in the moment it can be read.
+
+    It has the ``dates`` from that moment on: ``prune`` deletes what is old or has expired.
 
     Raise InvalidRequestError beyond the project's quota, unless the site itself makes the file, and
-    FileStorageError if it cannot be stored; then nothing is left of it.
+    FileStorageError if it cannot be stored, or the upload has ended; then nothing is left of it.
     """
     if has_quota:
         StoredFile.objects.accept(
@@ -49,11 +58,11 @@ def store(file: StoredFile, content: IO[bytes], *, has_quota: bool = True) -> No
     try:
         with _storage_errors():
             _storage().save(file.key, File(content))
-        is_ready = StoredFile.objects.make_ready(file)
+        is_ready = StoredFile.objects.make_ready(file, completes, dates or {})
     except BaseException:
         delete([file])
         raise
-    if not is_ready:  # It took more than an hour.
+    if not is_ready:  # It took more than an hour, or the upload was cancelled.
         delete([file])
         raise FileStorageError("The file was stored too slowly.")
 
@@ -104,38 +113,38 @@ def _chunks(key: str, start: int, end: int) -> Iterator[bytes]:
 
 
 def prune(until: float) -> int:
-    """Delete old, expired, hidden and incomplete files, and the parts of ended uploads.
+    """Delete old, expired, hidden and incomplete files, parts of ended uploads, and old uploads.
 
-    Stop when the monotonic clock passes ``until``, or when storage fails; return how many files
-    were deleted.
+    Stop when the monotonic clock passes ``until``, or when storage fails; at least one file is
+    deleted, because finding them may take all of the time. Return how many were deleted.
     """
     StoredFile.objects.filter(upload__in=Upload.objects.expire()).hide()
     # Half of the time: what many projects hide has to be deleted, too.
     hide_until = (time.monotonic() + until) / 2
+    deleted = 0
     for project, since in retention_cutoffs("files_days"):
         if time.monotonic() >= hide_until:
             break
-        Upload.objects.ended_before(since).filter(project=project).delete()
+        uploads = Upload.objects.ended_before(since).filter(project=project).order_by("pk")
+        deleted += delete_in_batches(uploads, hide_until, _BATCH)
         for ids in old_ids(StoredFile.objects.filter(project=project), since, hide_until, _BATCH):
             StoredFile.objects.filter(pk__in=ids, created_at__lt=since).hide()
         imported = old_ids_among(StoredFile, project, since, hide_until, _BATCH)
         StoredFile.objects.filter(pk__in=imported).hide()
-    deleted = 0
-    while time.monotonic() < until:
+    while True:
         stale = timezone.now() - STORING_TIMEOUT
         batch = list(StoredFile.objects.to_delete(stale).order_by("pk")[:_BATCH])
         for file in batch:
-            if time.monotonic() >= until:
-                return deleted
             try:
                 _erase(file)
             except FileStorageError as exc:
                 logger.warning("files are deleted later: %s", exc)
                 return deleted
             deleted += 1
+            if time.monotonic() >= until:
+                return deleted
         if len(batch) < _BATCH:
-            break
-    return deleted
+            return deleted
 
 
 def _storage() -> Storage:

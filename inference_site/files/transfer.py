@@ -88,10 +88,9 @@ def import_lines(project_id: int, kind: str, lines: Sequence[ObjectLine], folder
                     purpose=line.purpose,
                     content_type=line.content_type,
                     size_bytes=line.bytes,
-                    created_at=line.created_at,
-                    expires_at=line.expires_at,
                 )
-                storage.store(file, content, has_quota=False)
+                dates = {"created_at": line.created_at, "expires_at": line.expires_at}
+                storage.store(file, content, has_quota=False, dates=dates)
         except OSError as exc:
             raise Refused(line.id, f"{path} cannot be read: {exc.strerror}") from exc
         new += 1

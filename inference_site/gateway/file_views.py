@@ -357,14 +357,12 @@ class UploadCompleteView(ApiView):
                     raise InvalidRequestError(
                         f"Invalid 'md5': that of the parts is {md5}.", param="md5"
                     )
-                storage.store(file, joined)
+                storage.store(file, joined, completes=upload)
         except BaseException:
             Upload.objects.stop_completing(upload)
-            raise
-        if not Upload.objects.complete(upload, file):
-            storage.delete([file])
             upload.refresh_from_db()
             _require_pending(upload)
+            raise
         storage.delete(list(upload.parts.all()))
         upload.refresh_from_db()
         return Response(_wire_upload(upload).model_dump())

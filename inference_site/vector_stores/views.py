@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Count, QuerySet, Sum
+from django.db.models import Count, Sum
 from django.http import HttpResponse
 from django.utils import timezone
 from rest_framework.request import Request
@@ -43,6 +43,7 @@ from inference_site.vector_stores.models import (
     IndexingStatus,
     VectorStore,
     VectorStoreFile,
+    VectorStoreFileQuerySet,
 )
 from inference_site.vector_stores.search import require_pgvector
 from inference_site.vector_stores.wire import (
@@ -434,7 +435,7 @@ def _batch(store: VectorStore, public_id: str) -> FileBatch:
     return found
 
 
-def _list_of(request: Request, store: VectorStore, rows: QuerySet[VectorStoreFile]) -> Response:
+def _list_of(request: Request, store: VectorStore, rows: VectorStoreFileQuerySet) -> Response:
     """Return a page of files, whose cursor is the id of a file."""
     query = request.query_params
     page = parse_page(query, "desc", has_before=True)
@@ -450,7 +451,7 @@ def _list_of(request: Request, store: VectorStore, rows: QuerySet[VectorStoreFil
         last = rows.filter(file__public_id=page.after).values_list("pk", flat=True).first()
         if last is None:
             raise page.no_entry("file")
-    found = page.rows_of(rows.select_related("file"), "pk", last)
+    found = page.rows_of(rows.readable().select_related("file"), "pk", last)
     entries = [_wire_file(store, entry).model_dump() for entry in found]
     return Response(list_object(entries, page))
 

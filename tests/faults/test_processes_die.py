@@ -7,16 +7,19 @@ import json
 import os
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import psutil
+import psycopg
 import pytest
 from celery import Celery
 
@@ -371,3 +374,47 @@ def _is_dead(pid: int) -> bool:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+
+
+def test_a_web_process_killed_while_it_stores_files_leaves_nothing_behind(
+    stack: ServedStack,
+) -> None:
+    """A file could be read before its upload was completed: the next try made another one. Large
+    files stayed among the temporary files."""
+    client = stack.client()
+    upload = client.uploads.create(
+        bytes=3, filename="killed.txt", mime_type="text/plain", purpose="user_data"
+    )
+    part = client.uploads.parts.create(upload.id, data=b"abc")
+
+    def complete() -> Any:
+        return client.uploads.complete(upload.id, part_ids=[part.id])
+
+    with ThreadPoolExecutor() as pool, psycopg.connect(stack.services["DATABASE_URL"]) as held:
+        projects = "SELECT project_id FROM files_upload WHERE public_id = %s"
+        quota = (0x66696C65, stack.sql(projects, upload.id)[0][0])
+        held.execute("SELECT pg_advisory_lock(%s, %s)", quota)
+        asked = pool.submit(complete)
+        large: Any = {"file": (f"a.{upload.id}", bytes(3 * 2**20)), "purpose": "user_data"}
+        pool.submit(client.files.create, **large)
+        waiting = "SELECT pid, query FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        wait_until(lambda: len(stack.sql(waiting)) == 2, 30, "two counts of files")
+        assert list(Path(tempfile.gettempdir()).glob(f"*.upload.{upload.id}")) == []
+        held.execute("SELECT FROM files_upload WHERE public_id = %s FOR UPDATE", [upload.id])
+        held.execute("SELECT pg_advisory_unlock(%s, %s)", quota)
+
+        def ending() -> list[int]:
+            return [pid for pid, query in stack.sql(waiting) if "files_upload" in query]
+
+        wait_until(ending, 30, "the end of the upload")
+        os.kill(stack.pid_of("web"), signal.SIGKILL)
+        stack.sql("SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) AS pid", ending())
+        with pytest.raises(openai.APIConnectionError):
+            asked.result()
+    wait_until(lambda: works(stack), 60, "answers")
+    stack.sql("UPDATE files_upload SET completing_since = now() - interval '11 minutes'")
+    file = complete().file
+    assert file is not None
+    assert client.files.content(file.id).content == b"abc"
+    found = [one.id for one in client.files.list() if one.filename == "killed.txt"]
+    assert found == [file.id]

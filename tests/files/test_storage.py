@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import io
 import socket
 import subprocess
@@ -21,9 +22,11 @@ from inference_site.accounts.models import Project
 from inference_site.batches.models import Batch
 from inference_site.batches.results import store_failed_requests
 from inference_site.core.errors.api_errors import InvalidRequestError, UnavailableError
+from inference_site.core.transfer import FILES_FOLDER
 from inference_site.files import bucket as bucket_module
 from inference_site.files import storage
-from inference_site.files.models import FileState, StoredFile, Upload, UploadStatus
+from inference_site.files.models import FilePurpose, FileState, StoredFile, Upload, UploadStatus
+from inference_site.files.transfer import FileLine, import_lines
 from inference_site.settings import BUCKET_OPTIONS
 from tests.ports import free_port
 from tests.waiting import wait_until
@@ -180,6 +183,45 @@ def test_expired_file_cannot_be_read_before_it_is_deleted(project: Project) -> N
     assert not StoredFile.objects.readable(project.pk).exists()
 
 
+def test_old_files_are_not_deleted_while_they_are_imported(
+    project: Project, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They look as if a process had died over them an hour ago, or have expired; the import
+    failed."""
+    past = timezone.now() - dt.timedelta(days=2)
+    (tmp_path / FILES_FOLDER).mkdir(exist_ok=True)
+    ids = ["file-old", "file-expired"]
+    lines = [
+        FileLine(
+            id=id_,
+            filename="a",
+            purpose=FilePurpose.USER_DATA,
+            content_type="",
+            bytes=3,
+            sha256=hashlib.sha256(b"abc").hexdigest(),
+            created_at=past,
+            expires_at=expires_at,
+        )
+        for id_, expires_at in zip(ids, (None, past), strict=True)
+    ]
+    for id_ in ids:
+        (tmp_path / FILES_FOLDER / id_).write_bytes(b"abc")
+    save = storages["files"].save
+
+    def save_slowly(*args: Any, **kwargs: Any) -> str:
+        assert prune() == 0
+        return save(*args, **kwargs)
+
+    with monkeypatch.context() as slow:
+        slow.setattr(storages["files"], "save", save_slowly)
+        for line in lines:
+            assert import_lines(project.pk, "file", [line], tmp_path) == 1
+    rows = StoredFile.objects.order_by("pk").values_list("public_id", "created_at", "expires_at")
+    assert list(rows) == [(line.id, line.created_at, line.expires_at) for line in lines]
+    assert prune() == 1
+    assert {path.name for path in (folder / str(project.pk)).iterdir()} == {"file-old"}
+
+
 def test_parts_of_ended_uploads_are_deleted(project: Project, folder: Path) -> None:
     past = timezone.now() - dt.timedelta(seconds=1)
     for status, expires_at, name in (
@@ -229,6 +271,14 @@ def test_content_is_deleted_later_when_storage_is_away(
         assert prune() == 0
     assert not StoredFile.objects.readable(project.pk).exists()
     assert prune() == 1
+    assert names(folder) == set()
+
+
+def test_files_are_deleted_although_all_of_the_time_went_into_finding_them(
+    project: Project, folder: Path
+) -> None:
+    StoredFile.objects.filter(pk=stored(project, "a").pk).hide()
+    assert storage.prune(time.monotonic()) == 1
     assert names(folder) == set()
 
 

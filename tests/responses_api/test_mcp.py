@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from django.db import transaction
 from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import Project
 from inference_site.core.domain.site_tools import ToolResult
 from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.mcp.access import LIST_TOOLS, unseal_headers
 from inference_site.mcp.models import McpServer
 from inference_site.runs.queue import new_id
@@ -22,6 +25,7 @@ from responses_api.site_tools import Route
 from responses_api.stored_responses import tool_object
 from responses_api.wire.objects import McpApprovalRequest, McpCall, McpListTools
 from responses_api.wire.requests import ResponseRequest
+from tests.waiting import wait_for_a_wait
 
 pytestmark = pytest.mark.django_db
 
@@ -291,6 +295,26 @@ def test_question_is_answered_once(project: Project) -> None:
     answer_questions([answer(id_, approve=False)], project.pk, "resp_3")
     row = McpApproval.objects.get()
     assert (row.approve, row.answered_by) == (False, "resp_3")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("transactional_db")
+def test_the_same_answers_in_another_order_are_no_deadlock(project: Project) -> None:
+    first, second = asked(project), asked(project)
+
+    def answer_backwards() -> None:
+        with release_connection_after(), transaction.atomic():
+            answer_questions([answer(second), answer(first)], project.pk, "resp_1")
+
+    with ThreadPoolExecutor() as pool:
+        with transaction.atomic():
+            rows = McpApproval.objects.select_for_update(nowait=True)
+            rows.get(item__public_id=first)
+            other = pool.submit(answer_backwards)
+            wait_for_a_wait()
+            rows.get(item__public_id=second)
+        other.result()
+    assert set(McpApproval.objects.values_list("answered_by", flat=True)) == {"resp_1"}
 
 
 def test_question_whose_call_was_made_is_not_answered_again(project: Project) -> None:

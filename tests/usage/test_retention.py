@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import io
 import threading
+import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from io import StringIO
@@ -13,11 +14,13 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
+from django.db import OperationalError
 from django.test import Client
 from django.utils import timezone
 
 from completions.models import StoredCompletion
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
+from inference_site.batches import models as batches
 from inference_site.batches.models import Batch, BatchLine, BatchStatus
 from inference_site.core.site_settings import models as site_settings
 from inference_site.core.site_settings.models import SiteSettings
@@ -176,6 +179,43 @@ def test_imported_objects_are_deleted_behind_younger_ones(kind: str) -> None:
         make(key, f"{days}", old(days))
     prune_old(threading.Event())
     assert set(model.objects.values_list(name, flat=True)) == {"5", "4", "3", "2"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "prune"),
+    [
+        ("responses_days", deletion.prune),
+        ("conversations_days", deletion.prune),
+        ("batches_days", batches.prune),
+    ],
+)
+def test_what_takes_all_of_the_time_to_be_found_is_deleted(
+    kind: str, prune: Callable[[float], int]
+) -> None:
+    """It was found again and again, and never deleted."""
+    make, model, _, _ = KINDS[kind]
+    make(key_of("a", **{kind: 10}), "old", old(60))
+    assert prune(time.monotonic()) == 1
+    assert not model.objects.exists()
+
+
+def test_a_kind_that_fails_keeps_no_other_from_being_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    key = key_of("a", batches_days=10, responses_days=10)
+    make_response, *_ = KINDS["responses_days"]
+    make_response(key, "old", old(60))
+    batch(key, "old", old(60))
+
+    def fail(_: float) -> int:
+        raise OperationalError("a statement took too long")
+
+    for first, other in ((batches, StoredResponse), (deletion, Batch)):
+        with monkeypatch.context() as failing:
+            failing.setattr(first, "prune", fail)
+            with pytest.raises(ExceptionGroup, match="pruning"):
+                prune_old(threading.Event())
+        assert not other.objects.exists()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "batches_days"])
@@ -341,9 +381,15 @@ def test_a_large_purge_goes_on_until_it_is_done_or_is_stopped(
     Refusal.objects.bulk_create(
         Refusal(status=400, project=key.project, created_at=old(2)) for _ in range(1_000)
     )
-    stopped = threading.Event()
-    stopped.set()
-    prune_old(stopped)
+    stopped, prune_refusals = threading.Event(), pruning.prune_refusals
+
+    def stop_and_prune(until: float) -> int:
+        stopped.set()
+        return prune_refusals(until)
+
+    with monkeypatch.context() as stopping:
+        stopping.setattr(pruning, "prune_refusals", stop_and_prune)
+        prune_old(stopped)
     assert 0 < Refusal.objects.count() < 1_000
     prune_old(threading.Event())
     assert not Refusal.objects.exists()

@@ -225,6 +225,20 @@ def test_store_is_changed_listed_expires_and_is_deleted(site: ReadingSite) -> No
         client.vector_stores.search(store.id, query="x")
 
 
+def test_a_file_that_has_expired_is_in_no_list(site: ReadingSite) -> None:
+    """It was listed, while the request for it was a 404, until it was deleted."""
+    files = site.client.vector_stores.files
+    ids = [site.file(f"{number}.txt", TEA) for number in range(2)]
+    store = site.client.vector_stores.create(name="old")
+    batch = site.client.vector_stores.file_batches.create(store.id, file_ids=ids)
+    site.stack.sql("UPDATE files_storedfile SET expires_at = now() WHERE public_id = %s", ids[0])
+    with pytest.raises(openai.NotFoundError):
+        files.retrieve(ids[0], vector_store_id=store.id)
+    assert [one.id for one in files.list(store.id)] == ids[1:]
+    of_batch = site.client.vector_stores.file_batches.list_files(batch.id, vector_store_id=store.id)
+    assert [one.id for one in of_batch] == ids[1:]
+
+
 def test_lists_are_paged_in_both_directions(site: ReadingSite) -> None:
     client = site.stack.client(make_key(site.stack, "inference").secret)
     stores = [client.vector_stores.create(name=str(number)).id for number in range(5)]

@@ -6,13 +6,18 @@ to the disk, and its type and name are not looked at: ``ending_of`` looks at the
 
 from __future__ import annotations
 
+import os
 import re
 from io import BytesIO
 from typing import IO, Any, cast
 
 from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
 from django.core.files.uploadedfile import SimpleUploadedFile, UploadedFile
-from django.core.files.uploadhandler import FileUploadHandler
+from django.core.files.uploadhandler import (
+    FileUploadHandler,
+    MemoryFileUploadHandler,
+    TemporaryFileUploadHandler,
+)
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
@@ -57,7 +62,8 @@ class FileFormParser(FormParser):
     def parse(self, stream: IO[bytes], media_type: Any = None, parser_context: Any = None) -> Any:
         """Return the fields. Raise InvalidRequestError for a malformed form."""
         request = parser_context["request"]
-        fields, files = _parsed(request, stream, request.upload_handlers)
+        handlers = [MemoryFileUploadHandler(request), _InNamelessFile(request)]
+        fields, files = _parsed(request, stream, handlers)
         return fields | files
 
 
@@ -82,6 +88,15 @@ def _parsed(
         else:
             body[entry[1]] = values
     return body, {name: uploaded[0] for name, uploaded in files.lists()}
+
+
+class _InNamelessFile(TemporaryFileUploadHandler):
+    """Writes files to temporary files without a name, which are gone when the process is killed."""
+
+    def new_file(self, *args: Any, **kwargs: Any) -> None:
+        """Begin a file."""
+        super().new_file(*args, **kwargs)
+        os.unlink(self.file.temporary_file_path())
 
 
 class _InMemory(FileUploadHandler):

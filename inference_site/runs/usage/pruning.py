@@ -40,8 +40,9 @@ KEPT_DAYS: dict[type[models.Model], dict[str, int]] = {
 """Retention of roll-ups in days, by period; roll-ups by day are kept for ever, but those of
 dimensions as long as the generations (see ``dimensions.prune``)."""
 _LOGIN_FAILURE_DAYS = 90
-_SLICE_S = 0.5
-"""How long each kind is deleted before the next has its turn."""
+_SLICE_S, _LONGEST_SLICE_S = 0.5, 8.0
+"""How long each kind is deleted before the next has its turn: twice as long after each round in
+which that was too short, because most of it may be what it takes to find the rows."""
 _DAY = dt.timedelta(days=1)
 _DELETE_GENERATIONS = """
 WITH deleted AS (
@@ -63,18 +64,32 @@ def prune_old(stopped: threading.Event) -> None:
     """Delete the rows past their retention, also those of the API apps. Beat calls this.
 
     A purge of many rows goes on until it is done, or the event is set. After each round it rests as
-    long as the round took, so that requests have the larger part of the database.
+    long as the round took, so that requests have the larger part of the database. A kind that fails
+    is left out of the next rounds; raise the errors as a group at the end.
     """
-    is_done = False
+    kinds = (prune_counts, prune_generations, prune_refusals)
+    slices = dict.fromkeys((*kinds, *(app.prune for app in retentions())), _SLICE_S)
+    errors, is_done = list[Exception](), False
     while not is_done:
         began, is_done = time.monotonic(), True
-        prunes = (prune_counts, prune_generations, prune_refusals)
-        for prune in (*prunes, *(app.prune for app in retentions())):
-            until = time.monotonic() + _SLICE_S
-            if prune(until) > 0 and time.monotonic() >= until:
+        for prune, slice_s in list(slices.items()):
+            if stopped.is_set():
+                break
+            until = time.monotonic() + slice_s
+            try:
+                deleted = prune(until)
+            except Exception as exc:  # noqa: BLE001  # It is raised with the rest.
+                exc.add_note(prune.__module__)
+                errors.append(exc)
+                del slices[prune]
+                continue
+            if deleted > 0 and time.monotonic() >= until:
                 is_done = False  # The slice of time was too short for all.
+                slices[prune] = min(2 * slice_s, _LONGEST_SLICE_S)
         if stopped.wait(0.0 if is_done else time.monotonic() - began):
-            return
+            break
+    if errors:
+        raise ExceptionGroup("pruning", errors)
 
 
 def prune_counts(until: float) -> int:
