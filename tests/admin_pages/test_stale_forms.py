@@ -48,7 +48,7 @@ def filled(page: Any) -> dict[str, Any]:
     values = {
         field.html_name: field.value() for one in forms for field in one if not field.field.disabled
     }
-    states = page.context["shown_states"]
+    states: dict[str, str] = page.context["shown_states"]
     for name, state in states.items():
         assert f'<input type="hidden" name="{name}" value="{state}">' in page.content.decode()
     kept = {name: given for name, given in values.items() if given is not None}
@@ -121,7 +121,8 @@ def test_a_budget_that_was_changed_meanwhile_is_not_taken_back_by_the_page_of_it
     assert ben.post(address, filled(ben.get(address)) | changes).status_code == 302
     assert REASON in text_of(ada.post(address, opened | {"budgets-0-every": "day"}))
     budget.refresh_from_db()
-    assert (budget.amount, budget.every) == (6, "month")
+    assert budget.amount == 6
+    assert budget.every == "month"
     Budget.objects.filter(pk=budget.pk).update(amount=7)  # By no form.
     opened = filled(ada.get(address))
     Budget.objects.filter(pk=budget.pk).update(amount=8)
