@@ -36,7 +36,12 @@ from inference_site.console.key_states import (
     states_of,
 )
 from inference_site.console.usage_table import dimensions
-from inference_site.core.admin_pages.base_admin import SiteAdmin, require_stored
+from inference_site.core.admin_pages.base_admin import (
+    SHOWN,
+    SiteAdmin,
+    require_as_shown,
+    require_stored,
+)
 from inference_site.core.admin_pages.labels import status_label
 from inference_site.core.site_settings.models import RetentionKind, retention_days
 
@@ -100,9 +105,10 @@ class BudgetFormSet(PaginationInlineFormSet):
     """The forms of the budgets of a project."""
 
     def clean(self) -> None:
-        """Raise ValidationError if two new budgets are alike, or one was deleted meanwhile."""
+        """Raise ValidationError if budgets are alike, or one was deleted or changed meanwhile."""
         super().clean()
         require_stored(self)
+        require_as_shown(self.data, f"{self.prefix}-{SHOWN}", self.initial_forms, self.instance)
         kept = [one for one in self.forms if one.is_valid() and one not in self.deleted_forms]
         alike = Counter(tuple(getattr(one.instance, name) for name in BOUNDED) for one in kept)
         if any(count > 1 for count in alike.values()):

@@ -25,7 +25,12 @@ from unfold.widgets import (
 )
 
 from inference_site.core import environment
-from inference_site.core.admin_pages.base_admin import log_action
+from inference_site.core.admin_pages.base_admin import (
+    SHOWN,
+    log_action,
+    require_as_shown,
+    shown_state,
+)
 from inference_site.core.site_settings.models import SiteSettings, forget
 
 VIEW, CHANGE = "site_settings.view_sitesettings", "site_settings.change_sitesettings"
@@ -57,6 +62,11 @@ class SettingsForm(forms.ModelForm[SiteSettings]):
             "usage_tags": UnfoldAdminTextInputWidget,
             "show_content": UnfoldBooleanSwitchWidget,
         }
+
+    def clean(self) -> dict[str, Any] | None:
+        """Raise ValidationError if the settings were changed since the page has shown them."""
+        require_as_shown(self.data, SHOWN, [self], self.instance)
+        return super().clean()
 
     def groups(self) -> Iterator[tuple[str, list[tuple[BoundField, bool]]]]:
         """Yield each group with its fields, and whether what is stored for one is no default."""
@@ -150,6 +160,7 @@ def settings_page(request: HttpRequest) -> HttpResponse:
         **admin.site.each_context(request),
         "title": "Settings",
         "form": form,
+        "shown_states": {SHOWN: request.POST.get(SHOWN) or shown_state([form])},
         "may_change": may_change,
         "sections": variables_by_section(),
     }

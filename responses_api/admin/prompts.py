@@ -22,8 +22,6 @@ from responses_api.models import LONGEST_PROMPT, PromptTemplate, PromptVersion
 from responses_api.prompt_templates import tried_id, variables_of
 
 _OF_VERSION = ("developer_message", "user_message", "model")
-_SHOWN = "shown_version"
-"""The input with the number of the version whose messages the page has shown."""
 _VARIABLE = "variable."
 """The beginning of the names of the inputs with which a prompt is tried."""
 
@@ -57,18 +55,8 @@ class PromptForm(forms.ModelForm[PromptTemplate]):
                 self.initial[name] = getattr(self.newest, name)
 
     def clean(self) -> dict[str, Any]:
-        """Demand a message, and a default version that there is.
-
-        A page that is older than the newest version would take its messages back.
-        """
+        """Demand a message, and a default version that there is."""
         given: dict[str, Any] = super().clean() or {}
-        shown = id_of(self.data.get(_SHOWN, ""))
-        newest = None if self.newest is None else self.newest.number
-        if shown not in (None, newest) and not set(_OF_VERSION).isdisjoint(self.changed_data):
-            raise forms.ValidationError(
-                f"Version {newest} was saved meanwhile. "
-                "Open the page again, and make your changes there."
-            )
         require_free_name(self, "prompt")
         if not (given.get("developer_message") or given.get("user_message")):
             raise forms.ValidationError("Write a developer message or a user message.")
@@ -172,7 +160,6 @@ class PromptTemplateAdmin(SiteAdmin):
             names = variables_of(newest)
             context["tried"] = [(name, f"{_VARIABLE}{name}") for name in names]
             context["newest"] = newest
-            context[_SHOWN] = request.POST.get(_SHOWN, newest.number)
         return super().render_change_form(request, context, *args, **kwargs)
 
     def try_view(self, request: HttpRequest, object_id: str) -> HttpResponse:

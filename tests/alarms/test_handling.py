@@ -334,6 +334,16 @@ def test_a_preview_of_a_wrong_rule_is_refused_and_one_of_an_existing_rule_is_not
     assert staff().get(f"{RULES}preview/", form()).status_code == 403
 
 
+def test_who_may_only_view_a_rule_is_not_asked_to_fill_it_in(
+    admin: Client, staff: Callable[..., Client], rule: Rule
+) -> None:
+    address = f"{RULES}{rule.pk}/change/"
+    assert "Fill in the condition" in admin.get(address).content.decode()
+    shown = staff("alarms.view_rule").get(address).content.decode()
+    assert "Fill in the condition" not in shown
+    assert f"{rule.bound}" in shown
+
+
 def test_two_rules_with_one_scope_and_bound_are_one_too_many(admin: Client, api_key: Key) -> None:
     of_key = form(api_key=api_key[0].pk, bound="77")
     assert admin.post(f"{RULES}add/", of_key).status_code == 302
@@ -350,6 +360,21 @@ def test_a_list_with_a_rule_that_was_deleted_meanwhile_says_so(admin: Client, ru
     assert "Nothing was saved: a rule was deleted meanwhile. Open the page again." in shown
     rule.refresh_from_db()
     assert rule.is_enabled
+
+
+def test_a_list_of_rules_saves_only_what_was_changed_on_it(admin: Client, rule: Rule) -> None:
+    other = Rule.objects.create(kind=RuleKind.QUEUE_WAIT, bound=2)
+    page = admin.get(RULES)
+    sent: dict[str, object] = {"form-TOTAL_FORMS": 2, "form-INITIAL_FORMS": 2, "_save": "Save"}
+    for form in page.context["cl"].formset:
+        enabled = form["is_enabled"]
+        assert f'name="{enabled.html_initial_name}" value="True"' in page.content.decode()
+        sent |= {form["id"].html_name: form.instance.pk, enabled.html_initial_name: "True"}
+        if form.instance != other:
+            sent |= {enabled.html_name: "on"}
+    Rule.objects.filter(pk=rule.pk).update(is_enabled=False)
+    assert admin.post(RULES, sent).status_code == 302
+    assert not Rule.objects.filter(is_enabled=True).exists()
 
 
 def test_a_rule_and_an_endpoint_are_deleted_with_what_they_have_sent(

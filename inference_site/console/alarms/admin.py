@@ -102,7 +102,11 @@ class PreviewForm(forms.ModelForm[Rule]):
 
 
 class ListedRules(forms.BaseModelFormSet[Rule, forms.ModelForm[Rule]]):
-    """The forms of the list of rules."""
+    """The forms of the list of rules. Only what was changed on the page is saved."""
+
+    def add_fields(self, form: Any, index: int | None) -> None:
+        super().add_fields(form, index)
+        form.fields["is_enabled"].show_hidden_initial = True
 
     def clean(self) -> None:
         """Raise ValidationError if a rule was deleted meanwhile."""

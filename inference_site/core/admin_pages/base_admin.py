@@ -1,7 +1,8 @@
 """Bases of every ``ModelAdmin``, for rows that users edit and for logs that programs write.
 
 Rows that users edit: each change is an entry of the audit log, which names the fields that the form
-has changed.
+has changed. The page of a row has a digest of the values that it shows; a form that is sent with it
+is refused if other values are stored by then.
 
 Logs: keyset pages, newest first, by id, without counting or sorting the table. A page begins below
 an id (``before``) or above one (``after``). A search reads windows of ids, one after the other,
@@ -14,9 +15,10 @@ time that remains is made smaller.
 from __future__ import annotations
 
 import datetime as dt
+import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -33,6 +35,7 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.crypto import salted_hmac
 from unfold.admin import ModelAdmin
 from unfold.views import ChangeList
 
@@ -45,6 +48,8 @@ _MAX_LENGTH = 200
 _SMALLEST_WINDOW, _FIRST_WINDOW, _LARGEST_WINDOW = 100, 250, 100_000
 _TIME_LIMIT_S = 0.08
 _BEFORE, _AFTER = "before", "after"
+SHOWN = "shown"
+"""The hidden input with the ``shown_state`` of a page."""
 API_USER = "organization API"
 """No form takes this name: it has a space."""
 _LOOKUPS = ("", "__exact", "__isnull", "__isempty", "__id__exact")
@@ -121,6 +126,55 @@ def require_stored(formset: Any) -> None:
         raise forms.ValidationError(
             f"Nothing was saved: a {meta.verbose_name} was deleted meanwhile. Open the page again."
         )
+
+
+def shown_state(shown: Iterable[forms.BaseForm]) -> str:
+    """Return the time in microseconds, and a digest of the stored values that these forms show."""
+    return f"{_now_us()}-{_digest(shown)}"
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def require_as_shown(
+    data: Mapping[str, Any], name: str, shown: Iterable[forms.BaseForm], target: Model
+) -> None:
+    """Raise ValidationError if other values are stored than the page of these forms has shown.
+
+    ``data`` has the ``shown_state`` of the page under ``name``; without one, nothing is checked.
+    The error names the user who has changed ``target`` last since then, by the audit log.
+    """
+    since, _, digest = data.get(name, "").partition("-")
+    if not digest or digest == _digest(shown):
+        return
+    since_us = min(id_of(since) or 0, _now_us())
+    entries = LogEntry.objects.filter(
+        content_type=ContentType.objects.get_for_model(target),
+        object_id=str(target.pk),
+        action_time__gte=dt.datetime.fromtimestamp(since_us / 1_000_000, dt.UTC),
+    )
+    last = entries.select_related("user").order_by("-pk").first()
+    by = f" by {last.user} at {last.action_time:%Y-%m-%d %H:%M} UTC" if last else ""
+    raise forms.ValidationError(
+        f"This was changed meanwhile{by}. Open the page again, and make your changes there."
+    )
+
+
+def _digest(shown: Iterable[forms.BaseForm]) -> str:
+    """Return a digest of the initial values of forms, which are the stored ones also in a POST.
+
+    The key of the digest keeps secrets among the values from being guessed with it.
+    """
+    values = []
+    for form in shown:
+        for field in form:
+            if not field.field.disabled:
+                value = field.field.prepare_value(field.initial)
+                is_many = isinstance(value, list | tuple)
+                values.append([field.html_name, sorted(map(str, value)) if is_many else value])
+    text = json.dumps(values, default=str)
+    return salted_hmac("inference_site.core.admin_pages.shown", text).hexdigest()
 
 
 def require_free_name(form: forms.ModelForm[Any], what: str) -> None:
@@ -225,6 +279,36 @@ class SiteAdmin(ModelAdmin):
 
     how_to_add = ""
     deleted_logs: ClassVar[frozenset[str]] = frozenset()
+    change_form_before_template: Any = "admin_pages/shown.html"
+
+    def get_form(
+        self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any
+    ) -> Any:
+        """Return the form; one that is sent is checked against what its page has shown."""
+        form: Any = super().get_form(request, obj, change=change, **kwargs)
+        if obj is None or request.method != "POST":
+            return form
+
+        def clean(sent: Any) -> Any:
+            require_as_shown(sent.data, SHOWN, [sent], obj)
+            return form.clean(sent)
+
+        return type(form)(form.__name__, (form,), {"clean": clean})
+
+    def render_change_form(
+        self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any
+    ) -> HttpResponse:
+        """Add what the page shows, for the form that it sends."""
+        if context.get("original") is not None:
+            formsets = (one.formset for one in context["inline_admin_formsets"])
+            shown = {
+                SHOWN: [context["adminform"].form],
+                **{f"{one.prefix}-{SHOWN}": one.initial_forms for one in formsets},
+            }
+            context["shown_states"] = {
+                name: request.POST.get(name) or shown_state(of) for name, of in shown.items()
+            }
+        return super().render_change_form(request, context, *args, **kwargs)
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         """Return whether a query parameter belongs to a filter of the list.
