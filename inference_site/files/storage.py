@@ -48,7 +48,8 @@ def store(file: StoredFile, content: IO[bytes], *, has_quota: bool = True) -> No
         file.save(force_insert=True)
     try:
         with _storage_errors():
-            _storage().save(file.key, File(content))
+            # A temporary file is moved, unless it is wrapped.
+            _storage().save(file.key, content if isinstance(content, File) else File(content))
         is_ready = StoredFile.objects.make_ready(file)
     except BaseException:
         delete([file])
