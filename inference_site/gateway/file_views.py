@@ -5,6 +5,7 @@ Source of the wire models: API reference, "Files" and "Uploads".
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import hashlib
 import re
@@ -186,6 +187,13 @@ class FileFormView(ApiView):
         super().initial(request, *args, **kwargs)
         if request.method == "POST":
             self.headers = count_request(caller_of(request))
+
+    def finalize_response(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        """Delete temporary files, which a traceback would keep until the garbage collector runs."""
+        for file in request.parser_context.get("files", {}).values():
+            with contextlib.suppress(OSError):
+                file.close()
+        return super().finalize_response(request, *args, **kwargs)
 
 
 class FilesView(FileFormView):

@@ -200,6 +200,21 @@ def test_the_proxy_keeps_the_inside_in(site: Site, proxy: httpx.Client) -> None:
         assert proxy.get(path, headers=headers).status_code == 404
 
 
+def test_the_limits_of_bodies_are_the_settings_of_the_site(site: Site, tmp_path: Path) -> None:
+    """A larger MAX_BODY_BYTES holds behind the proxy too, and the error is that of the API."""
+    most = 22 * 1024 * 1024
+    (web,) = site.local.up("web", MAX_BODY_BYTES=str(most))
+    headers = {"Authorization": f"Bearer {site.key}", "Content-Type": "application/json"}
+    body = orjson.dumps({"model": "scripted", "messages": HELLO})
+    with caddy(tmp_path, web.port) as client:
+        for size, status in ((most, 200), (most + 1, 413)):
+            padded = body + b" " * (size - len(body))
+            answer = client.post("/v1/chat/completions", content=padded, headers=headers)
+            assert answer.status_code == status, answer.text
+            assert answer.json()["object" if status == 200 else "error"]
+    web.stop()
+
+
 def test_the_site_knows_that_it_is_behind_tls(site: Site, proxy: httpx.Client) -> None:
     page = proxy.get("/admin/login/")
     assert page.status_code == 200

@@ -6,6 +6,7 @@ to the disk, and its type and name are not looked at: ``ending_of`` looks at the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from io import BytesIO
@@ -22,7 +23,7 @@ from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 
-from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.core.errors.api_errors import FileStorageError, InvalidRequestError
 
 MEDIA_TYPE = "multipart/form-data"
 _ENTRY = re.compile(r"([^\[\]]+)\[([^\[\]]*)\]")
@@ -56,14 +57,29 @@ class FormParser(BaseParser):
 class FileFormParser(FormParser):
     """Parses a form whose body is in a temporary file; large files of it go to others.
 
-    The values of files are Django's ``UploadedFile``.
+    The values of files are Django's ``UploadedFile``; ``parser_context`` has them as ``files``, for
+    who closes them.
     """
 
     def parse(self, stream: IO[bytes], media_type: Any = None, parser_context: Any = None) -> Any:
-        """Return the fields. Raise InvalidRequestError for a malformed form."""
+        """Return the fields.
+
+        Raise InvalidRequestError for a malformed form, and FileStorageError when a file of it
+        cannot be written; then nothing is left of it.
+        """
         request = parser_context["request"]
         handlers = [MemoryFileUploadHandler(request), _InNamelessFile(request)]
-        fields, files = _parsed(request, stream, handlers)
+        try:
+            fields, files = _parsed(request, stream, handlers)
+        except BaseException as exc:
+            # Else the file lives as long as the traceback, which waits for the garbage collector.
+            for handler in handlers:
+                with contextlib.suppress(OSError):
+                    handler.upload_interrupted()
+            if isinstance(exc, OSError):
+                raise FileStorageError from exc
+            raise
+        parser_context["files"] = files
         return fields | files
 
 

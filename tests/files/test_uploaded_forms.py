@@ -1,0 +1,111 @@
+"""Uploaded files on their way into storage: nothing is left of one that fails."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.files.storage import FileSystemStorage
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.core.files.uploadhandler import TemporaryFileUploadHandler
+from django.test import Client
+
+from inference_site.accounts.models import ApiKey
+from inference_site.files.models import StoredFile
+
+pytestmark = pytest.mark.django_db
+CONTENT = b"0123456789abcdef" * 200_000  # Too large for memory: it goes to a temporary file.
+Upload = Callable[[], Any]
+
+
+@pytest.fixture(autouse=True)
+def received(settings: Any, tmp_path: Path) -> Path:
+    """The folder of files that are being received, on the file system of the stored ones."""
+    files = {
+        "BACKEND": "django.core.files.storage.FileSystemStorage",
+        "OPTIONS": {"location": str(tmp_path / "files")},
+    }
+    settings.STORAGES = {**settings.STORAGES, "files": files}
+    settings.FILE_UPLOAD_TEMP_DIR = str(tmp_path / "received")
+    (tmp_path / "received").mkdir()
+    return tmp_path / "received"
+
+
+@pytest.fixture
+def upload(api_key: tuple[ApiKey, str]) -> Upload:
+    """Uploads a file; returns the response."""
+
+    def send() -> Any:
+        file = SimpleUploadedFile("a.txt", CONTENT)
+        return Client(headers={"Authorization": f"Bearer {api_key[1]}"}).post(
+            "/v1/files", {"purpose": "user_data", "file": file}
+        )
+
+    return send
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    """No garbage collector, which would delete temporary files that a traceback keeps open."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def open_files(folder: Path) -> list[str]:
+    """The open files of this process that are, or were, in a folder."""
+    links = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # That of this listing.
+            links.append(os.readlink(entry))
+    return [link for link in links if link.startswith(str(folder))]
+
+
+def test_an_uploaded_file_has_no_name_until_it_is_stored(
+    upload: Upload, received: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a process that is killed leaves nothing in the folder."""
+    seen: list[tuple[list[str], list[Path]]] = []
+    save = FileSystemStorage._save
+
+    def watched(storage: FileSystemStorage, name: str, content: Any) -> str:
+        seen.append((open_files(received), [*received.iterdir()]))
+        return save(storage, name, content)
+
+    monkeypatch.setattr(FileSystemStorage, "_save", watched)
+    answer = upload()
+    assert answer.status_code == 200, answer.content
+    [(opened, named)] = seen
+    assert len(opened) == 1
+    assert named == []
+    stored = StoredFile.objects.get(public_id=answer.json()["id"])
+    assert (received.parent / "files" / stored.key).read_bytes() == CONTENT
+
+
+@pytest.mark.usefixtures("without_collector")
+def test_a_disk_that_is_full_while_a_file_comes_keeps_nothing_of_it(
+    upload: Upload, received: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(self: Any, raw_data: bytes, start: int) -> None:
+        self.file.write(raw_data)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(TemporaryFileUploadHandler, "receive_data_chunk", fill)
+    answer = upload()
+    assert answer.status_code == 503, answer.content
+    assert answer.json()["error"]["code"] == "storage_unavailable"
+    assert not open_files(received)
+
+
+@pytest.mark.usefixtures("without_collector")
+def test_storage_that_fails_keeps_no_temporary_file(upload: Upload, received: Path) -> None:
+    (received.parent / "files").write_text("a file where the folder should be")
+    answer = upload()
+    assert answer.status_code == 503, answer.content
+    assert not open_files(received)
