@@ -11,7 +11,6 @@ from django.utils import timezone
 
 from inference_site.accounts.budgets import BudgetExhausted, Estimate, reserve
 from inference_site.accounts.keys import caller_of_key
-from inference_site.accounts.rate_limits import add_tokens, has_token_limit
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.core.domain.errors import GenerationFailed
 from inference_site.core.storage.postgresql import release_connection_after
@@ -21,7 +20,6 @@ from inference_site.runs.queue import enqueue
 from inference_site.runs.streams.batches import Ending
 from inference_site.runs.streams.event_log import log_position, read_log
 from inference_site.runs.streams.request_documents import Document
-from inference_site.runs.usage.accounting import settle_for_request
 
 _BYTES_PER_TOKEN = 3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
@@ -70,6 +68,9 @@ def run_and_wait(
     TimeoutError after ``timeout_s``, or when ``is_cancelled`` returns true: the generation is then
     cancelled.
     """
+    # Here, so that a worker starts without the library of limits.
+    from inference_site.accounts.rate_limits import add_tokens, has_token_limit
+
     with release_connection_after():
         caller = caller_of_key(api_key_id)
     if caller is None:
@@ -100,11 +101,7 @@ def run_and_wait(
         reservation = _Reservation(row, estimate) if caller.has_budget else None
     with release_connection_after():
         try:
-            try:
-                enqueue(row, document, None, with_row=reservation)
-            except BudgetExhausted:
-                settle_for_request()  # Generations that have ended may have left some budget.
-                enqueue(row, document, None, with_row=reservation)
+            enqueue(row, document, None, with_row=reservation)
         except BudgetExhausted as exc:
             raise NoBudget(f"{exc}.") from exc
     if counts_tokens:  # Once it is accepted; accounting corrects it after the end.

@@ -72,13 +72,13 @@ def test_an_uploaded_file_has_no_name_until_it_is_stored(
 ) -> None:
     """So a process that is killed leaves nothing in the folder."""
     seen: list[tuple[list[str], list[Path]]] = []
-    save = FileSystemStorage._save
+    save = FileSystemStorage.save
 
     def watched(storage: FileSystemStorage, name: str, content: Any) -> str:
         seen.append((open_files(received), [*received.iterdir()]))
         return save(storage, name, content)
 
-    monkeypatch.setattr(FileSystemStorage, "_save", watched)
+    monkeypatch.setattr(FileSystemStorage, "save", watched)
     answer = upload()
     assert answer.status_code == 200, answer.content
     [(opened, named)] = seen
