@@ -58,10 +58,11 @@ def store(
     try:
         with _storage_errors():
             _storage().save(file.key, File(content))
-        is_ready = StoredFile.objects.make_ready(file, completes, dates or {})
     except BaseException:
         delete([file])
         raise
+    # PostgreSQL may fail and have committed this; if it has not, ``prune`` deletes the file.
+    is_ready = StoredFile.objects.make_ready(file, completes, dates or {})
     if not is_ready:  # It took more than an hour, or the upload was cancelled.
         delete([file])
         raise FileStorageError("The file was stored too slowly.")

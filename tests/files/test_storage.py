@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from django.core.files.storage import storages
+from django.db import OperationalError
 from django.utils import timezone
 
 from inference_site.accounts.models import Project
@@ -255,6 +256,27 @@ def test_storage_that_fails_leaves_no_row_and_says_so(project: Project, folder: 
     assert prune() <= 1
     assert not StoredFile.objects.exists()
     stored(project, "a")
+
+
+def test_a_file_stays_whose_commit_has_no_answer(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an upload that is completed has a file without content."""
+    make_ready = type(StoredFile.objects).make_ready
+
+    def lose_answer(*arguments: Any) -> bool:
+        make_ready(*arguments)
+        raise OperationalError("the connection is lost")
+
+    monkeypatch.setattr(type(StoredFile.objects), "make_ready", lose_answer)
+    file = StoredFile(
+        public_id="file-1", project=project, filename="a", purpose="user_data", size_bytes=3
+    )
+    with pytest.raises(OperationalError):
+        storage.store(file, io.BytesIO(b"abc"))
+    file.refresh_from_db()
+    assert file.state == FileState.READY
+    assert b"".join(storage.read(file)) == b"abc"
 
 
 def test_content_is_deleted_later_when_storage_is_away(
