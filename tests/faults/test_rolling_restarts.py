@@ -47,7 +47,8 @@ class Steady:
             try:
                 act(client)
             except (openai.APIError, httpx.HTTPError, AssertionError) as exc:
-                self.failures.append(f"{type(exc).__name__}: {exc}")
+                spent_s = time.monotonic() - began
+                self.failures.append(f"{exc!r} after {spent_s:.1f} s: {exc.__cause__!r}")
             else:
                 self.answered += 1
             self.longest_s = max(self.longest_s, time.monotonic() - began)
