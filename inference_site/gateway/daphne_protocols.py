@@ -178,6 +178,15 @@ class BoundedChannel(HTTPChannel):
         """The request is answered; only the rest of its body may still come."""
         self._clients.note_idle(self.transport)
 
+    def checkPersistence(self, request: Any, version: bytes) -> bool:
+        """Whether the connection is kept after this request: not while the server drains."""
+        if not super().checkPersistence(request, version):  # type: ignore[no-untyped-call]
+            return False
+        if self.factory.server.is_draining:
+            request.close_after_answer()
+            return False
+        return True
+
     def requestDone(self, request: Any) -> None:
         """End a request; the connection may wait for the next one."""
         self._has_request = False
@@ -293,6 +302,16 @@ class BoundedRequest(FlowControl, WebRequest):  # type: ignore[misc]  # Daphne h
         message = await receive()
         self.note_taken(len(message.get("body", b"")))
         return message
+
+    def close_after_answer(self) -> None:
+        """Have the connection closed after the answer, whose head says so.
+
+        A client that is not told may send its next request into the end of the connection. So one
+        that has read the head of this answer may send another request.
+        """
+        if self.channel is not None and not self.startedWriting:
+            self.responseHeaders.setRawHeaders("connection", ["close"])
+            self.channel.persistent = False
 
     def handle_reply(self, message: dict[str, Any]) -> None:
         """Write a part of the answer."""

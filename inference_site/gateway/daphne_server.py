@@ -1,8 +1,8 @@
 """The web server: Daphne with bounded connections, and a drain before it stops.
 
 Daphne ends every application at once. Here SIGTERM and SIGHUP close the port first, so that a
-proxy or the next process gets new connections, and running requests and streams get
-``DRAIN_TIMEOUT_S`` to end. The rest is cut off then, or at SIGINT, and its generations are
+proxy or the next process gets new connections; answers say from then on that they close theirs.
+Running requests and streams get ``DRAIN_TIMEOUT_S`` to end. The rest is cut off then, or at SIGINT, and its generations are
 cancelled.
 """
 
@@ -44,7 +44,12 @@ from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.core.storage.redis import broker_client
 from inference_site.gateway.bodies import SOCKET_MEMORY_KEY
 from inference_site.gateway.connections import ClientConnections
-from inference_site.gateway.daphne_protocols import BoundedFactory, FlowControl, bounded_sockets
+from inference_site.gateway.daphne_protocols import (
+    BoundedFactory,
+    BoundedRequest,
+    FlowControl,
+    bounded_sockets,
+)
 from inference_site.gateway.delivery import ABORT, EVENTS
 from inference_site.gateway.hub import hub
 from inference_site.runs.kinds import import_kinds
@@ -141,12 +146,6 @@ class WebServer(Server):  # type: ignore[misc]  # Daphne has no types.
         self._ports.append(port)
         super().listen_success(port)
 
-    def protocol_connected(self, protocol: Any) -> None:
-        """While draining, let a connection that was kept alive serve one more request."""
-        super().protocol_connected(protocol)
-        if self.is_draining:
-            _close_after_answer(protocol)
-
     def kill_all_applications(self) -> Deferred[Any]:
         """Drain, then stop. Twisted calls it and waits for the result."""
         self.is_draining = True
@@ -155,7 +154,8 @@ class WebServer(Server):  # type: ignore[misc]  # Daphne has no types.
         notify_stopping()
         logger.info("draining for %d s at most", settings.DRAIN_TIMEOUT_S)
         for protocol in self.connections:
-            _close_after_answer(protocol)
+            if isinstance(protocol, BoundedRequest):
+                protocol.close_after_answer()
         drained: Deferred[Any] = Deferred()
         drained.addCallback(lambda _: self._kill())
         self._drains_until = time.monotonic() + settings.DRAIN_TIMEOUT_S
@@ -216,14 +216,6 @@ def _group(message: dict[str, Any], events: list[bytes]) -> Iterator[dict[str, A
         yield {**message, "events": events}
     else:
         yield from pieces_of({"type": _BODY, "body": events[0], "more_body": True})
-
-
-def _close_after_answer(protocol: Any) -> None:
-    """Have the connection closed once its request is answered."""
-    # A request that is answered has no channel any more.
-    channel = getattr(protocol, "channel", None)
-    if isinstance(protocol, WebRequest) and channel is not None:
-        channel.persistent = False
 
 
 def run_server(host: str, port: int, descriptor: int | None, wait: Callable[[], None]) -> None:

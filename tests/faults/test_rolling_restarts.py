@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import httpx
@@ -99,6 +100,33 @@ def test_processes_that_are_stopped_are_replaced_and_no_request_fails(stack: Ser
         for pid in before:
             os.kill(pid, signal.SIGTERM)
         wait_until(lambda: all(map(is_gone, before)), 60, "their ends")
+
+
+def test_a_web_process_that_drains_says_that_it_closes_connections(stack: ServedStack) -> None:
+    """A client that is not told sends its next request into the end of the connection."""
+    wait_until(lambda: works(stack), 120, "the stack")
+    holds = Reader(stack, slow(130))
+    headers = {"Authorization": f"Bearer {stack.key}"}
+    body = {"model": "scripted", "messages": messages({"sleep_ms": 4000}, {"text": "ok"})}
+    with (
+        httpx.Client(base_url=stack.url, headers=headers, timeout=60) as idle,
+        httpx.Client(base_url=stack.url, headers=headers, timeout=60) as busy,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        kept = [client.get("/v1/models").headers.get("connection") for client in (idle, busy)]
+        in_flight = pool.submit(busy.post, "/v1/chat/completions", json=body)
+        time.sleep(1)
+        os.kill(before := stack.pid_of("web"), signal.SIGTERM)
+        time.sleep(1)
+        told = [idle.get("/v1/models"), in_flight.result(60)]
+        assert not is_gone(before)
+        again = [client.get("/v1/models") for client in (idle, busy)]
+    assert kept == [None, None]
+    assert [answer.status_code for answer in told] == [200, 200]
+    assert [answer.headers.get("connection") for answer in told] == ["close", "close"]
+    assert [answer.status_code for answer in again] == [200, 200]
+    holds.wait(120)
+    assert holds.error is None
 
 
 def test_a_process_that_hangs_up_goes_on_until_the_next_one_is_ready(stack: ServedStack) -> None:
