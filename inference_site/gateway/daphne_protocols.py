@@ -309,9 +309,11 @@ class BoundedRequest(FlowControl, WebRequest):  # type: ignore[misc]  # Daphne h
         A client that is not told may send its next request into the end of the connection. So one
         that has read the head of this answer may send another request.
         """
-        if self.channel is not None and not self.startedWriting:
+        # A request that is answered has no channel any more.
+        channel = getattr(self, "channel", None)
+        if channel is not None and not self.startedWriting:
             self.responseHeaders.setRawHeaders("connection", ["close"])
-            self.channel.persistent = False
+            channel.persistent = False
 
     def handle_reply(self, message: dict[str, Any]) -> None:
         """Write a part of the answer."""

@@ -2,8 +2,8 @@
 
 Daphne ends every application at once. Here SIGTERM and SIGHUP close the port first, so that a
 proxy or the next process gets new connections; answers say from then on that they close theirs.
-Running requests and streams get ``DRAIN_TIMEOUT_S`` to end. The rest is cut off then, or at SIGINT, and its generations are
-cancelled.
+Running requests and streams get ``DRAIN_TIMEOUT_S`` to end. The rest is cut off then, or at SIGINT,
+and its generations are cancelled.
 """
 
 from __future__ import annotations
