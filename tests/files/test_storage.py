@@ -35,17 +35,6 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture(autouse=True)
-def folder(settings: Any, tmp_path: Path) -> Path:
-    """The folder of the files."""
-    files = {
-        "BACKEND": "django.core.files.storage.FileSystemStorage",
-        "OPTIONS": {"location": str(tmp_path / "files")},
-    }
-    settings.STORAGES = {**settings.STORAGES, "files": files}
-    return tmp_path / "files"
-
-
 def made_bucket(url: str) -> bool:
     try:
         return httpx.put(f"{url}/bucket").is_success

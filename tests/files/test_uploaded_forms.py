@@ -26,12 +26,7 @@ Upload = Callable[[], Any]
 
 @pytest.fixture(autouse=True)
 def received(settings: Any, tmp_path: Path) -> Path:
-    """The folder of files that are being received, on the file system of the stored ones."""
-    files = {
-        "BACKEND": "django.core.files.storage.FileSystemStorage",
-        "OPTIONS": {"location": str(tmp_path / "files")},
-    }
-    settings.STORAGES = {**settings.STORAGES, "files": files}
+    """The folder of files that are being received."""
     settings.FILE_UPLOAD_TEMP_DIR = str(tmp_path / "received")
     (tmp_path / "received").mkdir()
     return tmp_path / "received"
