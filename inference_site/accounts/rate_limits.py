@@ -10,7 +10,7 @@ import datetime as dt
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -193,31 +193,28 @@ def takes_priority(caller: Caller) -> bool:
 
 def give_back(caller: Caller, tokens: int) -> None:
     """Undo ``hit`` for a request that was refused later."""
-    _undo(_limits_of(caller), tokens)
+    _change({limit: -limit.cost(tokens) for limit in _limits_of(caller)})
 
 
 def give_back_priority(caller: Caller) -> None:
     """Undo ``takes_priority`` for a request that was refused later."""
     amount = caller.priority_requests_per_minute or 0
-    _undo([_Limit("key", caller.api_key_id, _PRIORITY, amount)], 0)
-
-
-def _undo(limits: Iterable[_Limit], tokens: int) -> None:
-    try:
-        for limit in limits:
-            limit.change_count(-limit.cost(tokens))
-    except redis.exceptions.RedisError as exc:
-        logger.warning("rate limits: count of a refused request not undone: %s", exc)
+    _change({_Limit("key", caller.api_key_id, _PRIORITY, amount): -1})
 
 
 def add_tokens(caller: Caller, tokens: int) -> None:
     """Count an estimate of what an accepted request needs besides; no limit refuses it."""
+    limits = [limit for limit in _limits_of(caller) if limit.unit == "tokens"]
+    _change({limit: limit.cost(tokens) for limit in limits})
+
+
+def _change(counts: Mapping[_Limit, int]) -> None:
+    """Change the counts of limits by these numbers; while Redis is away, they stay as they are."""
     try:
-        for limit in _limits_of(caller):
-            if limit.unit == "tokens":
-                limit.change_count(limit.cost(tokens))
+        for limit, by in counts.items():
+            limit.change_count(by)
     except redis.exceptions.RedisError as exc:
-        logger.warning("rate limits: tokens of an accepted request not counted: %s", exc)
+        logger.warning("rate limits: a count is not changed: %s", exc)
 
 
 def used(tenant: ApiKey | Project) -> list[Window]:
