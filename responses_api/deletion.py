@@ -141,11 +141,11 @@ def _prune_responses(until: float) -> int:
                     delete(stored)
                     deleted += 1
                     if time.monotonic() >= until:
-                        break
+                        return deleted
             if time.monotonic() >= until:
-                break
+                return deleted
         if time.monotonic() >= until:
-            break
+            return deleted
     return deleted
 
 

@@ -118,10 +118,10 @@ class BatchQuerySet(models.QuerySet["Batch"]):
         batch.save(force_insert=True)
 
     def move(self, batch: Batch, status: BatchStatus, **changes: Any) -> bool:
-        """Move a batch on from the status with which it was read; False if that has changed, or
-        another process has worked on it since.
+        """Move a batch on from the status with which it was read.
 
-        Its end is an event for the endpoints of its project.
+        False if that has changed, or another process has worked on it since. Its end is an event
+        for the endpoints of its project.
         """
         times = {**batch.times, status.value: int(time.time())}
         held = self.filter(pk=batch.pk, status=batch.status, worked_by=batch.worked_by)
@@ -138,8 +138,9 @@ class BatchQuerySet(models.QuerySet["Batch"]):
         return True
 
     def hold(self, batch: Batch, process: str, seconds: float) -> bool:
-        """Reserve a batch for the work of one process; False if another one has it, or
-        has moved it on.
+        """Reserve a batch for the work of one process.
+
+        False if another one has it, or has moved it on.
         """
         free = Q(worked_by=process) | Q(worked_until=None) | Q(worked_until__lt=Now())
         until = Now() + dt.timedelta(seconds=seconds)
@@ -401,15 +402,15 @@ def deliver(generation_id: str, status: Status, ending: Ending, cost: Decimal) -
         execute_prepared(_DELIVER, given)
 
 
-def delete_lines(lines: LineQuerySet, until: float) -> int:
-    """Delete lines until the monotonic clock passes ``until``, some of them in any case.
+def delete_rows(rows: models.QuerySet[Any], until: float) -> int:
+    """Delete rows until the monotonic clock passes ``until``, some of them in any case.
 
     Return how many.
     """
     deleted = 0
     while True:
-        some = list(lines.order_by("pk").values_list("pk", flat=True)[:_DELETED_AT_ONCE])
-        deleted += BatchLine.objects.filter(pk__in=some).delete()[0]
+        some = list(rows.order_by("pk").values_list("pk", flat=True)[:_DELETED_AT_ONCE])
+        deleted += int(rows.model._default_manager.filter(pk__in=some).delete()[0])
         if len(some) < _DELETED_AT_ONCE or time.monotonic() >= until:
             return deleted
 
@@ -424,17 +425,13 @@ def prune(until: float) -> int:
     # By batch: in the order of all lines, those of the batches that go on would be read each time.
     lines = BatchLine.objects.filter(batch=OuterRef("pk"))
     for batch in Batch.objects.filter(Exists(lines), status__in=ENDED).order_by("pk"):
-        deleted += delete_lines(BatchLine.objects.filter(batch=batch), until)
+        deleted += delete_rows(BatchLine.objects.filter(batch=batch), until)
         if time.monotonic() >= until:
             break
     for project, since in retention_cutoffs("batches_days"):
         # From the end of the window: its files, made before that, are not kept longer.
         rows = Batch.objects.filter(project=project, status__in=ENDED, expires_at__lt=since)
-        old = rows.filter(lines=None).order_by("pk").values_list("pk", flat=True)
-        while pks := list(old[:_DELETED_AT_ONCE]):
-            deleted += Batch.objects.filter(pk__in=pks).delete()[0]
-            if time.monotonic() >= until:
-                break
+        deleted += delete_rows(rows.filter(lines=None), until)
         if time.monotonic() >= until:
             break
     return deleted

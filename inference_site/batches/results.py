@@ -25,7 +25,7 @@ from inference_site.batches.models import (
     BatchLine,
     BatchStatus,
     LineState,
-    delete_lines,
+    delete_rows,
 )
 from inference_site.batches.requests import split_lines
 from inference_site.core.errors.api_errors import InvalidRequestError, UnavailableError
@@ -70,7 +70,7 @@ def finalize(batch: Batch, process: str) -> None:
         _delete_files(batch)
         return
     # Their content is in the files now. What is left of many lines is deleted by ``models.prune``.
-    delete_lines(BatchLine.objects.filter(batch=batch), time.monotonic() + _DELETING_S)
+    delete_rows(BatchLine.objects.filter(batch=batch), time.monotonic() + _DELETING_S)
 
 
 def _store_and_end(batch: Batch, process: str) -> None:
