@@ -218,9 +218,7 @@ def long_names(body: wire.MessagesRequest) -> dict[str, str]:
     return {called: name for called, name in names.items() if called != name}
 
 
-def _client_tools(
-    body: wire.Prompt,
-) -> Iterator[wire.RequestTool]:
+def _client_tools(body: wire.Prompt) -> Iterator[wire.RequestTool]:
     return (tool for tool in body.tools or () if isinstance(tool, wire.RequestTool))
 
 

@@ -254,7 +254,7 @@ class EmbedView(OllamaView):
         model = served_model(caller, body.model, body)
         require_fields(model, "embeddings", body)
         assembly = OllamaEmbeddingAssembly(
-            _answer_model(ollama_body.model, model),
+            model.name_in_answer(ollama_body.model),
             "float",
             body.dimensions,
             "dimensions" in model.capabilities,
@@ -312,7 +312,7 @@ def _generate(
     shape: Shape,
 ) -> HttpResponse:
     stream = body.stream is not False
-    name = _answer_model(body.model, model)
+    name = model.name_in_answer(body.model)
     submission = Submission(
         OLLAMA,
         new_id("ollama-"),
@@ -322,11 +322,6 @@ def _generate(
         ignored_params=[*body.ignored_params, *ignored_fields(model, official, generation)],
     )
     return respond(request, submission)
-
-
-def _answer_model(name: str, model: ResolvedModel) -> str:
-    """Return the model's name in the answer: the request's, or of a route the chosen model's."""
-    return model.spec.id if model.route else name
 
 
 def _empty_answer(request: Request, model: str, content: dict[str, Any]) -> Response:

@@ -37,13 +37,6 @@ from inference_site.runs.queue import new_id
 from inference_site.runs.streams.request_documents import Document
 
 
-def _shown_name(
-    body: RerankRequest | ScoreRequest | ModerationRequest, model: ResolvedModel
-) -> str:
-    """Return the name of the model in the answer: as the request has it, or a route's target."""
-    return model.spec.id if model.route else body.model
-
-
 class RerankView(ApiView):
     """``POST /v1/rerank`` as Jina and vLLM have it, and ``POST /v2/rerank`` as Cohere has it."""
 
@@ -54,7 +47,7 @@ class RerankView(ApiView):
         model, texts = served_model(caller_of(request), body.model, body), body.texts
         assembly = RankingAssembly(
             new_id("rerank-"),
-            _shown_name(body, model),
+            model.name_in_answer(body.model),
             top_n=body.top_n,
             documents=() if body.return_documents is False else texts,
         )
@@ -69,7 +62,7 @@ class ScoreView(ApiView):
         """Score pairs of texts."""
         body = parse(ScoreRequest, request.data)
         model = served_model(caller_of(request), body.model, body)
-        shown_name = _shown_name(body, model)
+        shown_name = model.name_in_answer(body.model)
         assembly = RankingAssembly(new_id("score-"), shown_name, created=int(time.time()))
         return _rank(request, body, model, SCORE, body.firsts, body.seconds, assembly)
 
@@ -119,7 +112,7 @@ def moderation_submission(caller: Caller, body: ModerationRequest) -> Submission
         prompts=prompts,
         **guard_fields(model),
     )
-    assembly = ModerationAssembly(new_id("modr-"), _shown_name(body, model))
+    assembly = ModerationAssembly(new_id("modr-"), model.name_in_answer(body.model))
     return Submission(
         MODERATION,
         assembly.id,

@@ -60,6 +60,10 @@ class ResolvedModel:
     capabilities: frozenset[str]
     route: str = ""
 
+    def name_in_answer(self, asked: str) -> str:
+        """Return the model's name in an answer: as the request has it, or a route's target."""
+        return self.spec.id if self.route else asked
+
 
 def with_capabilities(spec: ModelSpec) -> ResolvedModel:
     """Return the model with its added adapters and the capabilities of its worker."""
