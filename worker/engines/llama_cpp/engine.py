@@ -9,7 +9,6 @@ entry.
 from __future__ import annotations
 
 import os
-import platform
 import re
 import shlex
 import sys
@@ -77,11 +76,6 @@ _SCHEMA_FAULT = re.compile(
     r"Unable to generate parser.*?generation failed:\s*(?=JSON schema)", re.DOTALL
 )
 """A prefix of llama.cpp's errors about schemas that blames the chat template."""
-_SPINS = "500" if platform.machine() == "x86_64" else "30000"
-"""Spins of an OpenMP thread at a barrier before it sleeps: about 20 µs, twice the time to wake it.
-libgomp pauses 30 to 40 ns in each spin on x86-64 and not at all on others, as ARM. The default is
-some milliseconds; when another process uses a core, the model's threads would keep each other from
-running. See docs/performance.md."""
 _SPARE_THREADS = 4
 """HTTP threads of the server beside one for each slot: for health checks and tokenization."""
 _PROGRAM = Path(str(llama_server.__file__))
@@ -456,9 +450,19 @@ def order(spec: ModelSpec, arguments: list[str], at: Endpoint) -> Order:
         env={
             "LLAMA_API_KEY": at.key,
             "LLAMA_ARG_CACHE_IDLE_SLOTS": "1" if _copies_idle_slots(spec) else "0",
-            "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", _SPINS),
+            **_spins(arguments),
         },
     )
+
+
+def _spins(arguments: list[str]) -> dict[str, str]:
+    """Return how often OpenMP's threads spin at barriers: a fixed number for other builds.
+
+    The program of the wheel adapts it (``llama_server.BarrierSpins``).
+    """
+    if str(_PROGRAM) in arguments or "GOMP_SPINCOUNT" in os.environ:
+        return {}
+    return {"GOMP_SPINCOUNT": llama_server.FEW_SPINS}
 
 
 def _copies_idle_slots(spec: ModelSpec) -> bool:

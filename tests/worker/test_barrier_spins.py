@@ -1,0 +1,120 @@
+"""How long OpenMP's threads spin, by the real libgomp and what the kernel counts of a process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from worker.model_servers import llama_server
+from worker.model_servers.llama_server import BarrierSpins, Times
+
+PROCESSORS = len(os.sched_getaffinity(0))
+TEAM = """
+import ctypes, importlib.util, os, sys, threading, time
+
+spec = importlib.util.spec_from_file_location("llama_server", sys.argv[1])
+llama_server = importlib.util.module_from_spec(spec)
+sys.modules["llama_server"] = llama_server
+spec.loader.exec_module(llama_server)
+libgomp, libc = ctypes.CDLL("libgomp.so.1"), ctypes.CDLL(None)
+processors = len(os.sched_getaffinity(0))
+at_work = ctypes.create_string_buffer(32)
+
+
+def team():
+    while True:
+        libgomp.GOMP_parallel(libc.sem_wait, at_work, processors, 0)
+        done.set()
+
+
+def spun_s():
+    # All but one thread of the team wait at the barrier for the last one.
+    done.clear()
+    before = time.process_time()
+    for _ in range(processors - 1):
+        libc.sem_post(at_work)
+    time.sleep(0.4)
+    spun = time.process_time() - before
+    libc.sem_post(at_work)
+    done.wait()
+    return spun
+
+
+def adapt(waiting):
+    adapt.clock += 1_000
+    adapt.waiting += int(1_000 * waiting)
+    llama_server.Times.of_this_process = lambda: llama_server.Times(
+        adapt.clock, adapt.clock, adapt.waiting
+    )
+    spins.adapt()
+
+
+adapt.clock = adapt.waiting = 0
+llama_server.Times.of_this_process = lambda: llama_server.Times(0, 0, 0)
+done = threading.Event()
+threading.Thread(target=team, daemon=True).start()
+spins = llama_server.BarrierSpins(processors)
+for _ in range(2):
+    free = spun_s()
+    adapt(0.9)
+    short = spun_s()
+    for _ in range(3):
+        adapt(0.1)
+    print(free, short, spun_s())
+    adapt(0.1)
+    time.sleep(0.1)  # libgomp forgets the team when its first thread has ended.
+"""
+
+
+@pytest.mark.skipif(PROCESSORS < 2, reason="a team has one thread here")
+def test_threads_spin_while_processors_are_free() -> None:
+    """By their processor time: the second team must count for libgomp, and must go again."""
+    found = subprocess.run(
+        [sys.executable, "-I", "-c", TEAM, str(Path(str(llama_server.__file__)))],
+        env={"GOMP_SPINCOUNT": "1000000000"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    for line in found.stdout.splitlines():
+        free, short, still_short = map(float, line.split())
+        assert free > 10 * max(short, still_short)
+    assert len(found.stdout.splitlines()) == 2
+
+
+def test_an_idle_process_and_one_look_do_not_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([Times(0, 0, 0), Times(1_000, 100, 900), Times(2_000, 2_100, 1_300)])
+    monkeypatch.setattr(Times, "of_this_process", lambda: next(looks))
+    spins, before = BarrierSpins(2), threading.active_count()
+    spins.adapt()
+    spins.adapt()
+    assert threading.active_count() == before
+
+
+def test_the_kernel_counts_the_waits_of_all_threads() -> None:
+    assert Times.are_counted()
+    before = Times.of_this_process()
+    ends = threading.Event()
+
+    def spin() -> None:
+        while not ends.is_set():
+            sum(range(10_000))
+
+    threads = [threading.Thread(target=spin) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    ends.wait(0.2)
+    ends.set()
+    for thread in threads:
+        thread.join()
+    after = Times.of_this_process()
+    assert after.clock > before.clock
+    assert after.running > before.running
+    assert after.waiting > 0
