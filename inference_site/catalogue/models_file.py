@@ -230,7 +230,7 @@ class ModelEntry(OperatorSettings):
 def default_threads(engine: str) -> int:
     """Return the threads of a model on this host: all physical cores for llama.cpp.
 
-    llama.cpp's threads sleep soon after they begin to wait for each other (``GOMP_SPINCOUNT``).
+    llama.cpp's threads sleep soon when they wait for each other while processors are short.
     Those of ctransformers spin forever, and one without a core stalls the others, so it gets half
     the cores.
     """

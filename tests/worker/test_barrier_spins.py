@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from worker.model_servers import llama_server
-from worker.model_servers.llama_server import BarrierSpins, Times
+from worker.model_servers.llama_server import BarrierSpins, waiting_ns
 
 PROCESSORS = len(os.sched_getaffinity(0))
 TEAM = """
-import ctypes, importlib.util, os, sys, threading, time
+import ctypes, importlib.util, os, sys, threading, time, types
 
 spec = importlib.util.spec_from_file_location("llama_server", sys.argv[1])
 llama_server = importlib.util.module_from_spec(spec)
@@ -48,17 +50,17 @@ def spun_s():
 def adapt(waiting):
     adapt.clock += 1_000
     adapt.waiting += int(1_000 * waiting)
-    llama_server.Times.of_this_process = lambda: llama_server.Times(
-        adapt.clock, adapt.clock, adapt.waiting
-    )
     spins.adapt()
 
 
 adapt.clock = adapt.waiting = 0
-llama_server.Times.of_this_process = lambda: llama_server.Times(0, 0, 0)
+llama_server.time = types.SimpleNamespace(
+    monotonic_ns=lambda: adapt.clock, process_time_ns=lambda: adapt.clock
+)
+llama_server.waiting_ns = lambda: adapt.waiting
 done = threading.Event()
 threading.Thread(target=team, daemon=True).start()
-spins = llama_server.BarrierSpins(processors)
+spins = llama_server.BarrierSpins(llama_server.loaded_libgomp(), processors)
 for _ in range(2):
     free = spun_s()
     adapt(0.9)
@@ -89,19 +91,16 @@ def test_threads_spin_while_processors_are_free() -> None:
     assert len(found.stdout.splitlines()) == 2
 
 
-def test_an_idle_process_and_one_look_do_not_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = iter([Times(0, 0, 0), Times(1_000, 100, 900), Times(2_000, 2_100, 1_300)])
-    monkeypatch.setattr(Times, "of_this_process", lambda: next(looks))
-    spins, before = BarrierSpins(2), threading.active_count()
-    spins.adapt()
-    spins.adapt()
-    assert threading.active_count() == before
+def test_an_idle_process_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic_ns=iter([0, 1_000]).__next__, process_time_ns=lambda: 0)
+    monkeypatch.setattr(f"{llama_server.__name__}.time", clock)
+    monkeypatch.setattr(llama_server, "waiting_ns", iter([0]).__next__)
+    BarrierSpins(ctypes.CDLL(None), 2).adapt()  # It would ask for the waiting time again.
 
 
 def test_the_kernel_counts_the_waits_of_all_threads() -> None:
-    assert Times.are_counted()
-    before = Times.of_this_process()
-    ends = threading.Event()
+    assert llama_server.has_waiting_ns()
+    before, ends = waiting_ns(), threading.Event()
 
     def spin() -> None:
         while not ends.is_set():
@@ -111,10 +110,8 @@ def test_the_kernel_counts_the_waits_of_all_threads() -> None:
     for thread in threads:
         thread.start()
     ends.wait(0.2)
+    # The time of a thread that has ended is not counted any more.
+    assert waiting_ns() > before
     ends.set()
     for thread in threads:
         thread.join()
-    after = Times.of_this_process()
-    assert after.clock > before.clock
-    assert after.running > before.running
-    assert after.waiting > 0

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 LOAD_FAILED = 3
 """The exit status if the model cannot be loaded."""
@@ -45,8 +45,8 @@ _SEMAPHORE_BYTES = 32
 def main() -> None:
     """Load the model, and serve it until the process ends."""
     args = arguments(sys.argv[1:])
-    can_limit_spins = args.threads != 1 and Times.are_counted()
-    if not can_limit_spins:
+    adapts_spins = args.threads != 1 and has_waiting_ns()
+    if not adapts_spins:
         os.environ.setdefault("GOMP_SPINCOUNT", FEW_SPINS)  # libgomp reads it when it is loaded.
     params = parameters(args)
     import xllamacpp
@@ -57,13 +57,13 @@ def main() -> None:
         print(f"the model cannot be loaded: {exc}", flush=True)  # noqa: T201
         sys.exit(LOAD_FAILED)
     print(f"listening on {server.listening_address}", flush=True)  # noqa: T201
-    if not can_limit_spins:
+    if adapts_spins and (libgomp := loaded_libgomp()):
+        spins = BarrierSpins(libgomp, args.threads or len(os.sched_getaffinity(0)))
         while True:
-            signal.pause()
-    spins = BarrierSpins(args.threads or len(os.sched_getaffinity(0)))
+            time.sleep(_ADAPT_EVERY_S)
+            spins.adapt()
     while True:
-        time.sleep(_ADAPT_EVERY_S)
-        spins.adapt()
+        signal.pause()
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
@@ -197,23 +197,25 @@ class BarrierSpins:
     while processors are short, this class adds a second team of OpenMP threads, which sleep.
     """
 
-    def __init__(self, threads: int) -> None:
-        """``threads`` is the size of llama.cpp's team; the library must be loaded."""
-        self._libgomp, self._libc = ctypes.CDLL("libgomp.so.1"), ctypes.CDLL(None)
+    def __init__(self, libgomp: ctypes.CDLL, threads: int) -> None:
+        """``threads`` is the size of llama.cpp's team."""
+        self._libgomp, self._libc = libgomp, ctypes.CDLL(None)
         self._semaphore = ctypes.create_string_buffer(_SEMAPHORE_BYTES)
         # libgomp counts the threads of all teams, less one for each team after the first.
         self._size = max(2, len(os.sched_getaffinity(0)) - threads + 2)
         self._team: threading.Thread | None = None
         self._free_intervals = 0
-        self._before = Times.of_this_process()
+        self._times = time.monotonic_ns(), time.process_time_ns()
+        self._waiting_ns = waiting_ns()
 
     def adapt(self) -> None:
         """Judge by the time since the last call; an idle process changes nothing."""
-        before, now = self._before, Times.of_this_process()
-        self._before, passed = now, now.clock - before.clock
-        if now.running - before.running < passed * _BUSY:
+        before, self._times = self._times, (time.monotonic_ns(), time.process_time_ns())
+        passed, running = (now - then for now, then in zip(self._times, before, strict=True))
+        if running < passed * _BUSY:
             return
-        is_short = now.waiting - before.waiting > passed * _SHORT
+        waited_before, self._waiting_ns = self._waiting_ns, waiting_ns()
+        is_short = self._waiting_ns - waited_before > passed * _SHORT
         self._free_intervals = 0 if is_short else self._free_intervals + 1
         if is_short and self._team is None:
             self._start_team()
@@ -237,33 +239,30 @@ class BarrierSpins:
         self._team = None
 
 
-class Times(NamedTuple):
-    """The clock, and how long all threads together have run and have waited for a processor, in ns.
+def loaded_libgomp() -> ctypes.CDLL | None:
+    """Return the libgomp of this process, which some builds bring under a name of their own."""
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        paths = {line.split()[-1] for line in maps if "/libgomp" in line}
+    return ctypes.CDLL(paths.pop()) if paths else None
 
-    A thread that sleeps at a barrier does neither.
-    """
 
-    clock: int
-    running: int
-    waiting: int
+def has_waiting_ns() -> bool:
+    """Whether the kernel counts how long threads run and wait (Linux, ``CONFIG_SCHED_INFO``)."""
+    try:
+        with open("/proc/self/schedstat", "rb") as file:
+            return int(file.read().split()[0]) > 0
+    except (OSError, ValueError, IndexError):
+        return False
 
-    @staticmethod
-    def are_counted() -> bool:
-        """Whether the kernel counts for how long threads wait (Linux, ``CONFIG_SCHED_INFO``)."""
-        try:
-            with open("/proc/self/schedstat", "rb") as file:
-                return int(file.read().split()[0]) > 0
-        except (OSError, ValueError, IndexError):
-            return False
 
-    @classmethod
-    def of_this_process(cls) -> Times:
-        waiting = 0
-        for thread in os.listdir("/proc/self/task"):
-            path = f"/proc/self/task/{thread}/schedstat"
-            with contextlib.suppress(OSError), open(path, "rb") as file:  # It may have ended.
-                waiting += int(file.read().split()[1])
-        return cls(time.monotonic_ns(), time.process_time_ns(), waiting)
+def waiting_ns() -> int:
+    """Return for how long all threads were ready to run and had no processor, in nanoseconds."""
+    total = 0
+    for thread in os.listdir("/proc/self/task"):
+        path = f"/proc/self/task/{thread}/schedstat"
+        with contextlib.suppress(OSError), open(path, "rb") as file:  # The thread may have ended.
+            total += int(file.read().split()[1])
+    return total
 
 
 if __name__ == "__main__":
