@@ -61,15 +61,22 @@ llama_server.waiting_ns = lambda: adapt.waiting
 done = threading.Event()
 threading.Thread(target=team, daemon=True).start()
 spins = llama_server.BarrierSpins(llama_server.loaded_libgomp(), processors)
+
+
+def reaches(does_spin):
+    # The second team starts and ends a moment after ``adapt`` has returned.
+    return any((spun_s() > 0.03) == does_spin for _ in range(10))
+
+
 for _ in range(2):
-    free = spun_s()
+    found = [reaches(True)]
     adapt(0.9)
-    short = spun_s()
+    found.append(reaches(False))
     for _ in range(3):
         adapt(0.1)
-    print(free, short, spun_s())
+    found.append(spun_s() < 0.03)
     adapt(0.1)
-    time.sleep(0.1)  # libgomp forgets the team when its first thread has ended.
+    print(*found)
 """
 
 
@@ -85,10 +92,7 @@ def test_threads_spin_while_processors_are_free() -> None:
         check=False,
     )
     assert found.returncode == 0, found.stderr
-    for line in found.stdout.splitlines():
-        free, short, still_short = map(float, line.split())
-        assert free > 10 * max(short, still_short)
-    assert len(found.stdout.splitlines()) == 2
+    assert found.stdout == "True True True\n" * 2
 
 
 def test_an_idle_process_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,10 +28,10 @@ libgomp pauses 30 to 50 ns in each spin on x86-64 and not at all on others, as A
 """
 _FLASH = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}
 _ADAPT_EVERY_S = 0.25
-_BUSY = 0.2
-"""Running time of all threads, as a share of the time that has passed, of a process at work."""
+_IDLE = 0.02
+"""An idle process runs for less than this share of the time, and changes nothing."""
 _SHORT = 0.6
-"""The same for the time in which threads have waited for a processor, from which they spin less.
+"""Threads spin less if they have waited for processors for more than this share of the time.
 
 Measured on two processors: 0.1 to 0.5 beside the platform and clients, 0.7 to 1.1 beside a process
 that is always busy.
@@ -212,7 +212,7 @@ class BarrierSpins:
         """Judge by the time since the last call; an idle process changes nothing."""
         before, self._times = self._times, (time.monotonic_ns(), time.process_time_ns())
         passed, running = (now - then for now, then in zip(self._times, before, strict=True))
-        if running < passed * _BUSY:
+        if running < passed * _IDLE:
             return
         waited_before, self._waiting_ns = self._waiting_ns, waiting_ns()
         is_short = self._waiting_ns - waited_before > passed * _SHORT
