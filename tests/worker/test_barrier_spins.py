@@ -17,12 +17,11 @@ from worker.model_servers.llama_server import BarrierSpins, waiting_ns
 
 PROCESSORS = len(os.sched_getaffinity(0))
 TEAM = """
-import ctypes, importlib.util, os, sys, threading, time, types
+import ctypes, os, sys, threading, time, types
 
-spec = importlib.util.spec_from_file_location("llama_server", sys.argv[1])
-llama_server = importlib.util.module_from_spec(spec)
-sys.modules["llama_server"] = llama_server
-spec.loader.exec_module(llama_server)
+sys.path.append(sys.argv[1])
+import llama_server
+
 libgomp, libc = ctypes.CDLL("libgomp.so.1"), ctypes.CDLL(None)
 processors = len(os.sched_getaffinity(0))
 at_work = ctypes.create_string_buffer(32)
@@ -84,7 +83,7 @@ for _ in range(2):
 def test_threads_spin_while_processors_are_free() -> None:
     """By their processor time: the second team must count for libgomp, and must go again."""
     found = subprocess.run(
-        [sys.executable, "-I", "-c", TEAM, str(Path(str(llama_server.__file__)))],
+        [sys.executable, "-I", "-c", TEAM, str(Path(str(llama_server.__file__)).parent)],
         env={"GOMP_SPINCOUNT": "1000000000"},
         capture_output=True,
         text=True,

@@ -37,7 +37,7 @@ Measured on two processors: 0.1 to 0.5 beside the platform and clients, 0.7 to 1
 that is always busy.
 """
 _FREE_INTERVALS = 4
-"""After so many intervals without a shortage they spin for as long as before."""
+"""After this number of intervals in which processors were not short, the second team ends."""
 _SEMAPHORE_BYTES = 32
 """The size of ``sem_t`` on 64-bit Linux."""
 

@@ -143,7 +143,7 @@ def require_as_shown(
     """Raise ValidationError if other values are stored than the page of these forms has shown.
 
     ``data`` has the ``shown_state`` of the page under ``name``; without one, nothing is checked.
-    The error names the last user who has changed ``target`` since then, from the audit log.
+    The error names who changed ``target`` last after the page was made, from the audit log.
     """
     since, _, digest = data.get(name, "").partition("-")
     if not digest or digest == _digest(shown):
