@@ -16,8 +16,11 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, Protocol, TypeVar
 
+import aiohttp
+
 from inference_site.core.domain.errors import EngineUnavailable
 from worker.engines.base import OnEnd
+from worker.engines.openai_upstream.aiohttp_private import received_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -49,16 +52,6 @@ class Watched(Protocol):
     @property
     def cancelled(self) -> bool:
         """Whether to end the run now."""
-
-
-class Content(Protocol):
-    """A body that is being received; aiohttp's StreamReader."""
-
-    def read_nowait(self, n: int = -1) -> bytes:
-        """Return the received bytes. Raise the error that ended the connection."""
-
-    def at_eof(self) -> bool:
-        """Whether all of the body was read."""
 
 
 class Watch:
@@ -112,7 +105,7 @@ class Watch:
 class _Reading:
     """An answer that is read tick by tick."""
 
-    def __init__(self, content: Content, take: Callable[[bytes], None]) -> None:
+    def __init__(self, content: aiohttp.StreamReader, take: Callable[[bytes], None]) -> None:
         self._content, self._take = content, take
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -120,8 +113,10 @@ class _Reading:
         if self.ended.done():
             return
         try:
-            if data := self._content.read_nowait():
+            if data := received_bytes(self._content):
                 self._take(data)
+            if (error := self._content.exception()) is not None:
+                raise error
             if self._content.at_eof():
                 self.ended.set_result(None)
         except Exception as exc:  # noqa: BLE001  # The task that awaits ``ended`` raises it.
@@ -202,8 +197,11 @@ class EventLoop:
         finally:
             self._watches.discard(watch)
 
-    async def read(self, content: Content, take: Callable[[bytes], None]) -> None:
-        """Pass the received data to ``take`` at each tick, to its end. Raise what ``take`` does."""
+    async def read(self, content: aiohttp.StreamReader, take: Callable[[bytes], None]) -> None:
+        """Pass the received data to ``take`` at each tick, to its end.
+
+        Raise what ``take`` does, and the error that ended the connection.
+        """
         reading = _Reading(content, take)
         self._readings.add(reading)
         if self._ticker is None:

@@ -380,6 +380,31 @@ def test_a_connection_that_breaks_after_the_end_of_the_answer_is_no_failure(
     assert sink.finishes == ["stop"]
 
 
+def test_an_end_and_a_broken_connection_that_are_read_together_are_no_failure(
+    server: UpstreamServer, load: Load
+) -> None:
+    """While another request waits, the loop reads its sockets between two ticks."""
+
+    def answer(talk: Talk) -> None:
+        talk.begin()
+        talk.event(text("a"))
+        wait_until(lambda: "a" in sink.text)
+        talk.event(text("b"))
+        talk.event(finish())
+        talk.cut()
+
+    engine = load(slots=2, connections=1)
+    other, sink = RecordingSink(), RecordingSink()
+    server.answers = [hold, answer]
+    thread = threading.Thread(target=engine.run, args=(EMBED, other))
+    thread.start()
+    wait_until(lambda: server.asked)
+    engine.run(HELLO, sink)
+    other.cancelled = True
+    thread.join(60)
+    assert (sink.text, sink.finishes) == ("ab", ["stop"])
+
+
 def test_a_kept_connection_that_the_server_has_closed_is_replaced(
     server: UpstreamServer, engine: Engine
 ) -> None:
