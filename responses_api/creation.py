@@ -118,9 +118,6 @@ def create(
     judge = None
     if body.moderation is not None:
         judge = moderation_model(caller, body.moderation.model)
-    tier = service_tier(caller, body.service_tier, background=is_background)
-    if body.service_tier is not None:  # What is stored and shown is the tier that it gets.
-        body = body.model_copy(update={"service_tier": tier.name})
     response = new_response(
         body,
         response_id=new_id("resp_"),
@@ -133,6 +130,11 @@ def create(
     offered = _offered(body, context, project_id)
     _check_approvals(project_id, body, context, offered)
     document = to_document(project_id, body, context, model, response, offered, judge)
+    # Last: a request that is refused takes no priority. The document has this object, too.
+    tier = service_tier(caller, body.service_tier, background=is_background)
+    response["service_tier"] = tier.name  # What is stored and shown is the tier that it gets.
+    if body.service_tier is not None:
+        body = body.model_copy(update={"service_tier": tier.name})
     is_stored = response["store"]
     submission = Submission(
         RESPONSE,

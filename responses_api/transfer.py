@@ -42,6 +42,10 @@ SELECT nextval(pg_get_serial_sequence('responses_api_storedresponse', 'id'))
 FROM generate_series(1, %s)
 """
 Position = Annotated[int, Field(ge=0, le=2**31 - 1)]
+_MOST_EVENTS = 2**21
+"""More than the attempts of one response send. A stream that is read again has a line for each
+number before its last event."""
+EventNumber = Annotated[int, Field(ge=0, le=_MOST_EVENTS)]
 
 
 class _Part(BaseModel):
@@ -70,6 +74,21 @@ class ItemPart(_Part):
     data: dict[str, Any]
     unsealed: str | None = None
     approval: ApprovalPart | None = None
+
+
+class SentDeltasPart(_Part):
+    """The fields of ``SentDeltas``: how the text of an item was divided into events."""
+
+    first: EventNumber | None
+    sizes: list[Position]
+    logprob_counts: list[Position]
+
+
+class DeltasPart(_Part):
+    """The value of ``StoredResponse.deltas``: ``end`` is the number of the last event."""
+
+    end: EventNumber | None
+    items: list[SentDeltasPart | None]
 
 
 class ConversationLine(ObjectLine):
@@ -111,7 +130,7 @@ class ResponseLine(ObjectLine):
     metadata: dict[str, Any]
     request: dict[str, Any]
     usage: dict[str, Any] | None
-    deltas: dict[str, Any] | None
+    deltas: DeltasPart | None
     error: dict[str, Any] | None
     moderation: dict[str, Any] | None = None
     incomplete_reason: Annotated[str, Field(max_length=32)]
@@ -152,7 +171,7 @@ LINES: dict[str, type[ObjectLine]] = {
 _CONVERSATION = ("metadata", "next_position", "created_at", "deleted_at")
 _RESPONSE = tuple(
     ResponseLine.model_fields.keys()
-    - {"kind", "id", "previous", "conversation", "feedback", "items"}
+    - {"kind", "id", "previous", "conversation", "deltas", "feedback", "items"}
 )
 _PROMPT = ("name", "default_version", "created_at")
 _VERSION = tuple(PromptVersionPart.model_fields)
@@ -209,6 +228,7 @@ def _responses(rows: Sequence[StoredResponse], project_id: int) -> Iterator[Resp
             conversation=row.conversation and row.conversation.public_id,
             items=items[row.pk],
             **{name: getattr(row, name) for name in _RESPONSE},
+            deltas=row.deltas,
             feedback=row.feedback,
         )
 
@@ -363,6 +383,7 @@ def _import_responses(project_id: int, lines: Sequence[ResponseLine]) -> int:
             previous_id=keys.get(line.previous or ""),
             conversation_id=conversation,
             **{name: getattr(line, name) for name in _RESPONSE},
+            deltas=line.deltas and line.deltas.model_dump(),
             feedback=[entry.model_dump() for entry in line.feedback],
         )
         rows.append(row)

@@ -110,11 +110,13 @@ def chat_submission(caller: Caller, body: ChatCompletionRequest) -> Submission:
     judge = None
     if body.moderation is not None:
         judge = moderation_model(caller, body.moderation.model)
-    tier = service_tier(caller, body.service_tier)
+    site_tools += moderation_options(body.moderation, judge, generation)
     to_store = None
     if body.store:
         messages = [m.model_dump(mode="json", exclude_unset=True) for m in body.messages]
         to_store = ToStore(caller.project_id, body.metadata or {}, messages)
+    # Last: a request that is refused takes no priority.
+    tier = service_tier(caller, body.service_tier)
     assembly = ChatAssembly(
         new_id("chatcmpl-"),
         int(time.time()),
@@ -131,7 +133,7 @@ def chat_submission(caller: Caller, body: ChatCompletionRequest) -> Submission:
         records=bool(body.store),
         token_ids=generation.token_ids,
         prompt_logprobs=generation.prompt_logprobs is not None,
-        site_tools=[*site_tools, *moderation_options(body.moderation, judge, generation)],
+        site_tools=site_tools,
     )
     return Submission(
         CHAT,

@@ -18,9 +18,7 @@ from typing import Any
 import redis.exceptions
 from django.conf import settings
 from django.db.models import QuerySet
-from limits import RateLimitItemPerMinute
 from limits.storage import RedisStorage
-from limits.strategies import SlidingWindowCounterRateLimiter
 
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.models import ApiKey, Project
@@ -64,11 +62,6 @@ class _Limit:
     unit: str
     amount: int
 
-    @property
-    def item(self) -> tuple[RateLimitItemPerMinute, tuple[str, str, str]]:
-        """The limit and the identifiers of its owner, as the library ``limits`` takes them."""
-        return RateLimitItemPerMinute(self.amount), (self.unit, self.owner, str(self.id))
-
     def cost(self, tokens: int) -> int:
         """Return the cost of a request with this number of tokens, at most the whole limit."""
         return min(tokens, self.amount) if self.unit == "tokens" else 1
@@ -97,8 +90,12 @@ class _Limit:
 
     @property
     def _key(self) -> str:
-        item, identifiers = self.item
-        return item.key_for(*identifiers)
+        """The name of the counts. Without the amount: a limit that is changed keeps its counts."""
+        return f"{self.unit}/{self.owner}/{self.id}"
+
+    def hit(self, cost: int) -> bool:
+        """Count this cost if the window has room for it; return whether it has."""
+        return limit_storage().acquire_sliding_window_entry(self._key, self.amount, _WINDOW_S, cost)
 
     def change_count(self, change: int) -> None:
         """Change the count of the current window; the limit does not apply."""
@@ -113,10 +110,6 @@ class _Limit:
 def limit_storage() -> RedisStorage:
     """Return the counts of all limits, in the Redis of ``RATE_LIMIT_URL``."""
     return RedisStorage(settings.RATE_LIMIT_URL, key_prefix="limit", **client_options())
-
-
-def _limiter() -> SlidingWindowCounterRateLimiter:
-    return SlidingWindowCounterRateLimiter(limit_storage())
 
 
 def _limits_of(caller: Caller) -> Iterator[_Limit]:
@@ -154,8 +147,7 @@ def hit(caller: Caller, tokens: int | None) -> list[Window]:
         for limit in _limits_of(caller):
             if limit.unit == "tokens" and tokens is None:
                 continue
-            item, identifiers = limit.item
-            has_room = _limiter().hit(item, *identifiers, cost=limit.cost(tokens or 0))
+            has_room = limit.hit(limit.cost(tokens or 0))
             windows.append(limit.window())
             if not has_room:
                 for earlier in counted:
@@ -183,9 +175,8 @@ def takes_priority(caller: Caller) -> bool:
     amount = caller.priority_requests_per_minute
     if not amount:
         return False
-    item, identifiers = _Limit("key", caller.api_key_id, _PRIORITY, amount).item
     try:
-        return _limiter().hit(item, *identifiers)
+        return _Limit("key", caller.api_key_id, _PRIORITY, amount).hit(1)
     except redis.exceptions.RedisError as exc:
         logger.warning("rate limits: a request is served without priority: %s", exc)
         return False

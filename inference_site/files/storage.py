@@ -30,6 +30,10 @@ STORING_TIMEOUT = dt.timedelta(hours=1)
 """After this, the row of a file whose content is not complete is deleted."""
 _CHUNK = 256 * 1024
 _BATCH = 100
+_MOST_FAILURES = 10
+"""How many files one pass fails to delete before it stops: the storage may be away."""
+_stopped_at = 0
+"""The row at which the last pass stopped; 0 if it came to the end."""
 
 
 def store(
@@ -116,8 +120,9 @@ def _chunks(key: str, start: int, end: int) -> Iterator[bytes]:
 def prune(until: float) -> int:
     """Delete old, expired, hidden and incomplete files, parts of ended uploads, and old uploads.
 
-    Stop when the monotonic clock passes ``until``, or when storage fails; at least one file is
-    deleted, because finding them may take all of the time. Return how many were deleted.
+    Stop when the monotonic clock passes ``until``, or when storage fails again and again; at least
+    one deletion is tried, because finding them may take all of the time. Return how many were
+    deleted.
     """
     StoredFile.objects.filter(upload__in=Upload.objects.expire()).hide()
     # Half of the time: what many projects hide has to be deleted, too.
@@ -132,19 +137,34 @@ def prune(until: float) -> int:
             StoredFile.objects.filter(pk__in=ids, created_at__lt=since).hide()
         imported = old_ids_among(StoredFile, project, since, hide_until, _BATCH)
         StoredFile.objects.filter(pk__in=imported).hide()
+    return deleted + _erase_hidden(until)
+
+
+def _erase_hidden(until: float) -> int:
+    """Delete the files that nobody can read any more; return how many (see ``prune``).
+
+    A file whose deletion fails keeps no other from being deleted: each pass goes on behind the file
+    at which the last one stopped, and begins again after the last file.
+    """
+    global _stopped_at  # noqa: PLW0603  # One value for the process.
+    deleted = failures = 0
+    files = StoredFile.objects.to_delete(timezone.now() - STORING_TIMEOUT).order_by("pk")
+    after = _stopped_at if files.filter(pk__gt=_stopped_at).exists() else 0
     while True:
-        stale = timezone.now() - STORING_TIMEOUT
-        batch = list(StoredFile.objects.to_delete(stale).order_by("pk")[:_BATCH])
+        batch = list(files.filter(pk__gt=after)[:_BATCH])
         for file in batch:
+            after = file.pk
             try:
                 _erase(file)
+                deleted += 1
             except FileStorageError as exc:
-                logger.warning("files are deleted later: %s", exc)
-                return deleted
-            deleted += 1
-            if time.monotonic() >= until:
+                failures += 1
+                logger.warning("the content of file %s is deleted later: %s", file, exc)
+            _stopped_at = after
+            if time.monotonic() >= until or failures >= _MOST_FAILURES:
                 return deleted
         if len(batch) < _BATCH:
+            _stopped_at = 0
             return deleted
 
 

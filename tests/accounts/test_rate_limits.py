@@ -71,6 +71,18 @@ def test_a_request_larger_than_the_limit_needs_all_of_it() -> None:
     assert remaining(hit(one, 5000)) == [0]
 
 
+def test_a_limit_that_is_changed_keeps_what_was_counted() -> None:
+    for _ in range(3):
+        hit(caller(Limits(3, 100)), 30)
+    raised = caller(Limits(4, 130))
+    assert remaining(hit(raised, 30)) == [0, 10]
+    for changed in (Limits(4, 1000), Limits(2, 1000), Limits(None, 80)):
+        with pytest.raises(RateLimitError):
+            hit(caller(changed), 20)
+    give_back(raised, 30)
+    assert remaining(hit(raised, 40)) == [0, 0]
+
+
 def pass_time(seconds: float) -> None:
     """Make the counts older."""
     for name in site_client().scan_iter("limit*"):

@@ -82,3 +82,21 @@ def test_a_refused_request_takes_no_priority(stack: ServedStack) -> None:
         with pytest.raises(openai.RateLimitError, match="for each end user"):
             chat(client, service_tier="priority", user="ann")
     assert chat(client, service_tier="priority")[1] == "priority"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tool_choice": {"type": "function", "name": "unknown"}},
+        {"tools": [{"type": "file_search", "vector_store_ids": ["vs_unknown"]}]},
+    ],
+)
+def test_a_request_with_a_wrong_field_takes_no_priority(
+    stack: ServedStack, wrong: dict[str, Any]
+) -> None:
+    key = make_key(stack, priority_requests_per_minute=1)
+    client = stack.client(key.secret)
+    for _ in range(2):
+        with pytest.raises((openai.BadRequestError, openai.NotFoundError)):
+            response(client, service_tier="priority", **wrong)
+    assert response(client, service_tier="priority")[1] == "priority"

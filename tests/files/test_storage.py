@@ -285,6 +285,34 @@ def test_content_is_deleted_later_when_storage_is_away(
     assert names(folder) == set()
 
 
+def test_files_that_cannot_be_deleted_keep_no_others_from_being_deleted(
+    project: Project, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if there are more of them than a pass tries, or each takes all of its time."""
+    for n in range(12):
+        stored(project, f"locked-{n}")
+    stored(project, "free")
+    StoredFile.objects.hide()
+    erase = storages["files"].delete
+
+    def fail(name: str) -> None:
+        if "locked" in name:
+            raise PermissionError(name)
+        erase(name)
+
+    with monkeypatch.context() as locked:
+        locked.setattr(storages["files"], "delete", fail)
+        assert prune() == 0
+        assert prune() == 1
+        assert "file-free" not in names(folder)
+        StoredFile.objects.filter(pk=stored(project, "late").pk).hide()
+        for _ in range(13):
+            storage.prune(time.monotonic())
+        assert "file-late" not in names(folder)
+    assert prune() + prune() == 12
+    assert names(folder) == set()
+
+
 def test_files_are_deleted_although_all_of_the_time_went_into_finding_them(
     project: Project, folder: Path
 ) -> None:

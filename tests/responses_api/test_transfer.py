@@ -158,6 +158,27 @@ def test_an_import_that_stops_goes_on_from_there(
     assert StoredResponse.objects.count() == Item.objects.count() == 9
 
 
+def test_an_export_that_numbers_events_beyond_all_bounds_is_refused(
+    project: Project, moved: Callable[[], Project], tmp_path: Path
+) -> None:
+    """To read such a stream again took the memory of the web process."""
+    sent: Any = {"first": 2, "sizes": [2, 3], "logprob_counts": []}
+    deltas: Any = {"end": 9, "items": [sent, None]}
+    response(project, "resp_1", deltas=deltas)
+    moved()
+    assert StoredResponse.objects.get(public_id="resp_1").deltas == deltas
+    lines = tmp_path / "export" / "objects.jsonl"
+    whole = lines.read_text()
+    for wrong in ('"end":2147483648', '"end":-1', '"end":"x"'):
+        lines.write_text(whole.replace('"end":9', wrong).replace("resp_1", "resp_2"))
+        with pytest.raises(CommandError, match=r"Line 2 is not valid: 'deltas\.end'"):
+            command("import_project", "new", lines.parent)
+    lines.write_text(whole.replace('"first":2', '"first":2147483648').replace("resp_1", "resp_2"))
+    with pytest.raises(CommandError, match=r"Line 2 is not valid: 'deltas\.items\.0\.first'"):
+        command("import_project", "new", lines.parent)
+    assert not StoredResponse.objects.filter(public_id="resp_2").exists()
+
+
 def test_prompt_templates_keep_their_ids_and_versions(project: Project, tmp_path: Path) -> None:
     template = PromptTemplate.objects.create(project=project, name="greeting", default_version=1)
     for number in (1, 2):
