@@ -8,13 +8,18 @@ from typing import Any
 
 import orjson
 import pytest
+import redis.exceptions
+from django.test import Client
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
 from inference_site.batches.feeding import Feeder
 from inference_site.batches.models import Batch, BatchLine, BatchStatus, LineState
+from inference_site.cases import admin as cases_admin
 from inference_site.cases.models import CaseRun, CaseSet, Judge, SavedAnswer
 from inference_site.cases.running import collect
+from inference_site.catalogue.catalogue import Catalogue
+from inference_site.core.domain.model_spec import ModelSpec
 
 pytestmark = pytest.mark.django_db
 
@@ -68,3 +73,22 @@ def test_a_case_that_was_saved_while_the_set_ran_is_not_one_of_the_run(
     collect()
     results = run.results.order_by("case").values_list("case__source", "verdict", "error_code")
     assert list(results) == [("chatcmpl-1", "passed", ""), ("chatcmpl-2", "passed", "")]
+
+
+def test_without_redis_the_form_of_a_run_says_so(
+    admin: Client, api_key: tuple[ApiKey, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a page with the status 500."""
+
+    def begin(*_: object) -> None:
+        raise redis.exceptions.TimeoutError("Timeout reading from socket")
+
+    monkeypatch.setattr(cases_admin, "begin", begin)
+    monkeypatch.setattr(Catalogue, "listed", lambda *_: [ModelSpec("m", "scripted")])
+    case_set = CaseSet.objects.create(
+        project=api_key[0].project, name="a", endpoint="/v1/chat/completions"
+    )
+    form = {"model": "m", "key": api_key[0].pk, "judge": "none"}
+    page = admin.post(f"/admin/cases/caseset/{case_set.pk}/run/", form)
+    assert page.status_code == 200
+    assert page.context["run_form"].errors == {"__all__": ["The queue is not reachable."]}
