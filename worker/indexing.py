@@ -23,7 +23,7 @@ from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.files import storage
 from inference_site.runs.inner_runs import NoBudget, NotPossible
 from inference_site.vector_stores import chunks
-from inference_site.vector_stores.kinds import EmbeddingRefused, TextTooLong, embed
+from inference_site.vector_stores.kinds import EmbeddingLost, EmbeddingRefused, TextTooLong, embed
 from inference_site.vector_stores.models import (
     MAX_ATTEMPTS,
     IndexingStatus,
@@ -62,6 +62,7 @@ class Indexing:
     def __init__(self, worker: str) -> None:
         self._worker = worker
         self._served: Counter[int] = Counter()
+        self._held: set[int] = set()
         self._looking = threading.Lock()
 
     def start(self) -> None:
@@ -75,7 +76,10 @@ class Indexing:
                 with self._looking:  # One thread looks for a file; the others wait for their turn.
                     while (entry := self._claimed()) is None:
                         time.sleep(_LOOK_S)
-                _Document(entry).index()
+                try:
+                    _Document(entry).index()
+                finally:
+                    self._held.discard(entry.pk)
             except (django.db.Error, redis.exceptions.RedisError) as exc:
                 logger.warning("indexing: %s", exc)
             except Exception:
@@ -90,8 +94,11 @@ class Indexing:
             if not VectorStoreFile.objects.has_waiting():
                 return None
             live = [worker.id for worker in live_workers()]
-            entry = VectorStoreFile.objects.claim(self._worker, live, self._served, _HOLD_S)
+            entry = VectorStoreFile.objects.claim(
+                self._worker, set(self._held), live, self._served, _HOLD_S
+            )
         if entry is not None:
+            self._held.add(entry.pk)
             self._served[entry.project_id] += 1
         return entry
 
@@ -122,7 +129,8 @@ class _Document:
             self._rest(_REST_S, exc)
         except Exception as exc:  # The boundary of a file.
             logger.exception("file %s could not be indexed", self._entry)
-            if self._entry.attempts < MAX_ATTEMPTS and not isinstance(exc, EmbeddingRefused):
+            is_final = isinstance(exc, EmbeddingRefused) and not isinstance(exc, EmbeddingLost)
+            if self._entry.attempts < MAX_ATTEMPTS and not is_final:
                 self._rest(_REST_S, exc, counts=True)
             else:
                 self._fail("server_error", "The file could not be indexed.")

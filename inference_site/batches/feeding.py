@@ -135,6 +135,9 @@ class Feeder:
                 next(steps)
             except StopIteration:
                 return
+            except UnavailableError as exc:  # It begins again.
+                logger.warning("batch %s is validated later: %s", batch, exc)
+                return
         self._validations[batch.pk] = steps
 
     def _end(self, batch: Batch) -> None:

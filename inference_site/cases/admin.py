@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
+import redis.exceptions
 from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
@@ -47,6 +48,7 @@ from inference_site.core.admin_pages.base_admin import (
 )
 from inference_site.core.admin_pages.labels import may_see_content, preview, status_label
 from inference_site.core.errors.api_errors import ApiError
+from inference_site.core.errors.exceptions import api_error
 from inference_site.core.storage.fields import replace_nul
 from inference_site.core.storage.postgresql import release_connection_after
 
@@ -227,8 +229,8 @@ class CaseSetAdmin(SiteAdmin):
                 if caller is None:
                     raise ApiError("This key is not valid any more.")
                 begin(run, caller)
-            except ApiError as exc:
-                form.add_error(None, exc.message)
+            except (ApiError, redis.exceptions.RedisError) as exc:
+                form.add_error(None, api_error(exc).message)
             else:
                 log_action(request, case_set, f"Began {run} on {run.model}.")
                 return self._page_of(case_set)

@@ -117,12 +117,16 @@ class _Line:
 
 
 def _take_answers(run: CaseRun) -> None:
-    """Save what the model answered. A case without a line has no answer."""
+    """Save what the model answered. A case without a line has no answer.
+
+    Cases that were saved after the run had begun are left out: they are newer than its lines.
+    """
     lines = {line.case_id: line for line in _lines(run.batch)}
     ids = [line.generation_id for line in lines.values()]
     rows = {row.public_id: row for row in Generation.objects.filter(public_id__in=ids)}
+    cases = run.case_set.cases.filter(pk__lte=max(lines)) if lines else run.case_set.cases.all()
     results = []
-    for case in run.case_set.cases.all():
+    for case in cases:
         line = lines.get(case.pk)
         if line is None or line.body is None:
             code = _NO_ANSWER if line is None else line.error_code

@@ -25,6 +25,8 @@ from inference_site.vector_stores.search import Found, Ranking, search
 EMBEDDING = "vector_store.embedding"
 SEARCH = "vector_store.search"
 _TOO_LONG = "context_length_exceeded"
+_FAULT_STATUS = 503
+"""From this status on, the site was at fault, and not the texts or the model."""
 
 
 class VectorsAssembler(WholeAnswerAssembler):
@@ -53,6 +55,10 @@ class EmbeddingRefused(Exception):
     """The model has failed to embed the texts."""
 
 
+class EmbeddingLost(EmbeddingRefused):
+    """The site could not embed them, because a part of it died or was away. It may later."""
+
+
 def embed(
     api_key_id: int,
     model: str,
@@ -65,7 +71,7 @@ def embed(
 ) -> list[array[float]]:
     """Return the vectors of texts, in their order, computed by a worker that serves the model.
 
-    Raise TextTooLong, EmbeddingRefused, and what ``run_and_wait`` raises.
+    Raise TextTooLong, EmbeddingRefused, EmbeddingLost, and what ``run_and_wait`` raises.
     """
     request = GenerationRequest(model, operation="embed", prompts=tuple(texts))
     ending = run_and_wait(
@@ -81,6 +87,8 @@ def embed(
     )
     if ending.error_code == _TOO_LONG:
         raise TextTooLong
+    if ending.status >= _FAULT_STATUS:
+        raise EmbeddingLost(f"The texts were not embedded: {ending.error_code}.")
     if ending.error_code or not ending.body:
         raise EmbeddingRefused(f"The model `{model}` could not embed: {ending.error_code}.")
     vectors = orjson.loads(ending.body)["vectors"]

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from django.contrib.postgres.indexes import GinIndex
 from django.contrib.postgres.search import SearchVectorField
 from django.db import connection, models, transaction
-from django.db.models import Count, F, Q
+from django.db.models import Case, Count, F, Q, When
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -169,15 +169,23 @@ class VectorStoreFileQuerySet(models.QuerySet["VectorStoreFile"]):
         return self.filter(status=IndexingStatus.IN_PROGRESS).exists()
 
     def claim(
-        self, worker: str, live: Sequence[str], served: Mapping[int, int], hold_s: float
+        self,
+        worker: str,
+        held: Collection[int],
+        live: Sequence[str],
+        served: Mapping[int, int],
+        hold_s: float,
     ) -> VectorStoreFile | None:
         """Claim a file that waits, of the project that was ``served`` least, by number of files.
 
         A claim of a worker that is not ``live`` is over, and so is one that was not renewed within
-        ``hold_s`` seconds. None if no file waits.
+        ``hold_s`` seconds. So is one of this worker beside those that it has ``held``: it does not
+        know of it, or could not give it back, because the database was away. That attempt does not
+        count. None if no file waits.
         """
         is_abandoned = ~Q(worked_by="") & ~Q(worked_by__in=live)
-        free = Q(worked_until=None) | Q(worked_until__lt=Now()) | is_abandoned
+        is_unknown = Q(worked_by=worker) & ~Q(pk__in=list(held))
+        free = Q(worked_until=None) | Q(worked_until__lt=Now()) | is_abandoned | is_unknown
         waiting = self.filter(free, status=IndexingStatus.IN_PROGRESS)
         firsts = waiting.order_by("project_id", "pk").distinct("project_id")
         rows = list(firsts.values_list("project_id", "pk"))
@@ -185,7 +193,7 @@ class VectorStoreFileQuerySet(models.QuerySet["VectorStoreFile"]):
             claimed = self.filter(free, pk=pk, status=IndexingStatus.IN_PROGRESS).update(
                 worked_by=worker,
                 worked_until=Now() + dt.timedelta(seconds=hold_s),
-                attempts=F("attempts") + 1,
+                attempts=Case(When(is_unknown, then=F("attempts")), default=F("attempts") + 1),
             )
             if claimed:
                 return self.select_related("file", "store").get(pk=pk)

@@ -17,6 +17,7 @@ from inference_site.accounts.models import ApiKey
 from inference_site.batches import feeding, results
 from inference_site.batches.feeding import Feeder
 from inference_site.batches.models import Batch, BatchLine, BatchStatus, LineState
+from inference_site.core.errors.api_errors import UnavailableError
 from inference_site.files import storage
 from inference_site.files.models import StoredFile
 
@@ -151,3 +152,20 @@ def test_a_validation_that_another_process_has_repeated_begins_again(
     Batch.objects.update(worked_until=None)
     first.prepare()
     assert len(began) == 3
+
+
+def test_a_validation_that_cannot_go_on_now_is_no_error_of_the_site(
+    api_key: Key, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log had a traceback for each second without a worker."""
+    finalizing(api_key[0])
+    Batch.objects.update(status=BatchStatus.VALIDATING)
+
+    def validate(batch: Batch) -> Iterator[None]:
+        yield
+        raise UnavailableError(code="no_worker")
+
+    monkeypatch.setattr(feeding, "validate", validate)
+    Feeder().prepare()
+    assert Batch.objects.get().status == BatchStatus.VALIDATING
+    assert [(one.levelname, one.exc_info) for one in caplog.records] == [("WARNING", None)]

@@ -1,0 +1,85 @@
+"""Files of vector stores whose indexing is interrupted by a fault of the site."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inference_site.accounts.models import ApiKey
+from inference_site.files import storage
+from inference_site.files.models import StoredFile
+from inference_site.runs.streams.batches import Ending
+from inference_site.vector_stores import kinds
+from inference_site.vector_stores.models import (
+    MAX_ATTEMPTS,
+    IndexingStatus,
+    VectorStore,
+    VectorStoreFile,
+)
+from worker.indexing import _Document
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def entry(settings: Any, tmp_path: Path, api_key: tuple[ApiKey, str]) -> VectorStoreFile:
+    """A file that waits in a store."""
+    backend = "django.core.files.storage.FileSystemStorage"
+    files = {"BACKEND": backend, "OPTIONS": {"location": str(tmp_path)}}
+    settings.STORAGES = {**settings.STORAGES, "files": files}
+    key = api_key[0]
+    file = StoredFile(
+        public_id="file-1", project_id=key.project_id, filename="tea.txt", size_bytes=3
+    )
+    storage.store(file, io.BytesIO(b"Tea"))
+    store = VectorStore.objects.create(
+        public_id="vs_1", project_id=key.project_id, embedding_model="demo", language="english"
+    )
+    return VectorStoreFile.objects.create(
+        store=store,
+        file=file,
+        project_id=key.project_id,
+        api_key=key,
+        chunk_size=100,
+        chunk_overlap=0,
+    )
+
+
+def claimed(worker: str = "one", held: tuple[int, ...] = ()) -> VectorStoreFile | None:
+    return VectorStoreFile.objects.claim(worker, held, ["one", "two"], {}, 600)
+
+
+def test_a_run_that_was_lost_is_repeated_and_one_that_failed_is_not(
+    entry: VectorStoreFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file had failed for ever when Redis lost the request of its embeddings."""
+
+    def indexed_with(status: int, code: str) -> IndexingStatus:
+        ending = Ending((), status, b"{}", error_code=code)
+        monkeypatch.setattr(kinds, "run_and_wait", lambda *_, **__: ending)
+        VectorStoreFile.objects.update(worked_until=None)
+        claim = claimed()
+        assert claim is not None
+        _Document(claim).index()
+        entry.refresh_from_db()
+        return IndexingStatus(entry.status)
+
+    for number in range(1, MAX_ATTEMPTS):
+        assert indexed_with(503, "worker_unavailable") == IndexingStatus.IN_PROGRESS
+        assert (entry.worked_by, entry.attempts) == ("", number)
+    assert indexed_with(503, "worker_unavailable") == IndexingStatus.FAILED
+    VectorStoreFile.objects.update(status=IndexingStatus.IN_PROGRESS, attempts=0)
+    assert indexed_with(500, "model_error") == IndexingStatus.FAILED
+
+
+def test_a_claim_that_its_worker_does_not_know_of_is_over(entry: VectorStoreFile) -> None:
+    """The database was away when the worker made it, or wanted to give it back."""
+    assert claimed("one") is not None
+    assert claimed("two") is None
+    assert claimed("one", held=(entry.pk,)) is None
+    again = claimed("one")
+    assert again is not None
+    assert again.attempts == 1
