@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 import pytest
 from django.core.files.storage import storages
+from django.db.models import F
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
@@ -66,6 +67,17 @@ def take_over() -> None:
     """Work on what another process has held for too long."""
     Batch.objects.update(worked_until=timezone.now() - dt.timedelta(seconds=1))
     Feeder().prepare()
+
+
+def test_a_clock_that_was_set_back_keeps_no_batch_of_a_process_that_is_gone(
+    folder: Path, api_key: Key
+) -> None:
+    batch = finalizing(api_key[0])
+    assert Batch.objects.hold(batch, "gone", results.HELD_S)
+    assert not Batch.objects.hold(batch, "other", results.HELD_S)
+    Batch.objects.update(worked_until=F("worked_until") + dt.timedelta(hours=2))
+    Feeder().prepare()
+    check_results(folder)
 
 
 def check_results(folder: Path) -> None:
