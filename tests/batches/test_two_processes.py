@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,6 +126,29 @@ def test_a_process_that_stood_still_takes_nothing_of_the_results_along(
     assert has_stood_still
     check_results(folder)
     Feeder().prepare()
+    check_results(folder)
+
+
+def test_a_batch_rests_while_its_results_cannot_be_stored(
+    api_key: Key, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finalizing(api_key[0])
+    feeder, files, tries = Feeder(), storages["files"], list[str]()
+
+    def save(name: str, content: Any, *args: Any, **kwargs: Any) -> str:
+        tries.append(name)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(files, "save", save)
+        for _ in range(3):
+            feeder.prepare()
+        assert len(tries) == 1
+        full.setattr(feeding, "_STORAGE_REST_S", 0.0)
+        feeder._storage_rests_until.clear()
+        feeder.prepare()
+        assert len(tries) == 2
+    feeder.prepare()
     check_results(folder)
 
 
