@@ -12,7 +12,7 @@ import math
 import secrets
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice, zip_longest
@@ -27,7 +27,7 @@ from inference_site.batches.models import Batch, BatchLine, BatchStatus, LineSta
 from inference_site.batches.requests import body_of, endpoints, validate
 from inference_site.batches.results import HELD_S, finalize
 from inference_site.catalogue.fleet.leases import live_view
-from inference_site.core.errors.api_errors import RateLimitError, UnavailableError
+from inference_site.core.errors.api_errors import FileStorageError, RateLimitError, UnavailableError
 from inference_site.core.errors.exceptions import api_error
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.gateway.submission.submit import submit
@@ -48,6 +48,9 @@ _MOST_AHEAD = 512
 """How many lines of a model wait in the queue at most, so that no slot is empty between passes."""
 _REST_S = 2.0
 """How long a batch rests after its line was refused: by a limit, a budget, or a full queue."""
+
+_STORAGE_REST_S = 15.0
+"""How long a batch rests when the storage of files fails: on a full disk, each try logs more."""
 
 
 class LineTaken(Exception):
@@ -103,6 +106,7 @@ class Feeder:
         self._validations: dict[int, Iterator[None]] = {}
         self._models: dict[str, _Model] = {}
         self._rests_until: dict[int, float] = {}
+        self._storage_rests_until: dict[int, float] = {}
         self._served: Counter[int] = Counter()
         self._noted: dict[int, tuple[float, int]] = {}
 
@@ -116,9 +120,20 @@ class Feeder:
             del self._validations[known]
         ending = Batch.objects.filter(status__in=(BatchStatus.FINALIZING, BatchStatus.CANCELLING))
         for batch in validating:
-            try_and_log(f"batch {batch}", partial(self._validate, batch))
+            try_and_log(f"batch {batch}", partial(self._work_on, batch, self._validate))
         for batch in ending.order_by("pk"):
-            try_and_log(f"batch {batch}", partial(self._end, batch))
+            try_and_log(f"batch {batch}", partial(self._work_on, batch, self._end))
+
+    def _work_on(self, batch: Batch, act: Callable[[Batch], None]) -> None:
+        """Act on a batch, unless it rests because the storage of files has just failed."""
+        if self._storage_rests_until.get(batch.pk, 0.0) > time.monotonic():
+            return
+        self._storage_rests_until.pop(batch.pk, None)
+        try:
+            act(batch)
+        except FileStorageError as exc:  # The storage has logged why.
+            logger.warning("batch %s is tried again in %g s: %s", batch, _STORAGE_REST_S, exc)
+            self._storage_rests_until[batch.pk] = time.monotonic() + _STORAGE_REST_S
 
     def _validate(self, batch: Batch) -> None:
         if batch.worked_by != self._process:  # Another process may have begun again.

@@ -27,6 +27,7 @@ from django.utils import timezone
 from inference_site.accounts.models import retention_cutoffs
 from inference_site.core.errors.api_errors import NotFoundError, RateLimitError
 from inference_site.core.storage.postgresql import execute_prepared
+from inference_site.core.storage.waits import is_over
 from inference_site.outbox.models import publish
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.streams.batches import Ending
@@ -142,10 +143,10 @@ class BatchQuerySet(models.QuerySet["Batch"]):
 
         False if another one has it, or has moved it on.
         """
-        free = Q(worked_by=process) | Q(worked_until=None) | Q(worked_until__lt=Now())
-        until = Now() + dt.timedelta(seconds=seconds)
+        hold = dt.timedelta(seconds=seconds)
+        free = Q(worked_by=process) | is_over("worked_until", hold)
         held = self.filter(free, pk=batch.pk, status=batch.status)
-        if not held.update(worked_by=process, worked_until=until):
+        if not held.update(worked_by=process, worked_until=Now() + hold):
             return False
         batch.worked_by = process
         return True

@@ -9,10 +9,10 @@ from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
+from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
 from django.urls import URLPattern, path, reverse
-from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
@@ -177,9 +177,8 @@ class MessageAdmin(KeysetAdmin):
         if not request.user.has_perm("outbox.change_endpoint"):
             raise PermissionDenied
         message = get_object_or_404(Message, pk=pk)
-        now = timezone.now()
         Message.objects.filter(pk=pk).update(
-            next_at=now, give_up_at=now + GIVEN_UP_AFTER, delivered_at=None
+            next_at=Now(), give_up_at=Now() + GIVEN_UP_AFTER, delivered_at=None
         )
         Endpoint.objects.filter(pk=message.endpoint_id).update(rests_until=None)
         self.log_change(request, message, "Sent it again.")

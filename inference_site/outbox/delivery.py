@@ -29,12 +29,20 @@ import orjson
 from django.conf import settings
 from django.core.mail import EmailMessage
 from django.db import transaction
-from django.db.models import Exists, F, OuterRef, Q, QuerySet
+from django.db.models import Case, Exists, F, OuterRef, QuerySet, When
 from django.db.models.functions import Now
 from django.utils import timezone
 
 from inference_site.core.storage.postgresql import cached_sql, release_connection_after
-from inference_site.outbox.models import APPROVAL_EVENT, Endpoint, Message, sends_mail
+from inference_site.core.storage.waits import is_over
+from inference_site.outbox.models import (
+    APPROVAL_EVENT,
+    MAX_REST,
+    Endpoint,
+    Message,
+    is_due,
+    sends_mail,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +54,7 @@ _database_turns = threading.BoundedSemaphore(4)
 _TIME_LIMIT_S = 5.0
 """How long a thread sends to one endpoint before another has its turn."""
 _MOST_AT_ONCE = 64
-_MIN_REST_S, _MAX_REST_S = 5, 3600
+_MIN_REST_S = 5
 """How long an endpoint rests after a failed attempt; doubled with each in a row."""
 _RETRY_AFTER_DEATH = dt.timedelta(minutes=1)
 """When a message is tried again whose process died while it was sent."""
@@ -99,7 +107,7 @@ class Deliverer:
 
 @cached_sql
 def _is_any_open() -> QuerySet[Any, Any]:
-    return Message.objects.filter(next_at__lte=Now()).values_list("pk").order_by()[:1]
+    return Message.objects.filter(is_due()).values_list("pk").order_by()[:1]
 
 
 def due_endpoints(busy: Collection[int] = ()) -> list[tuple[int, int]]:
@@ -107,8 +115,8 @@ def due_endpoints(busy: Collection[int] = ()) -> list[tuple[int, int]]:
 
     Those with the fewest failures are first, and the ``busy`` ones are left out.
     """
-    is_awake = Q(rests_until=None) | Q(rests_until__lte=Now())
-    due = Message.objects.filter(endpoint=OuterRef("pk"), next_at__lte=Now())
+    due = Message.objects.filter(is_due(), endpoint=OuterRef("pk"))
+    is_awake = is_over("rests_until", MAX_REST)
     found = Endpoint.objects.filter(is_awake, Exists(due), is_enabled=True)
     rows = found.exclude(pk__in=list(busy)).order_by("failures", "rests_until")
     return list(rows.values_list("pk", "failures")[:_MOST_AT_ONCE])
@@ -125,7 +133,9 @@ def deliver_to(endpoint_id: int) -> float:
 
     Return the seconds of the slowest attempt.
     """
-    old = Message.objects.filter(endpoint=endpoint_id, give_up_at__lte=Now(), next_at__lte=Now())
+    # Nothing is given up that no beat has tried: none may have run, or a clock may have been wrong.
+    old = Message.objects.filter(is_due(), endpoint=endpoint_id, give_up_at__lte=Now())
+    old = old.filter(endpoint__failures__gt=0)
     with _database():
         untried = old.filter(error="")
         untried.update(error="Not delivered within 72 hours: the endpoint did not answer.")
@@ -167,7 +177,7 @@ def _claim(endpoint_id: int) -> Message | None:
         if message is None:
             return None
         message.attempts += 1
-        message.next_at = timezone.now() + _RETRY_AFTER_DEATH
+        message.next_at = Now() + _RETRY_AFTER_DEATH
         message.save(update_fields=["attempts", "next_at"])
     return message
 
@@ -185,21 +195,20 @@ def _note_failure(message: Message, exc: Exception) -> None:
 
     Its own attempts count too: other messages may end the failures of the endpoint meanwhile.
     """
-    endpoint, now = message.endpoint, timezone.now()
-    rests_until = now + _rest(endpoint.failures)
+    endpoint, rest = message.endpoint, _rest(message.endpoint.failures)
     failed = Endpoint.objects.filter(pk=endpoint.pk)
-    failed.update(failures=F("failures") + 1, rests_until=rests_until)
-    at = max(rests_until, now + _rest(message.attempts - 1))
+    failed.update(failures=F("failures") + 1, rests_until=Now() + rest)
+    at = Now() + max(rest, _rest(message.attempts - 1))
     message.error = f"{type(exc).__name__}: {exc}".replace("\0", "")[:300]
     message.answer_status = getattr(exc, "status", None)
-    message.next_at = at if at < message.give_up_at else None
+    message.next_at = Case(When(give_up_at__gt=at, then=at))
     message.save(update_fields=["next_at", "error", "answer_status"])
     logger.warning("a message to %s was not delivered: %s", endpoint, message.error)
 
 
 def _rest(failures: int) -> dt.timedelta:
     """Return how long to rest after a failure that comes after this number of others."""
-    return dt.timedelta(seconds=min(_MIN_REST_S * 2 ** min(failures, 20), _MAX_REST_S))
+    return min(dt.timedelta(seconds=_MIN_REST_S * 2 ** min(failures, 20)), MAX_REST)
 
 
 def send_mail(message: Message) -> None:

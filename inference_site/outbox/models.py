@@ -26,6 +26,7 @@ from django.dispatch import receiver
 from django.utils import timezone
 
 from inference_site.core.storage.old_rows import delete_older
+from inference_site.core.storage.waits import is_over
 
 RESPONSE_EVENTS = tuple(
     f"response.{end}" for end in ("completed", "failed", "incomplete", "cancelled")
@@ -39,12 +40,19 @@ TEST_EVENT = "endpoint.test"
 EVENTS = (*RESPONSE_EVENTS, *BATCH_EVENTS, APPROVAL_EVENT, *ALARM_EVENTS)
 
 GIVEN_UP_AFTER = dt.timedelta(hours=72)
+MAX_REST = dt.timedelta(hours=1)
+"""The longest time between two attempts."""
 OLD_SECRET_KEPT = dt.timedelta(hours=24)
 """For how long webhooks are signed with the secret before a rotation too."""
 _KEPT = dt.timedelta(days=30)
 _DELETED_AT_ONCE = 1_000
 _HOLD = "SELECT id FROM outbox_endpoint WHERE id = ANY(%s) ORDER BY id FOR KEY SHARE"
 """Holds endpoints until the transaction ends, and waits while one is being deleted."""
+
+
+def is_due() -> Q:
+    """Return the condition that a message may be sent now: the first attempt never waits."""
+    return Q(next_at__isnull=False) & (Q(attempts=0) | is_over("next_at", MAX_REST))
 
 
 def new_secret() -> str:
@@ -163,7 +171,7 @@ class MessageQuerySet(models.QuerySet["Message"]):
             pk__lt=OuterRef("pk"),
             next_at__isnull=False,
         )
-        return self.filter(~Exists(earlier), next_at__lte=Now())
+        return self.filter(is_due(), ~Exists(earlier))
 
 
 class Message(models.Model):
@@ -278,8 +286,8 @@ def send(
             object_id=object_id[:200],
             body=body,
             created_at=now,
-            next_at=now,
-            give_up_at=now + GIVEN_UP_AFTER,
+            next_at=Now(),  # Not by the clock of this host: beat compares it with the database's.
+            give_up_at=Now() + GIVEN_UP_AFTER,
         )
         for endpoint in endpoints
         if endpoint.pk in held

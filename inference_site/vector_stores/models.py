@@ -21,6 +21,7 @@ from django.utils import timezone
 
 from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundError
 from inference_site.core.storage.fields import ContentField
+from inference_site.core.storage.waits import is_over
 from inference_site.files.models import FileState, StoredFile
 
 MAX_ATTEMPTS = 3
@@ -185,14 +186,15 @@ class VectorStoreFileQuerySet(models.QuerySet["VectorStoreFile"]):
         """
         is_abandoned = ~Q(worked_by="") & ~Q(worked_by__in=live)
         is_unknown = Q(worked_by=worker) & ~Q(pk__in=list(held))
-        free = Q(worked_until=None) | Q(worked_until__lt=Now()) | is_abandoned | is_unknown
+        hold = dt.timedelta(seconds=hold_s)
+        free = is_over("worked_until", hold) | is_abandoned | is_unknown
         waiting = self.filter(free, status=IndexingStatus.IN_PROGRESS)
         firsts = waiting.order_by("project_id", "pk").distinct("project_id")
         rows = list(firsts.values_list("project_id", "pk"))
         for _, pk in sorted(rows, key=lambda row: (served.get(row[0], 0), row[1])):
             claimed = self.filter(free, pk=pk, status=IndexingStatus.IN_PROGRESS).update(
                 worked_by=worker,
-                worked_until=Now() + dt.timedelta(seconds=hold_s),
+                worked_until=Now() + hold,
                 attempts=Case(When(is_unknown, then=F("attempts")), default=F("attempts") + 1),
             )
             if claimed:

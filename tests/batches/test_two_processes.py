@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import orjson
 import pytest
 from django.core.files.storage import storages
+from django.db.models import F
 from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
@@ -69,6 +71,17 @@ def take_over() -> None:
     Feeder().prepare()
 
 
+def test_a_clock_that_was_set_back_keeps_no_batch_of_a_process_that_is_gone(
+    folder: Path, api_key: Key
+) -> None:
+    batch = finalizing(api_key[0])
+    assert Batch.objects.hold(batch, "gone", results.HELD_S)
+    assert not Batch.objects.hold(batch, "other", results.HELD_S)
+    Batch.objects.update(worked_until=F("worked_until") + dt.timedelta(hours=2))
+    Feeder().prepare()
+    check_results(folder)
+
+
 def check_results(folder: Path) -> None:
     """Raise AssertionError unless there is one file, in which each line is once."""
     batch, file = Batch.objects.get(), StoredFile.objects.get()
@@ -114,6 +127,29 @@ def test_a_process_that_stood_still_takes_nothing_of_the_results_along(
     assert has_stood_still
     check_results(folder)
     Feeder().prepare()
+    check_results(folder)
+
+
+def test_a_batch_rests_while_its_results_cannot_be_stored(
+    api_key: Key, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finalizing(api_key[0])
+    feeder, files, tries = Feeder(), storages["files"], list[str]()
+
+    def save(name: str, content: Any, *args: Any, **kwargs: Any) -> str:
+        tries.append(name)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(files, "save", save)
+        for _ in range(3):
+            feeder.prepare()
+        assert len(tries) == 1
+        full.setattr(feeding, "_STORAGE_REST_S", 0.0)
+        feeder._storage_rests_until.clear()
+        feeder.prepare()
+        assert len(tries) == 2
+    feeder.prepare()
     check_results(folder)
 
 

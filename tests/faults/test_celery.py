@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -142,3 +144,16 @@ def test_control_shutdown_drains_the_worker(stack: ServedStack) -> None:
     wait_until(lambda: not psutil.pid_exists(worker), 120, "the end of the worker")
     wait_until(lambda: works(stack), 120, "the next worker")
     assert "draining for 60 s" in (stack.data_dir / "log" / "worker.log").read_text()
+
+
+def test_a_worker_drains_at_the_signal_that_has_celery_kill_its_tasks(stack: ServedStack) -> None:
+    wait_until(lambda: works(stack), 120, "a worker")
+    worker, log = stack.pid_of("worker"), stack.data_dir / "log" / "worker.log"
+    reader = Reader(stack, slow(100))
+    logged = log.stat().st_size
+    os.kill(worker, signal.SIGQUIT)
+    reader.wait(60)
+    assert (reader.error, reader.text) == (None, "x " * 100)
+    wait_until(lambda: not psutil.pid_exists(worker), 120, "the end of the worker")
+    wait_until(lambda: works(stack), 120, "the next worker")
+    assert "Traceback" not in log.read_text()[logged:]

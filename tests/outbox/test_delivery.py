@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import socket
 import time
 from collections.abc import Iterator
@@ -149,6 +150,47 @@ def test_what_fails_is_tried_again_with_the_same_id_and_given_up_at_last(hook: H
     sent.refresh_from_db()
     assert len(hook.posted) == 3
     assert (sent.next_at, sent.delivered_at) == (None, None)
+
+
+def test_a_clock_that_was_set_back_keeps_no_message(hook: Hook) -> None:
+    tried, new = (message(endpoint(f"{hook.url}{path}")) for path in "ab")
+    before = timezone.now() + dt.timedelta(hours=5)
+    Message.objects.update(next_at=before)
+    Message.objects.filter(pk=tried.pk).update(attempts=1)
+    Endpoint.objects.update(rests_until=before)
+    deliver()
+    ids = {headers["webhook-id"] for headers, _ in hook.posted}
+    assert ids == {tried.public_id, new.public_id}
+
+
+def test_an_event_of_a_host_whose_clock_is_ahead_does_not_wait(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to, now = endpoint(hook.url), timezone.now
+    monkeypatch.setattr(timezone, "now", lambda: now() + dt.timedelta(minutes=30))
+    sent = message(to)
+    hook.answers = [500]
+    deliver()
+    monkeypatch.undo()
+    sent.refresh_from_db()
+    assert sent.next_at is not None
+    assert sent.next_at - timezone.now() < dt.timedelta(minutes=1), "nor does its next attempt"
+    assert sent.give_up_at - timezone.now() < dt.timedelta(hours=72)
+
+
+def test_what_no_beat_has_tried_within_72_hours_is_tried_before_it_is_given_up(hook: Hook) -> None:
+    to = endpoint(hook.url)
+    first, second = message(to), message(to, "alarm 2")
+    hook.answers = [500]
+    wake(give_up_at=timezone.now())
+    deliver()
+    assert len(hook.posted) == 1
+    wake()  # What is given up stays so.
+    deliver()
+    for sent in (first, second):
+        sent.refresh_from_db()
+        assert (sent.next_at, sent.delivered_at) == (None, None)
+    assert (len(hook.posted), second.attempts) == (1, 0), "the endpoint does not answer"
 
 
 def test_messages_about_one_object_arrive_in_order(hook: Hook) -> None:

@@ -177,6 +177,19 @@ def test_what_is_left_when_worker_and_guardian_are_killed_is_ended_by_the_next_w
     assert list(tmp_path.glob("*.json")) == []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="The clock is set as Linux shows it.")
+@pytest.mark.usefixtures("worker")
+def test_a_clock_that_is_set_makes_no_worker_look_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, booted_at = time.time(), psutil.boot_time()
+    for ahead_s in (3600, -3600):  # The system keeps the time since the boot.
+        monkeypatch.setattr("psutil._pslinux.boot_time", lambda s=ahead_s: booted_at + s)
+        assert abs(psutil.Process().create_time() - at) > 1800
+        sweep(tmp_path)
+        assert len(of(tmp_path)) == 3
+
+
 def test_the_worker_ends_what_is_left_when_only_the_guardian_is_killed(tmp_path: Path) -> None:
     server = ServerProcess(order(tmp_path, STAYS), tmp_path)
     wait_for(lambda: len(of(tmp_path)) == 3)

@@ -32,6 +32,8 @@ _MARK = "INFERENCE_SITE_MODEL_SERVER"
 """A variable in the environment of all processes of a server; its value is in the pid file."""
 _LOG_BYTES = 4 * 2**20
 _KILL_AFTER_S = 10.0
+_SAME_START_S = 1.5
+"""The system rounds the time of the boot to a second."""
 _LONGEST_NAME = 100
 _INHERITED = (
     *("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH"),
@@ -129,7 +131,7 @@ class ServerProcess:
         env = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         env |= {**order.env, _MARK: self._mark}
         me = psutil.Process()
-        worker = [me.pid, me.create_time()]
+        worker = [me.pid, me.create_time(), _started_s(me)]
         facts = {"mark": self._mark, "worker": worker, "stop": [*order.stop_command]}
         self._pid_file.write_text(json.dumps(facts))
         self._guardian = subprocess.Popen(
@@ -255,11 +257,26 @@ def sweep(folder: Path) -> None:
 
 
 def _runs(identity: Sequence[float]) -> bool:
-    """Whether the process with this id and start time runs; ids are reused."""
+    """Whether the process with this id and start runs; ids are reused.
+
+    ``identity`` is the id, the time of the start, and after release 0.1 its seconds after the boot.
+    """
     try:
-        return abs(psutil.Process(int(identity[0])).create_time() - identity[1]) < 1
+        process = psutil.Process(int(identity[0]))
+        if len(identity) > 2:
+            return abs(_started_s(process) - identity[2]) < _SAME_START_S
+        return abs(process.create_time() - identity[1]) < 1
     except psutil.Error:
         return False
+
+
+def _started_s(process: psutil.Process) -> float:
+    """Return how many seconds after the host's boot a process started. Raise psutil's errors.
+
+    The system computes both times from its clock as it is now, so their difference stays the same
+    when the clock is set. The time of the start alone does not.
+    """
+    return process.create_time() - psutil.boot_time()
 
 
 def _kill_marked(mark: str) -> int:

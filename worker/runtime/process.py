@@ -151,13 +151,14 @@ class _Drain(bootsteps.StartStopStep):
         signals.worker_shutting_down.connect(self._drain)
 
     def start(self, parent: Any) -> None:
-        """Handle SIGTERM, SIGINT and SIGHUP as Celery handles SIGTERM.
+        """Handle SIGTERM, SIGINT, SIGHUP and SIGQUIT as Celery handles SIGTERM.
 
         Celery has just installed its own handlers. At SIGHUP, it would replace the program of this
-        process while its threads run.
+        process while its threads run. At SIGQUIT, it would kill the tasks, and fail at that.
         """
         stop: Any = signal.getsignal(signal.SIGTERM)
         handle_stop_signals(lambda: stop(signal.SIGTERM, None), self._runtime.stop_runs)
+        signal.signal(signal.SIGQUIT, signal.getsignal(signal.SIGTERM))
 
     def stop(self, parent: Any) -> None:
         """Drain before the pool waits for its threads; a remote shutdown sends no signal."""
