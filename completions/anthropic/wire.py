@@ -12,6 +12,7 @@ from pydantic import Discriminator, Field, Tag
 from inference_site.core.domain.request import MAX_FUNCTIONS
 from inference_site.gateway.api.payload import NO_NUL, Omittable, WireObject, WireRequest
 from inference_site.gateway.request_fields.web_search import Location
+from inference_site.gateway.request_fields.wire import CallId
 from inference_site.mcp.access import MAX_HEADERS_BYTES
 
 # --- Request -------------------------------------------------------------------------------------
@@ -24,8 +25,6 @@ TextOr = Annotated[
 ]
 """A text, or a list of blocks."""
 
-
-CallId = Annotated[str, Field(min_length=1, max_length=256)]
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 
 

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from inference_site.gateway.api.payload import NO_NUL, MovedEntries, WireRequest
-from inference_site.gateway.request_fields.wire import response_part
+from inference_site.gateway.request_fields.wire import CallId, response_part
 from responses_api.wire.tools import Tool
 
-CallId = Annotated[str, Field(min_length=1, max_length=64)]
 ObjectId = Annotated[str, Field(max_length=256, pattern=NO_NUL)]
 """The id of a stored object. It has no NUL, which PostgreSQL refuses."""
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

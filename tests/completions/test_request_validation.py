@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pytest_django.fixtures import Settings
 
+from completions.anthropic.wire import ToolResultBlock, ToolUseBlock
 from completions.wire.chat import ChatCompletionRequest
 from completions.wire.scores import ScoreRequest
 from inference_site.core.errors.api_errors import InvalidRequestError
@@ -240,3 +241,12 @@ def test_strict_fields_refuse_what_is_unknown(settings: Settings) -> None:
 def test_a_long_bad_value_is_not_repeated_whole() -> None:
     error = refused(body(messages=[{"role": "x" * 100_000, "content": "hi"}]))
     assert len(error.message) < 300
+
+
+def test_ids_of_calls_may_be_as_long_as_a_server_made_them() -> None:
+    """LiteLLM puts Gemini's signatures into them, and needs them back."""
+    long = "call_1__thought__" + "x" * 5000
+    used = {"type": "tool_use", "id": long, "name": "f", "input": {}}
+    assert parse(ToolUseBlock, used).id == long
+    returned = {"type": "tool_result", "tool_use_id": long, "content": "ok"}
+    assert parse(ToolResultBlock, returned).tool_use_id == long

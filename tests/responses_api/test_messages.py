@@ -139,6 +139,12 @@ def test_results_follow_their_calls_wherever_they_come(items: list[Any]) -> None
     assert shape(messages(*items)) == ["assistant 1 2", "tool 1", "tool 2"]
 
 
+def test_ids_of_calls_may_be_as_long_as_a_server_made_them() -> None:
+    """LiteLLM puts Gemini's signatures into them, and needs them back."""
+    long = "call_1__thought__" + "x" * 5000
+    assert shape(messages(call(long), result(long))) == [f"assistant {long}", f"tool {long}"]
+
+
 def test_call_after_a_result_is_a_turn_of_its_own() -> None:
     """A chain of calls keeps its order, and its beginning stays the same as it grows."""
     rounds = [item for n in "123" for item in (call(n), result(n))]

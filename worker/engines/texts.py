@@ -104,6 +104,11 @@ class StopTexts:
         self.found: str | None = None
         """The stop text that ended the text. Feed nothing after it is set."""
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether a text that may begin a stop text is held back."""
+        return bool(self._held)
+
     def feed(self, text: str) -> str:
         """Take the next piece; return the text that is certain to be outside of stop texts."""
         text = self._held + text

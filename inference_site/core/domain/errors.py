@@ -50,7 +50,8 @@ class InvalidRequest(EngineError):
 class ContextLengthExceeded(InvalidRequest):
     """The prompt leaves no room in the model's context. Both counts are tokens.
 
-    ``is_estimated``: the number of the prompt's tokens was not counted exactly.
+    ``is_estimated``: the number of the prompt's tokens was not counted exactly. ``message`` is that
+    of a server which does not name the numbers: they are guesses then.
     """
 
     def __init__(
@@ -60,14 +61,17 @@ class ContextLengthExceeded(InvalidRequest):
         param: str = "messages",
         *,
         is_estimated: bool = False,
+        message: str = "",
     ) -> None:
         count = f"an estimated {input_tokens}" if is_estimated else str(input_tokens)
         super().__init__(
-            f"This model's maximum context length is {context_length} tokens. "
+            message
+            or f"This model's maximum context length is {context_length} tokens. "
             f"However, your {param} resulted in {count} tokens. "
             f"Please reduce the length of the {param}.",
             param=param,
         )
+        self._message = message
         self.context_length = context_length
         self.input_tokens = input_tokens
         self.is_estimated = is_estimated
@@ -75,7 +79,11 @@ class ContextLengthExceeded(InvalidRequest):
     def of(self, param: str) -> ContextLengthExceeded:
         """Return the same error for another field of the request."""
         return ContextLengthExceeded(
-            self.context_length, self.input_tokens, param, is_estimated=self.is_estimated
+            self.context_length,
+            self.input_tokens,
+            param,
+            is_estimated=self.is_estimated,
+            message=self._message,
         )
 
 

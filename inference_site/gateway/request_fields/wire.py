@@ -19,6 +19,9 @@ from inference_site.gateway.api.payload import NO_NUL, WireRequest
 
 RequestT = TypeVar("RequestT", bound=WireRequest)
 
+CallId = Annotated[str, Field(min_length=1, max_length=16_384)]
+"""The id of a call. A server may have made it: LiteLLM puts Gemini's signatures into ids."""
+
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 

@@ -25,8 +25,10 @@ from inference_site.core.domain.request import GenerationRequest
 from worker.engines.chat.tools import forced_reader, new_call_id
 from worker.engines.texts import StopTexts
 
-_FAILURES = ("abort", "error")
-_LIMITS = ("length", "max_tokens", "model_length")
+_FAILURES = ("abort", "error", "insufficient_system_resource", "network_error")
+_LIMITS = ("length", "max_tokens", "model_context_window_exceeded", "model_length")
+_FILTERS = ("content_filter", "safety", "sensitive")
+"""Reasons of OpenAI's API and of others, among them Mistral's, DeepSeek's, Zhipu's and Gemini's."""
 _UNLIKELY = -9999.0
 """The log probability of OpenAI's API for a token that is very unlikely."""
 _NOTHING: list[Delta] = []
@@ -47,10 +49,12 @@ class ChoiceReader:
         self._forced = forced_reader(request, index) if request.must_call and by_text else None
         self._calls = CallReader(index, parallel=request.parallel_tool_calls)
         self._held: tuple[TokenLogprob, ...] = ()
+        self._ahead = 0
+        """Bytes of the text that came out, less those of its entries, where stop texts are cut."""
         self._stop_ids = frozenset(request.stop_token_ids if flavor.names_tokens else ())
         cuts_text = flavor.ends_after_stop and request.stop and not request.echo
         self._stops = StopTexts(request.stop) if cuts_text else None
-        self.finished = self.is_cut = False
+        self.begun = self.finished = self.is_cut = False
 
     def feed(self, choice: dict[str, Any]) -> list[Delta]:
         """Return the deltas of one choice of a chunk.
@@ -58,6 +62,7 @@ class ChoiceReader:
         Raise GenerationFailed for a choice that the server aborted, and KeyError, TypeError or
         AttributeError for a malformed one.
         """
+        self.begun = True
         if self.finished:
             return _NOTHING
         delta = choice.get("delta")
@@ -90,11 +95,14 @@ class ChoiceReader:
     def finish(self, reason: str, choice: dict[str, Any]) -> list[Delta]:
         """Return the deltas of the end. Raise GenerationFailed if a required call is missing."""
         self.finished = True
-        if reason in _FAILURES:
-            raise GenerationFailed(f"The model's server gave up (finish reason '{reason}').")
-        end = Finish(self._finish_reason(reason), self._index, self._stop(choice))
+        # Gateways to Gemini also send "MAX_TOKENS", "FinishReason.MAX_TOKENS" and
+        # "content_filter: SAFETY".
+        known = str(reason).lower().removeprefix("finishreason.").partition(":")[0]
+        if known in _FAILURES:
+            raise GenerationFailed(f"The model's server gave up (finish reason '{known}').")
+        end = Finish(self._finish_reason(known), self._index, self._stop(choice))
         held = self._stops.end() if self._stops is not None else ""
-        entries: tuple[TokenLogprob, ...] = ()
+        entries = self._held if held else ()
         is_text_chat = self._request.operation == "chat" and not self._must_call
         if is_text_chat and end.reason == "stop" and end.stop is None:
             # vLLM sends the entry of the token that ends a chat.
@@ -121,17 +129,36 @@ class ChoiceReader:
             return list(self._forced.feed(text))
         if self._must_call:
             return _NOTHING  # Drops text beside the required call.
-        logprobs, self._held = self._held, ()
-        if self._stops is not None:
-            text = "" if self._stops.found else self._stops.feed(text)
+        if self._stops is None:
+            logprobs, self._held = self._held, ()
+        else:
+            text, logprobs = self._before_stop(self._stops, text)
         return [TextDelta(text, self._index, logprobs)] if text or logprobs else _NOTHING
+
+    def _before_stop(self, stops: StopTexts, text: str) -> tuple[str, tuple[TokenLogprob, ...]]:
+        """Return what can be no part of a stop text, and the entries of tokens that begin there.
+
+        The others are held back with their text.
+        """
+        if stops.found:
+            return "", ()
+        text = stops.feed(text)
+        self._ahead += len(text.encode())
+        count = 0
+        while self._ahead > 0 and count < len(self._held):
+            self._ahead -= len(self._held[count].text_bytes)
+            count += 1
+        if not stops.found and not stops.is_holding:  # The bytes of some servers are not exact.
+            self._ahead, count = 0, len(self._held)
+        entries, self._held = self._held[:count], self._held[count:]
+        return text, entries
 
     def _finish_reason(self, reason: str) -> FinishReason:
         if self._stops is not None and self._stops.found:
             return "stop"
         if reason in _LIMITS:
             return "length"
-        if reason == "content_filter":
+        if reason in _FILTERS:
             return "content_filter"
         if self._forced is not None:
             return "tool_calls" if self._forced.is_complete else "length"

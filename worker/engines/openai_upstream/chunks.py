@@ -144,11 +144,16 @@ class ChunkReader:
         if event == DONE:
             self._done = True
             for choice in self._choices:  # The server may leave out the ends of choices.
-                if not choice.finished and self.begun:
+                if not choice.finished and choice.begun and self.begun:
                     for delta in choice.finish("stop", {}):
                         self._sink.feed(delta)
-            if not self.is_complete:
+            if not self.begun and not self.is_complete:
                 raise GenerationFailed("The model's server ended the stream without an answer.")
+            if not self.is_complete:  # A server may ignore ``n``.
+                sent = sum(choice.finished for choice in self._choices)
+                raise GenerationFailed(
+                    f"The model's server sent {sent} of {len(self._choices)} answers."
+                )
             return
         deltas = self._read(event)
         if self.request.running_usage and self.begun:
@@ -315,9 +320,11 @@ class UsageReader:
         """Return the usage of the run; a prompt counts once for all its choices.
 
         Unless the run ``is_whole``, each piece counts: many servers report usage at the end only.
+        So it does where the server reports that an answer with text has no tokens.
         """
         total, times = self._sum(), self._time_spent()
-        output = total.output if is_whole else max(total.output, self._pieces)
+        is_counted = is_whole and (total.output > 0 or self._request.echo)
+        output = total.output if is_counted else max(total.output, self._pieces)
         reasoning = total.reasoning
         if reasoning is None:
             reasoning = sum(self._reasoned.values()) if self._reasoned else self._reasoning

@@ -283,6 +283,16 @@ class Upstream:
         return f"The server of the model '{self._id}' cannot be reached."
 
     async def _read(self, address: Address, path: str, payload: Body, reader: AnswerReader) -> None:
+        try:
+            await self._read_stream(address, path, payload, reader)
+        except (aiohttp.ClientError, Lost, Silent, _Gone):
+            if not reader.is_complete:
+                raise
+            reader.end()
+
+    async def _read_stream(
+        self, address: Address, path: str, payload: Body, reader: AnswerReader
+    ) -> None:
         with self._watched(address, reader, reader) as watch:
             async with self._request(address, f"{address.base_url}{path}", payload) as answer:
                 watch.heard()
@@ -297,14 +307,10 @@ class Upstream:
                     address.heard()
                     reader.feed(data)
 
-                try:
-                    # The first token is taken at once, not at the next tick.
-                    while not reader.begun and (data := await answer.content.readany()):
-                        take(data)
-                    await self._loop.read(answer.content, take)
-                except (aiohttp.ClientError, Lost):
-                    if not reader.is_complete:
-                        raise
+                # The first token is taken at once, not at the next tick.
+                while not reader.begun and (data := await answer.content.readany()):
+                    take(data)
+                await self._loop.read(answer.content, take)
                 reader.end()
 
     def _request(

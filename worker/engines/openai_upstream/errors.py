@@ -66,7 +66,8 @@ _OVERFLOWS = tuple(
         r"max_tokens must be at least 1, got (?P<left>-?\d+)",
         r"context length is (?P<context>\d+) tokens.*?\((?P<input>\d+) in the (?:messages|prompt)",
         r"context length is (?P<context>\d+) tokens.*?(?:has|passed) (?P<input>\d+) input tokens",
-        r"context length is (?P<context>\d+) tokens.*?resulted in (?P<input>\d+) tokens",
+        r"context length is (?P<context>\d+) tokens.*?resulted in (?:an estimated )?(?P<input>\d+) "
+        r"tokens",
         r"passed (?P<input>\d+) input tokens.*?context length is only (?P<context>\d+)",
         r"\(length (?P<input>\d+)\) is longer than the maximum model length of (?P<context>\d+)",
         # SGLang
@@ -78,6 +79,13 @@ _OVERFLOWS = tuple(
         r"must be <= (?P<context>\d+). Given: (?P<input>\d+) `inputs` tokens",
         r"less than (?P<context>\d+) tokens. Given: (?P<input>\d+)",
         r"context length is (?P<context>\d+) tokens.*?requested (?P<input>\d+) tokens",
+        # Anthropic, xAI, Gemini, Mistral
+        r"prompt is too long: (?P<input>\d+) tokens > (?P<context>\d+) maximum",
+        r"maximum prompt length is (?P<context>\d+) but the request contains (?P<input>\d+) tokens",
+        r"input token count \(?(?P<input>\d+)\)? exceeds the maximum number of tokens allowed "
+        r"\(?(?P<context>\d+)",
+        r"Prompt contains (?P<input>\d+) tokens.*?too large for model with "
+        r"(?P<context>\d+) maximum",
     )
 )
 """Messages about a prompt that is too long; the first match counts.
@@ -176,6 +184,7 @@ class ErrorReader:
                 overflow.tokens,
                 request.subject,
                 is_estimated=overflow.is_estimated,
+                message=message if overflow.is_unknown else "",
             )
         left = overflow.context - overflow.tokens
         return AnswerTooLong(message, None if overflow.is_estimated else left)
@@ -227,17 +236,23 @@ def _error_of(body: Any) -> dict[str, Any]:
             return body
 
 
+_ABOUT = re.compile("at least|an estimated")
+"""Words for a number of tokens that is not exact."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Overflow:
     """Lengths of the context and of a prompt that is too long, in tokens.
 
-    ``from_rest``: the message has only the tokens that are left for the answer.
+    ``from_rest``: the message has only the tokens that are left for the answer. ``is_unknown``: it
+    has no number, and both are guesses.
     """
 
     context: int
     tokens: int
     is_estimated: bool = False
     from_rest: bool = False
+    is_unknown: bool = False
 
 
 def _overflow(message: str, error: Mapping[str, Any], known_context: int) -> _Overflow | None:
@@ -246,11 +261,13 @@ def _overflow(message: str, error: Mapping[str, Any], known_context: int) -> _Ov
     if isinstance(context, int) and isinstance(tokens, int):
         return _Overflow(context, tokens, bool(error.get("is_estimated")))
     matched = next((match for p in _OVERFLOWS if (match := p.search(message))), None)
+    if matched is None and error.get("code") == "context_length_exceeded":  # OpenAI itself.
+        return _Overflow(known_context, known_context, is_estimated=True, is_unknown=True)
     if matched is None:
         return None
     match {name: int(digits) for name, digits in matched.groupdict().items()}:
         case {"context": length, "input": tokens}:
-            return _Overflow(length, tokens, is_estimated="at least" in matched[0])
+            return _Overflow(length, tokens, is_estimated=bool(_ABOUT.search(matched[0])))
         case {"context": length, "characters": characters, "most": most}:
             return _Overflow(length, length * characters // max(1, most), is_estimated=True)
         case {"left": left}:

@@ -187,6 +187,13 @@ OVERFLOWS = [
     "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000 "
     "`inputs` tokens and 100 `max_new_tokens`",
     "Input validation error: `inputs` must have less than 4096 tokens. Given: 5000",
+    "prompt is too long: 5000 tokens > 4096 maximum",
+    "This model's maximum prompt length is 4096 but the request contains 5000 tokens.",
+    "The input token count (5000) exceeds the maximum number of tokens allowed (4096).",
+    "Prompt contains 5000 tokens and 0 draft tokens, too large for model with 4096 maximum context "
+    "length",
+    "This model's maximum context length is 4096 tokens. However, your messages resulted in an "
+    "estimated 5000 tokens. Please reduce the length of the messages.",
 ]
 
 
@@ -199,6 +206,24 @@ def test_a_prompt_that_is_too_long_is_told_with_both_counts(
     assert isinstance(error, ContextLengthExceeded)
     assert (error.context_length, error.input_tokens) == (4096, 5000)
     assert error.param == "messages"
+
+
+def test_estimate_of_another_site_is_an_estimate(server: UpstreamServer, engine: Engine) -> None:
+    message = OVERFLOWS[-1]
+    server.answers = [answer(400, {"error": {"message": message}})]
+    assert str(refused(engine)) == message
+
+
+def test_code_without_numbers_says_that_a_prompt_is_too_long(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    """OpenAI's own models since 2025."""
+    message = "Your input exceeds the context window of this model."
+    told = {"message": message, "code": "context_length_exceeded", "param": "input"}
+    server.answers = [answer(400, {"error": told})]
+    error = api_error(refused(engine))
+    assert (error.status, error.code, error.param) == (400, "context_length_exceeded", "messages")
+    assert error.message == message
 
 
 def test_an_answer_that_is_too_long_is_not_the_prompts_fault(

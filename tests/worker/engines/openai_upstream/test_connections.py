@@ -35,6 +35,7 @@ from tests.upstream_server import (
     finish,
     streamed,
     text,
+    usage,
 )
 from tests.waiting import wait_until
 from tests.worker.engines.openai_upstream.conftest import Load
@@ -166,6 +167,19 @@ def test_silence_is_a_failure_after_the_timeout(server: UpstreamServer, load: Lo
     with pytest.raises(GenerationFailed, match="sent nothing in time"):
         engine.run(HELLO, RecordingSink())
     assert time.monotonic() - started < 60
+
+
+def test_silence_after_the_end_of_all_choices_is_an_end(server: UpstreamServer, load: Load) -> None:
+    def answer(talk: Talk) -> None:
+        talk.begin()
+        for chunk in (text("a"), finish(), usage()):
+            talk.event(chunk)
+        talk.wait_for_hang_up()
+
+    server.answers = [answer]
+    sink = RecordingSink()
+    load(timeout_s=0.3).run(HELLO, sink)
+    assert (sink.text, sink.finishes, sink.usage.output_tokens) == ("a", ["stop"], 2)
 
 
 @pytest.mark.parametrize("begun", [True, False])

@@ -173,6 +173,17 @@ def test_counts_that_are_not_reported_are_estimates(
     assert (told.input_tokens, told.output_tokens) == (2, 2)
 
 
+def test_answer_with_text_is_not_free(server: UpstreamServer, engine: Engine) -> None:
+    server.answers = [chunks(text("a"), text("b"), finish(), usage(0, 0))]
+    told = chat(engine).usage
+    assert (told.input_tokens, told.output_tokens) == (2, 2)
+
+
+def test_answer_without_text_has_no_tokens(server: UpstreamServer, engine: Engine) -> None:
+    server.answers = [chunks(finish(), usage(7, 0))]
+    assert chat(engine).usage.output_tokens == 0
+
+
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
 def test_reasoning_has_two_spellings(server: UpstreamServer, engine: Engine, name: str) -> None:
     server.answers = [chunks(delta({name: "Hm"}), text("Yes"), finish(), usage())]
@@ -218,6 +229,12 @@ def test_content_in_parts_is_reasoning_and_text(
         ("max_tokens", "length"),
         ("eos_token", "stop"),
         ("content_filter", "content_filter"),
+        ("sensitive", "content_filter"),
+        ("content_filter: SAFETY", "content_filter"),
+        ("model_context_window_exceeded", "length"),
+        ("MAX_TOKENS", "length"),
+        ("FinishReason.MAX_TOKENS", "length"),
+        ("STOP", "stop"),
         ("tool_calls", "stop"),  # It made none.
     ],
 )
@@ -228,9 +245,12 @@ def test_finish_reasons_are_mapped(
     assert chat(engine).finishes == [reason]
 
 
-def test_a_server_that_gives_up_has_failed(server: UpstreamServer, engine: Engine) -> None:
-    server.answers = [chunks(text("a"), finish("abort"), usage())]
-    with pytest.raises(GenerationFailed, match="abort"):
+@pytest.mark.parametrize("told", ["abort", "insufficient_system_resource", "network_error"])
+def test_a_server_that_gives_up_has_failed(
+    server: UpstreamServer, engine: Engine, told: str
+) -> None:
+    server.answers = [chunks(text("a"), finish(told), usage())]
+    with pytest.raises(GenerationFailed, match=told):
         chat(engine)
 
 
@@ -435,6 +455,36 @@ def test_log_probabilities_of_half_a_character_come_with_the_whole(
     assert len(piece.logprobs) == 2
 
 
+def entries(*tokens: str) -> dict[str, Any]:
+    """The log probabilities of these tokens."""
+    return {"content": [{**ENTRY, "token": token, "bytes": [*token.encode()]} for token in tokens]}
+
+
+@pytest.mark.parametrize(
+    ("stop", "shown", "tokens"),
+    [
+        ("STOP", "Hé you ", ["H", "é", " you", " S"]),
+        (" STOP", "Hé you", ["H", "é", " you"]),
+        ("you STOP", "Hé ", ["H", "é", " you"]),
+        ("é", "H", ["H"]),
+        ("OPEN", "Hé you STOP", ["H", "é", " you", " S", "TOP"]),
+    ],
+)
+def test_log_probabilities_end_with_the_text(
+    server: UpstreamServer, engine: Engine, stop: str, shown: str, tokens: list[str]
+) -> None:
+    sent = [
+        text("Hé", logprobs=entries("H", "é")),
+        text(" you S", logprobs=entries(" you", " S")),
+        text("TOP", logprobs=entries("TOP")),
+    ]
+    server.answers = [chunks(*sent, finish("length"), usage())]
+    sink = chat(engine, top_logprobs=0, stop=(stop,))
+    pieces = [d for d in sink.deltas if isinstance(d, TextDelta)]
+    assert sink.text == shown
+    assert [entry.token for piece in pieces for entry in piece.logprobs] == tokens
+
+
 def test_completions_have_log_probabilities_of_their_own_form(
     server: UpstreamServer, engine: Engine
 ) -> None:
@@ -480,6 +530,18 @@ def test_choices_are_told_apart(server: UpstreamServer, engine: Engine) -> None:
         TextDelta("a", 1), TextDelta("b", 0), Finish("stop", 0), Finish("length", 1)
     ]  # fmt: skip
     assert isinstance(sink.deltas[-1], Usage)
+
+
+def test_choice_that_never_came_is_no_empty_answer(server: UpstreamServer, engine: Engine) -> None:
+    """Some servers ignore ``n``."""
+    server.answers = [chunks(text("a"), finish(), usage())]
+    with pytest.raises(GenerationFailed, match="sent 1 of 3 answers"):
+        chat(engine, choices=3)
+
+
+def test_choices_may_lack_their_ends_and_their_text(server: UpstreamServer, engine: Engine) -> None:
+    server.answers = [chunks(text("a"), delta({"role": "assistant", "content": ""}, 1), usage())]
+    assert chat(engine, choices=2).finishes == ["stop", "stop"]
 
 
 def test_what_comes_after_the_end_of_a_choice_is_ignored(

@@ -22,7 +22,7 @@ from inference_site.core.domain.request import (
     ToolCall,
 )
 from tests.sinks import RecordingSink
-from tests.upstream_server import UpstreamServer, chunks, delta, finish, text, usage
+from tests.upstream_server import UpstreamServer, chunks, delta, finish, streamed, text, usage
 from tests.worker.engines.openai_upstream.conftest import Load
 from worker.engines.base import Engine
 
@@ -116,7 +116,11 @@ def test_an_operator_renames_and_leaves_out_fields(server: UpstreamServer, load:
     assert not body.keys() & {"max_tokens", "top_k", "seed"}
 
 
+TWO_ANSWERS = chunks(finish(), finish(index=1), usage())
+
+
 def test_the_rest_of_a_chat(server: UpstreamServer, load: Load) -> None:
+    server.answers = [TWO_ANSWERS]
     body = asked(
         load(flavor="vllm"),
         server,
@@ -436,6 +440,7 @@ def complete(engine: Engine, server: UpstreamServer, **fields: Any) -> dict[str,
 def test_prompts_are_texts_or_tokens(
     server: UpstreamServer, engine: Engine, prompts: Any, sent: Any
 ) -> None:
+    server.answers = [TWO_ANSWERS if len(prompts) == 2 else streamed("Hello")]
     assert complete(engine, server, prompts=prompts)["prompt"] == sent
 
 

@@ -91,7 +91,8 @@ def told(body: dict[str, Any]) -> Any:
 
 
 def test_a_prompt_is_asked_about_before_its_answer(server: UpstreamServer, load: Load) -> None:
-    server.answers = [told(OF_PROMPT), chunks(text("a"), finish(), usage())]
+    ends = (finish(), finish(index=1))
+    server.answers = [told(OF_PROMPT), chunks(text("a"), *ends, usage())]
     sink = chat(load, prompt_logprobs=1, top_logprobs=2, choices=2)
     about, answer = (one.body for one in server.asked[-2:])
     assert (about["prompt_logprobs"], about["max_tokens"], about["n"]) == (1, 1, 1)
