@@ -135,3 +135,21 @@ def test_an_odd_parameter_is_no_fault_of_the_server(
         if admin.get(address, {parameter: odd}).status_code >= 500
     ]
     assert faults == []
+
+
+def test_only_the_number_of_an_object_is_its_id(admin: Client, api_key: tuple[ApiKey, str]) -> None:
+    """In an address of the admin ``_0A`` is a line feed, which Python reads over in a number."""
+    key, _ = api_key
+    for table, pk in (("project", key.project_id), ("apikey", key.pk)):
+        page = admin.get(f"/admin/accounts/{table}/_0A{pk}/change/")
+        assert (page.status_code, page["Location"]) == (302, "/admin/")
+
+
+@pytest.mark.parametrize("odd", ["abc", "", "1e3", *ODD])
+def test_an_action_on_what_is_no_id_changes_nothing(
+    admin: Client, api_key: tuple[ApiKey, str], odd: str
+) -> None:
+    form = {"action": "revoke", "_selected_action": [odd], "confirmed": "1"}
+    assert admin.post("/admin/accounts/apikey/", form).status_code < 500
+    key = ApiKey.objects.get(pk=api_key[0].pk)
+    assert key.revoked_at is None
