@@ -535,16 +535,14 @@ class KeyFilter(admin.SimpleListFilter):
     _MAX_KEYS = 100
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        project, chosen = request.GET.get("project__id__exact", ""), self.value() or ""
+        project = id_of(request.GET.get("project__id__exact", ""))
+        chosen = id_of(self.value() or "")
         field: Any = (self.keys_of or model_admin.model)._meta.get_field("api_key")
         keys = field.related_model._default_manager
-        if project.isdecimal():
-            keys = keys.filter(project=project)
-        else:
-            keys = keys.filter(pk=chosen if chosen.isdecimal() else None)
+        keys = keys.filter(pk=chosen) if project is None else keys.filter(project=project)
         # A link to another project keeps the key that was chosen before, which is none of its own.
-        is_of_project = chosen.isdecimal() and keys.filter(pk=chosen).exists()
-        self.chosen_key = int(chosen) if is_of_project else None
+        is_of_project = chosen is not None and keys.filter(pk=chosen).exists()
+        self.chosen_key = chosen if is_of_project else None
         return [(str(key.pk), key.name) for key in keys[: self._MAX_KEYS]]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
