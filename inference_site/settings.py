@@ -510,7 +510,12 @@ SPECTACULAR_SETTINGS = {
     "SERVE_AUTHENTICATION": [],  # The page is open; requests that are tried from it need the key.
     "SWAGGER_UI_DIST": "SIDECAR",  # Its files come from the package, not from elsewhere.
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
-    "SWAGGER_UI_SETTINGS": {"validatorUrl": None},  # It would send the address to a service.
+    "SWAGGER_UI_SETTINGS": {
+        "validatorUrl": None,  # It would send the address to a service.
+        # No list of all schemas below the endpoints: it takes a slow browser longer to draw than
+        # these, which show the schemas that they use.
+        "defaultModelsExpandDepth": -1,
+    },
 }
 
 # --- Mail and webhooks ---------------------------------------------------------------------------

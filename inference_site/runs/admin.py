@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.model_labels import cost_label, model_link
-from inference_site.core.admin_pages.base_admin import KeyFilter, KeysetAdmin, SinceFilter
+from inference_site.core.admin_pages.base_admin import KeyFilter, KeysetAdmin, SinceFilter, id_of
 from inference_site.core.admin_pages.labels import (
     Bubble,
     duration,
@@ -106,8 +106,8 @@ class GenerationAdmin(KeysetAdmin):
     ) -> HttpResponse:
         """Show the content kept for debugging to users who may see it."""
         context = dict(extra_context or {})
-        if may_see_content(request) and object_id.isdecimal():
-            ids = Generation.objects.filter(pk=object_id).values("public_id")
+        if may_see_content(request) and (pk := id_of(object_id)) is not None:
+            ids = Generation.objects.filter(pk=pk).values("public_id")
             kept = KeptContent.objects.shown().filter(public_id__in=ids).first()
             turns = []
             if kept is not None:

@@ -40,6 +40,7 @@ from inference_site.core.admin_pages.base_admin import (
     KeyFilter,
     PreviewAdmin,
     SinceFilter,
+    id_of,
     keyset_page,
 )
 from inference_site.core.admin_pages.labels import (
@@ -168,8 +169,8 @@ class StoredResponseAdmin(CaseSourceAdmin):
         if not may_see_content(request):
             messages.warning(request, "You do not have permission to search prompts and answers.")
             return queryset.none(), False
-        project = request.GET.get("project__id__exact", "")
-        return queryset.mentioning(term, int(project) if project.isdecimal() else None), False
+        project = id_of(request.GET.get("project__id__exact", ""))
+        return queryset.mentioning(term, project), False
 
     def get_urls(self) -> list[URLPattern]:
         """Add the export and the actions."""
@@ -460,11 +461,11 @@ class ConversationAdmin(PreviewAdmin):
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
         """Show the items below the position ``before``, or the newest."""
-        before = request.GET.get("before", "")
-        rows = Item.objects.filter(conversation__pk=object_id) if object_id.isdecimal() else None
+        before = id_of(request.GET.get("before", ""))
         found: list[Item] = []
-        if rows is not None and may_see_content(request):
-            if before.isdecimal():
+        if may_see_content(request) and (pk := id_of(object_id)) is not None:
+            rows = Item.objects.filter(conversation__pk=pk)
+            if before is not None:
                 rows = rows.filter(conversation_position__lt=before)
             found = list(reversed(rows.order_by("-conversation_position")[:MAX_ITEMS]))
         first = found[0].conversation_position if found else 0
@@ -472,7 +473,7 @@ class ConversationAdmin(PreviewAdmin):
             "may_see": may_see_content(request),
             "bubbles": BubbleMaker(found).bubbles(found),
             "earlier": first or None,
-            "is_newest": not before,
+            "is_newest": before is None,
         }
         return super().change_view(
             request, object_id, form_url, {**(extra_context or {}), **context}

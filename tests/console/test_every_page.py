@@ -12,6 +12,7 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from django.urls.converters import IntConverter
 
 from inference_site.accounts.models import ApiKey, Project
+from responses_api.models import Conversation
 
 _BEFORE_LOGIN = {
     *("admin:login", "admin:logout", "admin:jsi18n", "admin:admin_password_reset"),
@@ -117,6 +118,7 @@ PAGES = [
 
 
 ODD = ("²", "9" * 30)
+LONG = "9" * 5000
 
 
 @pytest.mark.parametrize("is_short", [True, pytest.param(False, marks=pytest.mark.stress)])
@@ -135,3 +137,49 @@ def test_an_odd_parameter_is_no_fault_of_the_server(
         if admin.get(address, {parameter: odd}).status_code >= 500
     ]
     assert faults == []
+
+
+def test_only_the_number_of_an_object_is_its_id(admin: Client, api_key: tuple[ApiKey, str]) -> None:
+    """In an address of the admin ``_0A`` is a line feed, which Python reads over in a number."""
+    key, _ = api_key
+    for table, pk in (("project", key.project_id), ("apikey", key.pk)):
+        page = admin.get(f"/admin/accounts/{table}/_0A{pk}/change/")
+        assert (page.status_code, page["Location"]) == (302, "/admin/")
+
+
+@pytest.mark.parametrize("odd", ["abc", "", "1e3", *ODD])
+def test_an_action_on_what_is_no_id_changes_nothing(
+    admin: Client, api_key: tuple[ApiKey, str], odd: str
+) -> None:
+    form = {"action": "revoke", "_selected_action": [odd], "confirmed": "1"}
+    assert admin.post("/admin/accounts/apikey/", form).status_code < 500
+    key = ApiKey.objects.get(pk=api_key[0].pk)
+    assert key.revoked_at is None
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"generations/generation/{LONG}/change/",
+        f"responses_api/conversation/{LONG}/change/",
+        f"responses_api/storedresponse/?q=words&project__id__exact={LONG}",
+        f"responses_api/storedresponse/?api_key={LONG}",
+        f"responses_api/storedresponse/?api_key=1&project__id__exact={LONG}",
+    ],
+)
+def test_an_id_with_more_digits_than_python_reads_is_no_fault(
+    admin: Client, project: Project, address: str
+) -> None:
+    Project.objects.create(name="another")
+    admin.raise_request_exception = False
+    assert admin.get(f"/admin/{address}").status_code < 500
+
+
+def test_a_conversation_is_shown_whatever_its_page_is_asked_to_begin_at(
+    admin: Client, project: Project
+) -> None:
+    conversation = Conversation.objects.create(public_id="conv_1", project=project)
+    page = admin.get(
+        f"/admin/responses_api/conversation/{conversation.pk}/change/", {"before": LONG}
+    )
+    assert page.status_code == 200

@@ -32,14 +32,14 @@ class _Request(BoundedRequest):
         """Leave the connection open."""
 
 
-def _written(version: bytes, messages: list[dict[str, Any]]) -> bytes:
+def _written(version: bytes, messages: list[dict[str, Any]], method: bytes = b"GET") -> bytes:
     """Return what a client gets for these parts of an answer."""
     channel: Any = _untyped(BoundedChannel)()
     transport: Any = _untyped(StringTransport)()
     channel.factory = SimpleNamespace(server=Mock(server_name=""))
     channel.requestFactory = _Request
     channel.makeConnection(transport)
-    channel.dataReceived(b"GET / " + version + b"\r\nHost: a\r\n\r\n")
+    channel.dataReceived(method + b" / " + version + b"\r\nHost: a\r\n\r\n")
     [request] = channel.requests
     request._stop_timer()
     request.clientproto = version
@@ -73,3 +73,12 @@ def test_what_is_written_at_once_is_bounded_and_nothing_is_left_out() -> None:
     assert max(sizes) <= 64 * 1024
     pieces = [piece for part in parts for piece in part.get("events", [part.get("body", b"")])]
     assert b"".join(pieces) == b"".join(_EVENTS * 9)
+
+
+@pytest.mark.parametrize("kind", ["http.response.body", EVENTS])
+def test_the_answer_to_head_ends_with_its_head_however_long_the_body_is(kind: str) -> None:
+    part = {"events": [_LARGE]} if kind == EVENTS else {"body": _LARGE}
+    messages = [{"type": kind, "more_body": True, **part}] * 3
+    head, blank, rest = _written(b"HTTP/1.1", messages, b"HEAD").partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert (blank, rest) == (b"\r\n\r\n", b"")

@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.auth import get_user_model
 from django.contrib.auth.hashers import make_password
@@ -327,6 +328,26 @@ class SiteAdmin(ModelAdmin):
                 allowed |= {f"{path}{suffix}" for suffix in _LOOKUPS}
         return lookup in allowed
 
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+        """Return the object with an id; None for any other text that Python reads as its number.
+
+        Django reads a line feed and a number as that number; what else a page shows of the object
+        is looked up with the text of the address.
+        """
+        if from_field is None and id_of(object_id) is None:
+            return None
+        return super().get_object(request, object_id, from_field)
+
+    def response_action(
+        self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Run an action on the chosen rows. What is no id chooses none; Django fails there."""
+        posted: Any = request.POST.copy()
+        chosen = [one for one in posted.getlist(ACTION_CHECKBOX_NAME) if id_of(one) is not None]
+        posted.setlist(ACTION_CHECKBOX_NAME, chosen)
+        request.POST = posted
+        return super().response_action(request, queryset, *args, **kwargs)
+
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         """Show the form of an object, or save it.
 
@@ -514,16 +535,14 @@ class KeyFilter(admin.SimpleListFilter):
     _MAX_KEYS = 100
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        project, chosen = request.GET.get("project__id__exact", ""), self.value() or ""
+        project = id_of(request.GET.get("project__id__exact", ""))
+        chosen = id_of(self.value() or "")
         field: Any = (self.keys_of or model_admin.model)._meta.get_field("api_key")
         keys = field.related_model._default_manager
-        if project.isdecimal():
-            keys = keys.filter(project=project)
-        else:
-            keys = keys.filter(pk=chosen if chosen.isdecimal() else None)
+        keys = keys.filter(pk=chosen) if project is None else keys.filter(project=project)
         # A link to another project keeps the key that was chosen before, which is none of its own.
-        is_of_project = chosen.isdecimal() and keys.filter(pk=chosen).exists()
-        self.chosen_key = int(chosen) if is_of_project else None
+        is_of_project = chosen is not None and keys.filter(pk=chosen).exists()
+        self.chosen_key = chosen if is_of_project else None
         return [(str(key.pk), key.name) for key in keys[: self._MAX_KEYS]]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
