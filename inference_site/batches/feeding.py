@@ -12,7 +12,7 @@ import math
 import secrets
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice, zip_longest
@@ -47,7 +47,8 @@ _IN_TURN = 8
 _MOST_AHEAD = 512
 """How many lines of a model wait in the queue at most, so that no slot is empty between passes."""
 _REST_S = 2.0
-"""How long a batch rests after its line was refused: by a limit, a budget, or a full queue."""
+"""How long a batch rests after its line was refused, by a limit, a budget, or a full queue, and
+after it could not be worked on."""
 
 
 class LineTaken(Exception):
@@ -116,9 +117,16 @@ class Feeder:
             del self._validations[known]
         ending = Batch.objects.filter(status__in=(BatchStatus.FINALIZING, BatchStatus.CANCELLING))
         for batch in validating:
-            try_and_log(f"batch {batch}", partial(self._validate, batch))
+            self._work_on(batch, self._validate)
         for batch in ending.order_by("pk"):
-            try_and_log(f"batch {batch}", partial(self._end, batch))
+            self._work_on(batch, self._end)
+
+    def _work_on(self, batch: Batch, act: Callable[[Batch], None]) -> None:
+        """Do a part of the work on a batch, unless it rests."""
+        if self._rests_until.get(batch.pk, 0.0) > time.monotonic():
+            return
+        if not try_and_log(f"batch {batch}", partial(act, batch)):
+            self._rests_until[batch.pk] = time.monotonic() + _REST_S
 
     def _validate(self, batch: Batch) -> None:
         if batch.worked_by != self._process:  # Another process may have begun again.

@@ -112,10 +112,13 @@ def api_error(exc: Exception) -> ApiError:
     return InternalError() if make is None else make(exc)
 
 
-def log_error(request: HttpRequest, exc: Exception, error: ApiError) -> None:
-    """Log a server error (5xx); with a traceback if the table has no row for the exception."""
+def log_error(request: HttpRequest | None, exc: Exception, error: ApiError) -> None:
+    """Log a server error (5xx); with a traceback if the table has no row for the exception.
+
+    ``request`` is None for a message of a WebSocket.
+    """
     if error.status < 500 or isinstance(exc, ApiError):
         return
-    request_id = getattr(request, "request_id", "-")
+    what = "websocket" if request is None else f"request {getattr(request, 'request_id', '-')}"
     traceback = exc if error.status == 500 else None
-    logger.error("request %s: %s: %s", request_id, type(exc).__name__, exc, exc_info=traceback)
+    logger.error("%s: %s: %s", what, type(exc).__name__, exc, exc_info=traceback)
