@@ -97,6 +97,7 @@ class Hub:
             OutageLog(logger, f"hub: event log {shard}")
             for shard in range(len(settings.EVENT_LOG_URLS))
         ]
+        self._hint_outage = OutageLog(logger, "hub: channel layer")
         self._grace_outage = OutageLog(logger, "hub: disconnect grace")
         self._failed_at = 0.0
         """When an event log could not be read, or took no writes, the last time."""
@@ -251,7 +252,7 @@ class Hub:
             async with asyncio.timeout(settings.REDIS_TIMEOUT_S):
                 await send_hint(self.channel, ())
         except (redis.exceptions.RedisError, OSError) as exc:
-            logger.warning("hub: channel layer: %s", exc)
+            self._hint_outage.failed(exc)
             return True
         await asyncio.sleep(_PROBE_S)
         return self._received_at >= asked_at
@@ -262,9 +263,10 @@ class Hub:
             try:
                 message = await layer.receive(self.channel)
                 self._received_at = time.monotonic()
+                self._hint_outage.succeeded()
                 await self._dispatch(message["streams"])
             except (redis.exceptions.RedisError, OSError) as exc:
-                logger.warning("hub: channel layer: %s", exc)
+                self._hint_outage.failed(exc)
                 await asyncio.sleep(_SILENCE_S)
                 with contextlib.suppress(redis.exceptions.RedisError, OSError):
                     await layer.flush()  # Else it would keep the failed subscription.

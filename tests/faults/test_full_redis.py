@@ -112,7 +112,9 @@ def test_a_redis_that_takes_no_writes_costs_no_process(stack: ServedStack) -> No
         assert (told["status"], told["error"]["code"]) == (503, "queue_unavailable")
         wait_until(lambda: http.post(CHAT, json=body).status_code == 200, 120, "an answer")
     assert _started(stack) == before
-    assert "Traceback" not in (stack.data_dir / "log" / "web.log").read_text()
+    logs = stack.data_dir / "log"
+    assert "Traceback" not in (logs / "web.log").read_text()
+    assert "DeprecationWarning" not in (logs / "worker.log").read_text()
 
 
 def _told_by_socket(stack: ServedStack, script: str) -> dict[str, Any]:

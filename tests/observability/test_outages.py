@@ -21,12 +21,13 @@ def test_an_outage_has_a_line_at_its_beginning_one_a_minute_and_one_at_its_end(
     for _ in range(600):
         log.failed("refused")
         now += 0.2
+    now += 3600
     log.succeeded()
     log.succeeded()
-    log.failed("refused again")
+    log.failed(TimeoutError())
     assert [record.getMessage() for record in caplog.records] == [
         "event log: refused",
         "event log: for 60 s now: refused",
-        "event log: works again after 120.0 s",
-        "event log: refused again",
+        "event log: works again, after 119.8 s of failures",
+        "event log: TimeoutError",
     ]

@@ -69,7 +69,7 @@ def test_a_job_waits_for_its_next_turn_when_a_server_is_down(
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
     begins, ends = (record.getMessage() for record in caplog.records)
     assert begins == "a job: down"
-    assert ends.startswith("a job: works again after")
+    assert ends.startswith("a job: works again, after")
 
 
 def test_a_late_run_is_followed_by_one_and_not_by_those_that_were_missed() -> None:
