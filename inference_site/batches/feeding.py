@@ -47,8 +47,8 @@ _IN_TURN = 8
 _MOST_AHEAD = 512
 """How many lines of a model wait in the queue at most, so that no slot is empty between passes."""
 _REST_S = 2.0
-"""How long a batch rests after its line was refused: by a limit, a budget, or a full queue."""
-
+"""How long a batch rests after its line was refused, by a limit, a budget, or a full queue, and
+after it could not be worked on."""
 _STORAGE_REST_S = 15.0
 """How long a batch rests when the storage of files fails: on a full disk, each try logs more."""
 
@@ -106,7 +106,6 @@ class Feeder:
         self._validations: dict[int, Iterator[None]] = {}
         self._models: dict[str, _Model] = {}
         self._rests_until: dict[int, float] = {}
-        self._storage_rests_until: dict[int, float] = {}
         self._served: Counter[int] = Counter()
         self._noted: dict[int, tuple[float, int]] = {}
 
@@ -120,20 +119,30 @@ class Feeder:
             del self._validations[known]
         ending = Batch.objects.filter(status__in=(BatchStatus.FINALIZING, BatchStatus.CANCELLING))
         for batch in validating:
-            try_and_log(f"batch {batch}", partial(self._work_on, batch, self._validate))
+            self._work_on(batch, self._validate)
         for batch in ending.order_by("pk"):
-            try_and_log(f"batch {batch}", partial(self._work_on, batch, self._end))
+            self._work_on(batch, self._end)
 
     def _work_on(self, batch: Batch, act: Callable[[Batch], None]) -> None:
-        """Act on a batch, unless it rests because the storage of files has just failed."""
-        if self._storage_rests_until.get(batch.pk, 0.0) > time.monotonic():
+        """Do a part of the work on a batch, unless it rests; after a failure it rests."""
+        if self._rests_until.get(batch.pk, 0.0) > time.monotonic():
             return
-        self._storage_rests_until.pop(batch.pk, None)
-        try:
-            act(batch)
-        except FileStorageError as exc:  # The storage has logged why.
-            logger.warning("batch %s is tried again in %g s: %s", batch, _STORAGE_REST_S, exc)
-            self._storage_rests_until[batch.pk] = time.monotonic() + _STORAGE_REST_S
+
+        def work() -> None:
+            try:
+                act(batch)
+            except FileStorageError:
+                self._rest(batch, _STORAGE_REST_S)
+                raise
+
+        if try_and_log(f"batch {batch}", work):
+            self._rests_until.pop(batch.pk, None)
+        else:
+            self._rest(batch, _REST_S)
+
+    def _rest(self, batch: Batch, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        self._rests_until[batch.pk] = max(until, self._rests_until.get(batch.pk, 0.0))
 
     def _validate(self, batch: Batch) -> None:
         if batch.worked_by != self._process:  # Another process may have begun again.
@@ -149,9 +158,6 @@ class Feeder:
             try:
                 next(steps)
             except StopIteration:
-                return
-            except UnavailableError as exc:  # It begins again.
-                logger.warning("batch %s is validated later: %s", batch, exc)
                 return
         self._validations[batch.pk] = steps
 

@@ -33,6 +33,7 @@ from django.utils import timezone
 from prometheus_client import Counter
 
 from inference_site.core.errors.api_errors import StreamLostError
+from inference_site.core.observability.outages import OutageLog
 from inference_site.core.storage.postgresql import in_database_thread
 from inference_site.core.storage.redis import new_async_clients, shard_of
 from inference_site.gateway.follower import ENDING_ONLY, Follower, SharedBatches
@@ -92,6 +93,12 @@ class Hub:
         self._database_turns = asyncio.Semaphore(_DATABASE_TASKS)
         self._received_at = 0.0
         """When the last message came."""
+        self._log_outages = [
+            OutageLog(logger, f"hub: event log {shard}")
+            for shard in range(len(settings.EVENT_LOG_URLS))
+        ]
+        self._hint_outage = OutageLog(logger, "hub: channel layer")
+        self._grace_outage = OutageLog(logger, "hub: disconnect grace")
         self._failed_at = 0.0
         """When an event log could not be read, or took no writes, the last time."""
 
@@ -213,8 +220,9 @@ class Hub:
             try:
                 await refresh_reader_deadlines(client, read, left)
             except redis.exceptions.RedisError as exc:
-                logger.warning("hub: cannot record which generations have readers: %s", exc)
+                self._grace_outage.failed(exc)
             else:
+                self._grace_outage.succeeded()
                 known = read
 
     async def _keep_listening(self) -> None:
@@ -244,7 +252,7 @@ class Hub:
             async with asyncio.timeout(settings.REDIS_TIMEOUT_S):
                 await send_hint(self.channel, ())
         except (redis.exceptions.RedisError, OSError) as exc:
-            logger.warning("hub: channel layer: %s", exc)
+            self._hint_outage.failed(exc)
             return True
         await asyncio.sleep(_PROBE_S)
         return self._received_at >= asked_at
@@ -255,9 +263,10 @@ class Hub:
             try:
                 message = await layer.receive(self.channel)
                 self._received_at = time.monotonic()
+                self._hint_outage.succeeded()
                 await self._dispatch(message["streams"])
             except (redis.exceptions.RedisError, OSError) as exc:
-                logger.warning("hub: channel layer: %s", exc)
+                self._hint_outage.failed(exc)
                 await asyncio.sleep(_SILENCE_S)
                 with contextlib.suppress(redis.exceptions.RedisError, OSError):
                     await layer.flush()  # Else it would keep the failed subscription.
@@ -326,7 +335,9 @@ class Hub:
                 await self._read_shard(shard, readers)
             except redis.exceptions.RedisError as exc:  # The other servers may still answer.
                 self._failed_at = time.monotonic()
-                logger.warning("hub: event log %d: %s", shard, exc)
+                self._log_outages[shard].failed(exc)
+            else:
+                self._log_outages[shard].succeeded()
 
     async def _read_shard(self, shard: int, readers: list[Follower]) -> None:
         positions = [(reader.generation_id, reader.next_number) for reader in readers]

@@ -45,6 +45,8 @@ from inference_site.core.domain.errors import (
     QueueTimeout,
     WorkerLost,
 )
+from inference_site.core.errors.api_errors import UnavailableError
+from inference_site.core.observability.outages import OutageLog
 from inference_site.core.storage.postgresql import (
     DATABASE_UNAVAILABLE,
     cached_sql,
@@ -121,20 +123,23 @@ def last_maintained() -> float | None:
     return None if at is None else float(at)
 
 
-def try_and_log(what: str, act: Callable[[], None]) -> bool:
+def try_and_log(what: str, act: Callable[[], None], outage: OutageLog | None = None) -> bool:
     """Call a function that is called again later; log its errors and return whether it had none.
 
-    A server that is down is only a warning.
+    A server that is down, or a model without a worker, is only a warning: at each call, or as
+    ``outage`` has it.
     """
     is_done = True
     try:
         act()
-    except* (*DATABASE_UNAVAILABLE, RedisError) as down:
+    except* (*DATABASE_UNAVAILABLE, RedisError, UnavailableError) as down:
         is_done = False
-        logger.warning("%s: %s", what, "; ".join(map(str, _leaves(down))))
+        (outage or OutageLog(logger, what)).failed("; ".join(map(str, _leaves(down))))
     except* Exception:
         is_done = False
         logger.exception("%s: not all was done", what)
+    if is_done and outage is not None:
+        outage.succeeded()
     return is_done
 
 

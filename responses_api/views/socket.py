@@ -35,7 +35,7 @@ from inference_site.core.errors.api_errors import (
     RateLimitError,
     UnavailableError,
 )
-from inference_site.core.errors.exceptions import api_error
+from inference_site.core.errors.exceptions import api_error, log_error
 from inference_site.core.storage.postgresql import in_database_thread
 from inference_site.gateway.api.authentication import authenticate_headers, require_scope
 from inference_site.gateway.api.json_bodies import decode_json
@@ -321,10 +321,9 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
                 await self._prepare(lane, body)
             else:
                 await self._respond(lane, body)
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001  # The boundary: it is logged and sent.
             error = api_error(exc)
-            if error.status >= 500 and not isinstance(exc, ApiError):
-                logger.exception("websocket: a response failed")
+            log_error(None, exc, error)
             self._histories.forget(lane, message.get("previous_response_id"))
             await self.send(text_data=_error_message(error, lane.stream_id))
 

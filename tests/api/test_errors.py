@@ -13,6 +13,7 @@ from django.http import Http404
 from rest_framework import exceptions as drf
 
 from inference_site.core.domain import errors as domain
+from inference_site.core.errors import exceptions
 from inference_site.core.errors.api_errors import (
     ApiError,
     AuthenticationError,
@@ -22,7 +23,7 @@ from inference_site.core.errors.api_errors import (
     PayloadTooLargeError,
     UnavailableError,
 )
-from inference_site.core.errors.exceptions import api_error
+from inference_site.core.errors.exceptions import api_error, log_error
 
 CLIENT, SERVER = "invalid_request_error", "server_error"
 TABLE: list[tuple[Exception, int, str, str | None, str | None]] = [
@@ -137,3 +138,15 @@ def test_the_docstring_is_the_message_unless_one_is_given(
 
 def test_a_refused_caller_is_told_how_to_authenticate() -> None:
     assert AuthenticationError().headers == {"WWW-Authenticate": "Bearer"}
+
+
+def test_while_a_server_is_away_the_first_errors_of_a_minute_are_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be thousands a second; an error that nobody expects always has its line."""
+    monkeypatch.setattr(exceptions, "_lines", {})
+    for exc in (redis.exceptions.ConnectionError("away"), OperationalError("away"), KeyError("x")):
+        for _ in range(100):
+            log_error(None, exc, api_error(exc))
+    logged = [record.getMessage().split(": ")[1] for record in caplog.records]
+    assert logged == ["ConnectionError"] * 60 + ["OperationalError"] * 60 + ["KeyError"] * 100

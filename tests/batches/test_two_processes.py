@@ -146,7 +146,8 @@ def test_a_batch_rests_while_its_results_cannot_be_stored(
             feeder.prepare()
         assert len(tries) == 1
         full.setattr(feeding, "_STORAGE_REST_S", 0.0)
-        feeder._storage_rests_until.clear()
+        full.setattr(feeding, "_REST_S", 0.0)
+        feeder._rests_until.clear()
         feeder.prepare()
         assert len(tries) == 2
     feeder.prepare()

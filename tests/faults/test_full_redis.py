@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.sync.client import connect
 
 from tests.served_stack import ServedStack, wait_until
 
@@ -91,7 +92,8 @@ def test_a_redis_that_takes_no_writes_costs_no_process(stack: ServedStack) -> No
     """As when its disk is full: the workers read their wake-ups again when that has passed."""
     wait_until(lambda: _started(stack), 120, "all started")
     before = _started(stack)
-    body = {"model": "scripted", "messages": [{"role": "user", "content": '[{"text": "ok"}]'}]}
+    script = '[{"text": "ok"}]'
+    body = {"model": "scripted", "messages": [{"role": "user", "content": script}]}
     with stack.redis() as redis, stack.http() as http:
         wait_until(lambda: http.post(CHAT, json=body).status_code == 200, 120, "an answer")
         refused = _refused_wake_ups(redis)
@@ -100,11 +102,28 @@ def test_a_redis_that_takes_no_writes_costs_no_process(stack: ServedStack) -> No
             answer = http.post(CHAT, json=body)
             # Its worker has asked for wake-ups once more, and was refused.
             wait_until(lambda: _refused_wake_ups(redis) > refused, 120, "a refusal")
+            wait_until(lambda: not stack.model_reports("demo"), 120, "no lease")
+            later = http.post(CHAT, json=body)
+            told = _told_by_socket(stack, script)
         finally:
             redis.config_set("min-replicas-to-write", 0)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_unavailable")
+        assert (later.status_code, later.json()["error"]["code"]) == (503, "queue_unavailable")
+        assert (told["status"], told["error"]["code"]) == (503, "queue_unavailable")
         wait_until(lambda: http.post(CHAT, json=body).status_code == 200, 120, "an answer")
     assert _started(stack) == before
+    logs = stack.data_dir / "log"
+    assert "Traceback" not in (logs / "web.log").read_text()
+    assert "DeprecationWarning" not in (logs / "worker.log").read_text()
+
+
+def _told_by_socket(stack: ServedStack, script: str) -> dict[str, Any]:
+    """The first event of a response over a WebSocket."""
+    url = f"{stack.url}/v1/responses".replace("http", "ws", 1)
+    with connect(url, additional_headers={"Authorization": f"Bearer {stack.key}"}) as socket:
+        socket.send(json.dumps({"type": "response.create", "model": "scripted", "input": script}))
+        event: dict[str, Any] = json.loads(socket.recv(60))
+        return event
 
 
 def _refused_wake_ups(redis: Any) -> int:

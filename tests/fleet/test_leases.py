@@ -168,6 +168,35 @@ def test_the_view_is_remembered_for_its_time_and_no_longer(monkeypatch: pytest.M
     assert clock.reads == 2
 
 
+def test_a_redis_that_takes_no_writes_is_an_error_and_no_lack_of_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The leases have expired, because no worker could renew its own."""
+    monkeypatch.setattr(leases, "live_workers", list)
+    view = LiveView()
+    assert view.workers() == []
+    site_client().config_set("min-replicas-to-write", 1)
+    try:
+        with pytest.raises(redis.exceptions.ResponseError):
+            view.refresh()
+    finally:
+        site_client().config_set("min-replicas-to-write", 0)
+    assert view.refresh() == []
+
+
+def test_an_error_that_many_requests_get_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them raises the one that is cached."""
+    monkeypatch.setattr(leases, "live_workers", Mock(side_effect=redis.exceptions.ConnectionError))
+    view = LiveView(ttl_s=60)
+
+    def frames() -> int:
+        with pytest.raises(redis.exceptions.ConnectionError) as caught:
+            view.workers()
+        return len(caught.traceback)
+
+    assert len({frames() for _ in range(5)}) == 1
+
+
 def test_the_view_knows_who_serves_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, view = Clock(monkeypatch), LiveView()
     clock.workers.append(LiveWorker("two", (ModelReport("other", 1, 0), ModelReport("x", 1, 0))))

@@ -60,13 +60,16 @@ def test_a_job_waits_for_its_next_turn_when_a_server_is_down(
 
     def act() -> None:
         turns.append(time.monotonic())
-        if len(turns) == 1:
+        if len(turns) < 4:
             raise fault
         stopped.set()
 
     repeat("a job", act, 0.05, stopped)
-    assert len(turns) == 2
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert len(turns) == 4
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
+    begins, ends = (record.getMessage() for record in caplog.records)
+    assert begins == "a job: down"
+    assert ends.startswith("a job: works again, after")
 
 
 def test_a_late_run_is_followed_by_one_and_not_by_those_that_were_missed() -> None:

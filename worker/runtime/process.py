@@ -10,11 +10,13 @@ import os
 import signal
 import socket
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import django.db
 from celery import Celery, bootsteps, signals
+from celery.exceptions import CPendingDeprecationWarning
 from django.conf import settings
 from prometheus_client import REGISTRY
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -136,6 +138,8 @@ def _run_celery(app: Celery, runtime: Runtime, loglevel: str) -> int:
         without_heartbeat=not settings.CELERY_WORKER_SEND_TASK_EVENTS,
         quiet=True,  # No banner among the lines of the log.
     )
+    # Celery shows it at each lost connection; the setting that it advises would cancel runs.
+    warnings.filterwarnings("ignore", r"\s*In Celery 5\.1", CPendingDeprecationWarning)
     worker.start()
     return int(worker.exitcode or 0)
 

@@ -25,6 +25,7 @@ import redis.exceptions
 from django.conf import settings
 
 from inference_site.core.observability.metrics import EVENT_LOG_LAG
+from inference_site.core.observability.outages import OutageLog
 from inference_site.core.storage.redis import new_async_clients, shard_of
 from inference_site.runs.streams.batches import Batch, Ending
 from inference_site.runs.streams.event_log import (
@@ -298,6 +299,8 @@ class _Shard:
         self._is_idle = False
         """Whether the loop may wait without a tick: no stream is open, and ``open`` wakes it."""
         self._down_since: float | None = None
+        self._log_outage = OutageLog(logger, "publisher: event log")
+        self._hint_outage = OutageLog(logger, "publisher: channel layer")
         self.sent_bytes = 0
         """Bytes of the frames that its streams keep, as of the last tick."""
 
@@ -408,6 +411,7 @@ class _Shard:
             ]
         )
         self._down_since = None
+        self._log_outage.succeeded()
         # One value for each append, for its oldest frame. A frame that came while the batch before
         # it was acknowledged has no time, and has not waited.
         now = time.monotonic()
@@ -469,7 +473,9 @@ class _Shard:
             async with asyncio.timeout(_SEND_TIMEOUT_S):
                 await send_hint(channel, streams)
         except (redis.exceptions.RedisError, TimeoutError) as exc:
-            logger.warning("publisher: channel layer: %s", exc)
+            self._hint_outage.failed(exc)
+        else:
+            self._hint_outage.succeeded()
 
     async def _on_unreachable(self, error: redis.exceptions.RedisError) -> None:
         """Keep the frames and retry; give up a stream after ``EVENT_LOG_PATIENCE_S``.
@@ -478,7 +484,7 @@ class _Shard:
         """
         now = time.monotonic()
         since = self._down_since = self._down_since or now
-        logger.warning("publisher: event log unreachable for %.1f s: %s", now - since, error)
+        self._log_outage.failed(error)
         for stream in self.streams():
             if now - max(since, stream.opened_at) > settings.EVENT_LOG_PATIENCE_S:
                 stream.stop(StopReason.LOST)

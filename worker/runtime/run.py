@@ -46,6 +46,7 @@ from inference_site.core.domain.model_spec import Price
 from inference_site.core.domain.request import GenerationRequest
 from inference_site.core.observability.logs import log_fields
 from inference_site.core.observability.metrics import Meter
+from inference_site.core.observability.outages import OutageLog
 from inference_site.core.observability.tracing import Span, start_span
 from inference_site.core.storage.postgresql import (
     DATABASE_UNAVAILABLE,
@@ -417,6 +418,7 @@ class Run:
         Wait while Redis is away, and raise StreamLost after ``EVENT_LOG_PATIENCE_S``.
         """
         claim, kind, began = self.claim, self._kind, time.monotonic()
+        outage = OutageLog(logger, f"generation {claim.public_id}: no document yet")
         while True:
             try:
                 loaded = load_document(claim.public_id, kind.assembly, claim.attempt)
@@ -427,7 +429,7 @@ class Run:
                 waited_s = time.monotonic() - began
                 if self.stream.cancelled or waited_s > settings.EVENT_LOG_PATIENCE_S:
                     raise StreamLost from exc
-                logger.warning("generation %s: no document yet: %s", claim.public_id, exc)
+                outage.failed(exc)
                 time.sleep(_RETRY_S)
         document = loaded.document
         if document is None and kind.rebuild is not None:

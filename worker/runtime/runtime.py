@@ -39,6 +39,7 @@ from inference_site.catalogue.model_store.models import OrderState, WorkerOrder
 from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.host import Device, memory_bytes
+from inference_site.core.observability.outages import OutageLog
 from inference_site.core.process_lifecycle import notify, notify_stopping, predecessor_runs
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.core.storage.redis import site_client
@@ -101,10 +102,12 @@ class Orders:
 
     def _main(self) -> None:
         client: Any = site_client()
+        outage = OutageLog(logger, "orders: no hints")
         while not self._ended.is_set():
             try:
                 with client.pubsub(ignore_subscribe_messages=True) as hints:
                     hints.subscribe(orders.channel(self._worker))
+                    outage.succeeded()
                     while not self._ended.is_set():
                         self._read()
                         hint = hints.get_message(timeout=_READ_ORDERS_S)
@@ -112,7 +115,7 @@ class Orders:
                         if text.startswith(orders.STORE_LOG):
                             self._store_log(text.removeprefix(orders.STORE_LOG))
             except redis.exceptions.RedisError as exc:
-                logger.warning("orders: no hints: %s", exc)
+                outage.failed(exc)
                 self._read()
                 self._ended.wait(_RETRY_HINTS_S)
 

@@ -21,8 +21,9 @@ from pydantic import TypeAdapter
 
 from inference_site.core.host import Device
 from inference_site.core.observability.metrics import LEASE_RENEWED
+from inference_site.core.observability.outages import OutageLog
 from inference_site.core.storage.cached_value import CachedValue
-from inference_site.core.storage.redis import ALLOW_WHEN_FULL, site_client
+from inference_site.core.storage.redis import ALLOW_WHEN_FULL, require_writes, site_client
 
 logger = logging.getLogger(__name__)
 
@@ -190,6 +191,7 @@ class Lease:
         self._worker, self._describe, self._unsent = worker, describe, unsent
         self._ttl_s = LEASE_S
         self._tried_at: float | None = None
+        self._outage = OutageLog(logger, "lease: could not renew")
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._main, name="lease", daemon=True)
@@ -225,8 +227,9 @@ class Lease:
                     unsent += id_and_tokens
                 site_client().eval(_RENEW, len(keys), *keys, *lease, *unsent)
                 LEASE_RENEWED.set_to_current_time()
+                self._outage.succeeded()
             except redis.exceptions.RedisError as exc:
-                logger.warning("lease: could not renew: %s", exc)
+                self._outage.failed(exc)
             finally:
                 self._tried_at = time.monotonic()
 
@@ -289,14 +292,18 @@ def _indexed_workers() -> list[str]:
 
 def _live_workers_or_error() -> list[LiveWorker] | redis.exceptions.RedisError:
     try:
-        return live_workers()
+        live = live_workers()
+        if not live:  # Perhaps they live, and Redis does not take their leases.
+            require_writes(site_client())
     except redis.exceptions.RedisError as exc:
         return exc
+    return live
 
 
 def _or_raise(found: list[LiveWorker] | redis.exceptions.RedisError) -> list[LiveWorker]:
     if isinstance(found, redis.exceptions.RedisError):
-        raise found
+        # Many requests raise this one object, and each would add its frames to the traceback.
+        raise found.with_traceback(None)
     return found
 
 
@@ -311,7 +318,8 @@ class LiveView:
         self._recent.keep_fresh()
 
     def workers(self) -> list[LiveWorker]:
-        """Return the workers, at most a second old. Raise redis' errors.
+        """Return the workers, at most a second old. Raise redis' errors when Redis does not answer,
+        or takes no writes: then the leases of all workers expire, although the workers live.
 
         An error is cached, too, so that only one thread at a time waits for an unreachable Redis.
         """

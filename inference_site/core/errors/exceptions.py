@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +31,11 @@ from inference_site.core.errors.api_errors import (
 from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE
 
 logger = logging.getLogger(__name__)
+
+_MOST_LINES = 60
+_lines: dict[str, tuple[float, int]] = {}
+"""For each code of a 503, when its minute ends and how many lines it has had in it."""
+_lines_lock = threading.Lock()
 
 LOAD_RETRY_S = 10
 """``Retry-After`` while a model is loading."""
@@ -112,10 +119,28 @@ def api_error(exc: Exception) -> ApiError:
     return InternalError() if make is None else make(exc)
 
 
-def log_error(request: HttpRequest, exc: Exception, error: ApiError) -> None:
-    """Log a server error (5xx); with a traceback if the table has no row for the exception."""
+def _has_line(code: str) -> bool:
+    """Whether one more error with this code is logged in this minute."""
+    now = time.monotonic()
+    with _lines_lock:
+        ends_at, lines = _lines.get(code, (0.0, 0))
+        if now >= ends_at:
+            ends_at, lines = now + 60, 0
+        _lines[code] = ends_at, lines + 1
+    return lines < _MOST_LINES
+
+
+def log_error(request: HttpRequest | None, exc: Exception, error: ApiError) -> None:
+    """Log a server error (5xx); with a traceback if the table has no row for the exception.
+
+    While a part of the site is away, that is the first ``_MOST_LINES`` of a minute with one code;
+    the log counts the others (``runs.request_log.refusals``). ``request`` is None for a message of
+    a WebSocket.
+    """
     if error.status < 500 or isinstance(exc, ApiError):
         return
-    request_id = getattr(request, "request_id", "-")
+    if error.status == 503 and not _has_line(error.code or error.type):
+        return
+    what = "websocket" if request is None else f"request {getattr(request, 'request_id', '-')}"
     traceback = exc if error.status == 500 else None
-    logger.error("request %s: %s: %s", request_id, type(exc).__name__, exc, exc_info=traceback)
+    logger.error("%s: %s: %s", what, type(exc).__name__, exc, exc_info=traceback)

@@ -83,13 +83,18 @@ SET_WHEN_FULL = ALLOW_WHEN_FULL + 'redis.call("SET", KEYS[1], ARGV[1], "EX", ARG
 """Script: set a key to a value for a number of seconds."""
 
 
+def require_writes(client: redis.Redis) -> None:
+    """Raise redis' error if a server takes no writes; one at ``maxmemory`` does."""
+    client.eval(ALLOW_WHEN_FULL, 0)
+
+
 def takes_writes(client: redis.Redis) -> bool:
     """Whether a server that answers also takes writes: not a replica, or one whose disk is full.
 
-    A server at ``maxmemory`` does. Raise redis' error if it does not answer.
+    Raise redis' error if it does not answer.
     """
     try:
-        client.eval(ALLOW_WHEN_FULL, 0)
+        require_writes(client)
     except redis.exceptions.ResponseError:
         return False
     return True

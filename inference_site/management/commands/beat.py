@@ -6,6 +6,7 @@ them imports the whole handling of requests, so it is imported when the first on
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from inference_site.cases.models import CaseRun, RunState
 from inference_site.catalogue.model_store.entries import watch_models
 from inference_site.console.alarms.evaluation import evaluate
 from inference_site.core.observability.metrics import MAINTENANCE_DONE, serve_beat_metrics
+from inference_site.core.observability.outages import OutageLog
 from inference_site.core.process_lifecycle import (
     freeze_imported_objects,
     handle_stop_signals,
@@ -44,6 +46,8 @@ from inference_site.runs.usage.pruning import prune_old
 
 if TYPE_CHECKING:
     from inference_site.batches.feeding import Feeder
+
+logger = logging.getLogger(__name__)
 
 _STOP_S = 10.0
 """How long to wait at the end for a job that runs."""
@@ -110,10 +114,11 @@ def repeat(
     stopped: threading.Event,
 ) -> None:
     """Run a job once a period; a longer run delays the next one, and missed runs are skipped."""
+    outage = OutageLog(logger, name)
     while not stopped.is_set():
         started = time.monotonic()
         with release_connection_after():
-            try_and_log(name, act)
+            try_and_log(name, act, outage)
         next_at = started + (period_s() if callable(period_s) else period_s)
         stopped.wait(max(0.0, next_at - time.monotonic()))
 

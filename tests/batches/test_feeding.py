@@ -1,0 +1,69 @@
+"""How beat works on batches while a part of the site is away."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from django.utils import timezone
+
+from inference_site.accounts.models import ApiKey
+from inference_site.batches.feeding import Feeder
+from inference_site.batches.models import Batch, BatchStatus
+from inference_site.catalogue.fleet.leases import live_view
+from inference_site.files import storage
+from inference_site.files.models import StoredFile
+
+pytestmark = [pytest.mark.django_db, pytest.mark.redis]
+
+Key = tuple[ApiKey, str]
+
+
+@pytest.fixture(autouse=True)
+def no_worker(settings: Any, tmp_path: Path) -> None:
+    """A site whose workers are all away, with a folder for the files."""
+    live_view.forget()
+    options = {"location": str(tmp_path / "files")}
+    backend = "django.core.files.storage.FileSystemStorage"
+    files = {"BACKEND": backend, "OPTIONS": options}
+    settings.STORAGES = {**settings.STORAGES, "files": files}
+
+
+def new_batch(key: ApiKey) -> Batch:
+    """Return a batch that was accepted, with one line."""
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
+    url = "/v1/chat/completions"
+    line = orjson.dumps({"custom_id": "a", "method": "POST", "url": url, "body": body})
+    file = StoredFile(
+        public_id="file-1", project_id=key.project_id, filename="a", size_bytes=len(line)
+    )
+    storage.store(file, io.BytesIO(line))
+    return Batch.objects.create(
+        public_id="batch_1",
+        project_id=key.project_id,
+        api_key=key,
+        endpoint=url,
+        input_file_id=file.public_id,
+        window_s=60,
+        expires_at=timezone.now() + dt.timedelta(hours=1),
+        status=BatchStatus.VALIDATING,
+    )
+
+
+def test_a_batch_whose_model_no_worker_serves_waits_with_a_line_in_the_log(
+    api_key: Key, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Twice a second there was a traceback, for as long as the workers were away."""
+    batch, feeder = new_batch(api_key[0]), Feeder()
+    for _ in range(3):
+        feeder.prepare()
+    batch.refresh_from_db()
+    assert batch.status == BatchStatus.VALIDATING
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.exc_info is None
+    assert "No worker serves the model `demo`" in record.getMessage()
