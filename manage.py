@@ -56,8 +56,8 @@ def _what_to_mend(error: Exception) -> str:
 
     missing = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn)
     refusals = (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidSchemaName)
-    if isinstance(error, MigrationSchemaMissing):
-        error = error.__context__ or error  # Its own text has the same in brackets.
+    if isinstance(error, MigrationSchemaMissing) and isinstance(error.__context__, Exception):
+        error = error.__context__  # The text of the other has the same in brackets.
     reason = (str(error).rstrip(".").splitlines() or [""])[0]
     if isinstance(error.__cause__, refusals):
         return f"PostgreSQL refuses this to the role of DATABASE_URL: {reason}."

@@ -98,7 +98,6 @@ def test_a_database_that_takes_no_writes_fails(monkeypatch: pytest.MonkeyPatch) 
     ("name", "value", "level"),
     [
         ("DateStyle", "German", "fail"),
-        ("IntervalStyle", "iso_8601", "fail"),
         ("default_transaction_isolation", "serializable", "fail"),
         ("lock_timeout", "100", "warn"),
     ],

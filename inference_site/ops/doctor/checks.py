@@ -235,7 +235,6 @@ def _session_settings(config: Mapping[str, str]) -> Iterator[Finding]:
     """Report what server, database or role set for sessions, and the site cannot use."""
     for name, needed in (
         ("DateStyle", "ISO"),
-        ("IntervalStyle", "postgres"),
         ("default_transaction_isolation", "read committed"),
     ):
         if config[name].partition(",")[0] != needed:
