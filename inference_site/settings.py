@@ -15,7 +15,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.templatetags.static import static
 
 from inference_site.core import environment
-from inference_site.core.storage.postgresql import PREPARE_ONLY_ON_REQUEST, PooledConnection
+from inference_site.core.storage.postgresql import (
+    PREPARE_ONLY_ON_REQUEST,
+    OutsideTransactions,
+    PooledConnection,
+)
 
 django_stubs_ext.monkeypatch()  # Lets Django's classes be subscripted, as the type checker wants.
 
@@ -235,6 +239,7 @@ DATABASES = {
         ),
         "CONN_MAX_AGE": 0,  # The pool keeps the connections.
         "CONN_HEALTH_CHECKS": True,
+        "DISABLE_SERVER_SIDE_CURSORS": OutsideTransactions(),
     }
 }
 _threads = environment.number("WEB_THREADS", 8, minimum=1)

@@ -226,9 +226,10 @@ def forget(
         delete_conversation(conversation)
     pks = [stored.pk for stored in responses]
     # Those that others build on were only hidden: their rows lose the content.
-    for item in Item.objects.filter(response__in=pks).iterator(_BATCH):
-        item.data = _without_content(item.data)
-        item.save(update_fields=["data"])
+    with transaction.atomic():  # Rows are read in pieces only in a transaction.
+        for item in Item.objects.filter(response__in=pks).iterator(_BATCH):
+            item.data = _without_content(item.data)
+            item.save(update_fields=["data"])
     kept = StoredResponse.objects.filter(pk__in=pks)
     kept.update(request={}, metadata={}, error=None, deltas=None)
     return {"responses": len(responses), "conversations": len(conversations)}

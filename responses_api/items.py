@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import orjson
 from django.conf import settings
+from django.db import transaction
 from django.db.models import Q, TextField
 from django.db.models.functions import Cast
 from pydantic import TypeAdapter, ValidationError
@@ -224,11 +225,13 @@ def _read_references(project_id: int, ids: set[str]) -> dict[str, tuple[ItemData
     deleted = Q(response__deleted_at__isnull=False, conversation__isnull=True)
     rows = Item.objects.filter(~deleted, project_id=project_id, public_id__in=ids)
     found, size = dict[str, tuple[ItemData, int]](), 0
-    for public_id, text in rows.values_list("public_id", Cast("data", TextField())).iterator(100):
-        size += len(text)
-        found[public_id] = orjson.loads(text), len(text)
-        if size > settings.MAX_BODY_BYTES:
-            break  # Too large already: each item is copied at least once.
+    texts = rows.values_list("public_id", Cast("data", TextField()))
+    with transaction.atomic():  # Rows are read in pieces only in a transaction.
+        for public_id, text in texts.iterator(100):
+            size += len(text)
+            found[public_id] = orjson.loads(text), len(text)
+            if size > settings.MAX_BODY_BYTES:
+                break  # Too large already: each item is copied at least once.
     return found
 
 

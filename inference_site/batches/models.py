@@ -62,7 +62,7 @@ UPDATE batches_batchline SET state = 'ended', status_code = %(status)s, answer =
        error_code = %(error)s, cost = cost + %(cost)s, ended_at = clock_timestamp()
 WHERE generation_id = %(generation)s AND state = 'running'
 """
-_LOCK_BATCHES = "SELECT pg_advisory_xact_lock(0x62617463, %s)"
+_LOCK_BATCHES = f"SELECT pg_advisory_xact_lock({0x62617463}, %s)"
 
 
 class BatchStatus(models.TextChoices):

@@ -93,6 +93,7 @@ LINES: dict[str, type[ObjectLine]] = {
     "case": CaseLine,
     "case_run": CaseRunLine,
 }
+_CASE = ("number", "source", "body", "expected")
 _RUN = ("model", "overrides", "judge", "rule", "judge_model", "created_at", "ended_at")
 _RESULT = tuple(ResultPart.model_fields.keys() - {"source"})
 
@@ -104,13 +105,11 @@ def export_lines(project_id: int, folder: Path) -> Iterator[ObjectLine]:
     for one in sets:
         columns = {name: getattr(one, name) for name in ("name", "endpoint", "created_at")}
         yield CaseSetLine(id=f"set_{one.pk}", **columns)
-    for one in sets:
-        for case in one.cases.order_by("number").iterator(_BATCH):
-            yield CaseLine(
-                id=f"case_{case.pk}",
-                case_set=one.name,
-                **{name: getattr(case, name) for name in ("number", "source", "body", "expected")},
-            )
+    with transaction.atomic():  # Rows are read in pieces only in a transaction.
+        for one in sets:
+            for case in one.cases.order_by("number").iterator(_BATCH):
+                columns = {name: getattr(case, name) for name in _CASE}
+                yield CaseLine(id=f"case_{case.pk}", case_set=one.name, **columns)
     for one in sets:
         ended = one.runs.filter(state=RunState.ENDED).select_related("batch", "judging")
         for run in ended.order_by("number"):

@@ -234,6 +234,10 @@ class ApiHandler:
             error = api_error(exc)
             if error.status == 500:
                 logger.exception("the check of a request's head failed")
+            elif error.status > 500 and not isinstance(exc, ApiError):
+                logger.error(
+                    "the check of a request's head failed: %s: %s", type(exc).__name__, exc
+                )
             return self.refuse(scope, error, started)
         return HttpResponse(status=204)
 

@@ -34,7 +34,7 @@ _REFUSED_FOR_S = 0.25
 _MARGIN = 500
 """More than all processes together accept between two counts. Within this distance of the limit,
 the queue is counted for each request, under a lock."""
-_LOCK = "SELECT pg_advisory_xact_lock(0x1F5A0003, hashtext(%s))"
+_LOCK = f"SELECT pg_advisory_xact_lock({0x1F5A0003}, hashtext(%s))"
 _ALL_PROJECTS = 0
 _COUNT = """
 SELECT count(*), count(*) FILTER (WHERE project_id = %(project)s),

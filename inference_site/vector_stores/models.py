@@ -26,7 +26,7 @@ from inference_site.files.models import FileState, StoredFile
 
 MAX_ATTEMPTS = 3
 """How often a file is claimed. A file whose indexing ends its worker again and again may be why."""
-_LOCK_STORES = "SELECT pg_advisory_xact_lock(0x76656374, %s)"
+_LOCK_STORES = f"SELECT pg_advisory_xact_lock({0x76656374}, %s)"
 """The lock under which the vector stores of a project are counted."""
 _USE_NOTED_EVERY = dt.timedelta(minutes=1)
 _DELETED_AT_ONCE = 500

@@ -44,7 +44,7 @@ _MOST_WORDS = 16
 _MOST_WITH_WORDS = 1_000
 """Chunks that may have the searched words, as PostgreSQL estimates: the rarest words are searched,
 and those that more chunks have say little about any of them."""
-_LOCK_INDEX = "SELECT pg_advisory_xact_lock(0x76656378, %s)"
+_LOCK_INDEX = f"SELECT pg_advisory_xact_lock({0x76656378}, %s)"
 
 Filter = Mapping[str, Any]
 """A filter of the API: a comparison ``{type, key, value}``, or ``{type: and|or, filters}``."""

@@ -245,11 +245,11 @@ def test_of_two_beats_at_one_moment_one_evaluates(api_key: Key) -> None:
     other = connections["default"].copy()
     try:
         with other.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_lock(0x1F5A0004)")
+            cursor.execute(f"SELECT pg_advisory_lock({0x1F5A0004})")
         assert firing() == []
     finally:
         with other.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_unlock(0x1F5A0004)")
+            cursor.execute(f"SELECT pg_advisory_unlock({0x1F5A0004})")
         other.close()
     assert firing() == ["m"]
 

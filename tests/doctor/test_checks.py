@@ -94,6 +94,25 @@ def test_a_database_that_takes_no_writes_fails(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("name", "value", "level"),
+    [
+        ("DateStyle", "German", "fail"),
+        ("default_transaction_isolation", "serializable", "fail"),
+        ("lock_timeout", "100", "warn"),
+    ],
+)
+def test_what_a_role_sets_and_the_site_cannot_use_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, level: str
+) -> None:
+    assert "session" not in levels(checks.check_postgres())
+    monkeypatch.setenv("PGOPTIONS", f"-c {name}={value}")
+    (finding,) = (one for one in checks.check_postgres() if one.what == "session")
+    assert finding.level == level
+    assert f"{name} is {value}" in finding.found
+
+
+@pytest.mark.django_db(transaction=True)
 def test_a_database_without_tables_lacks_migrations(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [finding.level for finding in checks.check_migrations()] == ["ok"]
     with connections["default"].cursor() as cursor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from typing import Any
 
 import psycopg
@@ -17,6 +19,7 @@ from inference_site.core.storage.postgresql import (
     execute_with_timeouts,
     unpooled_connection,
 )
+from tests.served_stack import ROOT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -28,6 +31,21 @@ def borrowed() -> psycopg.Connection:
     parameters.pop("pool", None)
     found: psycopg.Connection = PooledConnection.connect(**{**parameters, "autocommit": True})
     return found
+
+
+def test_no_statement_has_a_number_that_only_a_new_postgresql_reads() -> None:
+    """Before release 16 it reads no hexadecimal numbers, and releases from 14 are supported."""
+    folders = ("inference_site", "completions", "responses_api", "worker")
+    sources = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    assert len(sources) > 100
+    found = [
+        (path.name, node.value)
+        for path in sources
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if "SELECT" in node.value and re.search(r"\b0x[0-9A-Fa-f]", node.value)
+    ]
+    assert found == []
 
 
 def test_numbers_of_all_sizes_share_a_plan() -> None:

@@ -35,7 +35,7 @@ _KEPT = timedelta(days=1)
 _POLL_S = 0.02
 _LOG_TTL_S = 30
 _LOG_LINES = 100
-_LOCK = "SELECT pg_advisory_xact_lock(0x1F5A0006)"
+_LOCK = f"SELECT pg_advisory_xact_lock({0x1F5A0006})"
 
 
 def give(

@@ -112,7 +112,7 @@ class PullState(models.TextChoices):
 UNFINISHED = (PullState.QUEUED, PullState.RUNNING)
 MOST_UNFINISHED = 32
 """API keys cannot request another pull beyond this number."""
-_LOCK = "SELECT pg_advisory_xact_lock(0x1F5A0005)"
+_LOCK = f"SELECT pg_advisory_xact_lock({0x1F5A0005})"
 
 
 class TooManyPulls(Exception):

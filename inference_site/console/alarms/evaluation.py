@@ -48,7 +48,7 @@ RESOLVED_AFTER_S = 30.0
 """How long a condition must be false before its alarm is resolved, so that a condition which
 changes quickly raises one alarm."""
 _TIMEOUT_S = 2.0
-_LOCK = "SELECT pg_try_advisory_xact_lock(0x1F5A0004)"
+_LOCK = f"SELECT pg_try_advisory_xact_lock({0x1F5A0004})"
 _MAX_FINDINGS = 50
 """Subjects of one rule that can fire at the same time."""
 _RECENT = dt.timedelta(minutes=5)

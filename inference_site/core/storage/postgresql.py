@@ -52,6 +52,8 @@ _MAX_CACHED_SQL = 16
 """Texts kept for each function; some arguments change, for example once a day."""
 
 _READ_ONLY_TRANSACTION = "25006"
+_NOT_PREPARED = frozenset({"26000", "42P05"})
+"""A prepared statement is missing, or another client of the pooler has prepared one of its name."""
 _ENDED_BY_SERVER = frozenset({"25P03", "25P04"})  # Timeouts in a transaction; the session is over.
 _LIMIT_EXCEEDED = "54"  # Class program_limit_exceeded: the statement is at fault.
 
@@ -92,6 +94,22 @@ def _current_timeout_s() -> float | None:
 
 class ReadOnlyServer(psycopg.OperationalError):
     """The server rejects writes: it is a standby, or its operator or provider made it read-only."""
+
+
+class LosesPreparedStatements(psycopg.OperationalError):
+    """The pooler gives each transaction another session, and keeps no prepared statements."""
+
+
+class OutsideTransactions:
+    """Whether no transaction is open, for Django's ``DISABLE_SERVER_SIDE_CURSORS``.
+
+    A cursor of the server that outlives its transaction belongs to a session, and a pooler may give
+    the next transaction another one. Outside of transactions, ``iterator()`` therefore reads
+    all rows at once; forms of Django do so for the choices of a field.
+    """
+
+    def __bool__(self) -> bool:
+        return not connection.in_atomic_block
 
 
 class PooledConnection(psycopg.Connection[Any]):
@@ -139,6 +157,12 @@ class PooledConnection(psycopg.Connection[Any]):
             is_late = timeout is None and limit is not None and time.monotonic() - started >= limit
             if is_late and not self.closed and exc.sqlstate is None:
                 return self._cancel_statement(gen, interval)
+            raise
+        except psycopg.ProgrammingError as exc:
+            if exc.sqlstate in _NOT_PREPARED:
+                raise LosesPreparedStatements(
+                    f"{exc}: set PREPARED_STATEMENTS=false for this pooler"
+                ) from exc
             raise
         except psycopg.InternalError as exc:
             if exc.sqlstate == _READ_ONLY_TRANSACTION:

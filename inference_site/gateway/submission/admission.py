@@ -41,9 +41,9 @@ _SOUND_TOKENS_PER_BYTE = 2
 _LEAST_BYTES_PER_SECOND, _MOST_BYTES_PER_SECOND = 2_000, 768_000
 """Bytes of a second of sound: compressed to 16 kbit/s, and the most that a WAV file may claim."""
 _GENERATES = ("chat", "complete")
-_LOCK_RUNS = """
-SELECT pg_advisory_xact_lock(0x1F5A0001, (%(key_id)s %% 2147483647)::int),
-    pg_advisory_xact_lock(0x1F5A0002, (%(project_id)s %% 2147483647)::int)
+_LOCK_RUNS = f"""
+SELECT pg_advisory_xact_lock({0x1F5A0001}, (%(key_id)s %% 2147483647)::int),
+    pg_advisory_xact_lock({0x1F5A0002}, (%(project_id)s %% 2147483647)::int)
 """
 """Locks under which the runs of a key and of its project are counted."""
 _COUNT_RUNS = """

@@ -16,6 +16,7 @@ _CHECKS: tuple[tuple[str, Check, str], ...] = (
     ("settings", checks.check_settings, ""),
     ("disk", checks.check_disk, "Make the directories that DATA_DIR and MODELS_DIR name."),
     ("PostgreSQL", checks.check_postgres, FIX_DATABASE),
+    ("prepared statements", checks.check_prepared_statements, FIX_DATABASE),
     ("migrations", checks.check_migrations, FIX_DATABASE),
     ("Redis", checks.check_redis, FIX_REDIS),
     ("channel layer", checks.check_channel_layer, FIX_REDIS),

@@ -7,7 +7,7 @@ import platform
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -37,7 +37,11 @@ from inference_site.catalogue.model_store.entries import (
 from inference_site.catalogue.model_store.models import StoredModel
 from inference_site.core import environment
 from inference_site.core.storage.capacity import disks, memory_of
-from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE, unpooled_connection
+from inference_site.core.storage.postgresql import (
+    DATABASE_UNAVAILABLE,
+    LosesPreparedStatements,
+    unpooled_connection,
+)
 from inference_site.core.storage.redis import REDIS_UNAVAILABLE, takes_writes
 from inference_site.ops.serve.services import missing_fixes, newest_redis
 from inference_site.runs.kinds import mendings
@@ -51,6 +55,7 @@ _PACKAGES = ("django", "celery", "channels", "daphne", "redis", "psycopg", *LIBR
 _OLDEST_POSTGRES = 140_000
 _OLDEST_REDIS = (6, 2)
 _ROUND_TRIP_S = 2.0
+_TURNS = 4
 _CLOCK_WARN_S, _CLOCK_FAIL_S = 0.5, 5.0
 _MAINTENANCE_S = 10.0
 _FIX_FILE = (
@@ -203,6 +208,7 @@ def check_postgres() -> Iterator[Finding]:
             "it takes no writes",
             "Use the address of the primary, and a role without default_transaction_read_only.",
         )
+    yield from _session_settings(config)
     allowed, pool = int(config["max_connections"]), settings.DATABASES["default"]["OPTIONS"]["pool"]
     yield graded(
         "connections",
@@ -222,6 +228,54 @@ def check_postgres() -> Iterator[Finding]:
         config["server_encoding"],
         "Create the database again with ENCODING 'UTF8'.",
         fail=config["server_encoding"] != "UTF8",
+    )
+
+
+def _session_settings(config: Mapping[str, str]) -> Iterator[Finding]:
+    """Report what server, database or role set for sessions, and the site cannot use."""
+    for name, needed in (
+        ("DateStyle", "ISO"),
+        ("default_transaction_isolation", "read committed"),
+    ):
+        if config[name].partition(",")[0] != needed:
+            yield Finding(
+                Level.FAIL,
+                "session",
+                f"{name} is {config[name]}",
+                f"Have sessions begin with {needed}: see `ALTER ROLE … RESET {name}`.",
+            )
+    longest_ms = 1000 * settings.DATABASE_LONG_TIMEOUT_S
+    for name in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
+        if 0 < int(config[name]) < longest_ms:
+            yield Finding(
+                Level.WARN,
+                "session",
+                f"{name} is {config[name]} ms",
+                "The site has limits of its own (DATABASE_TIMEOUT_S, DATABASE_LONG_TIMEOUT_S); "
+                f"a shorter one makes requests and `migrate` fail: `ALTER ROLE … SET {name} = 0`.",
+            )
+
+
+def check_prepared_statements() -> Iterator[Finding]:
+    """Prepare a statement as requests do, on connections that take turns.
+
+    A pooler with transaction pooling gives each turn another session. Before PgBouncer 1.21, and
+    without ``max_prepared_statements``, that session has not the statement, or that of another.
+    """
+    fault = ""
+    with unpooled_connection() as one, unpooled_connection() as other:
+        try:
+            for client in (one, other) * _TURNS:
+                client.execute("SELECT 1", prepare=True)
+                client.commit()
+        except LosesPreparedStatements as exc:
+            fault = str(exc)
+    yield graded(
+        "prepared statements",
+        fault or "are kept",
+        "Set PREPARED_STATEMENTS=false, or use PgBouncer 1.21 or newer with "
+        "max_prepared_statements above 0, or session pooling.",
+        fail=bool(fault),
     )
 
 
