@@ -371,13 +371,22 @@ def _failed_ending(
     return error_ending(error, body, frames, is_early=is_early)
 
 
+_NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
+}
+"""Fields by the names of chats, which engines know, and their names here."""
+
+
 def _client_error(error: Exception) -> ApiError:
-    """Return the API error; the field that engines know as ``messages`` is ``input`` here."""
+    """Return the API error, with the name that the field has in requests for responses."""
     if isinstance(error, ContextLengthExceeded):  # Its message names the field too.
         error = error.of("input")
     client_error = api_error(error)
-    if client_error.param == "messages":
-        client_error.param = "input"
+    if client_error.param is not None:
+        client_error.param = _NAMES.get(client_error.param, client_error.param)
     return client_error
 
 

@@ -74,6 +74,8 @@ _LISTED_FIELDS: dict[str, dict[str, Any]] = {
     "tool_search_call": _CLIENT_SEARCH,
     "tool_search_output": _CLIENT_SEARCH,
     "computer_call_output": _STATUS,
+    "code_interpreter_call": {"code": None, "outputs": None},
+    "image_generation_call": {"result": None},
 }
 """Fields that lists of items always have, and requests may leave out, with their values."""
 

@@ -14,10 +14,13 @@ from typing import Any
 import orjson
 
 from inference_site.core.domain.deltas import Delta, EmbeddingDelta
+from inference_site.core.domain.errors import ContextLengthExceeded
 from inference_site.core.domain.request import GenerationRequest
+from inference_site.core.errors.exceptions import api_error
 from inference_site.runs.inner_runs import run_and_wait
 from inference_site.runs.kinds import GenerationKind, WholeAnswerAssembler, failure
 from inference_site.runs.queue import new_id
+from inference_site.runs.streams.batches import Ending
 from inference_site.runs.streams.request_documents import Assembly, Document
 from inference_site.vector_stores.models import VectorStore
 from inference_site.vector_stores.search import Found, Ranking, search
@@ -107,11 +110,23 @@ class SearchAssembly(Assembly):
 
 
 class SearchAssembler(VectorsAssembler):
-    """Searches once the questions are embedded; each has its results, the best come first."""
+    """Searches once the questions are embedded; each has its results, the best come first.
+
+    Errors of the embedding name the request's field, which is ``query`` here.
+    """
 
     def __init__(self, assembly: SearchAssembly) -> None:
         super().__init__(assembly)
         self._search = assembly
+
+    def fail(self, error: Exception) -> Ending:
+        """End with the error."""
+        if isinstance(error, ContextLengthExceeded):  # Its message names the field too.
+            error = error.of("query")
+        client_error = api_error(error)
+        if client_error.param == "input":
+            client_error.param = "query"
+        return failure(client_error)
 
     def answer(self) -> dict[str, Any]:
         """Return the page of results (API reference, "Vector stores", "Search")."""

@@ -13,6 +13,7 @@ from completions.wire.scores import ScoreRequest
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.api.payload import WireRequest, parse
 from inference_site.gateway.file_views import UploadRequest
+from inference_site.vector_stores.wire import FileChanges, SearchRequest
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -113,6 +114,12 @@ def test_a_bad_field_is_named_with_what_is_wrong(
             {"bytes": 1, "filename": "..", "mime_type": "a/b", "purpose": "user_data"},
             "Invalid 'filename': Expected the name of a file.",
         ),
+        (  # A text is allowed there, but not this one.
+            SearchRequest,
+            {"query": "a", "filters": {"type": "eq", "key": "team", "value": "\0"}},
+            "Invalid 'filters.value': string does not match pattern. Expected a string that "
+            "matches the pattern '^[^\\x00]*$'.",
+        ),
     ],
 )
 def test_a_rule_that_a_body_breaks_is_told_in_its_own_words(
@@ -121,6 +128,15 @@ def test_a_rule_that_a_body_breaks_is_told_in_its_own_words(
     with pytest.raises(InvalidRequestError) as caught:
         parse(model, whole)
     assert (caught.value.message, caught.value.code) == (message, "invalid_value")
+
+
+def test_a_field_of_several_types_is_refused_with_all_of_them() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse(FileChanges, {"attributes": {"team": None}})
+    assert caught.value.message == (
+        "Invalid type for 'attributes.team': expected a boolean or an integer or a decimal or "
+        "a string, but got null instead."
+    )
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,17 @@ HOSTED_ITEMS: list[Any] = [
 ]  # fmt: skip
 
 
+def test_listed_items_have_the_fields_whose_value_may_only_be_null(client: openai.OpenAI) -> None:
+    """OpenAI's document requires them; they were left out where they were sent as null."""
+    ran: Any = {"type": "code_interpreter_call", "status": "completed", "container_id": "c"}
+    drawn: Any = {"type": "image_generation_call", "status": "failed", "result": None}
+    items: Any = [{**ran, "code": None, "outputs": None}, drawn]
+    made = client.conversations.create(items=items)
+    first, second = dicts(client.conversations.items.list(made.id, order="asc"))
+    assert (first["code"], first["outputs"]) == (None, None)
+    assert second["result"] is None
+
+
 def test_every_item_of_the_union_is_taken_and_listed_as_it_came(client: openai.OpenAI) -> None:
     raw = client.responses.with_raw_response.create(
         model="scripted", input=[*HOSTED_ITEMS, {"role": "user", "content": "hello"}]

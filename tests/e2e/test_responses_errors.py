@@ -87,6 +87,8 @@ def test_failure_before_the_first_word_is_a_status(client: openai.OpenAI, stream
         ({"previous_response_id": "resp_" + "0" * 32}, 400, "previous_response_id",
          "previous_response_not_found"),
         ({"previous_response_id": "x"}, 400, "previous_response_id", "invalid_value"),
+        ({"reasoning": {"effort": "low"}}, 400, "reasoning.effort", "unsupported_parameter"),
+        ({"text": {"verbosity": "low"}}, 400, "text.verbosity", "unsupported_parameter"),
         ({"conversation": "x"}, 400, "conversation", "invalid_value"),
         ({"conversation": {"id": "conv_" + "0" * 32}}, 404, "conversation", None),
         ({"conversation": "conv_1", "previous_response_id": "resp_1"}, 400,

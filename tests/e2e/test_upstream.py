@@ -257,6 +257,31 @@ def test_refused_request_names_the_field(remote: openai.OpenAI, odd: UpstreamSer
     assert caught.value.param == "temperature"
 
 
+@pytest.mark.parametrize(
+    ("name", "param"),
+    [
+        ("max_tokens", "max_output_tokens"),
+        ("reasoning_effort", "reasoning.effort"),
+        ("verbosity", "text.verbosity"),
+        ("messages", "input"),
+    ],
+)
+def test_refused_response_names_the_field_of_responses(
+    remote: openai.OpenAI, odd: UpstreamServer, name: str, param: str
+) -> None:
+    error = {"message": "Not that one.", "param": name}
+    odd.answers = [lambda talk: talk.say(400, {"error": error})]
+    with pytest.raises(openai.BadRequestError) as caught:
+        remote.responses.create(
+            model="odd",
+            input="Hi",
+            max_output_tokens=9,
+            reasoning={"effort": "low"},
+            text={"verbosity": "low"},
+        )
+    assert caught.value.param == param
+
+
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_words_of_a_failure_are_for_the_log(
     remote: openai.OpenAI, odd: UpstreamServer, status: int

@@ -45,6 +45,13 @@ def test_files_are_indexed_and_found_by_meaning_and_words(site: ReadingSite) -> 
     assert page.search_query == ["fjord", "green tea"]
 
 
+def test_a_question_that_is_too_long_is_named(site: ReadingSite) -> None:
+    store = site.store(tea_txt=TEA)
+    with pytest.raises(openai.BadRequestError, match="your query resulted in") as caught:
+        found(site, store, "tea " * 3000)
+    assert (caught.value.param, caught.value.code) == ("query", "context_length_exceeded")
+
+
 def test_ranking_options_choose_the_ranking_and_the_threshold(site: ReadingSite) -> None:
     store = site.store(fjords_txt=FJORDS, tea_txt=TEA)
     by_meaning = found(site, store, FJORDS, ranking_options={"ranker": "none"})

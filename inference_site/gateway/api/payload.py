@@ -196,8 +196,8 @@ def parse_query(model: type[QueryT], values: dict[str, Any]) -> QueryT:
 def _invalid(errors: list[ErrorDetails], body: Any) -> InvalidRequestError:
     # Of the branches of a union, report the one that matched the body most deeply; of several, one
     # of the right type.
-    found = ((_path(e, body), e) for e in errors)
-    path, error = max(found, key=lambda pair: (len(pair[0]), pair[1]["type"] in _LENGTHS))
+    found = [(_path(e, body), e) for e in errors]
+    path, error = max(found, key=lambda pair: (len(pair[0]), pair[1]["type"] in _OF_RIGHT_TYPE))
     param = ""
     for part in path:
         if isinstance(part, int):
@@ -207,7 +207,8 @@ def _invalid(errors: list[ErrorDetails], body: Any) -> InvalidRequestError:
         if len(param) > _MAX_PATH:
             param = f"{param[:_MAX_PATH]}…"
             break
-    code, message = _describe(error, param)
+    beside = [one["type"] for place, one in found if place == path]
+    code, message = _describe(error, param, beside)
     return InvalidRequestError(message, param=param or None, code=code)
 
 
@@ -298,6 +299,7 @@ _LENGTHS = {
         "but got a string with length {length}",
     ),
 }
+_OF_RIGHT_TYPE = {*_LENGTHS, "string_pattern_mismatch"}
 _JSON_TYPES: list[tuple[type | tuple[type, ...], str]] = [
     (bool, "a boolean"),
     (int, "an integer"),
@@ -308,16 +310,17 @@ _JSON_TYPES: list[tuple[type | tuple[type, ...], str]] = [
 ]
 
 
-def _describe(error: ErrorDetails, param: str) -> tuple[str, str]:
-    """Return the error's code and message."""
+def _describe(error: ErrorDetails, param: str, beside: list[str]) -> tuple[str, str]:
+    """Return the error's code and message. ``beside`` are the types of all errors of the place."""
     kind, given, context = error["type"], error["input"], error.get("ctx", {})
     if kind in ("missing", "union_tag_not_found"):
         return "missing_required_parameter", f"Missing required parameter: '{param}'."
     if kind in _TYPE_NAMES:
         got = next((name for type_, name in _JSON_TYPES if isinstance(given, type_)), "null")
+        expected = list(dict.fromkeys(_TYPE_NAMES[one] for one in beside if one in _TYPE_NAMES))
         return (
             "invalid_type",
-            (f"Invalid type for '{param}': expected {_TYPE_NAMES[kind]}, but got {got} instead."),
+            f"Invalid type for '{param}': expected {' or '.join(expected)}, but got {got} instead.",
         )
     if kind in ("literal_error", "union_tag_invalid"):
         supported = _listed(context.get("expected") or context["expected_tags"])

@@ -90,8 +90,8 @@ _NEEDS = (
     _Need("text.format", "grammar", _has_type("json_object")),
     _Need("text.format", "grammar", _has_type("json_schema"), param="text.format.schema"),
     *(_Need(field, "grammar") for field in ConstraintFields.model_fields),
-    _Need("reasoning.effort", "chat_template", param="reasoning_effort"),
-    _Need("text.verbosity", "chat_template", param="verbosity"),
+    _Need("reasoning.effort", "chat_template"),
+    _Need("text.verbosity", "chat_template"),
     _Need("enable_thinking", "chat_template"),
     _Need("reasoning_effort", "chat_template"),
     _Need("verbosity", "chat_template"),
@@ -110,8 +110,14 @@ _NEEDS = (
 )
 """Fields that need a capability, in the order in which they are checked."""
 
-_MAPPED = ("reasoning.effort", "text.verbosity", "reasoning_effort", "verbosity")
-"""Fields that a model server may honour itself, without a chat template that is known here."""
+_MAPPED = {
+    "reasoning.effort": "reasoning_effort",
+    "text.verbosity": "verbosity",
+    "reasoning_effort": "reasoning_effort",
+    "verbosity": "verbosity",
+}
+"""Fields that a model server may honour itself, without a chat template that is known here, and
+the names that engines have for them."""
 _FOR_THE_ENGINE = (
     *SamplerFields.model_fields,
     *("logit_bias", "ignore_eos", "reasoning_budget", "thinking_token_budget", "return_progress"),
@@ -174,7 +180,7 @@ def require_fields(
     for need in _NEEDS:
         if need.capability in model.capabilities or need.field in unused:
             continue
-        if need.field in _MAPPED and (need.param or need.field) in honoured:
+        if _MAPPED.get(need.field) in honoured:
             continue
         if need.when(_value(body, need.field)):
             raise _unsupported(need.param or need.field, model)
