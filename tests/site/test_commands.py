@@ -47,6 +47,7 @@ def test_without_postgresql_a_command_names_it_in_one_line(tmp_path: Path, comma
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.django_db  # The command uses the server of the tests.
 def test_a_role_that_may_create_no_tables_is_told_in_one_line(tmp_path: Path) -> None:
     nowhere = {"PGOPTIONS": "-c search_path=nowhere", "SECRET_KEY": "x" * 50}
     done = manage(tmp_path, "migrate", DATABASE_URL=os.environ["DATABASE_URL"], **nowhere)
