@@ -114,9 +114,11 @@ def test_a_refusal_says_when_the_request_has_room(
     pass_time(passed_s)
     with pytest.raises(RateLimitError) as caught:
         hit(one, tokens)
-    assert caught.value.retry_after_s == wait_s
-    assert f"try again in {rate_limits.duration(wait_s)}." in caught.value.message
-    pass_time(wait_s)
+    told_s = caught.value.retry_after_s
+    assert told_s is not None
+    assert wait_s - 5 <= told_s <= wait_s  # A loaded host takes seconds for these lines.
+    assert f"try again in {rate_limits.duration(told_s)}." in caught.value.message
+    pass_time(told_s)
     hit(one, tokens)
 
 
