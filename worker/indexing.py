@@ -12,6 +12,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 import django.db
 import redis.exceptions
@@ -64,18 +65,30 @@ class Indexing:
         self._served: Counter[int] = Counter()
         self._held: set[int] = set()
         self._looking = threading.Lock()
+        self._stopped = threading.Event()
 
     def start(self) -> None:
-        """Begin to look for files, as long as the process lives."""
+        """Begin to look for files."""
         for number in range(_THREADS):
             threading.Thread(target=self._main, name=f"indexing {number}", daemon=True).start()
 
+    def stop(self) -> None:
+        """Claim no more files, and give back those that are being indexed.
+
+        If the database is away, their claims are over once the worker has no lease, and count as
+        attempts.
+        """
+        self._stopped.set()
+        with self._looking, suppress(django.db.Error), release_connection_after():
+            VectorStoreFile.objects.release_all(self._worker)
+
     def _main(self) -> None:
-        while True:
+        while not self._stopped.is_set():
             try:
                 with self._looking:  # One thread looks for a file; the others wait for their turn.
-                    while (entry := self._claimed()) is None:
-                        time.sleep(_LOOK_S)
+                    entry = self._next()
+                if entry is None:
+                    return
                 try:
                     _Document(entry).index()
                 finally:
@@ -86,7 +99,15 @@ class Indexing:
                 logger.exception("indexing: failed")
             else:
                 continue
-            time.sleep(_LOOK_S)
+            self._stopped.wait(_LOOK_S)
+
+    def _next(self) -> VectorStoreFile | None:
+        """Wait for a file and claim it; return None once this is stopped."""
+        while not self._stopped.is_set():
+            if (entry := self._claimed()) is not None:
+                return entry
+            self._stopped.wait(_LOOK_S)
+        return None
 
     def _claimed(self) -> VectorStoreFile | None:
         """Claim the next file; None if there is none."""

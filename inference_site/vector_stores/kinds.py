@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from inference_site.core.domain.deltas import Delta, EmbeddingDelta
-from inference_site.core.domain.errors import ContextLengthExceeded
+from inference_site.core.domain.errors import ContextLengthExceeded, RateLimited
 from inference_site.core.domain.request import GenerationRequest
 from inference_site.core.errors.exceptions import api_error
 from inference_site.runs.inner_runs import run_and_wait
@@ -28,8 +28,8 @@ from inference_site.vector_stores.search import Found, Ranking, search
 EMBEDDING = "vector_store.embedding"
 SEARCH = "vector_store.search"
 _TOO_LONG = "context_length_exceeded"
-_FAULT_STATUS = 503
-"""From this status on, the site was at fault, and not the texts or the model."""
+_BUSY_STATUS, _FAULT_STATUS = 429, 503
+"""The model's server has a limit; from the other on, the site was at fault, not texts or model."""
 
 
 class VectorsAssembler(WholeAnswerAssembler):
@@ -74,7 +74,8 @@ def embed(
 ) -> list[array[float]]:
     """Return the vectors of texts, in their order, computed by a worker that serves the model.
 
-    Raise TextTooLong, EmbeddingRefused, EmbeddingLost, and what ``run_and_wait`` raises.
+    Raise TextTooLong, EmbeddingRefused, EmbeddingLost, RateLimited, and what ``run_and_wait``
+    raises.
     """
     request = GenerationRequest(model, operation="embed", prompts=tuple(texts))
     ending = run_and_wait(
@@ -90,6 +91,8 @@ def embed(
     )
     if ending.error_code == _TOO_LONG:
         raise TextTooLong
+    if ending.status == _BUSY_STATUS:
+        raise RateLimited
     if ending.status >= _FAULT_STATUS:
         raise EmbeddingLost(f"The texts were not embedded: {ending.error_code}.")
     if ending.error_code or not ending.body:

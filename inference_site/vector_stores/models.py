@@ -227,6 +227,11 @@ class VectorStoreFileQuerySet(models.QuerySet["VectorStoreFile"]):
         attempts = claim.attempts if counts else claim.attempts - 1
         self._held(claim).update(worked_until=until, worked_by="", attempts=attempts)
 
+    def release_all(self, worker: str) -> None:
+        """Give back all claims of a worker that is stopped; their attempts do not count."""
+        claims = self.filter(status=IndexingStatus.IN_PROGRESS, worked_by=worker)
+        claims.update(worked_until=None, worked_by="", attempts=F("attempts") - 1)
+
     def end(self, claim: VectorStoreFile, status: IndexingStatus, **facts: Any) -> bool:
         """End the indexing of a file; False if the claim is lost."""
         return bool(self._held(claim).update(status=status, worked_until=None, **facts))

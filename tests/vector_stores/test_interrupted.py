@@ -19,7 +19,7 @@ from inference_site.vector_stores.models import (
     VectorStore,
     VectorStoreFile,
 )
-from worker.indexing import _Document
+from worker.indexing import Indexing, _Document
 
 pytestmark = pytest.mark.django_db
 
@@ -67,6 +67,9 @@ def test_a_run_that_was_lost_is_repeated_and_one_that_failed_is_not(
         entry.refresh_from_db()
         return IndexingStatus(entry.status)
 
+    for _ in range(MAX_ATTEMPTS + 1):  # A busy server is no attempt.
+        assert indexed_with(429, "rate_limit_exceeded") == IndexingStatus.IN_PROGRESS
+        assert (entry.worked_by, entry.attempts) == ("", 0)
     for number in range(1, MAX_ATTEMPTS):
         assert indexed_with(503, "worker_unavailable") == IndexingStatus.IN_PROGRESS
         assert (entry.worked_by, entry.attempts) == ("", number)
@@ -81,5 +84,17 @@ def test_a_claim_that_its_worker_does_not_know_of_is_over(entry: VectorStoreFile
     assert claimed("two") is None
     assert claimed("one", held=(entry.pk,)) is None
     again = claimed("one")
+    assert again is not None
+    assert again.attempts == 1
+
+
+def test_the_stop_of_a_worker_is_no_attempt_to_index_its_file(entry: VectorStoreFile) -> None:
+    """Three planned restarts while a long file was indexed made it fail."""
+    indexing = Indexing("one")
+    claim = claimed("one")
+    assert claim is not None
+    indexing.stop()
+    assert not VectorStoreFile.objects.is_held(claim)
+    again = claimed("two")
     assert again is not None
     assert again.attempts == 1

@@ -100,8 +100,10 @@ def run_worker(
     runtime.notify_supervisor_when_loaded()
     watch_models(lambda changes: runtime.loader.apply(changes, takes_new=takes_new))
     Pulls(runtime.id).start()
-    Indexing(runtime.id).start()
+    indexing = Indexing(runtime.id)
+    indexing.start()
     exit_status = _run_celery(app, runtime, loglevel)
+    indexing.stop()
     runtime.stop()
     return exit_status
 
