@@ -62,7 +62,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[McpSite]:
     settings = {
         "MCP_ALLOWED_HOSTS": "127.0.0.1",
         "MCP_ALLOWED_NETWORKS": "127.0.0.0/8",
-        "TOOL_TIMEOUT_S": "4",
+        "TOOL_TIMEOUT_S": "3",
         "TOOL_OUTPUT_BYTES": "20000",
         "TOOL_PRICES": '{"mcp:asked": 0.5, "mcp:test": 8}',
         "EMAIL_HOST": "127.0.0.1",
