@@ -293,6 +293,20 @@ def unseal_context(sealed: str, project_id: int, param: str) -> SealedContext:
         raise unreadable(param) from exc
 
 
+def require_readable(item: ItemData, project_id: int, param: str) -> None:
+    """Raise InvalidRequestError if the item has sealed content that no prompt can be made of.
+
+    Sealed reasoning is not read if the item has the same text as ``content``.
+    """
+    if item["type"] not in ("compaction", "reasoning") or item.get("content"):
+        return
+    sealed, param = item.get("encrypted_content"), f"{param}.encrypted_content"
+    if holds_context(item):
+        unseal_context(item["encrypted_content"], project_id, param)
+    elif sealed or item["type"] == "compaction":
+        unseal(sealed or "", project_id, param)
+
+
 def split_sealed(sealed: str) -> tuple[str, str]:
     """Return the prefix of sealed content, which may be empty, and the rest, for ``unseal``."""
     prefix = _WHOLE if sealed.startswith(_WHOLE) else ""

@@ -17,7 +17,9 @@ from completions.wire.scores import (
     TextDocument,
 )
 from inference_site.core.domain.deltas import Delta, ModerationDelta, ScoreDelta, Usage
-from inference_site.runs.kinds import WholeAnswerAssembler
+from inference_site.core.domain.errors import ContextLengthExceeded
+from inference_site.runs.kinds import WholeAnswerAssembler, failure
+from inference_site.runs.streams.batches import Ending
 from inference_site.runs.streams.request_documents import Assembly
 
 RERANK, SCORE, MODERATION = "rerank", "score", "moderation"
@@ -28,7 +30,8 @@ RERANK, SCORE, MODERATION = "rerank", "score", "moderation"
 class RankingAssembly(Assembly):
     """What the answer has beside the scores; ``top_n=None`` returns all documents.
 
-    ``documents`` is empty when the answer must not repeat them.
+    ``documents`` is empty when the answer must not repeat them. ``subject`` is the field of the
+    request that is named if a text with its query is too long.
     """
 
     id: str
@@ -36,6 +39,7 @@ class RankingAssembly(Assembly):
     created: int = 0
     top_n: int | None = None
     documents: tuple[str, ...] = ()
+    subject: str = "documents"
 
 
 class _ScoresAssembler(WholeAnswerAssembler):
@@ -54,6 +58,12 @@ class _ScoresAssembler(WholeAnswerAssembler):
             case Usage():
                 self._usage = delta
         return ()
+
+    def fail(self, error: Exception) -> Ending:
+        """End with the error."""
+        if isinstance(error, ContextLengthExceeded):  # Its message names the field too.
+            error = error.of(self._assembly.subject)
+        return failure(error)
 
     @property
     def _wire_usage(self) -> RankingUsage:

@@ -50,6 +50,7 @@ class RerankView(ApiView):
             model.name_in_answer(body.model),
             top_n=body.top_n,
             documents=() if body.return_documents is False else texts,
+            subject=_longer(query=(body.query,), documents=texts),
         )
         return _rank(request, body, model, RERANK, (body.query,), texts, assembly)
 
@@ -63,8 +64,18 @@ class ScoreView(ApiView):
         body = parse(ScoreRequest, request.data)
         model = served_model(caller_of(request), body.model, body)
         shown_name = model.name_in_answer(body.model)
-        assembly = RankingAssembly(new_id("score-"), shown_name, created=int(time.time()))
+        assembly = RankingAssembly(
+            new_id("score-"),
+            shown_name,
+            created=int(time.time()),
+            subject=_longer(text_1=body.firsts, text_2=body.seconds),
+        )
         return _rank(request, body, model, SCORE, body.firsts, body.seconds, assembly)
+
+
+def _longer(**fields: tuple[str, ...]) -> str:
+    """Return the field with the longest text: errors of a pair that is too long name it."""
+    return max(fields, key=lambda field: max(map(len, fields[field])))
 
 
 def _rank(
@@ -85,6 +96,7 @@ def _rank(
         Document(generation, assembly),
         ignored_params=body.ignored_params,
         end_user=body.user or "",
+        subject=assembly.subject,
     )
     return respond(request, submission)
 

@@ -64,6 +64,8 @@ _PROTOCOL = "inference_site.protocol"
 _BODY = "http.response.body"
 _LARGEST_WRITE = 64 * 1024
 """Bytes; a larger part of an answer is written in pieces, as the client reads them."""
+_LONGEST_HANDSHAKE_S = 30
+"""What a handshake may take besides a statement that PostgreSQL does not answer."""
 _DRAIN_CHECK_S = 0.1
 _reactor: Any = reactor  # Its class is chosen at run time.
 
@@ -85,6 +87,8 @@ class WebServer(Server):  # type: ignore[misc]  # Daphne has no types.
         # A WebSocket message is a request's body.
         self.websocket_max_message_size = settings.MAX_BODY_BYTES
         self.websocket_max_frame_size = settings.MAX_BODY_BYTES
+        # The key is checked before. Daphne's own limit, 5 s, closes the connection without answer.
+        self.websocket_handshake_timeout = settings.DATABASE_TIMEOUT_S + _LONGEST_HANDSHAKE_S
         self.is_draining = False
         self._ports: list[Any] = []
         self._drains_until = 0.0

@@ -199,8 +199,9 @@ def _condition(given: Filter, values: dict[str, Any]) -> sql.Composable:
     kind = given["type"]
     if kind in ("and", "or"):
         parts = [_condition(part, values) for part in given["filters"]]
-        joined = sql.SQL(" AND " if kind == "and" else " OR ").join(parts)
-        return sql.SQL("({})").format(joined if parts else sql.SQL("TRUE"))
+        if not parts:
+            return sql.SQL("TRUE" if kind == "and" else "FALSE")
+        return sql.SQL("({})").format(sql.SQL(" AND " if kind == "and" else " OR ").join(parts))
     name = f"value{len(values)}"
     value, key = sql.Placeholder(name), sql.Placeholder(f"key{len(values)}")
     values[f"key{len(values)}"] = given["key"]

@@ -7,10 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 from pydantic.json_schema import SkipJsonSchema
+from pydantic_core import PydanticKnownError
 
 from inference_site.gateway.api.paging import PageQuery
 from inference_site.gateway.api.payload import NO_NUL, Omittable, WireObject, WireRequest
@@ -46,10 +54,23 @@ def _one_or_many(value: object) -> str:
     return "many" if isinstance(value, list) else "one"
 
 
+_ComparisonType = Literal["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"]
+_CompoundType = Literal["and", "or"]
+_FILTER_TYPES = (*get_args(_ComparisonType), *get_args(_CompoundType))
+
+
+def _known_type(value: object) -> object:
+    """Refuse an unknown type of filter, of both kinds; a literal would name those of one."""
+    if value not in _FILTER_TYPES:
+        expected = ", ".join(map(repr, _FILTER_TYPES))
+        raise PydanticKnownError("literal_error", {"expected": expected})
+    return value
+
+
 class Comparison(WireRequest):
     """A filter that compares one attribute of the files."""
 
-    type: Literal["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"] = "eq"
+    type: Annotated[_ComparisonType, BeforeValidator(_known_type)] = "eq"
     key: Annotated[str, Field(max_length=64, pattern=NO_NUL)]
     value: (
         Annotated[Operand, Tag("one")]
@@ -67,13 +88,13 @@ class Comparison(WireRequest):
 class Compound(WireRequest):
     """A filter of other filters."""
 
-    type: Literal["and", "or"]
+    type: _CompoundType
     filters: Annotated[list[Filter], Field(max_length=_MAX_COMPARISONS)]
 
 
 def _filter_kind(value: object) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "compound" if kind in ("and", "or") else "comparison"
+    return "compound" if kind in get_args(_CompoundType) else "comparison"
 
 
 Filter = Annotated[

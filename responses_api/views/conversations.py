@@ -11,18 +11,18 @@ from rest_framework.response import Response
 
 from inference_site.core.errors.api_errors import NotFoundError
 from inference_site.gateway.api.authentication import caller_of
-from inference_site.gateway.api.payload import parse
+from inference_site.gateway.api.payload import parse, places_of
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
 from inference_site.runs.queue import new_id
 from responses_api.context import find_conversation
 from responses_api.deletion import delete_conversation, remove_item
-from responses_api.items import IdentifiedItem, new_items
+from responses_api.items import IdentifiedItem, new_items, require_readable
 from responses_api.listing import page_of_conversation
 from responses_api.models import Conversation, Item
 from responses_api.storage import append
 from responses_api.wire import objects, requests
-from responses_api.wire.input_items import InputItem
+from responses_api.wire.input_items import InputItem, path_of
 from responses_api.wire.objects import AnyItem
 from responses_api.wire.requests import ConversationItemsQuery
 
@@ -133,6 +133,8 @@ def _find_item(conversation: Conversation, item_id: str) -> Item:
 def _append(conversation: Conversation, given: Sequence[InputItem]) -> list[IdentifiedItem]:
     """Add items to a conversation, whose row is locked or new."""
     items = new_items(conversation.project_id, given, "items")
+    for item, place in zip(items, places_of(given), strict=True):
+        require_readable(item.data, conversation.project_id, path_of(place, "items"))
     rows = Item.objects.bulk_create(
         Item(public_id=item.id, project_id=conversation.project_id, data=item.data)
         for item in items

@@ -30,9 +30,10 @@ from inference_site.accounts.rate_limits import count_request
 from inference_site.core.domain.deltas import Usage
 from inference_site.core.errors.api_errors import (
     ApiError,
+    AuthenticationError,
+    ForbiddenError,
     InternalError,
     InvalidRequestError,
-    RateLimitError,
     UnavailableError,
 )
 from inference_site.core.errors.exceptions import api_error, log_error
@@ -241,24 +242,26 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
     async def connect(self) -> None:
         """Accept a client with a valid key; refuse the handshake of any other.
 
-        If the project has too many sockets, the client gets an error, and the socket is closed.
+        If its project has too many sockets, or its key cannot be checked now, the client gets an
+        error, and the socket is closed.
         """
         hub.ensure_running()
         headers = {name: value.decode("latin-1") for name, value in self.scope["headers"]}
         self._credentials = headers.get(b"authorization", ""), headers.get(b"x-api-key", "")
+        self._message_room: SocketMemory = self.scope.get(SOCKET_MEMORY_KEY) or SocketMemory()
         try:
             caller = await in_database_thread(self._authenticate)
-        except ApiError as exc:
+            self._message_room.count_for(caller.project_id)
+        except (AuthenticationError, ForbiddenError) as exc:
             logger.info("websocket refused: %s", exc)
             await self.close()
             return
-        self._message_room: SocketMemory = self.scope.get(SOCKET_MEMORY_KEY) or SocketMemory()
-        try:
-            self._message_room.count_for(caller.project_id)
-        except RateLimitError as exc:
+        except Exception as exc:  # noqa: BLE001  # The boundary: it is logged and sent.
+            error = api_error(exc)
+            log_error(None, exc, error)
             self._is_refused = True
             await self.accept()
-            await self.send(text_data=_error_message(exc))
+            await self.send(text_data=_error_message(error))
             await self.close()
             return
         self._histories = KeptHistories()

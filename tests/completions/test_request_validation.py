@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from completions.anthropic.wire import ToolResultBlock, ToolUseBlock
 from completions.wire.chat import ChatCompletionRequest
 from completions.wire.scores import ScoreRequest
 from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.gateway.api.json_bodies import decode_json
 from inference_site.gateway.api.payload import WireRequest, parse
 from inference_site.gateway.file_views import UploadRequest
 from inference_site.vector_stores.wire import FileChanges, SearchRequest
@@ -136,6 +138,29 @@ def test_a_field_of_several_types_is_refused_with_all_of_them() -> None:
     assert caught.value.message == (
         "Invalid type for 'attributes.team': expected a boolean or an integer or a decimal or "
         "a string, but got null instead."
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "number", "code", "reason"),
+    [
+        ("seed", 2**64, "integer_above_max_value", "integer above maximum value"),
+        ("n", -(10**40), "integer_below_min_value", "integer below minimum value"),
+    ],
+)
+def test_an_integer_of_more_than_64_bits_is_named_as_one(
+    field: str, number: int, code: str, reason: str
+) -> None:
+    """The parser of JSON makes it a decimal."""
+    error = refused(decode_json(json.dumps(body(**{field: number})).encode()))
+    assert (error.param, error.code) == (field, code)
+    assert error.message == (
+        f"Invalid '{field}': {reason}. Expected an integer of 64 bits, but got {float(number)} "
+        "instead."
+    )
+    text = refused(decode_json(json.dumps(body(model=number)).encode()))
+    assert text.message == (
+        "Invalid type for 'model': expected a string, but got an integer instead."
     )
 
 

@@ -237,18 +237,20 @@ def test_a_download_has_every_request_once_and_is_audited(
 ) -> None:
     monkeypatch.setattr(downloads, "_BATCH", 3)
     for n in range(8):
-        ended(api_key, 100 - n, n, end_user="=1+1" if n == 7 else "ada", cost=n / 4)
+        user = {6: "\n=1+1", 7: "=1+1"}.get(n, "ada")
+        ended(api_key, 100 - n, n, end_user=user, cost=n / 4)
     refused(50, path="/v1/x", count=4)
     rows = list(csv.DictReader(io.StringIO(downloaded(admin, f"{LOG}export/?format=csv"))))
     assert len(rows) == 9
     assert rows[0]["end_user"] == "", "the refusal is the newest"
     assert rows[0]["requests"] == "4"
-    assert rows[1]["end_user"] == "'=1+1", "no formula"
+    users = [rows[1]["end_user"], rows[2]["end_user"]]
+    assert users == ["'=1+1", "'\n=1+1"], "no formula"
     assert rows[1]["duration_ms"] == "7000.0"
     lines = downloaded(admin, f"{LOG}export/?format=jsonl&user=ada").splitlines()
-    assert len(lines) == 7
+    assert len(lines) == 6
     costs = [json.loads(line)["cost"] for line in lines]
-    assert (costs[0], costs[-1]) == ("1.500000000", "0.000000000")
+    assert (costs[0], costs[-1]) == ("1.250000000", "0.000000000")
     entry = LogEntry.objects.latest("pk")
     assert (entry.object_repr, entry.change_message) == ("Requests", "Exported as jsonl.")
 

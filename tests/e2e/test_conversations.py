@@ -120,6 +120,28 @@ def test_items_are_added_listed_read_and_removed(client: openai.OpenAI) -> None:
     assert [item.id for item in client.conversations.items.list(made.id, order="asc")] == ids[1:]
 
 
+@pytest.mark.parametrize("kind", ["compaction", "reasoning"])
+@pytest.mark.parametrize("content", ["nonsense", "context.nonsense"])
+def test_sealed_content_that_cannot_be_read_is_not_added(
+    client: openai.OpenAI, kind: str, content: str
+) -> None:
+    """It was added, and each later response of the conversation was refused."""
+    made = client.conversations.create()
+    sealed: Any = {"type": kind, "encrypted_content": content}
+    if kind == "reasoning":
+        sealed |= {"id": "rs_1", "summary": []}
+    items = [user("hello"), sealed]
+    for add in (
+        lambda: client.conversations.items.create(made.id, items=items),
+        lambda: client.conversations.create(items=items),
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            add()
+        assert caught.value.param == "items[1].encrypted_content"
+        assert caught.value.code == "invalid_encrypted_content"
+    assert client.conversations.items.list(made.id).data == []
+
+
 @pytest.mark.parametrize("count", [0, 21])
 def test_up_to_twenty_items_are_added_at_once(client: openai.OpenAI, count: int) -> None:
     made = client.conversations.create()

@@ -22,6 +22,8 @@ import psutil
 import psycopg
 import pytest
 from celery import Celery
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from tests.faults.freezing import frozen, frozen_postgres
 from tests.served_stack import ServedStack, wait_until
@@ -236,6 +238,29 @@ def test_frozen_postgres_is_a_503_within_seconds(stack: ServedStack) -> None:
         assert caught.value.response.headers["x-request-id"]
         ready = httpx.get(f"{stack.url}/health/ready", timeout=60)
         assert ready.status_code == 503
+    wait_until(lambda: works(stack), 120, "the next request")
+
+
+def test_a_socket_that_is_opened_while_postgres_is_frozen_gets_the_error(
+    stack: ServedStack,
+) -> None:
+    """Its key cannot be checked. The handshake was a 500, and a traceback in the log."""
+    wait_until(lambda: works(stack), 120, "what an earlier test has killed")
+    url = f"{stack.url}/v1/responses".replace("http", "ws", 1)
+    with (
+        frozen_postgres(stack),
+        connect(
+            url,
+            additional_headers={"Authorization": "Bearer sk-not-seen-before"},
+            open_timeout=60,
+            proxy=None,
+        ) as opened,
+    ):
+        event = json.loads(opened.recv(60))
+        assert (event["type"], event["status"]) == ("error", 503)
+        assert event["error"]["code"] == "database_unavailable"
+        with pytest.raises(ConnectionClosed):
+            opened.recv(60)
     wait_until(lambda: works(stack), 120, "the next request")
 
 

@@ -90,6 +90,8 @@ def test_ranking_options_choose_the_ranking_and_the_threshold(site: ReadingSite)
             ]},
             {"a.txt", "c.txt"},
         ),
+        ({"type": "and", "filters": []}, {"a.txt", "b.txt", "c.txt"}),
+        ({"type": "or", "filters": []}, set()),
         ({"type": "eq", "key": "x' OR TRUE --", "value": "'; DROP TABLE x; --"}, set()),
     ],
 )  # fmt: skip
@@ -383,6 +385,16 @@ def test_other_projects_see_none_of_it(site: ReadingSite) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         other.vector_stores.files.create(mine.id, file_id=entry.id)
     assert refused.value.param == "file_id"
+
+
+def test_an_unknown_filter_is_refused_with_all_that_are_known(site: ReadingSite) -> None:
+    store = site.client.vector_stores.create()
+    known = "values are: 'eq', 'ne', 'gt', 'gte', 'lt', 'lte', 'in', 'nin', 'and', and 'or'."
+    near: Any
+    for near in ({"type": "near", "filters": []}, {"type": "near", "key": "k", "value": 1}):
+        with pytest.raises(openai.BadRequestError, match=known) as caught:
+            found(site, store, "x", filters=near)
+        assert caught.value.param == "filters.type"
 
 
 def test_invalid_requests_name_their_field(site: ReadingSite) -> None:

@@ -309,6 +309,9 @@ _JSON_TYPES: list[tuple[type | tuple[type, ...], str]] = [
     (dict, "an object"),
 ]
 
+_LONG_INTEGER = 2**63
+"""The parser of JSON makes integers of more than 64 bits decimals, which are whole from here on."""
+
 
 def _describe(error: ErrorDetails, param: str, beside: list[str]) -> tuple[str, str]:
     """Return the error's code and message. ``beside`` are the types of all errors of the place."""
@@ -316,8 +319,20 @@ def _describe(error: ErrorDetails, param: str, beside: list[str]) -> tuple[str, 
     if kind in ("missing", "union_tag_not_found"):
         return "missing_required_parameter", f"Missing required parameter: '{param}'."
     if kind in _TYPE_NAMES:
+        is_long = isinstance(given, float) and abs(given) >= _LONG_INTEGER
         got = next((name for type_, name in _JSON_TYPES if isinstance(given, type_)), "null")
+        if is_long:
+            got = "an integer"
         expected = list(dict.fromkeys(_TYPE_NAMES[one] for one in beside if one in _TYPE_NAMES))
+        if is_long and got in expected:
+            side, reason, *_ = _BOUNDS["less_than" if given > 0 else "greater_than"]
+            return (
+                f"integer_{side}_value",
+                (
+                    f"Invalid '{param}': integer {reason}. "
+                    f"Expected an integer of 64 bits, but got {given} instead."
+                ),
+            )
         return (
             "invalid_type",
             f"Invalid type for '{param}': expected {' or '.join(expected)}, but got {got} instead.",

@@ -179,7 +179,7 @@ def largest_values(span: Span, max_results: int) -> dict[str, Usage]:
     return {value: u for (value,), u in _summed(rows, ["value"], order, max_results).items()}
 
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 """How formulas of spreadsheets begin."""
 Histograms = dict[str, dict[dt.datetime, Counter[int]]]
 """Counts by measure, time bucket and histogram bucket."""
