@@ -42,7 +42,6 @@ from inference_site.core.domain.errors import (
     ShuttingDown,
     StreamLost,
 )
-from inference_site.core.domain.model_spec import Price
 from inference_site.core.domain.request import GenerationRequest
 from inference_site.core.observability.logs import log_fields
 from inference_site.core.observability.metrics import Meter
@@ -109,8 +108,6 @@ class Run:
 
     def __init__(self, claim: Claim, stream: Stream, later: Later = lambda *_: False) -> None:
         self.claim, self.stream = claim, stream
-        self._price = Price()
-        """The price at the beginning, for the end of a model that is removed meanwhile."""
         self.started_at = time.time()
         """Unix time."""
         self._later, self._is_late = later, False
@@ -360,8 +357,6 @@ class Run:
     def _begin(self, engine: Engine, ended: OnEnd) -> bool:
         """Start the engine; return whether it continues. Raise the error of the generation."""
         claimed_at_s = time.time()
-        if (spec := catalogue().models.get(self.claim.model)) is not None:
-            self._price = spec.price
         loaded, document = self._load()
         self._document, self._first = document, document.request
         self._next = self._first
@@ -578,8 +573,7 @@ class Run:
     def _commit(self, status: Status, ending: Ending) -> bool:
         """Write the final row, and the answer if it is stored; False if the claim is lost."""
         claim, usage, assembler = self.claim, self._usage, self._assembler
-        spec = catalogue().models.get(claim.model)
-        price = self._price if spec is None else spec.price
+        price = catalogue().price_of(claim.model)
         result: dict[str, Any] = {
             "first_token_at": self._first_token_at,
             "input_tokens": usage.input_tokens,

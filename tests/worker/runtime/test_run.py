@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -20,6 +19,7 @@ from django.utils import timezone
 from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
+from inference_site.catalogue.catalogue import Catalogue
 from inference_site.core.domain.deltas import TextDelta
 from inference_site.core.domain.errors import EngineUnavailable
 from inference_site.core.domain.model_spec import ModelSpec, Price
@@ -326,13 +326,14 @@ def test_what_was_complete_when_it_was_stopped_is_completed(
 def test_a_run_whose_model_is_removed_costs_what_it_did_at_the_beginning(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = {"m": ModelSpec("m", "scripted", price=Price(output=1_000_000))}
-    monkeypatch.setattr(run, "catalogue", lambda: SimpleNamespace(models=models))
+    models = Catalogue([])
+    models.update([ModelSpec("m", "scripted", price=Price(output=1_000_000))])
+    monkeypatch.setattr(run, "catalogue", lambda: models)
     attempt = start()
     play = attempt.engine.chat
 
     def chat(request: GenerationRequest, sink: Sink) -> None:
-        models.clear()
+        models.update([])
         play(request, sink)
 
     attempt.engine.chat = chat
