@@ -379,6 +379,8 @@ class Run:
         request = self._next
         assert request is not None
         self._spent, self._unfinished = self._usage, request.answers
+        # A piece of an earlier turn may have been many tokens.
+        self._pieces = max(self._pieces, self._usage.output_tokens)
         self._text_calls = None
         if may_have_text_calls(request):
             parallel = request.parallel_tool_calls

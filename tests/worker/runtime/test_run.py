@@ -20,7 +20,7 @@ from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
 from inference_site.catalogue.catalogue import Catalogue
-from inference_site.core.domain.deltas import TextDelta
+from inference_site.core.domain.deltas import TextDelta, Usage
 from inference_site.core.domain.errors import EngineUnavailable
 from inference_site.core.domain.model_spec import ModelSpec, Price
 from inference_site.core.domain.request import GenerationRequest, Sampling
@@ -35,7 +35,7 @@ from inference_site.runs.streams.event_log import cancel_key, document_key
 from inference_site.runs.streams.request_documents import save_document
 from tests.generations.rows import chat_document, create_generation
 from tests.upstream_server import Talk, UpstreamServer, text, usage
-from worker.engines.base import Sink, load_engine
+from worker.engines.base import OnEnd, Sink, load_engine
 from worker.engines.scripted import ScriptedEngine
 from worker.runtime import run
 from worker.runtime.publisher import StopReason, Stream
@@ -311,6 +311,30 @@ def test_equal_choices_that_were_computed_once_are_counted_once(
         engine.close()
     assert attempt.row.status == Status.CANCELLED
     assert attempt.row.output_tokens == max(2, *counted, 0)
+
+
+def test_a_later_turn_that_is_cancelled_is_counted_by_its_pieces(start: Start) -> None:
+    """The first turn has more tokens than pieces; of the second one nothing is counted yet."""
+    attempt = start()
+    run = Run(attempt.claim, attempt.stream)
+
+    def first_turn(request: GenerationRequest, sink: Sink, ended: OnEnd) -> bool:
+        sink.feed(TextDelta("one"))
+        sink.feed(Usage(7, 0, 50))
+        return True
+
+    def second_turn(request: GenerationRequest, sink: Sink, ended: OnEnd) -> bool:
+        for _ in range(10):
+            sink.feed(TextDelta("x"))
+        attempt.stream.stop(StopReason.REQUESTED)
+        return False
+
+    attempt.engine.start = first_turn
+    assert run.start(attempt.engine, lambda _: None)
+    attempt.engine.start = second_turn
+    assert not run.resume(attempt.engine, lambda _: None)
+    assert attempt.row.status == Status.CANCELLED
+    assert counts(attempt.row) == (7, 0, 60, 0)
 
 
 @pytest.mark.parametrize("reason", list(StopReason))
