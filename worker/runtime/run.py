@@ -59,7 +59,7 @@ from inference_site.runs.models import Claim, Generation, Status
 from inference_site.runs.streams.batches import Ending, Sent, sent_so_far
 from inference_site.runs.streams.event_log import read_log
 from inference_site.runs.streams.request_documents import Document, Loaded, ToStore, load_document
-from inference_site.runs.tool_calls.models import SavedTurns
+from inference_site.runs.tool_calls.models import SavedTurns, usage_of_saved_turns
 from inference_site.runs.tool_calls.models import close as close_calls
 from inference_site.runs.wake_ups import send_wake_up
 from worker.engines.base import Engine, OnEnd, start_and_report
@@ -357,6 +357,9 @@ class Run:
     def _begin(self, engine: Engine, ended: OnEnd) -> bool:
         """Start the engine; return whether it continues. Raise the error of the generation."""
         claimed_at_s = time.time()
+        if self.claim.attempt > 1:  # It counts also if this attempt cannot begin.
+            with release_connection_after():
+                self._usage = usage_of_saved_turns(self.claim.public_id)
         loaded, document = self._load()
         self._document, self._first = document, document.request
         self._next = self._first
@@ -609,7 +612,12 @@ class Run:
 
     @property
     def _has_site_tools(self) -> bool:
-        return self._document is not None and bool(self._document.assembly.site_tools)
+        """Whether there may be calls to close. Without the document, an earlier attempt may have
+        some.
+        """
+        if self._document is None:
+            return self.claim.attempt > 1
+        return bool(self._document.assembly.site_tools)
 
     @property
     def _stores(self) -> bool:

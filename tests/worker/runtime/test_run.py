@@ -33,6 +33,7 @@ from inference_site.runs.streams import request_documents
 from inference_site.runs.streams.batches import Ending
 from inference_site.runs.streams.event_log import cancel_key, document_key
 from inference_site.runs.streams.request_documents import save_document
+from inference_site.runs.tool_calls.models import SavedTurns, ToolCall
 from tests.generations.rows import chat_document, create_generation
 from tests.upstream_server import Talk, UpstreamServer, text, usage
 from worker.engines.base import OnEnd, Sink, load_engine
@@ -311,6 +312,30 @@ def test_equal_choices_that_were_computed_once_are_counted_once(
         engine.close()
     assert attempt.row.status == Status.CANCELLED
     assert attempt.row.output_tokens == max(2, *counted, 0)
+
+
+def test_an_attempt_whose_request_is_lost_costs_what_the_saved_turns_have_used(
+    api_key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis has lost its data between two attempts; what the tools had answered is deleted."""
+    models = Catalogue([ModelSpec("m", "scripted", price=Price(input=1_000_000))])
+    monkeypatch.setattr(run, "catalogue", lambda: models)
+    id_ = create_generation(api_key[0], attempt=1, background=True).public_id
+    SavedTurns.objects.create(
+        generation_id=id_, state={}, usage={"input_tokens": 9, "output_tokens": 5}
+    )
+    ToolCall.objects.create(
+        generation_id=id_, number=0, type="mcp", cost=2, result={"output": "seen"}
+    )
+    claim = Generation.objects.claim("m", "w")
+    assert claim is not None
+    engine = ScriptedEngine(ModelSpec("m", "scripted"))
+    assert not Run(claim, LocalStream(id_)).start(engine, lambda _: None)
+    row = Generation.objects.get(public_id=id_)
+    assert row.status == Status.FAILED
+    assert (*counts(row), int(row.cost)) == (9, 0, 5, 0, 9 + 2)
+    assert not SavedTurns.objects.exists()
+    assert ToolCall.objects.get().result is None
 
 
 def test_a_later_turn_that_is_cancelled_is_counted_by_its_pieces(start: Start) -> None:
