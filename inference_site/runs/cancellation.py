@@ -46,7 +46,6 @@ from inference_site.runs.streams.event_log import (
     take_log,
 )
 from inference_site.runs.streams.request_documents import drop_document, load_document
-from inference_site.runs.tool_calls.models import usage_of_saved_turns
 
 logger = logging.getLogger(__name__)
 
@@ -237,7 +236,9 @@ def end_without_worker(
         if not move():  # From here to the commit, a worker that still lives waits for the row.
             return False
         unsent = unsent_tokens(generation.worker, generation.public_id) if generation.worker else 0
-        usage = usage_of_saved_turns(generation.public_id)
+        usage = Usage()
+        for app in closings():
+            usage = usage.plus(app.usage_of_saved_turns(generation.public_id))
         usage = replace(usage, output_tokens=max(unsent, usage.output_tokens))
         assembler, ending, first = _ending_of(generation, error, usage)
         if assembler is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from inference_site.accounts.budgets import BudgetExhausted, Estimate, reserve
+from inference_site.accounts.budgets import BudgetExhausted, Estimate, reserve, values_of
 from inference_site.accounts.keys import caller_of_key
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.core.domain.errors import GenerationFailed
@@ -43,8 +43,6 @@ class _Reservation:
 
     def write(self) -> None:
         """Reserve. Raise BudgetExhausted (see ``runs.queue.WithRow``)."""
-        from inference_site.runs.usage.dimensions import values_of  # As in ``run_and_wait``.
-
         row = self.row
         values = values_of(row.end_user, row.tags)
         reserve(row.project_id, row.api_key_id or 0, self.estimate, row.created_at, values)
