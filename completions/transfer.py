@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AwareDatetime, Field
 
 from completions.models import StoredCompletion
-from inference_site.core.transfer import ObjectLine, each, known_ids
+from completions.storage import wire_messages
+from inference_site.core.transfer import ObjectLine, Refused, each, known_ids
 from inference_site.gateway.feedback_views import FeedbackEntry
 
 _BATCH = 100
@@ -46,7 +47,7 @@ def import_lines(project_id: int, kind: str, lines: Sequence[ObjectLine], folder
     del kind, folder
     known = known_ids(StoredCompletion, project_id, [line.id for line in lines])
     new = [line for line in cast(Sequence[CompletionLine], lines) if line.id not in known]
-    StoredCompletion.objects.bulk_create(
+    rows = [
         StoredCompletion(
             public_id=line.id,
             project_id=project_id,
@@ -54,5 +55,12 @@ def import_lines(project_id: int, kind: str, lines: Sequence[ObjectLine], folder
             feedback=[entry.model_dump() for entry in line.feedback],
         )
         for line in new
-    )
-    return len(new)
+    ]
+    for row in rows:
+        try:
+            wire_messages(row)
+        except (AttributeError, KeyError, TypeError) as exc:
+            reason = f"the messages of {row.public_id} cannot be read: {exc}"
+            raise Refused(row.public_id, reason) from exc
+    StoredCompletion.objects.bulk_create(rows)
+    return len(rows)

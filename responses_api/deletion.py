@@ -21,6 +21,7 @@ from django.utils import timezone
 from inference_site.accounts.models import retention_cutoffs
 from inference_site.core.storage.postgresql import end_transaction_if_idle
 from inference_site.gateway.idempotency.models import forget_answers
+from inference_site.outbox.models import forget_arguments
 from inference_site.runs.streams.request_documents import drop_document, drop_documents
 from responses_api.models import ENDED, Conversation, Item, StoredResponse
 
@@ -232,12 +233,13 @@ def forget(
             item.save(update_fields=["data"])
     kept = StoredResponse.objects.filter(pk__in=pks)
     kept.update(request={}, metadata={}, error=None, deltas=None)
+    forget_arguments([stored.public_id for stored in responses])
     return {"responses": len(responses), "conversations": len(conversations)}
 
 
 def _without_content(data: dict[str, Any]) -> dict[str, Any]:
     """Return an item of the same type and form whose texts, arguments and results are empty."""
-    if data["type"] == "reasoning":
+    if data.get("type") == "reasoning":
         return {**data, "content": [], "summary": [], "encrypted_content": None}
     kept: dict[str, Any] = {}
     for name, value in data.items():

@@ -9,17 +9,18 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 from django.db import connection, transaction
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.core.storage.cipher import seal, unseal
 from inference_site.core.transfer import Id, ObjectLine, Refused, known_ids
 from inference_site.gateway.feedback_views import FeedbackEntry
+from responses_api.events import error_event
 from responses_api.items import split_sealed
 from responses_api.models import (
     ENDED,
@@ -32,6 +33,7 @@ from responses_api.models import (
     ResponseStatus,
     StoredResponse,
 )
+from responses_api.stored_responses import stored_response
 
 logger = logging.getLogger(__name__)
 
@@ -371,6 +373,7 @@ def _import_responses(project_id: int, lines: Sequence[ResponseLine]) -> int:
     conversations = _keys(Conversation, project_id, named)
     rows, pairs = [], []
     for line in lines:
+        _check_readable(line)
         if line.previous and line.previous not in keys:
             raise Refused(line.id, f"the project has no response {line.previous}")
         if line.conversation and line.conversation not in conversations:
@@ -394,6 +397,24 @@ def _import_responses(project_id: int, lines: Sequence[ResponseLine]) -> int:
     StoredResponse.objects.bulk_create(rows)
     _create_items(project_id, pairs)
     return len(rows)
+
+
+def _check_readable(line: ResponseLine) -> None:
+    """Raise Refused for a response of which the API could not show its object or its stream."""
+    if line.deleted_at is not None:  # Nobody reads it, and what is forgotten has lost its content.
+        return
+    columns = {name: getattr(line, name) for name in _RESPONSE}
+    output = [{"id": part.id, **part.data} for part in line.items if part.is_output]
+    try:
+        stored_response(StoredResponse(public_id=line.id, **columns), output)
+        if line.error is not None:
+            error_event(line.error, count())
+    except ValidationError as exc:
+        first = exc.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Refused(line.id, f"{line.id} cannot be read: '{where}': {first['msg']}") from exc
+    except (InvalidRequestError, KeyError, TypeError) as exc:
+        raise Refused(line.id, f"{line.id} cannot be read: {exc}") from exc
 
 
 def _keys(

@@ -13,7 +13,7 @@ from decimal import Decimal
 
 from django.db.models import Case, Count, F, Max, Q, When
 
-from inference_site.accounts.models import Budget, BudgetSpend
+from inference_site.accounts.models import END_USER, TAG, Budget, BudgetSpend
 from inference_site.core.storage.postgresql import execute_prepared
 
 # Before any counter is locked, and in the order in which accounting inserts, to avoid deadlocks.
@@ -89,6 +89,13 @@ def current_starts(now: dt.datetime) -> Starts:
 def begun_at(starts: Starts) -> Q:
     """Return the condition on spends that they are of these periods."""
     return Q(*(Q(budget__every=every, start=start) for every, start in starts), _connector=Q.OR)
+
+
+def values_of(end_user: str, tags: Sequence[str]) -> dict[str, str]:
+    """Return the end user and the values of the tags of a request, by dimension."""
+    pairs = (tag.partition("=") for tag in tags)
+    values = {TAG + key: value for key, _, value in pairs}
+    return values | ({END_USER: end_user} if end_user else {})
 
 
 def reserve(

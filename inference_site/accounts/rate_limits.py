@@ -147,9 +147,7 @@ def hit(caller: Caller, tokens: int | None) -> list[Window]:
         for limit in _limits_of(caller):
             if limit.unit == "tokens" and tokens is None:
                 continue
-            has_room = limit.hit(limit.cost(tokens or 0))
-            windows.append(limit.window())
-            if not has_room:
+            if not limit.hit(limit.cost(tokens or 0)):
                 for earlier in counted:
                     earlier.change_count(-earlier.cost(tokens or 0))
                 wait_s = max(1, math.ceil(limit.wait_s(limit.cost(tokens or 0))))
@@ -157,14 +155,27 @@ def hit(caller: Caller, tokens: int | None) -> list[Window]:
                     f"Rate limit reached: {limit.amount} {limit.unit} a minute of this "
                     f"{limit.owner}. Please try again in {duration(wait_s)}.",
                     retry_after_s=wait_s,
-                    headers=headers(windows),
+                    headers=current_headers(caller),
                 )
+            windows.append(limit.window())
             counted.append(limit)
     except redis.exceptions.RedisError as exc:
         if not settings.RATE_LIMITS_FAIL_OPEN:
             raise
         logger.warning("rate limits: request accepted uncounted: %s", exc)
     return windows
+
+
+def current_headers(caller: Caller) -> dict[str, str]:
+    """Return the rate limit headers of a refused request, when nothing counts for it any more.
+
+    While Redis is away there are none.
+    """
+    try:
+        return headers([limit.window() for limit in _limits_of(caller)])
+    except redis.exceptions.RedisError as exc:
+        logger.warning("rate limits: a refusal does not say what remains: %s", exc)
+        return {}
 
 
 def takes_priority(caller: Caller) -> bool:

@@ -27,7 +27,7 @@ from inference_site.catalogue.models_file import (
     default_threads,
     read_models_and_routes,
 )
-from inference_site.core.domain.model_spec import MAX_ID, ModelSpec, is_model_id
+from inference_site.core.domain.model_spec import MAX_ID, ModelSpec, Price, is_model_id
 
 logger = logging.getLogger(__name__)
 
@@ -166,6 +166,7 @@ class Catalogue:
         self._found = {spec.id: spec for spec in found}
         self._folder = folder
         self._warnings: set[str] = set()
+        self._removed_prices: dict[str, Price] = {}
         self.models, self._by_name = self._merged()
         others = self.models.keys() - self._entries.keys()
         self.optional = frozenset(others if self._entries else others & {REAL_MODEL})
@@ -197,6 +198,8 @@ class Catalogue:
         old = self.models
         # Other threads read the mappings: replace them, never change them.
         self.models, self._by_name = self._merged()
+        removed = [spec for id_, spec in old.items() if id_ not in self.models]
+        self._removed_prices |= {spec.id: spec.price for spec in removed}
         new = [spec for id_, spec in self.models.items() if id_ not in old]
         self.optional |= {spec.id for spec in new}
         entries = (*self._entries.values(), *self._stored)
@@ -204,8 +207,17 @@ class Catalogue:
         return CatalogueChanges(
             new,
             [(old[id_], s) for id_, s in self.models.items() if id_ in old and old[id_] != s],
-            [spec for id_, spec in old.items() if id_ not in self.models],
+            removed,
         )
+
+    def price_of(self, model: str) -> Price:
+        """Return the price of a model; of one that was removed since the start, its last price.
+
+        Runs that have used it may still end. Unknown models cost nothing.
+        """
+        if (spec := self.models.get(model)) is not None:
+            return spec.price
+        return self._removed_prices.get(model, Price())
 
     def _merged(self) -> tuple[dict[str, ModelSpec], dict[str, ModelSpec | Route]]:
         """Return the models by id, and models and routes by name; the first source wins a name."""

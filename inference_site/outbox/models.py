@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import secrets
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import orjson
@@ -292,6 +292,13 @@ def send(
         for endpoint in endpoints
         if endpoint.pk in held
     )
+
+
+def forget_arguments(response_ids: Collection[str]) -> None:
+    """Take the arguments of the calls of these responses out of all messages."""
+    for message in Message.objects.filter(event_type=APPROVAL_EVENT, object_id__in=response_ids):
+        message.drop_arguments()
+        message.save(update_fields=["body"])
 
 
 def prune(until: float) -> int:

@@ -19,6 +19,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import redis.asyncio
@@ -30,7 +31,6 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.fleet.leases import unsent_tokens
 from inference_site.core.domain.deltas import Usage
 from inference_site.core.domain.errors import StoppedByOperator
-from inference_site.core.domain.model_spec import Price
 from inference_site.core.observability.metrics import count_ended
 from inference_site.core.storage.postgresql import in_database_thread, transaction_with_timeouts
 from inference_site.core.storage.redis import Deadlines, shard_of
@@ -50,6 +50,11 @@ from inference_site.runs.streams.request_documents import drop_document, load_do
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
+_BILLED = (
+    *("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens"),
+    *("prefill_ms", "decode_ms"),
+)
+"""The columns of a generation that have its usage."""
 reader_deadlines = Deadlines("disconnect-grace")
 """The generations that are cancelled at these times, as they have no readers any more."""
 _SLACK_S = 5
@@ -94,9 +99,14 @@ def cancel_waiting(
             waiting[generation.public_id] = generation
         if generation.background:
             may_restart.add(generation.public_id)
-    has_readers = {g.public_id for g in waiting.values() if error or kind_of(g.kind).recover}
-    ended = {id_ for id_ in has_readers if _cancel_with_readers(waiting[id_], error)}
-    if others := waiting.keys() - has_readers:
+    # Those with readers, and those that have run before: they may have saved turns and calls.
+    one_by_one = {
+        one.public_id
+        for one in waiting.values()
+        if error or one.attempt or kind_of(one.kind).recover
+    }
+    ended = {id_ for id_ in one_by_one if _cancel_and_close(waiting[id_], error)}
+    if others := waiting.keys() - one_by_one:
         for id_ in Generation.objects.cancel_queued(others):
             count_ended(waiting[id_].model, waiting[id_].kind, Status.CANCELLED)
             drop_document(id_)
@@ -106,8 +116,8 @@ def cancel_waiting(
     return frozenset(ended)
 
 
-def _cancel_with_readers(generation: Generation, error: Exception | None) -> bool:
-    """Cancel a waiting generation and end its stream; return False if it no longer waits."""
+def _cancel_and_close(generation: Generation, error: Exception | None) -> bool:
+    """Cancel a waiting generation and end its stream and calls; False if it no longer waits."""
     if kind_of(generation.kind).recover is not None:
         error = None  # Its assembler has an ending for a cancel.
 
@@ -226,14 +236,15 @@ def end_without_worker(
         if not move():  # From here to the commit, a worker that still lives waits for the row.
             return False
         unsent = unsent_tokens(generation.worker, generation.public_id) if generation.worker else 0
-        assembler, ending, first = _ending_of(generation, error, unsent)
-        if tokens := max(unsent, 0 if assembler is None else assembler.pieces):
-            # A piece that was sent is at least one token; of a run that has sent nothing, the lease
-            # has the tokens as of its last renewal. The other counts were lost with the worker.
-            spec = catalogue().models.get(generation.model)
-            price = Price() if spec is None else spec.price
-            rows = Generation.objects.filter(public_id=generation.public_id)
-            rows.update(output_tokens=tokens, cost=price.cost(0, 0, tokens))
+        usage = Usage()
+        for app in closings():
+            usage = usage.plus(app.usage_of_saved_turns(generation.public_id))
+        usage = replace(usage, output_tokens=max(unsent, usage.output_tokens))
+        assembler, ending, first = _ending_of(generation, error, usage)
+        if assembler is not None:
+            usage = replace(usage, output_tokens=max(assembler.pieces, usage.output_tokens))
+        if usage != Usage():
+            _bill(generation, usage)
         if kind.store_result is not None and assembler is not None:
             kind.store_result(generation.public_id, status, assembler, None)
         for app in closings():
@@ -250,12 +261,27 @@ def end_without_worker(
     return True
 
 
+def _bill(generation: Generation, usage: Usage) -> None:
+    """Write what is known of the usage of a generation, and its cost.
+
+    A piece that was sent is at least one token; of a run that has sent nothing, the lease has the
+    tokens as of its last renewal. The other counts since the last saved turn were lost with the
+    worker.
+    """
+    price = catalogue().price_of(generation.model)
+    Generation.objects.filter(public_id=generation.public_id).update(
+        **{name: getattr(usage, name) for name in _BILLED},
+        cost=price.cost(usage.input_tokens, usage.cached_tokens, usage.output_tokens),
+    )
+
+
 def _ending_of(
-    generation: Generation, error: Exception | None, unsent: int
+    generation: Generation, error: Exception | None, usage: Usage
 ) -> tuple[Assembler | None, Ending | None, int | None]:
     """Return the assembler, its ending, and the number of the first frame of the ending.
 
-    The number is None if the ending does not depend on it.
+    ``usage`` is what is known of it beside the frames. The number is None if the ending does not
+    depend on it.
     """
     kind = kind_of(generation.kind)
     # The next attempt's number: a worker that returns after the log has expired cannot restart it.
@@ -275,8 +301,9 @@ def _ending_of(
         assembler, first = recovered(kind, generation.public_id, sent)
         if assembler is None:
             return None, None if error is None else kind.failure(error, first=first), first
-    if tokens := max(unsent, assembler.pieces):
-        assembler.feed(Usage(output_tokens=tokens))
+    usage = replace(usage, output_tokens=max(assembler.pieces, usage.output_tokens))
+    if usage != Usage():
+        assembler.feed(usage)
     return assembler, assembler.cancel() if error is None else assembler.fail(error), first
 
 

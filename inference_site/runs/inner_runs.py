@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from django.utils import timezone
 
-from inference_site.accounts.budgets import BudgetExhausted, Estimate, reserve
+from inference_site.accounts.budgets import BudgetExhausted, Estimate, reserve, values_of
 from inference_site.accounts.keys import caller_of_key
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.core.domain.errors import GenerationFailed
@@ -43,7 +43,9 @@ class _Reservation:
 
     def write(self) -> None:
         """Reserve. Raise BudgetExhausted (see ``runs.queue.WithRow``)."""
-        reserve(self.row.project_id, self.row.api_key_id or 0, self.estimate, self.row.created_at)
+        row = self.row
+        values = values_of(row.end_user, row.tags)
+        reserve(row.project_id, row.api_key_id or 0, self.estimate, row.created_at, values)
 
 
 def run_and_wait(
@@ -58,12 +60,16 @@ def run_and_wait(
     in_background: bool = False,
     request_id: str = "",
     route: str = "",
+    end_user: str = "",
+    tags: Sequence[str] = (),
 ) -> Ending:
     """Return the ending of a generation without output tokens, run by a worker of its model.
 
     ``size_bytes`` is the size of its texts, for budgets and token limits. These count what runs for
     an accepted request, and not what runs ``in_background``; they refuse neither. ``route`` is the
-    name by which the request chose the model, which the key may allow instead of the model. Blocks.
+    name by which the request chose the model, which the key may allow instead of the model.
+    ``end_user`` and ``tags`` are those of the request: they use it, and it is forgotten with them.
+    Blocks.
     Raise NoBudget; NotPossible for a key or model that no longer exists; the errors of ``enqueue``;
     TimeoutError after ``timeout_s``, or when ``is_cancelled`` returns true: the generation is then
     cancelled.
@@ -90,6 +96,8 @@ def run_and_wait(
         request_id=request_id,
         service_class=ServiceClass.BACKGROUND if in_background else ServiceClass.FOREGROUND,
         background=in_background,
+        end_user=end_user,
+        tags=list(tags),
         created_at=timezone.now(),
     )
     counts_tokens = has_token_limit(caller) and not in_background

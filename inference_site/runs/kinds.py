@@ -21,7 +21,7 @@ import orjson
 from django.apps import AppConfig, apps
 from django.db.models import Model
 
-from inference_site.core.domain.deltas import Delta, PromptDelta
+from inference_site.core.domain.deltas import Delta, PromptDelta, Usage
 from inference_site.core.domain.errors import Cancelled
 from inference_site.core.domain.request import GenerationRequest
 from inference_site.core.domain.site_tools import SiteCall, Source, ToolResult
@@ -225,6 +225,9 @@ def mendings() -> Collection[Mending]:
 
 class Closing(Protocol):
     """A module that an app names in ``closing``: it has rows of generations that must be closed."""
+
+    def usage_of_saved_turns(self, generation_id: str) -> Usage:
+        """Return what the turns that are saved of it have used; call it before ``close``."""
 
     def close(self, generation_id: str) -> object:
         """Close them, in the transaction that ends the generation in place of its worker."""

@@ -71,6 +71,8 @@ def embed(
     is_cancelled: Callable[[], bool],
     in_background: bool = False,
     request_id: str = "",
+    end_user: str = "",
+    tags: Sequence[str] = (),
 ) -> list[array[float]]:
     """Return the vectors of texts, in their order, computed by a worker that serves the model.
 
@@ -88,6 +90,8 @@ def embed(
         is_cancelled=is_cancelled,
         in_background=in_background,
         request_id=request_id,
+        end_user=end_user,
+        tags=tags,
     )
     if ending.error_code == _TOO_LONG:
         raise TextTooLong

@@ -135,6 +135,11 @@ def test_a_refusal_by_the_project_does_not_count_for_the_key() -> None:
     one = caller(Limits(5, 100), Limits(1, 100))
     with pytest.raises(RateLimitError):
         hit(one, 50)
+    with pytest.raises(RateLimitError) as caught:
+        hit(caller(Limits(5, 90), Limits(6, 100)), 50)
+    told = caught.value.headers
+    assert told["x-ratelimit-remaining-requests"] == "5"
+    assert told["x-ratelimit-remaining-tokens"] == "0"
     alone = caller(Limits(5, 100))
     assert remaining(hit(alone, 1)) == [4, 99]
 

@@ -106,7 +106,7 @@ def statuses(stack: ServedStack, key: MadeKey, count: int, **fields: Any) -> lis
 
 
 def test_no_more_run_at_one_time_than_may(stack: ServedStack) -> None:
-    key = make_key(stack, concurrent_runs=2)
+    key = make_key(stack, concurrent_runs=2, requests_per_minute=1000)
     endless = ask(model="scripted", text=ENDLESS, max_tokens=None, stream=True)
 
     def begin(_: int) -> httpx.Response:
@@ -115,7 +115,11 @@ def test_no_more_run_at_one_time_than_may(stack: ServedStack) -> None:
     with key.http(stack) as http, ThreadPoolExecutor(12) as pool:
         answers = list(pool.map(begin, range(12)))  # None ends before the last has come.
         codes = sorted(answer.status_code for answer in answers)
-        told = {json.loads(a.read())["error"]["message"] for a in answers if a.status_code == 429}
+        refused = [answer for answer in answers if answer.status_code == 429]
+        told = {json.loads(answer.read())["error"]["message"] for answer in refused}
+        assert {headers_of(answer).get("limit-requests") for answer in refused} == {"1000"}
+        again = http.post(CHAT, json=ask())
+        assert (again.status_code, headers_of(again)["remaining-requests"]) == (429, "998")
         for answer in answers:
             answer.close()
         assert (codes.count(200), codes.count(429)) == (2, 10)

@@ -84,6 +84,16 @@ def test_input_and_output_are_scored(
     assert client.responses.create(model="scripted", input=HARMLESS).moderation is None
 
 
+def test_judgements_are_forgotten_with_the_end_user_of_their_request(
+    client: openai.OpenAI, stack: ServedStack
+) -> None:
+    """Where content is kept for some hours, that of a judgement is what the user has said."""
+    ask(client, HARMFUL, {"model": "judge"}, safety_identifier="judged-user")
+    rows = "SELECT count(*) FROM generations_generation WHERE end_user = 'judged-user'"
+    assert stack.sql(rows) == [(3,)]
+    assert "3 generations" in stack.manage("forget", "--user", "judged-user")
+
+
 def test_only_the_new_input_is_judged(client: openai.OpenAI, judge: UpstreamServer) -> None:
     first = ask(client, HARMFUL, {"model": "judge"})
     second = ask(client, HARMLESS, {"model": "judge"}, previous_response_id=first.id)

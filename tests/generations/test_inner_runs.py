@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from django.utils import timezone
 
 from inference_site.accounts.budgets import Estimate, reserve
-from inference_site.accounts.models import ApiKey, Budget
+from inference_site.accounts.models import ApiKey, Budget, BudgetSpend
 from inference_site.core.domain.request import GenerationRequest
 from inference_site.runs.inner_runs import NoBudget, run_and_wait
-from inference_site.runs.models import Status
+from inference_site.runs.models import Generation, Status
 from inference_site.runs.queue import new_id
 from inference_site.runs.streams.request_documents import Assembly, Document
+from inference_site.runs.usage.accounting import account
 from tests.generations.rows import create_generation
 
 MODEL = "demo-embedding"
 
 
-def embed(key: ApiKey, size_bytes: int) -> None:
+def embed(key: ApiKey, size_bytes: int, **fields: Any) -> None:
     """Have texts embedded, without waiting."""
     request = GenerationRequest(MODEL, operation="embed", prompts=("x",))
     run_and_wait(
@@ -31,6 +33,7 @@ def embed(key: ApiKey, size_bytes: int) -> None:
         timeout_s=0,
         is_cancelled=lambda: False,
         in_background=True,
+        **fields,
     )
 
 
@@ -47,3 +50,24 @@ def test_what_runs_reserves_the_rest_of_a_budget(api_key: tuple[ApiKey, str]) ->
     )
     with pytest.raises(TimeoutError):  # It was accepted.
         embed(key, size_bytes=15)
+
+
+def test_what_runs_for_a_request_counts_for_its_end_user_and_tags(
+    api_key: tuple[ApiKey, str],
+) -> None:
+    key = api_key[0]
+    for each in ("user", "tag:team"):
+        Budget.objects.create(project=key.project, unit="tokens", every="day", amount=9, each=each)
+    asked_by: dict[str, Any] = {"end_user": "ann", "tags": ["team=red"]}
+    with pytest.raises(TimeoutError):  # It was accepted.
+        embed(key, size_bytes=15, **asked_by)
+    row = Generation.objects.get()
+    assert (row.end_user, row.tags) == ("ann", ["team=red"])
+    spends = BudgetSpend.objects.order_by("budget").values_list("value", "reserved")
+    assert list(spends) == [("ann", Decimal(5)), ("red", Decimal(5))]
+    while account():
+        pass
+    assert set(BudgetSpend.objects.values_list("spent", "reserved")) == {(Decimal(0), Decimal(0))}
+    with pytest.raises(TimeoutError):
+        embed(key, size_bytes=15)
+    assert BudgetSpend.objects.count() == 2

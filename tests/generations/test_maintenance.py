@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from pytest_django.fixtures import Settings
 from inference_site.accounts.models import ApiKey
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.fleet.leases import Lease, LiveWorker, ModelReport, live_view, prune
+from inference_site.core.domain.model_spec import ModelSpec, Price
 from inference_site.core.storage import postgresql
 from inference_site.core.storage.redis import (
     broker_client,
@@ -56,6 +58,7 @@ from inference_site.runs.streams.event_log import (
     request_cancel,
 )
 from inference_site.runs.streams.request_documents import Assembly, load_document, save_document
+from inference_site.runs.tool_calls.models import SavedTurns, ToolCall
 from inference_site.runs.wake_ups import (
     count_wake_ups,
     own_queue,
@@ -215,6 +218,61 @@ def test_what_a_dead_worker_has_generated_and_not_sent_is_counted(
     end_runs_of_dead_workers()
     assert state(row) == state(other) == (Status.FAILED, "worker_lost")
     assert (row.output_tokens, other.output_tokens) == (7, 0)
+
+
+def test_the_turns_that_a_dead_worker_has_saved_are_counted(
+    api_key: Key, worker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer with tools has read and generated what its saved turns have, and more unsaved."""
+    priced = ModelSpec("m", "scripted", price=Price(input=3, cached=1, output=10))
+    monkeypatch.setitem(catalogue().models, "m", priced)
+    row, further = running(api_key, worker), running(api_key, worker)
+    usage = {"input_tokens": 100, "cached_tokens": 40, "output_tokens": 20, "reasoning_tokens": 5}
+    for each in (row, further):
+        SavedTurns.objects.create(generation_id=each.public_id, state={}, usage=usage)
+    Lease(worker, lambda: LiveWorker(worker), lambda: {further.public_id: 27}).renew()
+    site_client().delete(f"worker:{worker}")
+    suspect(worker, ago_s=30)
+    end_runs_of_dead_workers()
+    assert state(row) == state(further) == (Status.FAILED, "worker_lost")
+    assert (row.input_tokens, row.cached_tokens, row.output_tokens) == (100, 40, 20)
+    assert row.reasoning_tokens == 5
+    assert (further.input_tokens, further.output_tokens) == (100, 27)
+    assert row.cost * 1_000_000 == 60 * 3 + 40 * 1 + 20 * 10
+    assert further.cost - row.cost == Decimal("0.00007")
+
+
+def test_what_is_cancelled_before_its_next_attempt_has_used_its_saved_turns(
+    api_key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line of a batch, whose worker has died: nobody reads its stream."""
+    monkeypatch.setitem(catalogue().models, "m", ModelSpec("m", "scripted", price=Price(output=10)))
+    row = waiting(api_key, 1, attempt=1, background=True)
+    known = {"generation_id": row.public_id}
+    SavedTurns.objects.create(**known, state={"said": "x"}, usage={"output_tokens": 20})
+    call = {"number": 0, "type": "mcp", "cost": Decimal(1), "result": {"output": "seen"}}
+    ToolCall.objects.create(**known, **call)
+    assert cancel([row.public_id]) == {row.public_id}
+    assert state(row) == (Status.CANCELLED, "")
+    assert (row.output_tokens, row.cost) == (20, Decimal("1.0002"))
+    assert not SavedTurns.objects.exists()
+    assert ToolCall.objects.get().result is None
+
+
+def test_tokens_of_a_model_that_was_removed_cost_what_they_did(
+    api_key: Key, worker: str, model: str
+) -> None:
+    """Its worker has died, and an operator has removed the model meanwhile."""
+    catalogue().update([ModelSpec(model, "scripted", price=Price(output=10))])
+    row = running(api_key, worker)
+    Generation.objects.filter(pk=row.pk).update(model=model)
+    catalogue().update([])
+    Lease(worker, lambda: LiveWorker(worker), lambda: {row.public_id: 7}).renew()
+    site_client().delete(f"worker:{worker}")
+    suspect(worker, ago_s=30)
+    end_runs_of_dead_workers()
+    assert state(row) == (Status.FAILED, "worker_lost")
+    assert (row.output_tokens, row.cost) == (7, Decimal("0.00007"))
 
 
 def test_a_lease_that_comes_back_ends_the_suspicion(api_key: Key, worker: str) -> None:

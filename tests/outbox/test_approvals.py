@@ -20,7 +20,9 @@ from inference_site.outbox.models import (
     new_secret,
     site_endpoints,
 )
+from responses_api.deletion import forget as forget_user
 from responses_api.mcp_approvals import PAGE, publish_questions
+from responses_api.models import StoredResponse
 from responses_api.wire.objects import McpApprovalRequest
 from tests.notice_receivers import receiver
 
@@ -128,6 +130,22 @@ def test_an_endpoint_that_may_have_no_arguments_any_more_gets_none(
             deliver_to(one)
         assert b"arguments" not in hook.posted[0][1]
     assert "arguments" not in told(of)["approval_requests"][0]
+
+
+def test_no_message_about_a_forgotten_user_has_arguments(
+    asked: Callable[..., None], project: Project
+) -> None:
+    """Neither one that was given up, nor one whose endpoint has not answered yet."""
+    for address in ("a@example.org", "b@example.org"):
+        endpoint(address, with_arguments=True)
+    asked(question(arguments='{"path": "hush"}'))
+    Message.objects.filter(endpoint__address="a@example.org").update(next_at=None)
+    StoredResponse.objects.create(
+        public_id="resp_1", project=project, model="m", status="completed", request={"model": "m"}
+    )
+    forget_user("ann", None, ["resp_1"])
+    bodies = Message.objects.values_list("body", flat=True)
+    assert ["hush" in body for body in bodies] == [False, False]
 
 
 def test_users_who_may_not_see_content_have_none_sent_and_see_no_messages_with_it(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
+from django.utils import timezone
 
 from inference_site.accounts.models import Project
 from inference_site.core.storage.cipher import seal, unseal
@@ -44,6 +45,12 @@ def command(*arguments: Any) -> str:
     out = StringIO()
     call_command(*arguments, stdout=out)
     return out.getvalue()
+
+
+def spoken(n: int) -> dict[str, Any]:
+    """Return the data of a message of the model."""
+    part = {"type": "output_text", "text": str(n), "annotations": [], "logprobs": []}
+    return {"type": "message", "role": "assistant", "status": "completed", "content": [part]}
 
 
 @pytest.fixture
@@ -92,14 +99,15 @@ def test_chains_and_conversations_keep_their_order_across_batches(
     talk = Conversation.objects.create(public_id="conv_1", project=project, next_position=8)
     previous = None
     for n in range(10):
-        judged = {"input": None, "output": {"n": n}}
+        failed = {"type": "error", "code": "server_error", "message": str(n)}
+        judged = {"input": failed, "output": failed}
         previous = response(project, f"resp_{n}", previous=previous, moderation=judged)
         item(project, f"msg_{n}", {"type": "message", "n": n}, response=previous)
     for n in range(4):
         row = response(project, f"resp_c{n}", conversation=talk, conversation_position=2 * n)
         place = {"conversation": talk, "conversation_position": 2 * n + 1}
         item(project, f"own_{n}", {"n": n}, conversation=talk, conversation_position=2 * n)
-        item(project, f"said_{n}", {"n": n}, response=row, is_output=True, **place)
+        item(project, f"said_{n}", spoken(n), response=row, is_output=True, **place)
     asked = Item.objects.get(public_id="msg_3")
     McpApproval.objects.create(
         item=asked, project=project, server_label="files", name="rm", arguments_sha256="0" * 64
@@ -177,6 +185,56 @@ def test_an_export_that_numbers_events_beyond_all_bounds_is_refused(
     with pytest.raises(CommandError, match=r"Line 2 is not valid: 'deltas\.items\.0\.first'"):
         command("import_project", "new", lines.parent)
     assert not StoredResponse.objects.filter(public_id="resp_2").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"error": {"message": "No"}}, "'code'"),
+        ({"error": {"message": 5, "type": "server_error", "param": None, "code": None}}, "message"),
+        ({"error": {"message": "No", "type": "a", "param": None, "code": ["b"]}}, "unhashable"),
+        ({"usage": {"input_tokens": "many"}}, "usage.input_tokens"),
+        ({"request": {"temperature": "warm"}}, "temperature"),
+        ({"metadata": {"n": 1}}, "metadata.n"),
+        ({"moderation": {"input": 1}}, "moderation.input"),
+    ],
+    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
+)
+def test_a_response_that_could_not_be_read_is_refused(
+    project: Project, tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
+    """It was stored, and each answer that showed it was a 500."""
+    row = response(project, "resp_1")
+    item(project, "msg_1", spoken(1), response=row, is_output=True)
+    folder = tmp_path / "export"
+    command("export_project", project.name, folder)
+
+    def broken(line: dict[str, Any]) -> None:
+        if line["kind"] == "response":
+            line.update(change)
+
+    edited(folder, broken)
+    row.delete()
+    with pytest.raises(CommandError, match=rf"Line 2: resp_1 cannot be read: .*{reason}"):
+        command("import_project", "new", folder, "--create")
+    assert not StoredResponse.objects.exists()
+
+
+@pytest.mark.parametrize("data", [{}, {"type": "message"}, {"type": "x"}, {"n": [1]}])
+def test_output_that_could_not_be_read_is_refused(
+    project: Project, tmp_path: Path, data: dict[str, Any]
+) -> None:
+    row = response(project, "resp_1")
+    item(project, "msg_1", data, response=row, is_output=True)
+    folder = tmp_path / "export"
+    command("export_project", project.name, folder)
+    row.deleted_at = timezone.now()  # Nobody can read it, and others may build on it.
+    row.save()
+    command("export_project", project.name, tmp_path / "hidden")
+    row.delete()
+    with pytest.raises(CommandError, match=r"Line 2: resp_1 cannot be read: 'output\.0"):
+        command("import_project", "new", folder, "--create")
+    assert "1 × response" in command("import_project", "new", tmp_path / "hidden")
 
 
 def test_prompt_templates_keep_their_ids_and_versions(project: Project, tmp_path: Path) -> None:

@@ -42,7 +42,6 @@ from inference_site.core.domain.errors import (
     ShuttingDown,
     StreamLost,
 )
-from inference_site.core.domain.model_spec import Price
 from inference_site.core.domain.request import GenerationRequest
 from inference_site.core.observability.logs import log_fields
 from inference_site.core.observability.metrics import Meter
@@ -60,7 +59,7 @@ from inference_site.runs.models import Claim, Generation, Status
 from inference_site.runs.streams.batches import Ending, Sent, sent_so_far
 from inference_site.runs.streams.event_log import read_log
 from inference_site.runs.streams.request_documents import Document, Loaded, ToStore, load_document
-from inference_site.runs.tool_calls.models import SavedTurns
+from inference_site.runs.tool_calls.models import SavedTurns, usage_of_saved_turns
 from inference_site.runs.tool_calls.models import close as close_calls
 from inference_site.runs.wake_ups import send_wake_up
 from worker.engines.base import Engine, OnEnd, start_and_report
@@ -109,8 +108,6 @@ class Run:
 
     def __init__(self, claim: Claim, stream: Stream, later: Later = lambda *_: False) -> None:
         self.claim, self.stream = claim, stream
-        self._price = Price()
-        """The price at the beginning, for the end of a model that is removed meanwhile."""
         self.started_at = time.time()
         """Unix time."""
         self._later, self._is_late = later, False
@@ -360,8 +357,9 @@ class Run:
     def _begin(self, engine: Engine, ended: OnEnd) -> bool:
         """Start the engine; return whether it continues. Raise the error of the generation."""
         claimed_at_s = time.time()
-        if (spec := catalogue().models.get(self.claim.model)) is not None:
-            self._price = spec.price
+        if self.claim.attempt > 1:  # It counts also if this attempt cannot begin.
+            with release_connection_after():
+                self._usage = usage_of_saved_turns(self.claim.public_id)
         loaded, document = self._load()
         self._document, self._first = document, document.request
         self._next = self._first
@@ -384,6 +382,8 @@ class Run:
         request = self._next
         assert request is not None
         self._spent, self._unfinished = self._usage, request.answers
+        # A piece of an earlier turn may have been many tokens.
+        self._pieces = max(self._pieces, self._usage.output_tokens)
         self._text_calls = None
         if may_have_text_calls(request):
             parallel = request.parallel_tool_calls
@@ -578,8 +578,7 @@ class Run:
     def _commit(self, status: Status, ending: Ending) -> bool:
         """Write the final row, and the answer if it is stored; False if the claim is lost."""
         claim, usage, assembler = self.claim, self._usage, self._assembler
-        spec = catalogue().models.get(claim.model)
-        price = self._price if spec is None else spec.price
+        price = catalogue().price_of(claim.model)
         result: dict[str, Any] = {
             "first_token_at": self._first_token_at,
             "input_tokens": usage.input_tokens,
@@ -613,7 +612,12 @@ class Run:
 
     @property
     def _has_site_tools(self) -> bool:
-        return self._document is not None and bool(self._document.assembly.site_tools)
+        """Whether there may be calls to close. Without the document, an earlier attempt may have
+        some.
+        """
+        if self._document is None:
+            return self.claim.attempt > 1
+        return bool(self._document.assembly.site_tools)
 
     @property
     def _stores(self) -> bool:

@@ -103,6 +103,8 @@ class FileSearch:
             timeout_s=context.timeout_s,
             is_cancelled=context.is_cancelled,
             request_id=payer.request_id,
+            end_user=payer.end_user,
+            tags=payer.tags,
         )
         with release_connection_after():
             return search(

@@ -102,6 +102,8 @@ class Moderation:
             timeout_s=context.timeout_s,
             is_cancelled=context.is_cancelled,
             request_id=payer.request_id,
+            end_user=payer.end_user,
+            tags=payer.tags,
             route=self.shown_model,
         )
         if ending.error_code or not ending.body:

@@ -130,14 +130,16 @@ def admit(
         yield Admission(caller, estimate, timezone.now(), headers, with_row, values)
     except BudgetExhausted as exc:
         rate_limits.give_back(caller, estimate.tokens)
-        retry_after_s = exc.retry_after_s
+        headers, retry_after_s = rate_limits.current_headers(caller), exc.retry_after_s
         if exc.is_used_up:
             message = f"You exceeded your current quota: {exc}."
             raise QuotaError(message, retry_after_s=retry_after_s, headers=headers) from exc
         message = f"Rate limit reached: {exc}. Please try again when one has ended."
         raise RateLimitError(message, retry_after_s=retry_after_s, headers=headers) from exc
-    except BaseException:
+    except BaseException as exc:
         rate_limits.give_back(caller, estimate.tokens)
+        if isinstance(exc, RateLimitError):
+            exc.headers.update(rate_limits.current_headers(caller))
         raise
 
 

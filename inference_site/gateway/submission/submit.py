@@ -13,7 +13,7 @@ from django.http import HttpResponse
 from django.utils import timezone
 from rest_framework.request import Request
 
-from inference_site.accounts.budgets import BudgetExhausted
+from inference_site.accounts.budgets import BudgetExhausted, values_of
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.rate_limits import give_back_priority
 from inference_site.core.domain.request import FilePart, GenerationRequest
@@ -38,7 +38,7 @@ from inference_site.runs.queue import IsWanted, WithRow, enqueue, latest_with_ke
 from inference_site.runs.queue_position import QueuePosition
 from inference_site.runs.streams.request_documents import Document, Opening
 from inference_site.runs.usage.accounting import settle_for_request
-from inference_site.runs.usage.dimensions import tags_of, values_of
+from inference_site.runs.usage.dimensions import tags_of
 
 _OF_THIS_REQUEST = ("input", "messages", "prompt")
 """Fields whose content comes with a request; that of others came with an earlier one."""

@@ -210,6 +210,12 @@ class SavedTurns(models.Model):
         return Usage(**known)
 
 
+def usage_of_saved_turns(generation_id: str) -> Usage:
+    """Return the usage of the turns that are saved of a generation; nothing if none are."""
+    saved = SavedTurns.objects.filter(generation_id=generation_id).first()
+    return Usage() if saved is None else saved.usage_so_far
+
+
 def close(generation_id: str) -> Decimal:
     """Remove the content of the calls of a generation that ends; sent ones become unknown.
 

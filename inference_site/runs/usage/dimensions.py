@@ -17,7 +17,6 @@ from django.utils import timezone
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import (
     END_USER,
-    TAG,
     Budget,
     BudgetSpend,
     retention_cutoffs,
@@ -80,13 +79,6 @@ def tags_of(metadata: Mapping[str, str] | None) -> list[str]:
         return []
     keys = site_settings().usage_tags
     return [f"{key}={replace_nul(metadata[key])}" for key in keys if metadata.get(key)]
-
-
-def values_of(end_user: str, tags: Sequence[str]) -> dict[str, str]:
-    """Return the end user and the values of the tags of a request, by dimension."""
-    pairs = (tag.partition("=") for tag in tags)
-    values = {TAG + key: value for key, _, value in pairs}
-    return values | ({END_USER: end_user} if end_user else {})
 
 
 class Bound:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -20,7 +19,8 @@ from django.utils import timezone
 from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
-from inference_site.core.domain.deltas import TextDelta
+from inference_site.catalogue.catalogue import Catalogue
+from inference_site.core.domain.deltas import TextDelta, Usage
 from inference_site.core.domain.errors import EngineUnavailable
 from inference_site.core.domain.model_spec import ModelSpec, Price
 from inference_site.core.domain.request import GenerationRequest, Sampling
@@ -33,9 +33,10 @@ from inference_site.runs.streams import request_documents
 from inference_site.runs.streams.batches import Ending
 from inference_site.runs.streams.event_log import cancel_key, document_key
 from inference_site.runs.streams.request_documents import save_document
+from inference_site.runs.tool_calls.models import SavedTurns, ToolCall
 from tests.generations.rows import chat_document, create_generation
 from tests.upstream_server import Talk, UpstreamServer, text, usage
-from worker.engines.base import Sink, load_engine
+from worker.engines.base import OnEnd, Sink, load_engine
 from worker.engines.scripted import ScriptedEngine
 from worker.runtime import run
 from worker.runtime.publisher import StopReason, Stream
@@ -313,6 +314,54 @@ def test_equal_choices_that_were_computed_once_are_counted_once(
     assert attempt.row.output_tokens == max(2, *counted, 0)
 
 
+def test_an_attempt_whose_request_is_lost_costs_what_the_saved_turns_have_used(
+    api_key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis has lost its data between two attempts; what the tools had answered is deleted."""
+    models = Catalogue([ModelSpec("m", "scripted", price=Price(input=1_000_000))])
+    monkeypatch.setattr(run, "catalogue", lambda: models)
+    id_ = create_generation(api_key[0], attempt=1, background=True).public_id
+    SavedTurns.objects.create(
+        generation_id=id_, state={}, usage={"input_tokens": 9, "output_tokens": 5}
+    )
+    ToolCall.objects.create(
+        generation_id=id_, number=0, type="mcp", cost=2, result={"output": "seen"}
+    )
+    claim = Generation.objects.claim("m", "w")
+    assert claim is not None
+    engine = ScriptedEngine(ModelSpec("m", "scripted"))
+    assert not Run(claim, LocalStream(id_)).start(engine, lambda _: None)
+    row = Generation.objects.get(public_id=id_)
+    assert row.status == Status.FAILED
+    assert (*counts(row), int(row.cost)) == (9, 0, 5, 0, 9 + 2)
+    assert not SavedTurns.objects.exists()
+    assert ToolCall.objects.get().result is None
+
+
+def test_a_later_turn_that_is_cancelled_is_counted_by_its_pieces(start: Start) -> None:
+    """The first turn has more tokens than pieces; of the second one nothing is counted yet."""
+    attempt = start()
+    run = Run(attempt.claim, attempt.stream)
+
+    def first_turn(request: GenerationRequest, sink: Sink, ended: OnEnd) -> bool:
+        sink.feed(TextDelta("one"))
+        sink.feed(Usage(7, 0, 50))
+        return True
+
+    def second_turn(request: GenerationRequest, sink: Sink, ended: OnEnd) -> bool:
+        for _ in range(10):
+            sink.feed(TextDelta("x"))
+        attempt.stream.stop(StopReason.REQUESTED)
+        return False
+
+    attempt.engine.start = first_turn
+    assert run.start(attempt.engine, lambda _: None)
+    attempt.engine.start = second_turn
+    assert not run.resume(attempt.engine, lambda _: None)
+    assert attempt.row.status == Status.CANCELLED
+    assert counts(attempt.row) == (7, 0, 60, 0)
+
+
 @pytest.mark.parametrize("reason", list(StopReason))
 def test_what_was_complete_when_it_was_stopped_is_completed(
     start: Start, reason: StopReason
@@ -326,13 +375,14 @@ def test_what_was_complete_when_it_was_stopped_is_completed(
 def test_a_run_whose_model_is_removed_costs_what_it_did_at_the_beginning(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = {"m": ModelSpec("m", "scripted", price=Price(output=1_000_000))}
-    monkeypatch.setattr(run, "catalogue", lambda: SimpleNamespace(models=models))
+    models = Catalogue([])
+    models.update([ModelSpec("m", "scripted", price=Price(output=1_000_000))])
+    monkeypatch.setattr(run, "catalogue", lambda: models)
     attempt = start()
     play = attempt.engine.chat
 
     def chat(request: GenerationRequest, sink: Sink) -> None:
-        models.clear()
+        models.update([])
         play(request, sink)
 
     attempt.engine.chat = chat

@@ -1,0 +1,38 @@
+"""Import of stored chat completions: what the API could not show is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from completions.models import StoredCompletion
+from inference_site.accounts.models import Project
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {},
+        {"content": "Hi"},
+        {"role": "user", "content": ["Hi"]},
+        {"role": "user", "content": [{"type": "text", "text": 5}]},
+    ],
+)
+def test_messages_that_could_not_be_read_are_refused(
+    project: Project, tmp_path: Path, message: dict[str, Any]
+) -> None:
+    """They were stored, and ``GET /v1/chat/completions/{id}/messages`` was a 500."""
+    given = {"project": project, "model": "m", "completion": {"choices": []}, "metadata": {}}
+    said = {"role": "user", "content": "Hi"}
+    StoredCompletion.objects.create(public_id="chatcmpl-1", messages=[said], **given)
+    StoredCompletion.objects.create(public_id="chatcmpl-2", messages=[said, message], **given)
+    call_command("export_project", project.name, tmp_path / "export")
+    StoredCompletion.objects.all().delete()
+    with pytest.raises(CommandError, match="Line 3: the messages of chatcmpl-2 cannot be read"):
+        call_command("import_project", "new", tmp_path / "export", "--create")
+    assert not StoredCompletion.objects.exists()
