@@ -54,18 +54,21 @@ def _what_to_mend(error: Exception) -> str:
     import psycopg
     from django.db.migrations.exceptions import MigrationSchemaMissing
 
-    from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE, fault_of_database
+    from inference_site.core.storage.postgresql import (
+        DATABASE_UNAVAILABLE,
+        NotMigrated,
+        fault_of_database,
+    )
     from inference_site.core.storage.redis import REDIS_UNAVAILABLE
 
-    missing = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn)
     refusals = (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidSchemaName)
     if isinstance(error, MigrationSchemaMissing) and isinstance(error.__context__, Exception):
         error = error.__context__  # The text of the other has the same in brackets.
     reason = fault_of_database(error).rstrip(".")
     if isinstance(error.__cause__, refusals):
         return f"PostgreSQL refuses this to the role of DATABASE_URL: {reason}."
-    if isinstance(error.__cause__, missing):
-        return f"The database is not migrated: {reason}. Run `manage.py migrate`."
+    if isinstance(error.__cause__, NotMigrated):
+        return f"{reason[:1].upper()}{reason[1:]}. Run `manage.py migrate`."
     if isinstance(error, DATABASE_UNAVAILABLE):
         return f"PostgreSQL cannot do this now: {reason}. `manage.py doctor` checks it."
     if isinstance(error, REDIS_UNAVAILABLE):

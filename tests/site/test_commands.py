@@ -56,6 +56,15 @@ def test_a_database_that_there_is_not_is_told_in_one_line(tmp_path: Path) -> Non
     assert line.endswith('database "not_there" does not exist. `manage.py doctor` checks it.')
 
 
+def test_a_database_without_tables_is_told_in_one_line(tmp_path: Path) -> None:
+    env = {"PGOPTIONS": "-c search_path=pg_catalog", "SECRET_KEY": "x" * 50}
+    done = manage(tmp_path, "usage", DATABASE_URL=os.environ["DATABASE_URL"], **env)
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith('CommandError: The database is not migrated: relation "usage_')
+    assert line.endswith('" does not exist. Run `manage.py migrate`.')
+
+
 def test_a_role_that_may_create_no_tables_is_told_in_one_line(tmp_path: Path) -> None:
     nowhere = {"PGOPTIONS": "-c search_path=nowhere", "SECRET_KEY": "x" * 50}
     done = manage(tmp_path, "migrate", DATABASE_URL=os.environ["DATABASE_URL"], **nowhere)

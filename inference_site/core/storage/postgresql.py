@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 DATABASE_UNAVAILABLE = (OperationalError, InterfaceError)
 """The exceptions that mean: PostgreSQL cannot do this now, but may later. It is down, silent, full,
-out of connections, a standby or read-only, or a lock or a timeout was in the way.
+out of connections, not migrated yet, a standby or read-only, or a lock or a timeout was in the way.
 ``PooledConnection`` raises these classes for all of that, and not for faulty statements."""
 
 TIMEOUTS = (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled)
@@ -59,6 +59,9 @@ _NOT_PREPARED = frozenset({"26000", "42P05"})
 """A prepared statement is missing, or another client of the pooler has prepared one of its name."""
 _ENDED_BY_SERVER = frozenset({"25P03", "25P04"})  # Timeouts in a transaction; the session is over.
 _LIMIT_EXCEEDED = "54"  # Class program_limit_exceeded: the statement is at fault.
+
+_NOT_MIGRATED = frozenset({"42P01", "42703"})
+"""A table or a column is missing."""
 
 Returned = TypeVar("Returned")
 Arguments = TypeVarTuple("Arguments")
@@ -103,6 +106,10 @@ class ReadOnlyServer(psycopg.OperationalError):
 
 class LosesPreparedStatements(psycopg.OperationalError):
     """The pooler gives each transaction another session, and keeps no prepared statements."""
+
+
+class NotMigrated(psycopg.OperationalError):
+    """A table or a column is missing, which the migrations of this release make."""
 
 
 class OutsideTransactions:
@@ -180,6 +187,9 @@ class PooledConnection(psycopg.Connection[Any]):
                 raise LosesPreparedStatements(
                     f"{exc}: set PREPARED_STATEMENTS=false for this pooler"
                 ) from exc
+            if exc.sqlstate in _NOT_MIGRATED:
+                missing = str(exc).splitlines()[0]
+                raise NotMigrated(f"the database is not migrated: {missing}") from exc
             raise
         except psycopg.InternalError as exc:
             if exc.sqlstate == _READ_ONLY_TRANSACTION:

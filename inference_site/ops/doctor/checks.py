@@ -41,6 +41,7 @@ from inference_site.core.storage.postgresql import (
     DATABASE_UNAVAILABLE,
     TIMEOUTS,
     LosesPreparedStatements,
+    NotMigrated,
     fault_of_database,
     is_timeout,
     unpooled_connection,
@@ -127,6 +128,8 @@ def _fix_of(error: Exception, otherwise: str) -> str:
         return FIX_REDIS
     if is_timeout(error) or isinstance(error, TIMEOUTS):
         return _FIX_TIMEOUT
+    if isinstance(error.__cause__, NotMigrated):
+        return "Run `manage.py migrate`."
     if isinstance(error, (*DATABASE_UNAVAILABLE, psycopg.OperationalError)):
         return FIX_DATABASE
     return otherwise
