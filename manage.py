@@ -1,6 +1,7 @@
 #!/usr/bin/env python
 """Django's command line."""
 
+import logging
 import os
 import sys
 
@@ -23,6 +24,8 @@ _PROCESSES = frozenset({"web", "worker", "beat"})
 
 def _main() -> None:
     """Run the command; print one line for what an operator can mend, unless ``--traceback``."""
+    if not _PROCESSES.intersection(sys.argv[1:2]):  # One line has the reason, at the end.
+        logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
     try:
         execute_from_command_line(sys.argv)
         sys.stdout.flush()
@@ -51,18 +54,21 @@ def _what_to_mend(error: Exception) -> str:
     import psycopg
     from django.db.migrations.exceptions import MigrationSchemaMissing
 
-    from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE
+    from inference_site.core.storage.postgresql import (
+        DATABASE_UNAVAILABLE,
+        NotMigrated,
+        fault_of_database,
+    )
     from inference_site.core.storage.redis import REDIS_UNAVAILABLE
 
-    missing = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn)
     refusals = (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidSchemaName)
     if isinstance(error, MigrationSchemaMissing) and isinstance(error.__context__, Exception):
         error = error.__context__  # The text of the other has the same in brackets.
-    reason = (str(error).rstrip(".").splitlines() or [""])[0]
+    reason = fault_of_database(error).rstrip(".")
     if isinstance(error.__cause__, refusals):
         return f"PostgreSQL refuses this to the role of DATABASE_URL: {reason}."
-    if isinstance(error.__cause__, missing):
-        return f"The database is not migrated: {reason}. Run `manage.py migrate`."
+    if isinstance(error.__cause__, NotMigrated):
+        return f"{reason[:1].upper()}{reason[1:]}. Run `manage.py migrate`."
     if isinstance(error, DATABASE_UNAVAILABLE):
         return f"PostgreSQL cannot do this now: {reason}. `manage.py doctor` checks it."
     if isinstance(error, REDIS_UNAVAILABLE):

@@ -37,6 +37,8 @@ WITH deleted AS (SELECT unnest(%(pks)s::bigint[]) AS pk), approvals AS (
 DELETE FROM responses_api_storedresponse WHERE id IN (SELECT pk FROM deleted)
 """
 """The foreign keys are checked when the transaction is committed."""
+_DELETED = "[deleted]"
+"""What is in the place of a content that was removed."""
 _KEPT_TEXTS = frozenset({"type", "role", "status", "call_id", "name", "namespace", "phase"})
 """Fields of an item that stay when its content is removed: a later prompt needs its form."""
 
@@ -248,9 +250,15 @@ def _without_content(data: dict[str, Any]) -> dict[str, Any]:
         elif name == "arguments":
             kept[name] = "{}"
         elif name == "content":
-            kept[name] = [{"type": "input_text", "text": "[deleted]"}]
+            kept[name] = [_deleted_part(data.get("role"))]
         elif isinstance(value, str):
             kept[name] = ""
         else:
             kept[name] = type(value)()
     return kept
+
+
+def _deleted_part(role: object) -> dict[str, Any]:
+    if role == "assistant":
+        return {"type": "output_text", "text": _DELETED, "annotations": [], "logprobs": []}
+    return {"type": "input_text", "text": _DELETED}

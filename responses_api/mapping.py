@@ -311,7 +311,8 @@ class _Prompt:
                 self._add_context(item)
             case "compaction":
                 self._end_turn()
-                self.messages.append(Message("system", self._unseal(item)))
+                if data["encrypted_content"]:  # It is removed with its user (``forget``).
+                    self.messages.append(Message("system", self._unseal(item)))
 
     def _add_context(self, item: ContextItem) -> None:
         """Add a compacted context, the first item but for instructions, which it may repeat."""

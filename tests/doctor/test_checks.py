@@ -169,8 +169,12 @@ def test_models_without_files_and_without_workers_are_told(models_file: Path) ->
 
 
 def test_what_was_found_before_a_fault_is_told_and_the_service_that_is_down_is_named() -> None:
+    late = OperationalError("canceling statement due to statement timeout")
+    late.__cause__ = psycopg.errors.QueryCanceled()
     for error, fix in (
         (redis.ConnectionError("refused"), "Start Redis"),
+        (late, "PostgreSQL runs, but"),
+        (psycopg.errors.LockNotAvailable("lock timeout"), "PostgreSQL runs, but"),
         (OperationalError("no connection"), "Start PostgreSQL"),
         (psycopg.OperationalError("refused"), "Start PostgreSQL"),
         (ValueError("a fault"), "Correct it."),

@@ -40,7 +40,7 @@ def places_with(stack: ServedStack, word: str) -> Iterator[str]:
             yield f"file {path}"
 
 
-def say(client: openai.OpenAI, text: str, **fields: Any) -> Any:
+def say(client: openai.OpenAI, text: Any, **fields: Any) -> Any:
     return client.responses.create(model="scripted", input=text, **fields)
 
 
@@ -103,6 +103,25 @@ def test_nothing_of_a_forgotten_user_is_left(stack: ServedStack) -> None:
         key.project_id,
     )
     assert "0 generations" in stack.manage("forget", "--user", "user-to-forget")
+
+
+def test_what_others_build_on_keeps_its_form(stack: ServedStack) -> None:
+    client = stack.client(make_key(stack).secret)
+    theirs: dict[str, Any] = {"safety_identifier": "user-before"}
+    first = say(client, f"{SECRET} seven", **theirs)
+    compacted = client.responses.compact(model="scripted", previous_response_id=first.id)
+    history: Any = [item.to_dict(warnings=False) for item in compacted.output]
+    second = say(client, [*history, {"role": "user", "content": "More"}], **theirs)
+    other = say(client, "Plum", previous_response_id=second.id, safety_identifier="after")
+
+    stack.manage("forget", "--user", "user-before")
+
+    items = list(client.responses.input_items.list(other.id, order="asc"))
+    messages = [item for item in items if item.type == "message"]
+    contents = {(item.role, part.type) for item in messages for part in item.content}
+    assert contents == {("user", "input_text"), ("assistant", "output_text")}
+    assert "compaction" in {item.type for item in items}
+    assert say(client, "Go on", previous_response_id=other.id).status == "completed"
 
 
 def test_only_in_one_project(stack: ServedStack) -> None:

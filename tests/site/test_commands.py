@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -40,11 +41,28 @@ def manage_into(
 
 @pytest.mark.parametrize("command", ["migrate", "forget --user x"])
 def test_without_postgresql_a_command_names_it_in_one_line(tmp_path: Path, command: str) -> None:
-    done = manage(tmp_path, *command.split())
+    done = manage(tmp_path, *command.split(), SECRET_KEY="x" * 50)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("CommandError: PostgreSQL cannot do this now: ")
-    assert "Connection refused" in done.stderr
-    assert "Traceback" not in done.stderr
+    [line] = done.stderr.splitlines()
+    assert line.startswith("CommandError: PostgreSQL cannot do this now: connection failed: ")
+    assert "Connection refused" in line
+
+
+def test_a_database_that_there_is_not_is_told_in_one_line(tmp_path: Path) -> None:
+    address = urlsplit(os.environ["DATABASE_URL"])._replace(path="/not_there").geturl()
+    done = manage(tmp_path, "usage", DATABASE_URL=address, SECRET_KEY="x" * 50)
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.endswith('database "not_there" does not exist. `manage.py doctor` checks it.')
+
+
+def test_a_database_without_tables_is_told_in_one_line(tmp_path: Path) -> None:
+    env = {"PGOPTIONS": "-c search_path=pg_catalog", "SECRET_KEY": "x" * 50}
+    done = manage(tmp_path, "usage", DATABASE_URL=os.environ["DATABASE_URL"], **env)
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith('CommandError: The database is not migrated: relation "usage_')
+    assert line.endswith('" does not exist. Run `manage.py migrate`.')
 
 
 @pytest.mark.django_db  # The command uses the server of the tests.

@@ -151,6 +151,8 @@ def backend() -> int:
         ("57P01", True),  # shut down by an administrator
         ("57P03", True),  # cannot connect now
         ("58030", True),  # I/O error
+        ("42P01", True),  # a table is missing: not migrated
+        ("42703", True),  # a column
         ("54000", False),  # the statement is too large
         ("23505", False),
         ("22003", False),

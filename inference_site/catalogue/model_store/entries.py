@@ -36,7 +36,7 @@ from inference_site.core.domain.addresses import AllowedAddresses
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.host import resolve_within
 from inference_site.core.storage.cipher import cipher_for
-from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.core.storage.postgresql import fault_of_database, release_connection_after
 
 logger = logging.getLogger(__name__)
 
@@ -269,7 +269,8 @@ def _read_stored_specs() -> list[ModelSpec] | None:
         with release_connection_after():
             return _stored.read()
     except django.db.Error as exc:
-        logger.warning("models: those of the database cannot be read: %s", exc)
+        fault = fault_of_database(exc)
+        logger.warning("models: those of the database cannot be read: %s", fault)
         return None
 
 

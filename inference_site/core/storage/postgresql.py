@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Self, TypeVar, TypeVarTuple
 
 import psycopg
 from asgiref.sync import sync_to_async
 from django.db import InterfaceError, OperationalError, connection, connections, transaction
 from psycopg.abc import PQGen
 from psycopg.types.numeric import Int8
+from psycopg_pool import PoolTimeout
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet  # The settings import this module.
@@ -31,9 +32,11 @@ logger = logging.getLogger(__name__)
 
 DATABASE_UNAVAILABLE = (OperationalError, InterfaceError)
 """The exceptions that mean: PostgreSQL cannot do this now, but may later. It is down, silent, full,
-out of connections, a standby or read-only, or a lock or a timeout was in the way.
+out of connections, not migrated yet, a standby or read-only, or a lock or a timeout was in the way.
 ``PooledConnection`` raises these classes for all of that, and not for faulty statements."""
 
+TIMEOUTS = (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled)
+"""What psycopg raises when a lock or a limit of the server has stopped a statement."""
 PREPARE_ONLY_ON_REQUEST = 2**31
 """``prepare_threshold`` of psycopg: it prepares only statements with ``prepare=True``."""
 _LIVENESS_CHECK = ""
@@ -57,10 +60,15 @@ _NOT_PREPARED = frozenset({"26000", "42P05"})
 _ENDED_BY_SERVER = frozenset({"25P03", "25P04"})  # Timeouts in a transaction; the session is over.
 _LIMIT_EXCEEDED = "54"  # Class program_limit_exceeded: the statement is at fault.
 
+_NOT_MIGRATED = frozenset({"42P01", "42703"})
+"""A table or a column is missing."""
+
 Returned = TypeVar("Returned")
 Arguments = TypeVarTuple("Arguments")
 
 _process_timeout_s: float | None = None
+_connection_fault = ""
+"""Why the last attempt to connect has failed; "" when it has not."""
 _block_timeout_s: ContextVar[float | None] = ContextVar("block_timeout_s")
 _drain_lock = threading.Lock()
 _drained_at = 0.0
@@ -100,6 +108,10 @@ class LosesPreparedStatements(psycopg.OperationalError):
     """The pooler gives each transaction another session, and keeps no prepared statements."""
 
 
+class NotMigrated(psycopg.OperationalError):
+    """A table or a column is missing, which the migrations of this release make."""
+
+
 class OutsideTransactions:
     """Whether no transaction is open, for Django's ``DISABLE_SERVER_SIDE_CURSORS``.
 
@@ -118,6 +130,18 @@ class PooledConnection(psycopg.Connection[Any]):
     It raises OperationalError for everything that means that the database is unavailable, also
     where psycopg raises another class (``DATABASE_UNAVAILABLE``).
     """
+
+    @classmethod
+    def connect(cls, *args: Any, **options: Any) -> Self:
+        """Connect, and remember a fault: those who wait for the pool only get a timeout."""
+        global _connection_fault  # noqa: PLW0603  # Of the one server of the process.
+        try:
+            connected = super().connect(*args, **options)
+        except psycopg.Error as exc:
+            _connection_fault = str(exc)
+            raise
+        _connection_fault = ""
+        return connected
 
     def execute(self, query: Any, *args: Any, **options: Any) -> psycopg.Cursor[Any]:
         """Execute a statement; skip the pool's liveness check if the server has sent nothing.
@@ -163,6 +187,9 @@ class PooledConnection(psycopg.Connection[Any]):
                 raise LosesPreparedStatements(
                     f"{exc}: set PREPARED_STATEMENTS=false for this pooler"
                 ) from exc
+            if exc.sqlstate in _NOT_MIGRATED:
+                missing = str(exc).splitlines()[0]
+                raise NotMigrated(f"the database is not migrated: {missing}") from exc
             raise
         except psycopg.InternalError as exc:
             if exc.sqlstate == _READ_ONLY_TRANSACTION:
@@ -186,6 +213,13 @@ class PooledConnection(psycopg.Connection[Any]):
         self.close()
         drain_pool()
         raise psycopg.OperationalError("PostgreSQL does not answer.")
+
+
+def fault_of_database(error: BaseException) -> str:
+    """Return the first line of an error; of a timeout of the pool why it has no connection."""
+    is_timeout_of_pool = any(isinstance(e, PoolTimeout) for e in (error, error.__cause__))
+    text = (_connection_fault if is_timeout_of_pool else "") or str(error)
+    return next(iter(text.strip().splitlines()), "")
 
 
 def drain_pool() -> None:
@@ -268,8 +302,7 @@ def _set_timeouts(lock_ms: int | None = None) -> tuple[str, dict[str, str]]:
 
 def is_timeout(error: Exception) -> bool:
     """Whether a transaction failed because of a lock timeout or a statement timeout."""
-    timeouts = (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled)
-    return isinstance(error.__cause__, timeouts)
+    return isinstance(error.__cause__, TIMEOUTS)
 
 
 def end_transaction_if_idle() -> None:

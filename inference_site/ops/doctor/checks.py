@@ -39,7 +39,11 @@ from inference_site.core import environment
 from inference_site.core.storage.capacity import disks, memory_of
 from inference_site.core.storage.postgresql import (
     DATABASE_UNAVAILABLE,
+    TIMEOUTS,
     LosesPreparedStatements,
+    NotMigrated,
+    fault_of_database,
+    is_timeout,
     unpooled_connection,
 )
 from inference_site.core.storage.redis import REDIS_UNAVAILABLE, takes_writes
@@ -66,7 +70,14 @@ _FIX_ENTRY = "Edit it in the console, or move it into the models file, which may
 _FIX_ADDRESS = (
     "Set UPSTREAM_ALLOWED_HOSTS or UPSTREAM_ALLOWED_NETWORKS, or move it into the models file."
 )
-FIX_DATABASE = "Start PostgreSQL, or correct DATABASE_URL; `manage.py serve` starts one of its own."
+FIX_DATABASE = (
+    "Start PostgreSQL, or correct address, role, password or database in DATABASE_URL; `manage.py "
+    "serve` starts one of its own."
+)
+_FIX_TIMEOUT = (
+    "PostgreSQL runs, but a lock or a time limit stopped this: see `SELECT * FROM pg_locks WHERE "
+    "NOT granted`, its load, and statement_timeout and lock_timeout of the role."
+)
 FIX_REDIS = "Start Redis, or correct REDIS_URL (BROKER_URL, CHANNEL_LAYER_URLS, EVENT_LOG_URLS)."
 _OVERDUE_S = 60
 """Maintenance should have ended a run of a dead worker long before this age."""
@@ -106,14 +117,22 @@ def guarded(what: str, check: Check, fix: str) -> list[Finding]:
     try:
         findings.extend(check())
     except Exception as exc:  # noqa: BLE001  # Anything may be broken.
-        lines = str(exc).strip().splitlines() or [""]
-        found = f"{type(exc).__name__}: {lines[0]}".rstrip(": ")
-        if isinstance(exc, REDIS_UNAVAILABLE):
-            fix = FIX_REDIS
-        elif isinstance(exc, (*DATABASE_UNAVAILABLE, psycopg.OperationalError)):
-            fix = FIX_DATABASE
-        findings.append(Finding(Level.FAIL, what, found, fix))
+        found = f"{type(exc).__name__}: {fault_of_database(exc)}".rstrip(": ")
+        findings.append(Finding(Level.FAIL, what, found, _fix_of(exc, fix)))
     return findings
+
+
+def _fix_of(error: Exception, otherwise: str) -> str:
+    """Return the fix for a service that does not answer, or has stopped a statement."""
+    if isinstance(error, REDIS_UNAVAILABLE):
+        return FIX_REDIS
+    if is_timeout(error) or isinstance(error, TIMEOUTS):
+        return _FIX_TIMEOUT
+    if isinstance(error.__cause__, NotMigrated):
+        return "Run `manage.py migrate`."
+    if isinstance(error, (*DATABASE_UNAVAILABLE, psycopg.OperationalError)):
+        return FIX_DATABASE
+    return otherwise
 
 
 def check_versions() -> Iterator[Finding]:
