@@ -14,8 +14,9 @@ import pytest
 from django.conf import LazySettings
 from django.contrib.auth import get_user_model
 
+from inference_site.ops.serve import services
 from inference_site.ops.serve.processes import Child
-from inference_site.ops.serve.services import ServiceError
+from inference_site.ops.serve.services import ServiceError, wait_for_redis
 from inference_site.ops.serve.stack import (
     Stack,
     kept_secret_key,
@@ -24,6 +25,7 @@ from inference_site.ops.serve.stack import (
     write_private,
 )
 from inference_site.ops.serve.startup import FirstSecrets, create_first_secrets
+from tests.ports import free_port
 
 
 @pytest.fixture
@@ -142,3 +144,11 @@ def test_a_stop_signal_is_taken_at_any_moment(number: signal.Signals) -> None:
                 assert process.stdout.readline() == "True\n"
         finally:
             process.kill()
+
+
+def test_a_redis_that_does_not_answer_is_told_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(services, "_REDIS_START_S", 0)
+    with pytest.raises(ServiceError, match=r"refused\. See its log, or correct REDIS_URL"):
+        wait_for_redis(f"redis://127.0.0.1:{free_port()}")

@@ -239,7 +239,10 @@ def wait_for_redis(url: str) -> None:
                 return
             except redis.RedisError as exc:
                 if time.monotonic() > deadline:
-                    raise ServiceError("Redis did not start; see its log.") from exc
+                    raise ServiceError(
+                        f"Redis does not answer: {str(exc).rstrip('.')}. See its log, or correct "
+                        "REDIS_URL."
+                    ) from exc
                 time.sleep(0.02)
 
 
