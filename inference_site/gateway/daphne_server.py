@@ -87,8 +87,10 @@ class WebServer(Server):  # type: ignore[misc]  # Daphne has no types.
         # A WebSocket message is a request's body.
         self.websocket_max_message_size = settings.MAX_BODY_BYTES
         self.websocket_max_frame_size = settings.MAX_BODY_BYTES
-        # The key is checked before. Daphne's own limit, 5 s, closes the connection without answer.
-        self.websocket_handshake_timeout = settings.DATABASE_TIMEOUT_S + _LONGEST_HANDSHAKE_S
+        # The key is checked before. Daphne's own limits, 5 and 20 s, close the connection without
+        # an answer, or with a 403.
+        longest_s = settings.DATABASE_TIMEOUT_S + _LONGEST_HANDSHAKE_S
+        self.websocket_handshake_timeout = self.websocket_connect_timeout = longest_s
         self.is_draining = False
         self._ports: list[Any] = []
         self._drains_until = 0.0

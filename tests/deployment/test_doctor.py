@@ -58,6 +58,6 @@ def test_services_that_do_not_answer_fail_with_a_fix(site: Site) -> None:
     assert status == 1
     for what in ("PostgreSQL", "migrations", "Redis", "channel layer", "workers", "maintenance"):
         assert level(findings, what) == "fail", what
-    assert "correct DATABASE_URL" in told
+    assert "correct address, role, password or database in DATABASE_URL" in told
     assert "correct REDIS_URL" in told
     assert "secret" not in told
