@@ -48,6 +48,7 @@ def test_without_postgresql_a_command_names_it_in_one_line(tmp_path: Path, comma
     assert "Connection refused" in line
 
 
+@pytest.mark.django_db  # The command uses the server of the tests.
 def test_a_database_that_there_is_not_is_told_in_one_line(tmp_path: Path) -> None:
     address = urlsplit(os.environ["DATABASE_URL"])._replace(path="/not_there").geturl()
     done = manage(tmp_path, "usage", DATABASE_URL=address, SECRET_KEY="x" * 50)
@@ -56,6 +57,7 @@ def test_a_database_that_there_is_not_is_told_in_one_line(tmp_path: Path) -> Non
     assert line.endswith('database "not_there" does not exist. `manage.py doctor` checks it.')
 
 
+@pytest.mark.django_db  # The command uses the server of the tests.
 def test_a_database_without_tables_is_told_in_one_line(tmp_path: Path) -> None:
     env = {"PGOPTIONS": "-c search_path=pg_catalog", "SECRET_KEY": "x" * 50}
     done = manage(tmp_path, "usage", DATABASE_URL=os.environ["DATABASE_URL"], **env)
