@@ -35,7 +35,7 @@ from inference_site.core.observability.metrics import count_ended
 from inference_site.core.storage.postgresql import in_database_thread, transaction_with_timeouts
 from inference_site.core.storage.redis import Deadlines, shard_of
 from inference_site.runs.kinds import Assembler, closings, kind_of, recovered
-from inference_site.runs.models import TERMINAL, Generation, Status
+from inference_site.runs.models import TERMINAL, Generation, Status, usage_columns
 from inference_site.runs.streams.batches import Ending
 from inference_site.runs.streams.event_log import (
     AsyncEventLog,
@@ -50,11 +50,6 @@ from inference_site.runs.streams.request_documents import drop_document, load_do
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
-_BILLED = (
-    *("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens"),
-    *("prefill_ms", "decode_ms"),
-)
-"""The columns of a generation that have its usage."""
 reader_deadlines = Deadlines("disconnect-grace")
 """The generations that are cancelled at these times, as they have no readers any more."""
 _SLACK_S = 5
@@ -240,11 +235,13 @@ def end_without_worker(
         for app in closings():
             usage = usage.plus(app.usage_of_saved_turns(generation.public_id))
         usage = replace(usage, output_tokens=max(unsent, usage.output_tokens))
-        assembler, ending, first = _ending_of(generation, error, usage)
-        if assembler is not None:
-            usage = replace(usage, output_tokens=max(assembler.pieces, usage.output_tokens))
+        assembler, usage, ending, first = _ending_of(generation, error, usage)
         if usage != Usage():
-            _bill(generation, usage)
+            # A piece that was sent is at least one token; of a run that has sent nothing, the lease
+            # has the tokens as of its last renewal. The other counts since the last saved turn were
+            # lost with the worker.
+            columns = usage_columns(usage, catalogue().price_of(generation.model))
+            Generation.objects.filter(public_id=generation.public_id).update(**columns)
         if kind.store_result is not None and assembler is not None:
             kind.store_result(generation.public_id, status, assembler, None)
         for app in closings():
@@ -261,24 +258,10 @@ def end_without_worker(
     return True
 
 
-def _bill(generation: Generation, usage: Usage) -> None:
-    """Write what is known of the usage of a generation, and its cost.
-
-    A piece that was sent is at least one token; of a run that has sent nothing, the lease has the
-    tokens as of its last renewal. The other counts since the last saved turn were lost with the
-    worker.
-    """
-    price = catalogue().price_of(generation.model)
-    Generation.objects.filter(public_id=generation.public_id).update(
-        **{name: getattr(usage, name) for name in _BILLED},
-        cost=price.cost(usage.input_tokens, usage.cached_tokens, usage.output_tokens),
-    )
-
-
 def _ending_of(
     generation: Generation, error: Exception | None, usage: Usage
-) -> tuple[Assembler | None, Ending | None, int | None]:
-    """Return the assembler, its ending, and the number of the first frame of the ending.
+) -> tuple[Assembler | None, Usage, Ending | None, int | None]:
+    """Return the assembler, the usage, the ending, and the number of the first frame of the ending.
 
     ``usage`` is what is known of it beside the frames. The number is None if the ending does not
     depend on it.
@@ -294,17 +277,19 @@ def _ending_of(
         if sent.frames:
             document = load_document(generation.public_id, kind.assembly).document
         if document is None or error is None:
-            return None, None if error is None else kind.failure(error), None
+            return None, usage, None if error is None else kind.failure(error), None
         assembler = kind.assembler(document.assembly)
         assembler.recover(sent)
     else:
         assembler, first = recovered(kind, generation.public_id, sent)
         if assembler is None:
-            return None, None if error is None else kind.failure(error, first=first), first
+            ending = None if error is None else kind.failure(error, first=first)
+            return None, usage, ending, first
     usage = replace(usage, output_tokens=max(assembler.pieces, usage.output_tokens))
     if usage != Usage():
         assembler.feed(usage)
-    return assembler, assembler.cancel() if error is None else assembler.fail(error), first
+    ending = assembler.cancel() if error is None else assembler.fail(error)
+    return assembler, usage, ending, first
 
 
 def _hint(generation_id: str, followers: Collection[str]) -> None:

@@ -16,6 +16,8 @@ from django.db.models.functions import Least, Now
 from django.utils import timezone
 from psycopg.sql import Literal
 
+from inference_site.core.domain.deltas import Usage
+from inference_site.core.domain.model_spec import Price
 from inference_site.core.storage.postgresql import (
     execute_prepared,
     execute_with_timeouts,
@@ -151,6 +153,19 @@ def _insert() -> tuple[str, list[str]]:
         f"VALUES ({', '.join(values.values())}) RETURNING id"
     )
     return statement, given
+
+
+def usage_columns(usage: Usage, price: Price) -> dict[str, Any]:
+    """Return the columns of a generation that have its usage and its cost."""
+    return {
+        "input_tokens": usage.input_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "output_tokens": usage.output_tokens,
+        "reasoning_tokens": usage.reasoning_tokens,
+        "prefill_ms": usage.prefill_ms,
+        "decode_ms": usage.decode_ms,
+        "cost": price.cost(usage.input_tokens, usage.cached_tokens, usage.output_tokens),
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,11 +55,11 @@ from inference_site.core.storage.postgresql import (
 )
 from inference_site.runs.kept_content.models import Keeper, keeper_for
 from inference_site.runs.kinds import Assembler, GenerationKind, deliveries, kind_of, recovered
-from inference_site.runs.models import Claim, Generation, Status
+from inference_site.runs.models import Claim, Generation, Status, usage_columns
 from inference_site.runs.streams.batches import Ending, Sent, sent_so_far
 from inference_site.runs.streams.event_log import read_log
 from inference_site.runs.streams.request_documents import Document, Loaded, ToStore, load_document
-from inference_site.runs.tool_calls.models import SavedTurns, usage_of_saved_turns
+from inference_site.runs.tool_calls.models import SavedTurns
 from inference_site.runs.tool_calls.models import close as close_calls
 from inference_site.runs.wake_ups import send_wake_up
 from worker.engines.base import Engine, OnEnd, start_and_report
@@ -357,9 +357,9 @@ class Run:
     def _begin(self, engine: Engine, ended: OnEnd) -> bool:
         """Start the engine; return whether it continues. Raise the error of the generation."""
         claimed_at_s = time.time()
-        if self.claim.attempt > 1:  # It counts also if this attempt cannot begin.
-            with release_connection_after():
-                self._usage = usage_of_saved_turns(self.claim.public_id)
+        saved = self._saved_turns()
+        if saved is not None:  # It counts also if this attempt cannot begin.
+            self._usage = saved.usage_so_far
         loaded, document = self._load()
         self._document, self._first = document, document.request
         self._next = self._first
@@ -370,7 +370,7 @@ class Run:
         if document.store is None and not document.assembly.is_stored:
             self._keeper = keeper_for(claim.public_id, request)
         self._hooks = hooks_for(HookContext(claim.public_id, claim.kind, request.model))
-        self._send_opening(assembler, loaded)
+        self._send_opening(assembler, loaded, saved)
         if loaded.is_cancelled:
             self.stream.stop(StopReason.REQUESTED)
             return False
@@ -456,10 +456,12 @@ class Run:
             worker=claim.worker,
         )
 
-    def _send_opening(self, assembler: Assembler, loaded: Loaded[Any]) -> None:
+    def _send_opening(
+        self, assembler: Assembler, loaded: Loaded[Any], saved: SavedTurns | None
+    ) -> None:
         """Send the frames before the first delta; the stream of a restart continues."""
         opening: list[bytes] = []
-        sent, saved = loaded.sent, self._saved_turns()
+        sent = loaded.sent
         # If the log is empty, frames of an earlier attempt may be lost. A generation in the
         # foreground is repeated only if it has sent nothing.
         may_lack = self.claim.background and self.claim.attempt > 1
@@ -470,15 +472,13 @@ class Run:
             opening += assembler.restart(sent, None if saved is None else saved.state)
         opening += assembler.begin()
         if saved is not None:
-            self._usage = saved.usage_so_far
             assembler.feed(self._usage)
         if opening:
             self.stream.append(opening)
 
     def _saved_turns(self) -> SavedTurns | None:
         """Return the turns of an earlier attempt, if it has saved some."""
-        assert self._document is not None
-        if self.claim.attempt == 1 or not self._document.assembly.site_tools:
+        if self.claim.attempt == 1:
             return None
         with release_connection_after():
             return SavedTurns.objects.filter(generation_id=self.claim.public_id).first()
@@ -581,13 +581,7 @@ class Run:
         price = catalogue().price_of(claim.model)
         result: dict[str, Any] = {
             "first_token_at": self._first_token_at,
-            "input_tokens": usage.input_tokens,
-            "cached_tokens": usage.cached_tokens,
-            "output_tokens": usage.output_tokens,
-            "reasoning_tokens": usage.reasoning_tokens,
-            "prefill_ms": usage.prefill_ms,
-            "decode_ms": usage.decode_ms,
-            "cost": price.cost(usage.input_tokens, usage.cached_tokens, usage.output_tokens),
+            **usage_columns(usage, price),
             "finish_reason": ending.finish_reason,
             "error_code": ending.error_code,
         }
