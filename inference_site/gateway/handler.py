@@ -230,14 +230,9 @@ class ApiHandler:
         started = time.monotonic()
         try:
             check()
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001  # The boundary: it is logged and answered.
             error = api_error(exc)
-            if error.status == 500:
-                logger.exception("the check of a request's head failed")
-            elif error.status > 500 and not isinstance(exc, ApiError):
-                logger.error(
-                    "the check of a request's head failed: %s: %s", type(exc).__name__, exc
-                )
+            log_error("the check of a request's head failed", exc, error)
             return self.refuse(scope, error, started)
         return HttpResponse(status=204)
 
@@ -262,7 +257,7 @@ class ApiHandler:
             return _refusal(unknown, request.scope)  # type: ignore[attr-defined]  # As above.
         except Exception as exc:  # noqa: BLE001  # The boundary: it is logged and answered.
             error = api_error(exc)
-            log_error(request, exc, error)
+            log_error(f"request {getattr(request, 'request_id', '-')}", exc, error)
             note_error(request, error)
             return _refusal(error, request.scope)  # type: ignore[attr-defined]  # As above.
 

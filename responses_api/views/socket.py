@@ -258,7 +258,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
             return
         except Exception as exc:  # noqa: BLE001  # The boundary: it is logged and sent.
             error = api_error(exc)
-            log_error(None, exc, error)
+            log_error("websocket", exc, error)
             self._is_refused = True
             await self.accept()
             await self.send(text_data=_error_message(error))
@@ -326,7 +326,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
                 await self._respond(lane, body)
         except Exception as exc:  # noqa: BLE001  # The boundary: it is logged and sent.
             error = api_error(exc)
-            log_error(None, exc, error)
+            log_error("websocket", exc, error)
             self._histories.forget(lane, message.get("previous_response_id"))
             await self.send(text_data=_error_message(error, lane.stream_id))
 

@@ -147,6 +147,6 @@ def test_while_a_server_is_away_the_first_errors_of_a_minute_are_logged(
     monkeypatch.setattr(exceptions, "_lines", {})
     for exc in (redis.exceptions.ConnectionError("away"), OperationalError("away"), KeyError("x")):
         for _ in range(100):
-            log_error(None, exc, api_error(exc))
+            log_error("websocket", exc, api_error(exc))
     logged = [record.getMessage().split(": ")[1] for record in caplog.records]
     assert logged == ["ConnectionError"] * 60 + ["OperationalError"] * 60 + ["KeyError"] * 100

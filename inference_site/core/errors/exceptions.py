@@ -10,7 +10,7 @@ from typing import Any
 
 import kombu.exceptions
 import redis.exceptions
-from django.http import Http404, HttpRequest
+from django.http import Http404
 from rest_framework import exceptions as drf
 
 from inference_site.core.domain import errors as domain
@@ -130,17 +130,15 @@ def _has_line(code: str) -> bool:
     return lines < _MOST_LINES
 
 
-def log_error(request: HttpRequest | None, exc: Exception, error: ApiError) -> None:
+def log_error(what: str, exc: Exception, error: ApiError) -> None:
     """Log a server error (5xx); with a traceback if the table has no row for the exception.
 
     While a part of the site is away, that is the first ``_MOST_LINES`` of a minute with one code;
-    the log counts the others (``runs.request_log.refusals``). ``request`` is None for a message of
-    a WebSocket.
+    the request log counts the others (``runs.request_log.refusals``). ``what`` begins the line.
     """
     if error.status < 500 or isinstance(exc, ApiError):
         return
     if error.status == 503 and not _has_line(error.code or error.type):
         return
-    what = "websocket" if request is None else f"request {getattr(request, 'request_id', '-')}"
     traceback = exc if error.status == 500 else None
     logger.error("%s: %s: %s", what, type(exc).__name__, exc, exc_info=traceback)

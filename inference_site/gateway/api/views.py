@@ -89,7 +89,7 @@ def exception_handler(exc: Exception, context: dict[str, Any]) -> Response:
     """Return the response for an exception that a DRF view raised."""
     error = api_error(exc)
     request = context["request"]._request
-    log_error(request, exc, error)
+    log_error(f"request {getattr(request, 'request_id', '-')}", exc, error)
     note_error(request, error)
     headers = dict(error.headers)
     if isinstance(error, MethodNotAllowedError):
