@@ -25,11 +25,9 @@ from inference_site.core.domain.deltas import (
     ToolCallDelta,
     Usage,
 )
-from inference_site.core.domain.errors import ContextLengthExceeded
 from inference_site.core.domain.request import GenerationRequest
 from inference_site.core.domain.site_tools import SiteCall, Source, ToolResult
 from inference_site.core.errors.api_errors import ApiError
-from inference_site.core.errors.exceptions import api_error
 from inference_site.core.storage.cipher import seal
 from inference_site.gateway.request_fields.moderation import MODERATION, AnswerModeration
 from inference_site.runs.kinds import (
@@ -37,6 +35,7 @@ from inference_site.runs.kinds import (
     PromptCountAssembler,
     WholeAnswerAssembler,
     error_ending,
+    error_with_names,
 )
 from inference_site.runs.queue import new_id
 from inference_site.runs.streams.batches import Ending, Sent
@@ -381,13 +380,8 @@ _NAMES = {
 
 
 def _client_error(error: Exception) -> ApiError:
-    """Return the API error, with the name that the field has in requests for responses."""
-    if isinstance(error, ContextLengthExceeded):  # Its message names the field too.
-        error = error.of("input")
-    client_error = api_error(error)
-    if client_error.param is not None:
-        client_error.param = _NAMES.get(client_error.param, client_error.param)
-    return client_error
+    """Return the API error, with the names that the fields have in requests for responses."""
+    return error_with_names(error, "input", _NAMES)
 
 
 class InputTokensAssembler(PromptCountAssembler):

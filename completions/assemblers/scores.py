@@ -17,8 +17,7 @@ from completions.wire.scores import (
     TextDocument,
 )
 from inference_site.core.domain.deltas import Delta, ModerationDelta, ScoreDelta, Usage
-from inference_site.core.domain.errors import ContextLengthExceeded
-from inference_site.runs.kinds import WholeAnswerAssembler, failure
+from inference_site.runs.kinds import WholeAnswerAssembler, error_with_names, failure
 from inference_site.runs.streams.batches import Ending
 from inference_site.runs.streams.request_documents import Assembly
 
@@ -61,9 +60,7 @@ class _ScoresAssembler(WholeAnswerAssembler):
 
     def fail(self, error: Exception) -> Ending:
         """End with the error."""
-        if isinstance(error, ContextLengthExceeded):  # Its message names the field too.
-            error = error.of(self._assembly.subject)
-        return failure(error)
+        return failure(error_with_names(error, self._assembly.subject, {}))
 
     @property
     def _wire_usage(self) -> RankingUsage:

@@ -248,7 +248,7 @@ class Feeder:
                 error = api_error(exc)
                 if isinstance(error, RateLimitError | UnavailableError):
                     logger.info("batch %s waits before its next lines: %s", batch, error)
-                    self._rests_until[batch.pk] = time.monotonic() + _REST_S
+                    self._rest(batch, _REST_S)
                     return
                 if error.code == "conversation_locked":
                     BatchLine.objects.postpone(line)

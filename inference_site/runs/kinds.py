@@ -22,7 +22,7 @@ from django.apps import AppConfig, apps
 from django.db.models import Model
 
 from inference_site.core.domain.deltas import Delta, PromptDelta, Usage
-from inference_site.core.domain.errors import Cancelled
+from inference_site.core.domain.errors import Cancelled, ContextLengthExceeded
 from inference_site.core.domain.request import GenerationRequest
 from inference_site.core.domain.site_tools import SiteCall, Source, ToolResult
 from inference_site.core.errors.api_errors import ApiError
@@ -358,6 +358,20 @@ def failure(error: Exception, partial: dict[str, Any] | None = None, *, first: i
         envelope["error"]["partial_response"] = partial
     body = orjson.dumps(envelope)
     return error_ending(answer, body, [b"data: " + body + b"\n\n", DONE])
+
+
+def error_with_names(error: Exception, subject: str, names: Mapping[str, str]) -> ApiError:
+    """Return the API error with the names that the fields have in the client's request.
+
+    ``subject`` is the field with the model's input; ``names`` are those of other fields by the
+    names that engines know.
+    """
+    if isinstance(error, ContextLengthExceeded):  # Its message names the field too.
+        error = error.of(subject)
+    client_error = api_error(error)
+    if client_error.param is not None:
+        client_error.param = names.get(client_error.param, client_error.param)
+    return client_error
 
 
 def error_ending(

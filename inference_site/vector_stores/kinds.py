@@ -14,11 +14,15 @@ from typing import Any
 import orjson
 
 from inference_site.core.domain.deltas import Delta, EmbeddingDelta
-from inference_site.core.domain.errors import ContextLengthExceeded, RateLimited
+from inference_site.core.domain.errors import RateLimited
 from inference_site.core.domain.request import GenerationRequest
-from inference_site.core.errors.exceptions import api_error
 from inference_site.runs.inner_runs import run_and_wait
-from inference_site.runs.kinds import GenerationKind, WholeAnswerAssembler, failure
+from inference_site.runs.kinds import (
+    GenerationKind,
+    WholeAnswerAssembler,
+    error_with_names,
+    failure,
+)
 from inference_site.runs.queue import new_id
 from inference_site.runs.streams.batches import Ending
 from inference_site.runs.streams.request_documents import Assembly, Document
@@ -128,12 +132,7 @@ class SearchAssembler(VectorsAssembler):
 
     def fail(self, error: Exception) -> Ending:
         """End with the error."""
-        if isinstance(error, ContextLengthExceeded):  # Its message names the field too.
-            error = error.of("query")
-        client_error = api_error(error)
-        if client_error.param == "input":
-            client_error.param = "query"
-        return failure(client_error)
+        return failure(error_with_names(error, "query", {"input": "query"}))
 
     def answer(self) -> dict[str, Any]:
         """Return the page of results (API reference, "Vector stores", "Search")."""
