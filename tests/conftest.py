@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 from django.conf import global_settings, settings
@@ -177,6 +179,17 @@ def _tools_stack() -> Iterator[ToolsStack]:
             TOOL_PRICES='{"web_search": 0.25, "mcp:test": 8}',
         ) as stack:
             yield ToolsStack(stack, searcher, reader, player, judge, web)
+
+
+@pytest.fixture
+def folder(settings: Any, tmp_path: Path) -> Path:
+    """The folder of the files' content."""
+    files = {
+        "BACKEND": "django.core.files.storage.FileSystemStorage",
+        "OPTIONS": {"location": str(tmp_path / "files")},
+    }
+    settings.STORAGES = {**settings.STORAGES, "files": files}
+    return tmp_path / "files"
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import io
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
@@ -24,13 +23,9 @@ Key = tuple[ApiKey, str]
 
 
 @pytest.fixture(autouse=True)
-def no_worker(settings: Any, tmp_path: Path) -> None:
+def no_worker(folder: Path) -> None:
     """A site whose workers are all away, with a folder for the files."""
     live_view.forget()
-    options = {"location": str(tmp_path / "files")}
-    backend = "django.core.files.storage.FileSystemStorage"
-    files = {"BACKEND": backend, "OPTIONS": options}
-    settings.STORAGES = {**settings.STORAGES, "files": files}
 
 
 def new_batch(key: ApiKey) -> Batch:

@@ -29,16 +29,6 @@ Key = tuple[ApiKey, str]
 LINES = 300
 
 
-@pytest.fixture
-def folder(settings: Any, tmp_path: Path) -> Path:
-    """The folder of the files."""
-    options = {"location": str(tmp_path / "files")}
-    backend = "django.core.files.storage.FileSystemStorage"
-    files = {"BACKEND": backend, "OPTIONS": options}
-    settings.STORAGES = {**settings.STORAGES, "files": files}
-    return tmp_path / "files"
-
-
 def finalizing(key: ApiKey) -> Batch:
     """Return a batch whose lines have ended."""
     batch = Batch.objects.create(

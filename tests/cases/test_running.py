@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
@@ -21,14 +19,7 @@ from inference_site.cases.running import collect
 from inference_site.catalogue.catalogue import Catalogue
 from inference_site.core.domain.model_spec import ModelSpec
 
-pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def _folder(settings: Any, tmp_path: Path) -> None:
-    backend = "django.core.files.storage.FileSystemStorage"
-    files = {"BACKEND": backend, "OPTIONS": {"location": str(tmp_path)}}
-    settings.STORAGES = {**settings.STORAGES, "files": files}
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("folder")]
 
 
 def answered_run(key: ApiKey, case_set: CaseSet) -> CaseRun:

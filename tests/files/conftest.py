@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def folder(settings: Any, tmp_path: Path) -> Path:
-    """The folder of the files."""
-    files = {
-        "BACKEND": "django.core.files.storage.FileSystemStorage",
-        "OPTIONS": {"location": str(tmp_path / "files")},
-    }
-    settings.STORAGES = {**settings.STORAGES, "files": files}
-    return tmp_path / "files"
+def _in_a_folder(folder: Path) -> None:
+    """Have all tests of files store their content there."""

@@ -45,12 +45,7 @@ Make = Callable[[ApiKey, str, dt.datetime], Any]
 
 
 @pytest.fixture(autouse=True)
-def fresh(settings: Any, tmp_path: Path) -> Iterator[None]:
-    files = {
-        "BACKEND": "django.core.files.storage.FileSystemStorage",
-        "OPTIONS": {"location": str(tmp_path / "files")},
-    }
-    settings.STORAGES = {**settings.STORAGES, "files": files}
+def fresh(folder: Path) -> Iterator[None]:
     site_settings.forget()
     yield
     site_settings._last = SiteSettings()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,11 +24,8 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def entry(settings: Any, tmp_path: Path, api_key: tuple[ApiKey, str]) -> VectorStoreFile:
+def entry(folder: Path, api_key: tuple[ApiKey, str]) -> VectorStoreFile:
     """A file that waits in a store."""
-    backend = "django.core.files.storage.FileSystemStorage"
-    files = {"BACKEND": backend, "OPTIONS": {"location": str(tmp_path)}}
-    settings.STORAGES = {**settings.STORAGES, "files": files}
     key = api_key[0]
     file = StoredFile(
         public_id="file-1", project_id=key.project_id, filename="tea.txt", size_bytes=3
