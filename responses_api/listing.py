@@ -9,7 +9,6 @@ from typing import Any
 
 import orjson
 from django.db import connection
-from django.db.models import QuerySet
 from django.http import QueryDict
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -24,7 +23,7 @@ from inference_site.gateway.api.paging import (
     parse_page,
 )
 from responses_api.context import decode_item, newest_input_of
-from responses_api.models import Item, ResponseStatus, StoredResponse
+from responses_api.models import Conversation, Item, ResponseStatus, StoredResponse
 from responses_api.search import SearchTooBroad, contains_words_sql, search_timeout
 from responses_api.stored_responses import current_responses, row_of, rows_of
 from responses_api.wire.requests import MAX_SEARCH_LENGTH, check_include
@@ -83,12 +82,12 @@ def ids_on(page: Page, project_id: int, query: QueryDict) -> list[str]:
         *_filters(query),
     ]
     if page.after is not None:
-        last = row_of(project_id, page.after)
-        if last is None:
-            raise page.no_entry("response")
+        stored = row_of(project_id, page.after)
+        last = position(stored) if stored else page.deleted_position("response", project_id)
+        last_at, last_pk = last.split()
         side = ">" if page.order == "asc" else "<"
         beyond = f"(created_at, id) {side} (%(last_at)s::timestamptz, %(last)s)"
-        conditions.append((beyond, {"last_at": last.created_at, "last": last.pk}))
+        conditions.append((beyond, {"last_at": last_at, "last": int(last_pk)}))
     if not words:
         rows = execute_prepared(*_statement(conditions, page))
         return [id_ for (id_,) in rows][: page.limit + 1]
@@ -105,6 +104,11 @@ def ids_on(page: Page, project_id: int, query: QueryDict) -> list[str]:
             param="q",
             code="search_too_broad",
         ) from None
+
+
+def position(stored: StoredResponse) -> str:
+    """Return where a response is in the lists, for ``keep_position``."""
+    return f"{stored.created_at.isoformat()} {stored.pk}"
 
 
 def _statement(conditions: Sequence[Condition], page: Page) -> tuple[str, dict[str, Any]]:
@@ -157,14 +161,17 @@ def page_of_input(request: Request, stored: StoredResponse) -> Response:
     return Response(list_object(entries, page))
 
 
-def page_of_conversation(request: Request, rows: QuerySet[Item]) -> Response:
+def page_of_conversation(request: Request, conversation: Conversation) -> Response:
     """Answer ``GET /v1/conversations/{id}/items``."""
     check_include(request.query_params)
-    page, last = parse_page(request.query_params, "desc"), None
+    rows = Item.objects.filter(conversation=conversation)
+    page = parse_page(request.query_params, "desc")
+    last: int | str | None = None
     if page.after is not None:
-        last = rows.filter(public_id=page.after).values_list("conversation_position").first()
+        found = rows.filter(public_id=page.after)
+        last = found.values_list("conversation_position", flat=True).first()
         if last is None:
-            raise page.no_entry("item")
-    shown = page.rows_of(rows, "conversation_position", last and last[0])
+            last = page.deleted_position("item", conversation.pk)
+    shown = page.rows_of(rows, "conversation_position", last)
     entries = [{"id": row.public_id, **row.data} for row in shown]
     return Response(list_object(entries, page))

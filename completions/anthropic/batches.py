@@ -30,12 +30,14 @@ from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.files import storage
 from inference_site.files.models import StoredFile
 from inference_site.gateway.api.authentication import caller_of
+from inference_site.gateway.api.paging import keep_position, kept_position
 from inference_site.gateway.api.payload import WireObject, WireRequest, parse, parse_query
 from inference_site.gateway.api.schema import documented
 from inference_site.runs.queue import new_id
 
 _WINDOW_S = 86_400
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_KIND = "message batch"
 _MEDIA_TYPE = "application/x-jsonl"
 
 
@@ -125,10 +127,10 @@ class MessageBatchesView(MessagesApiView):
         project_id = caller_of(request).project_id
         rows = Batch.objects.of(project_id, ANTHROPIC).order_by("-pk")
         if query.after_id:
-            rows = rows.filter(pk__lt=_find(request, query.after_id, "after_id").pk)
+            rows = rows.filter(pk__lt=_position(request, query.after_id, "after_id"))
         if query.before_id:
-            before = _find(request, query.before_id, "before_id")
-            newer = rows.filter(pk__gt=before.pk).order_by("pk")
+            before = _position(request, query.before_id, "before_id")
+            newer = rows.filter(pk__gt=before).order_by("pk")
             found = list(newer[: query.limit + 1])
             shown = found[: query.limit][::-1]
         else:
@@ -162,6 +164,7 @@ class MessageBatchView(MessagesApiView):
             raise InvalidRequestError(
                 "The batch has not ended; cancel it first.", param="message_batch_id"
             )
+        keep_position(_KIND, batch.project_id, message_batch_id, batch.pk)
         storage.delete(list(StoredFile.objects.filter(public_id=batch.output_file_id)))
         batch.delete()
         return Response(DeletedMessageBatch(id=message_batch_id).model_dump())
@@ -230,15 +233,27 @@ def _create(caller: Caller, body: MessageBatchRequest) -> Batch:
     return accept_batch(caller, batch, lines)
 
 
-def _find(request: Request, message_batch_id: str, param: str = "message_batch_id") -> Batch:
-    """Return a batch. Raise NotFoundError, or InvalidRequestError for one that a query names."""
+def _find(request: Request, message_batch_id: str) -> Batch:
+    """Return a batch. Raise NotFoundError."""
     try:
         return Batch.objects.get_of(caller_of(request).project_id, ANTHROPIC, message_batch_id)
     except NotFoundError as exc:
-        if param != "message_batch_id":
-            raise InvalidRequestError(exc.message, param=param) from exc
-        exc.param = param
+        exc.param = "message_batch_id"
         raise
+
+
+def _position(request: Request, batch_id: str, param: str) -> int:
+    """Return the primary key of a batch of the list, or of a deleted one.
+
+    Raise InvalidRequestError, which names ``param``.
+    """
+    project_id = caller_of(request).project_id
+    try:
+        return int(Batch.objects.get_of(project_id, ANTHROPIC, batch_id).pk)
+    except NotFoundError as exc:
+        if (kept := kept_position(_KIND, project_id, batch_id)) is not None:
+            return int(kept)
+        raise InvalidRequestError(exc.message, param=param) from exc
 
 
 def _wire(batch: Batch, request: Request) -> MessageBatch:

@@ -43,6 +43,7 @@ from inference_site.core.errors.api_errors import NotFoundError
 from inference_site.gateway.api.authentication import caller_of
 from inference_site.gateway.api.paging import (
     PageQuery,
+    keep_position,
     list_object,
     parse_metadata,
     parse_page,
@@ -81,12 +82,12 @@ class ChatCompletionsView(ApiView):
             rows = rows.filter(model=model)
         if metadata := parse_metadata(request.query_params):
             rows = rows.filter(metadata__contains=metadata)
-        last = None
+        last: int | str | None = None
         if page.after is not None:
             every = completions_of(project_id)  # The filters may leave out the cursor's entry.
             last = every.filter(public_id=page.after).values_list("pk", flat=True).first()
             if last is None:
-                raise page.no_entry("chat completion")
+                last = page.deleted_position("chat completion", project_id)
         entries = [wire_completion(stored) for stored in page.rows_of(rows, "pk", last)]
         return Response(list_object(entries, page))
 
@@ -208,6 +209,7 @@ class StoredCompletionView(ApiView):
     def delete(self, request: Request, completion_id: str) -> Response:
         """Delete a stored chat completion."""
         stored = find(caller_of(request).project_id, completion_id)
+        keep_position("chat completion", caller_of(request).project_id, completion_id, stored.pk)
         drop_document(completion_id)  # A request with the same ``Idempotency-Key`` would get it.
         stored.delete()
         return Response(DeletedChatCompletion(id=completion_id).model_dump())

@@ -154,8 +154,9 @@ class BatchesView(ApiView):
     def get(self, request: Request) -> Response:
         """List the project's batches, the newest first."""
         page = parse_page(request.query_params, "desc")
-        rows = Batch.objects.of(caller_of(request).project_id, OPENAI)
-        entries = [wire_batch(batch).model_dump() for batch in page.rows_by_age(rows, "batch")]
+        project_id = caller_of(request).project_id
+        found = page.rows_by_age(Batch.objects.of(project_id, OPENAI), "batch", project_id)
+        entries = [wire_batch(batch).model_dump() for batch in found]
         return Response(list_object(entries, page))
 
 

@@ -42,7 +42,7 @@ from inference_site.files.models import (
 )
 from inference_site.gateway.api.authentication import caller_of
 from inference_site.gateway.api.multipart import FileFormParser
-from inference_site.gateway.api.paging import PageQuery, list_object, parse_page
+from inference_site.gateway.api.paging import PageQuery, keep_position, list_object, parse_page
 from inference_site.gateway.api.payload import WireObject, WireRequest, parse
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
@@ -233,7 +233,8 @@ class FilesView(FileFormView):
         rows = StoredFile.objects.readable(caller_of(request).project_id)
         if purpose := query.get("purpose"):
             rows = rows.filter(purpose=purpose)
-        entries = [_wire_file(file).model_dump() for file in page.rows_by_age(rows, "file")]
+        found = page.rows_by_age(rows, "file", caller_of(request).project_id)
+        entries = [_wire_file(file).model_dump() for file in found]
         return Response(list_object(entries, page))
 
 
@@ -250,7 +251,9 @@ class FileView(ApiView):
     @documented(answer=DeletedFile)
     def delete(self, request: Request, file_id: str) -> Response:
         """Delete a file."""
-        storage.delete([_file(request, file_id)])
+        file = _file(request, file_id)
+        keep_position("file", caller_of(request).project_id, file_id, file.pk)
+        storage.delete([file])
         return Response(DeletedFile(id=file_id).model_dump())
 
 

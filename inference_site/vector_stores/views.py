@@ -23,7 +23,7 @@ from inference_site.core.errors.api_errors import (
 )
 from inference_site.files.models import StoredFile
 from inference_site.gateway.api.authentication import caller_of
-from inference_site.gateway.api.paging import list_object, parse_page
+from inference_site.gateway.api.paging import keep_position, list_object, parse_page
 from inference_site.gateway.api.payload import parse
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
@@ -115,8 +115,9 @@ class VectorStoresView(ApiView):
     def get(self, request: Request) -> Response:
         """List the project's vector stores, the newest first."""
         page = parse_page(request.query_params, "desc", has_before=True)
-        rows = VectorStore.objects.of(caller_of(request).project_id)
-        found = list(page.rows_by_age(rows, "vector store"))
+        project_id = caller_of(request).project_id
+        rows = VectorStore.objects.of(project_id)
+        found = list(page.rows_by_age(rows, "vector store", project_id))
         entries = [store.model_dump() for store in _wire_stores(found)]
         return Response(list_object(entries, page))
 
@@ -154,6 +155,7 @@ class VectorStoreView(ApiView):
     def delete(self, request: Request, vector_store_id: str) -> Response:
         """Delete a vector store. Its files stay."""
         store = _store(request, vector_store_id)
+        keep_position("vector store", caller_of(request).project_id, vector_store_id, store.pk)
         VectorStore.objects.filter(pk=store.pk).update(is_deleted=True)
         VectorStoreFile.objects.filter(store=store).cancel()
         return Response(DeletedStore(id=vector_store_id).model_dump())
@@ -241,6 +243,7 @@ class VectorStoreFileView(ApiView):
         """Take a file out of a vector store. The file itself stays."""
         store = _store(request, vector_store_id)
         entry = _entry(store, file_id)
+        keep_position("vector store file", store.pk, file_id, entry.pk)
         with transaction.atomic():
             VectorStoreFile.objects.filter(pk=entry.pk).cancel()
             chunks.delete_of(entry)
@@ -446,11 +449,11 @@ def _list_of(request: Request, store: VectorStore, rows: VectorStoreFileQuerySet
                 param="filter",
             )
         rows = rows.filter(status=status)
-    last = None
+    last: int | str | None = None
     if page.after is not None:
         last = rows.filter(file__public_id=page.after).values_list("pk", flat=True).first()
         if last is None:
-            raise page.no_entry("file")
+            last = page.deleted_position("vector store file", store.pk)
     found = page.rows_of(rows.readable().select_related("file"), "pk", last)
     entries = [_wire_file(store, entry).model_dump() for entry in found]
     return Response(list_object(entries, page))

@@ -11,6 +11,7 @@ from rest_framework.response import Response
 
 from inference_site.core.errors.api_errors import NotFoundError
 from inference_site.gateway.api.authentication import caller_of
+from inference_site.gateway.api.paging import keep_position
 from inference_site.gateway.api.payload import parse, places_of
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
@@ -83,8 +84,7 @@ class ConversationItemsView(ApiView):
     @documented(query=ConversationItemsQuery, answer=ListObject[AnyItem])
     def get(self, request: Request, conversation_id: str) -> Response:
         """List the items of a conversation."""
-        conversation = _find(request, conversation_id)
-        return page_of_conversation(request, Item.objects.filter(conversation=conversation))
+        return page_of_conversation(request, _find(request, conversation_id))
 
     @documented(body=requests.ItemsRequest, answer=ListObject[AnyItem])
     def post(self, request: Request, conversation_id: str) -> Response:
@@ -114,7 +114,9 @@ class ConversationItemView(ApiView):
         """Remove an item from the conversation; return the conversation."""
         with transaction.atomic():
             conversation = _find(request, conversation_id, lock=True)
-            remove_item(_find_item(conversation, item_id))
+            item = _find_item(conversation, item_id)
+            keep_position("item", conversation.pk, item_id, item.conversation_position)
+            remove_item(item)
         return Response(_conversation_object(conversation))
 
 

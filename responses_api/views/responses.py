@@ -22,6 +22,7 @@ from inference_site.core.site_settings.models import disconnect_grace_s, site_se
 from inference_site.gateway.api.authentication import HasPermission, StaffSession, caller_of
 from inference_site.gateway.api.form_bodies import form_parser
 from inference_site.gateway.api.json_bodies import JsonParser
+from inference_site.gateway.api.paging import keep_position
 from inference_site.gateway.api.payload import parse
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
@@ -41,7 +42,7 @@ from responses_api.context import HistoryLimit, continued_response_id, resolve
 from responses_api.creation import create
 from responses_api.deletion import delete
 from responses_api.events import DONE
-from responses_api.listing import list_responses, page_of_input
+from responses_api.listing import list_responses, page_of_input, position
 from responses_api.mapping import to_counting_request, to_summary_request
 from responses_api.models import ENDED, StoredResponse
 from responses_api.storage import ConversationLocked
@@ -130,6 +131,7 @@ class ResponseView(ApiView):
         stored = find_response(caller_of(request).project_id, response_id)
         if not _stop(request, stored):
             raise ConflictError("The response has not ended yet. Please try again.")
+        keep_position("response", stored.project_id, response_id, position(stored))
         delete(stored)
         return Response({"id": response_id, "object": "response", "deleted": True})
 

@@ -355,6 +355,7 @@ def test_a_batch_of_messages_with_anthropics_client(claude: anthropic.Anthropic)
     assert claude.messages.batches.delete(begun.id).type == "message_batch_deleted"
     with pytest.raises(anthropic.NotFoundError):
         claude.messages.batches.retrieve(begun.id)
+    assert list(claude.messages.batches.list(after_id=begun.id)) == []  # A client pages on from it.
 
 
 def test_lines_of_one_conversation_wait_for_each_other(client: openai.OpenAI) -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
+import redis
 from django.db.models import QuerySet
 from django.http import QueryDict
 from pydantic import BaseModel, Field
 from pydantic.json_schema import SkipJsonSchema
 
 from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.core.observability.outages import OutageLog
+from inference_site.core.storage.redis import site_client
 
 _DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
+_POSITION_KEPT_S = 3600
+_keeping = OutageLog(logging.getLogger(__name__), "positions of deleted entries are not kept")
 EntryT = TypeVar("EntryT")
 
 
@@ -71,17 +77,54 @@ class Page:
             rows = rows.filter(**{f"{key}__{'gt' if is_ascending else 'lt'}": last})
         return rows.order_by(key if is_ascending else f"-{key}")[: self.limit + 1]
 
-    def rows_by_age(self, rows: QuerySet[Any], kind: str) -> QuerySet[Any]:
+    def rows_by_age(self, rows: QuerySet[Any], kind: str, owner_id: int) -> QuerySet[Any]:
         """Return the same for rows whose primary keys grow with time, by their public ids.
 
-        Raise InvalidRequestError if the entry ``after`` is not among them; ``kind`` is its name.
+        Raise InvalidRequestError if the entry ``after`` neither is nor was among them; ``kind`` is
+        its name, and ``owner_id`` as for ``keep_position``.
         """
         last = None
         if self.after is not None:
             last = rows.filter(public_id=self.after).values_list("pk", flat=True).first()
             if last is None:
-                raise self.no_entry(kind)
+                last = self.deleted_position(kind, owner_id)
         return self.rows_of(rows, "pk", last)
+
+    def deleted_position(self, kind: str, owner_id: int) -> str:
+        """Return the position that the deleted entry ``after`` had. See ``keep_position``.
+
+        Raise InvalidRequestError if there was no such entry in the last hour.
+        """
+        kept = kept_position(kind, owner_id, str(self.after))
+        if kept is None:
+            raise self.no_entry(kind)
+        return kept
+
+
+def keep_position(kind: str, owner_id: int, entry_id: str, position: object) -> None:
+    """Keep the position of an entry that is deleted, for an hour.
+
+    A client that deletes what it lists names a deleted entry as the cursor of the next page.
+    ``owner_id`` is the primary key of what has the list, which is one of that kind; ``position`` is
+    the value by which the list is ordered. While Redis is down nothing is kept.
+    """
+    key = _position_key(kind, owner_id, entry_id)
+    try:
+        site_client().set(key, str(position), ex=_POSITION_KEPT_S)
+    except redis.RedisError as exc:
+        _keeping.failed(exc)
+    else:
+        _keeping.succeeded()
+
+
+def kept_position(kind: str, owner_id: int, entry_id: str) -> str | None:
+    """Return the position of a deleted entry, None for one that is unknown."""
+    kept: Any = site_client().get(_position_key(kind, owner_id, entry_id))
+    return None if kept is None else str(kept.decode())
+
+
+def _position_key(kind: str, owner_id: int, entry_id: str) -> str:
+    return f"deleted:{kind}:{owner_id}:{entry_id}"
 
 
 def parse_page(
