@@ -157,7 +157,7 @@ def create(
         background=is_background,
         grace_s=grace_s if is_stored and not is_background else 0,
         continues=context.continues,
-        cache_key=body.prompt_cache_key or "",
+        cache_key=body.prompt_cache_key or _continuation_id(body),
     )
     return Creation(response, context, submission)
 
@@ -167,12 +167,26 @@ def batch_submission(caller: Caller, body: ResponseRequest) -> Submission:
     return create(caller, body).submission
 
 
+def _continuation_id(body: ResponseRequest) -> str:
+    """Return the id of the related requests, which go to the worker that has served the last."""
+    return (body.background_options and body.background_options.continuation_id) or ""
+
+
 def _refuse_contradictions(body: ResponseRequest) -> None:
     if body.background and body.store is False:
         raise InvalidRequestError(
             "Invalid 'background': a response in the background must be stored.",
             param="background",
         )
+    options = body.background_options
+    if options and options.completion_window in ("2h", "8h"):
+        is_standard = body.service_tier in (None, "auto", "default")
+        if not body.background or body.stream or not is_standard:
+            raise InvalidRequestError(
+                f"Invalid 'background_options.completion_window': '{options.completion_window}' "
+                "requires 'background': true, the default 'service_tier', and no 'stream'.",
+                param="background_options.completion_window",
+            )
     if body.logprobs is False and body.includes_logprobs:
         raise InvalidRequestError(
             "Invalid 'logprobs': it is false, but 'include' asks for log probabilities.",

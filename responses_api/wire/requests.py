@@ -115,6 +115,16 @@ class StreamOptions(WireRequest):
     include_obfuscation: bool | None = None
 
 
+class BackgroundOptions(WireRequest):
+    """``background_options``: how long a background response may take, and what it belongs to.
+
+    A window asks for no more than the default does: a response begins as soon as it has a slot.
+    """
+
+    completion_window: Literal["soonest", "2h", "8h"] | None = None
+    continuation_id: Annotated[str, Field(max_length=1024)] | None = None
+
+
 class ConversationParam(WireRequest):
     """``conversation`` as an object."""
 
@@ -218,6 +228,7 @@ class ResponseRequest(ContextFields, ConstraintFields, SamplingFields):
     stream_options: StreamOptions | None = None
     store: bool | None = None
     background: bool | None = None
+    background_options: BackgroundOptions | None = None
     context_management: Annotated[list[ContextManagement], Field(max_length=16)] | None = None
     include: list[Include] | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None

@@ -42,6 +42,16 @@ def running(client: openai.OpenAI, **fields: Any) -> Any:
     return made
 
 
+def test_a_completion_window_is_no_reason_to_wait(client: openai.OpenAI) -> None:
+    options = {"completion_window": "8h", "continuation_id": "report"}
+    raw = client.responses.with_raw_response.create(
+        model="scripted", input="x", background=True, extra_body={"background_options": options}
+    )
+    made = raw.parse()
+    assert (made.service_tier, raw.headers.get("x-unsupported-params")) == ("default", None)
+    wait_until(lambda: client.responses.retrieve(made.id).status == "completed", 120, "the end")
+
+
 def test_background_answers_at_once_and_is_polled(client: openai.OpenAI) -> None:
     made = begin(client, slow(10, 300))  # It runs for many times as long as a look takes.
     assert (made.status, made.output, made.background) == ("queued", [], True)

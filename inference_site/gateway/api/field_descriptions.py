@@ -355,6 +355,13 @@ FIELDS = {
     "conversation": "The conversation that the response belongs to.",
     "previous_response_id": "The response that this one continues.",
     "background": "Whether the response goes on without its client.",
+    "background_options": "How a response in the background is scheduled.",
+    "BackgroundOptions.completion_window": (
+        "The time within which the response is needed; it begins as soon as a slot is free."
+    ),
+    "continuation_id": (
+        "The same for related responses: they go to the same worker, as with `prompt_cache_key`."
+    ),
     "include": "More parts of the answer, such as `reasoning.encrypted_content`.",
     "deleted": "Whether it was deleted.",
     # Length and sampling
