@@ -31,6 +31,7 @@ from responses_api.wire.requests import MAX_SEARCH_LENGTH, check_include
 Condition = tuple[str, dict[str, Any]]
 """A condition in SQL, and its parameters."""
 
+PATH = "responses"
 _IDS = """
 SELECT public_id FROM responses_api_storedresponse WHERE {conditions}
 ORDER BY created_at {order}, id {order} LIMIT {most}
@@ -83,7 +84,7 @@ def ids_on(page: Page, project_id: int, query: QueryDict) -> list[str]:
     ]
     if page.after is not None:
         stored = row_of(project_id, page.after)
-        last = position(stored) if stored else page.deleted_position("response", project_id)
+        last = position(stored) if stored else page.deleted_position("response", project_id, PATH)
         last_at, last_pk = last.split()
         side = ">" if page.order == "asc" else "<"
         beyond = f"(created_at, id) {side} (%(last_at)s::timestamptz, %(last)s)"
@@ -161,6 +162,11 @@ def page_of_input(request: Request, stored: StoredResponse) -> Response:
     return Response(list_object(entries, page))
 
 
+def items_path(conversation: Conversation) -> str:
+    """Return the path of a conversation's items, for ``keep_position``."""
+    return f"conversations/{conversation.public_id}/items"
+
+
 def page_of_conversation(request: Request, conversation: Conversation) -> Response:
     """Answer ``GET /v1/conversations/{id}/items``."""
     check_include(request.query_params)
@@ -171,7 +177,8 @@ def page_of_conversation(request: Request, conversation: Conversation) -> Respon
         found = rows.filter(public_id=page.after)
         last = found.values_list("conversation_position", flat=True).first()
         if last is None:
-            last = page.deleted_position("item", conversation.pk)
+            path = items_path(conversation)
+            last = page.deleted_position("item", conversation.project_id, path)
     shown = page.rows_of(rows, "conversation_position", last)
     entries = [{"id": row.public_id, **row.data} for row in shown]
     return Response(list_object(entries, page))

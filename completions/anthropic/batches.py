@@ -37,7 +37,7 @@ from inference_site.runs.queue import new_id
 
 _WINDOW_S = 86_400
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_KIND = "message batch"
+_PATH = "messages/batches"
 _MEDIA_TYPE = "application/x-jsonl"
 
 
@@ -164,7 +164,7 @@ class MessageBatchView(MessagesApiView):
             raise InvalidRequestError(
                 "The batch has not ended; cancel it first.", param="message_batch_id"
             )
-        keep_position(_KIND, batch.project_id, message_batch_id, batch.pk)
+        keep_position(batch.project_id, _PATH, message_batch_id, batch.pk)
         storage.delete(list(StoredFile.objects.filter(public_id=batch.output_file_id)))
         batch.delete()
         return Response(DeletedMessageBatch(id=message_batch_id).model_dump())
@@ -251,7 +251,7 @@ def _position(request: Request, batch_id: str, param: str) -> int:
     try:
         return int(Batch.objects.get_of(project_id, ANTHROPIC, batch_id).pk)
     except NotFoundError as exc:
-        if (kept := kept_position(_KIND, project_id, batch_id)) is not None:
+        if (kept := kept_position(project_id, _PATH, batch_id)) is not None:
             return int(kept)
         raise InvalidRequestError(exc.message, param=param) from exc
 

@@ -60,6 +60,8 @@ from inference_site.gateway.submission.submit import Submission, respond
 from inference_site.runs.queue import new_id
 from inference_site.runs.streams.request_documents import Document, ToStore, drop_document
 
+_PATH = "chat/completions"
+
 
 class ChatCompletionsView(ApiView):
     """``/v1/chat/completions``."""
@@ -87,7 +89,7 @@ class ChatCompletionsView(ApiView):
             every = completions_of(project_id)  # The filters may leave out the cursor's entry.
             last = every.filter(public_id=page.after).values_list("pk", flat=True).first()
             if last is None:
-                last = page.deleted_position("chat completion", project_id)
+                last = page.deleted_position("chat completion", project_id, _PATH)
         entries = [wire_completion(stored) for stored in page.rows_of(rows, "pk", last)]
         return Response(list_object(entries, page))
 
@@ -209,7 +211,7 @@ class StoredCompletionView(ApiView):
     def delete(self, request: Request, completion_id: str) -> Response:
         """Delete a stored chat completion."""
         stored = find(caller_of(request).project_id, completion_id)
-        keep_position("chat completion", caller_of(request).project_id, completion_id, stored.pk)
+        keep_position(stored.project_id, _PATH, completion_id, stored.pk)
         drop_document(completion_id)  # A request with the same ``Idempotency-Key`` would get it.
         stored.delete()
         return Response(DeletedChatCompletion(id=completion_id).model_dump())

@@ -155,7 +155,8 @@ class BatchesView(ApiView):
         """List the project's batches, the newest first."""
         page = parse_page(request.query_params, "desc")
         project_id = caller_of(request).project_id
-        found = page.rows_by_age(Batch.objects.of(project_id, OPENAI), "batch", project_id)
+        rows = Batch.objects.of(project_id, OPENAI)
+        found = page.rows_by_age(rows, "batch", project_id, "batches")
         entries = [wire_batch(batch).model_dump() for batch in found]
         return Response(list_object(entries, page))
 

@@ -53,6 +53,7 @@ _COMPLETING_TIMEOUT = dt.timedelta(minutes=10)
 """After this, a ``complete`` that has not ended may be tried again: its process has died."""
 _MAX_PARTS = 8_192
 _MAX_PAGE = 10_000
+_PATH = "files"
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII | re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 """Characters that are in no name of a file, and in no header with the type of a content."""
@@ -233,7 +234,7 @@ class FilesView(FileFormView):
         rows = StoredFile.objects.readable(caller_of(request).project_id)
         if purpose := query.get("purpose"):
             rows = rows.filter(purpose=purpose)
-        found = page.rows_by_age(rows, "file", caller_of(request).project_id)
+        found = page.rows_by_age(rows, "file", caller_of(request).project_id, _PATH)
         entries = [_wire_file(file).model_dump() for file in found]
         return Response(list_object(entries, page))
 
@@ -252,7 +253,7 @@ class FileView(ApiView):
     def delete(self, request: Request, file_id: str) -> Response:
         """Delete a file."""
         file = _file(request, file_id)
-        keep_position("file", caller_of(request).project_id, file_id, file.pk)
+        keep_position(file.project_id, _PATH, file_id, file.pk)
         storage.delete([file])
         return Response(DeletedFile(id=file_id).model_dump())
 

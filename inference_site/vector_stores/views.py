@@ -117,7 +117,7 @@ class VectorStoresView(ApiView):
         page = parse_page(request.query_params, "desc", has_before=True)
         project_id = caller_of(request).project_id
         rows = VectorStore.objects.of(project_id)
-        found = list(page.rows_by_age(rows, "vector store", project_id))
+        found = list(page.rows_by_age(rows, "vector store", project_id, "vector_stores"))
         entries = [store.model_dump() for store in _wire_stores(found)]
         return Response(list_object(entries, page))
 
@@ -155,7 +155,7 @@ class VectorStoreView(ApiView):
     def delete(self, request: Request, vector_store_id: str) -> Response:
         """Delete a vector store. Its files stay."""
         store = _store(request, vector_store_id)
-        keep_position("vector store", caller_of(request).project_id, vector_store_id, store.pk)
+        keep_position(store.project_id, "vector_stores", vector_store_id, store.pk)
         VectorStore.objects.filter(pk=store.pk).update(is_deleted=True)
         VectorStoreFile.objects.filter(store=store).cancel()
         return Response(DeletedStore(id=vector_store_id).model_dump())
@@ -243,7 +243,7 @@ class VectorStoreFileView(ApiView):
         """Take a file out of a vector store. The file itself stays."""
         store = _store(request, vector_store_id)
         entry = _entry(store, file_id)
-        keep_position("vector store file", store.pk, file_id, entry.pk)
+        keep_position(store.project_id, _files_path(store), file_id, entry.pk)
         with transaction.atomic():
             VectorStoreFile.objects.filter(pk=entry.pk).cancel()
             chunks.delete_of(entry)
@@ -438,6 +438,10 @@ def _batch(store: VectorStore, public_id: str) -> FileBatch:
     return found
 
 
+def _files_path(store: VectorStore) -> str:
+    return f"vector_stores/{store.public_id}/files"
+
+
 def _list_of(request: Request, store: VectorStore, rows: VectorStoreFileQuerySet) -> Response:
     """Return a page of files, whose cursor is the id of a file."""
     query = request.query_params
@@ -453,7 +457,7 @@ def _list_of(request: Request, store: VectorStore, rows: VectorStoreFileQuerySet
     if page.after is not None:
         last = rows.filter(file__public_id=page.after).values_list("pk", flat=True).first()
         if last is None:
-            last = page.deleted_position("vector store file", store.pk)
+            last = page.deleted_position("file", store.project_id, _files_path(store))
     found = page.rows_of(rows.readable().select_related("file"), "pk", last)
     entries = [_wire_file(store, entry).model_dump() for entry in found]
     return Response(list_object(entries, page))

@@ -19,7 +19,7 @@ from inference_site.runs.queue import new_id
 from responses_api.context import find_conversation
 from responses_api.deletion import delete_conversation, remove_item
 from responses_api.items import IdentifiedItem, new_items, require_readable
-from responses_api.listing import page_of_conversation
+from responses_api.listing import items_path, page_of_conversation
 from responses_api.models import Conversation, Item
 from responses_api.storage import append
 from responses_api.wire import objects, requests
@@ -115,7 +115,8 @@ class ConversationItemView(ApiView):
         with transaction.atomic():
             conversation = _find(request, conversation_id, lock=True)
             item = _find_item(conversation, item_id)
-            keep_position("item", conversation.pk, item_id, item.conversation_position)
+            path = items_path(conversation)
+            keep_position(conversation.project_id, path, item_id, item.conversation_position)
             remove_item(item)
         return Response(_conversation_object(conversation))
 

@@ -42,7 +42,7 @@ from responses_api.context import HistoryLimit, continued_response_id, resolve
 from responses_api.creation import create
 from responses_api.deletion import delete
 from responses_api.events import DONE
-from responses_api.listing import list_responses, page_of_input, position
+from responses_api.listing import PATH, list_responses, page_of_input, position
 from responses_api.mapping import to_counting_request, to_summary_request
 from responses_api.models import ENDED, StoredResponse
 from responses_api.storage import ConversationLocked
@@ -131,7 +131,7 @@ class ResponseView(ApiView):
         stored = find_response(caller_of(request).project_id, response_id)
         if not _stop(request, stored):
             raise ConflictError("The response has not ended yet. Please try again.")
-        keep_position("response", stored.project_id, response_id, position(stored))
+        keep_position(stored.project_id, PATH, response_id, position(stored))
         delete(stored)
         return Response({"id": response_id, "object": "response", "deleted": True})
 

@@ -18,7 +18,8 @@ from inference_site.core.observability.outages import OutageLog
 from inference_site.core.storage.redis import site_client
 
 _DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
-_POSITION_KEPT_S = 3600
+_KEPT_S, _KEPT = 3600, 1000
+"""How long positions of a project's deleted entries are kept, and of how many entries."""
 _keeping = OutageLog(logging.getLogger(__name__), "positions of deleted entries are not kept")
 EntryT = TypeVar("EntryT")
 
@@ -77,54 +78,61 @@ class Page:
             rows = rows.filter(**{f"{key}__{'gt' if is_ascending else 'lt'}": last})
         return rows.order_by(key if is_ascending else f"-{key}")[: self.limit + 1]
 
-    def rows_by_age(self, rows: QuerySet[Any], kind: str, owner_id: int) -> QuerySet[Any]:
+    def rows_by_age(
+        self, rows: QuerySet[Any], kind: str, project_id: int, path: str
+    ) -> QuerySet[Any]:
         """Return the same for rows whose primary keys grow with time, by their public ids.
 
         Raise InvalidRequestError if the entry ``after`` neither is nor was among them; ``kind`` is
-        its name, and ``owner_id`` as for ``keep_position``.
+        its name, and ``path`` that of the list.
         """
         last = None
         if self.after is not None:
             last = rows.filter(public_id=self.after).values_list("pk", flat=True).first()
             if last is None:
-                last = self.deleted_position(kind, owner_id)
+                last = self.deleted_position(kind, project_id, path)
         return self.rows_of(rows, "pk", last)
 
-    def deleted_position(self, kind: str, owner_id: int) -> str:
+    def deleted_position(self, kind: str, project_id: int, path: str) -> str:
         """Return the position that the deleted entry ``after`` had. See ``keep_position``.
 
-        Raise InvalidRequestError if there was no such entry in the last hour.
+        Raise InvalidRequestError if none is known; ``kind`` is its name.
         """
-        kept = kept_position(kind, owner_id, str(self.after))
+        kept = kept_position(project_id, path, str(self.after))
         if kept is None:
             raise self.no_entry(kind)
         return kept
 
 
-def keep_position(kind: str, owner_id: int, entry_id: str, position: object) -> None:
-    """Keep the position of an entry that is deleted, for an hour.
+def keep_position(project_id: int, path: str, entry_id: str, position: object) -> None:
+    """Keep the position of an entry that a client deletes from the list at this path of the API.
 
     A client that deletes what it lists names a deleted entry as the cursor of the next page.
-    ``owner_id`` is the primary key of what has the list, which is one of that kind; ``position`` is
-    the value by which the list is ordered. While Redis is down nothing is kept.
+    ``position`` is what the list is ordered by. While Redis is down nothing is kept.
     """
-    key = _position_key(kind, owner_id, entry_id)
+    key = _positions_key(project_id)
+    pipeline = site_client().pipeline(transaction=False)
+    pipeline.lpush(key, f"{path} {entry_id} {position}")
+    pipeline.ltrim(key, 0, _KEPT - 1)
+    pipeline.expire(key, _KEPT_S)
     try:
-        site_client().set(key, str(position), ex=_POSITION_KEPT_S)
+        pipeline.execute()
     except redis.RedisError as exc:
         _keeping.failed(exc)
     else:
         _keeping.succeeded()
 
 
-def kept_position(kind: str, owner_id: int, entry_id: str) -> str | None:
-    """Return the position of a deleted entry, None for one that is unknown."""
-    kept: Any = site_client().get(_position_key(kind, owner_id, entry_id))
-    return None if kept is None else str(kept.decode())
+def kept_position(project_id: int, path: str, entry_id: str) -> str | None:
+    """Return the position that a deleted entry had in its list, None if it is not known."""
+    named = f"{path} {entry_id} "
+    kept: Any = site_client().lrange(_positions_key(project_id), 0, -1)
+    positions = (line.decode() for line in kept)
+    return next((line[len(named) :] for line in positions if line.startswith(named)), None)
 
 
-def _position_key(kind: str, owner_id: int, entry_id: str) -> str:
-    return f"deleted:{kind}:{owner_id}:{entry_id}"
+def _positions_key(project_id: int) -> str:
+    return f"deleted-positions:{project_id}"
 
 
 def parse_page(
