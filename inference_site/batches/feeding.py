@@ -7,6 +7,7 @@ background work: workers claim them last, and keep slots free for clients (``Cli
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import math
 import secrets
@@ -21,6 +22,7 @@ from django.db.models import Count, Q
 from django.db.models.functions import Now
 from django.utils import timezone
 
+from inference_site.accounts.budgets import BudgetExhausted
 from inference_site.accounts.keys import caller_of_key
 from inference_site.batches.models import Batch, BatchLine, BatchStatus, LineState
 from inference_site.batches.requests import body_of, endpoints, validate
@@ -245,7 +247,11 @@ class Feeder:
             except LineTaken:
                 continue
             except Exception as exc:  # The boundary of a line.
-                error = api_error(exc)
+                error, cause = api_error(exc), exc.__cause__
+                if isinstance(cause, BudgetExhausted) and cause.budget.each:
+                    # Only of the line's end user or tag: those of other lines may have room.
+                    BatchLine.objects.postpone(line, dt.timedelta(seconds=cause.retry_after_s))
+                    continue
                 if isinstance(error, RateLimitError | UnavailableError):
                     logger.info("batch %s waits before its next lines: %s", batch, error)
                     self._rest(batch, _REST_S)
