@@ -16,8 +16,11 @@ from django.db import transaction
 from django.utils import timezone
 
 from inference_site.accounts.budgets import Estimate, reserve
+from inference_site.accounts.keys import Caller, Limits
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
-from inference_site.runs.models import Status
+from inference_site.core.domain.request import GenerationRequest, Message
+from inference_site.gateway.submission.admission import admit
+from inference_site.runs.models import Generation, Status
 from inference_site.runs.usage.accounting import account
 from inference_site.runs.usage.models import KindRollup, LatencyHistogram, UsageRollup
 from inference_site.runs.usage.pruning import prune_old
@@ -100,6 +103,21 @@ def test_counters_match_after_the_log_is_pruned(api_key: Key, settings: Any) -> 
     assert UsageRollup.objects.filter(period="day").count() == before
 
 
+def test_usage_stays_of_what_ended_long_after_it_was_accepted(api_key: Key) -> None:
+    """A background response has waited for a worker for longer than generations are kept."""
+    Project.objects.update(generations_days=2)
+    now = timezone.now()
+    accepted = {"background": True, "created_at": now - dt.timedelta(days=5)}
+    create_generation(
+        api_key[0], status=Status.COMPLETED, finished_at=now, output_tokens=40, **accepted
+    )
+    account()
+    prune_old(threading.Event())
+    assert not Generation.objects.exists()
+    assert "add up to the usage log" in usage("--rebuild", "--check")
+    assert UsageRollup.objects.get(period="day").output_tokens == 40
+
+
 def test_reservations_are_rebuilt(api_key: Key) -> None:
     key = api_key[0]
     budget = Budget.objects.create(project=key.project, unit="tokens", every="day", amount=100)
@@ -110,6 +128,24 @@ def test_reservations_are_rebuilt(api_key: Key) -> None:
     budget.spends.update(reserved=0)
     usage("--rebuild")
     assert budget.spends.get().reserved == 30
+
+
+@pytest.mark.redis
+def test_a_request_whose_key_was_read_before_the_budget_was_made_reserves_in_it(
+    api_key: Key,
+) -> None:
+    """Its end released what other requests had reserved."""
+    key = api_key[0]
+    caller = Caller(key.pk, key.project_id, key_limits=Limits(tokens_per_minute=1_000))
+    budget = Budget.objects.create(project=key.project, unit="tokens", every="day", amount=100)
+    request = GenerationRequest("demo", messages=(Message("user", "Hi"),), max_output_tokens=30)
+    with admit(caller, request, None, {}) as admission, transaction.atomic():
+        assert admission.has_more_to_write
+        tokens = admission.estimate.tokens
+        create_generation(key, reserved_tokens=tokens, created_at=admission.at)
+        admission.write()
+    assert budget.spends.get().reserved == tokens
+    assert "add up to the usage log" in usage("--check")
 
 
 def test_a_new_budget_starts_with_the_usage_of_its_period(api_key: Key) -> None:
