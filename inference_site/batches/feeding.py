@@ -27,6 +27,7 @@ from inference_site.accounts.keys import caller_of_key
 from inference_site.batches.models import Batch, BatchLine, BatchStatus, LineState
 from inference_site.batches.requests import body_of, endpoints, validate
 from inference_site.batches.results import HELD_S, finalize
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.fleet.leases import live_view
 from inference_site.core.errors.api_errors import FileStorageError, RateLimitError, UnavailableError
 from inference_site.core.errors.exceptions import api_error
@@ -75,7 +76,7 @@ class BegunLine:
 
 
 class _Model:
-    """A model that batches use: how many of their lines may be in the queue for it, or run."""
+    """A model or route that batches use: how many of their lines may be in the queue, or run."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -84,9 +85,12 @@ class _Model:
     def places(self, in_queue: int) -> int:
         """Return how many more lines there is room for; ``in_queue`` are in the queue or run.
 
-        One line if no worker serves the model: it has a worker load it.
+        One line if no worker serves the model: it has a worker load it. A route has the slots of
+        all of its models.
         """
-        reports = [worker.model(self._name) for worker in live_view.serving(self._name)]
+        route = catalogue().routes.get(self._name)
+        names = [self._name] if route is None else [spec.id for spec in route.specs]
+        reports = [worker.model(name) for name in names for worker in live_view.serving(name)]
         slots = sum(report.slots for report in reports if report is not None)
         if not slots:
             return 1 - in_queue
