@@ -24,7 +24,7 @@ from django.utils import timezone
 
 from inference_site.accounts.budgets import BudgetExhausted
 from inference_site.accounts.keys import caller_of_key
-from inference_site.batches.models import Batch, BatchLine, BatchStatus, LineState
+from inference_site.batches.models import ANTHROPIC, Batch, BatchLine, BatchStatus, LineState
 from inference_site.batches.requests import body_of, endpoints, validate
 from inference_site.batches.results import HELD_S, finalize
 from inference_site.catalogue.catalogue import catalogue
@@ -51,6 +51,10 @@ _MOST_AHEAD = 512
 _REST_S = 2.0
 """How long a batch rests after its line was refused, by a limit, a budget, or a full queue, and
 after it could not be worked on."""
+_UNSERVED = frozenset({"no_worker", "model_loading", "engine_unavailable"})
+"""Codes of the refusal of a line whose model no worker serves now."""
+_UNSERVED_REST_S = 10.0
+"""How long such a line rests, of a batch whose lines may have different models."""
 _STORAGE_REST_S = 15.0
 """How long a batch rests when the storage of files fails: on a full disk, each try logs more."""
 
@@ -255,6 +259,10 @@ class Feeder:
                 if isinstance(cause, BudgetExhausted) and cause.budget.each:
                     # Only of the line's end user or tag: those of other lines may have room.
                     BatchLine.objects.postpone(line, dt.timedelta(seconds=cause.retry_after_s))
+                    continue
+                if batch.dialect == ANTHROPIC and error.code in _UNSERVED:
+                    # Other lines may have other models.
+                    BatchLine.objects.postpone(line, dt.timedelta(seconds=_UNSERVED_REST_S))
                     continue
                 if isinstance(error, RateLimitError | UnavailableError):
                     logger.info("batch %s waits before its next lines: %s", batch, error)
