@@ -216,7 +216,7 @@ def _create(caller: Caller, body: MessageBatchRequest) -> Batch:
             raise InvalidRequestError(message, param=param)
         seen.add(each.custom_id)
     named = body.requests[0].params.get("model")
-    spec = catalogue().find(named) if isinstance(named, str) else None
+    spec = catalogue().named(named) if isinstance(named, str) else None
     batch = Batch(
         public_id=new_id("msgbatch_"),
         dialect=ANTHROPIC,

@@ -72,7 +72,7 @@ _BY_KEY = _CALLER.format(
     digest="''",
     secrets="",
     used_earlier=_USED_EARLIER.format("key"),
-    which="key.id = %(key)s",
+    which="key.id = %(key)s AND 'inference' = ANY(key.scopes)",
 )
 
 
@@ -266,9 +266,10 @@ def owners_of(digests: Iterable[str]) -> dict[str, tuple[int, int]]:
 
 
 def caller_of_key(pk: int) -> Caller | None:
-    """Return the caller of this key without its secret; None if the key is not valid.
+    """Return the caller of this key without its secret; None if the key is not valid or may not
+    generate.
 
-    For requests that staff make on behalf of a key.
+    For requests that staff or the site make on behalf of a key.
     """
     return _query_callers(_BY_KEY, key=pk).get("")
 

@@ -7,6 +7,7 @@ background work: workers claim them last, and keep slots free for clients (``Cli
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import math
 import secrets
@@ -21,10 +22,12 @@ from django.db.models import Count, Q
 from django.db.models.functions import Now
 from django.utils import timezone
 
+from inference_site.accounts.budgets import BudgetExhausted
 from inference_site.accounts.keys import caller_of_key
-from inference_site.batches.models import Batch, BatchLine, BatchStatus, LineState
+from inference_site.batches.models import ANTHROPIC, Batch, BatchLine, BatchStatus, LineState
 from inference_site.batches.requests import body_of, endpoints, validate
 from inference_site.batches.results import HELD_S, finalize
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.fleet.leases import live_view
 from inference_site.core.errors.api_errors import FileStorageError, RateLimitError, UnavailableError
 from inference_site.core.errors.exceptions import api_error
@@ -48,6 +51,10 @@ _MOST_AHEAD = 512
 _REST_S = 2.0
 """How long a batch rests after its line was refused, by a limit, a budget, or a full queue, and
 after it could not be worked on."""
+_UNSERVED = frozenset({"no_worker", "model_loading", "engine_unavailable"})
+"""Codes of the refusal of a line whose model no worker serves now."""
+_UNSERVED_REST_S = 10.0
+"""How long such a line rests, of a batch whose lines may have different models."""
 _STORAGE_REST_S = 15.0
 """How long a batch rests when the storage of files fails: on a full disk, each try logs more."""
 
@@ -73,7 +80,7 @@ class BegunLine:
 
 
 class _Model:
-    """A model that batches use: how many of their lines may be in the queue for it, or run."""
+    """A model or route that batches use: how many of their lines may be in the queue, or run."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -82,9 +89,12 @@ class _Model:
     def places(self, in_queue: int) -> int:
         """Return how many more lines there is room for; ``in_queue`` are in the queue or run.
 
-        One line if no worker serves the model: it has a worker load it.
+        One line if no worker serves the model: it has a worker load it. A route has the slots of
+        all of its models.
         """
-        reports = [worker.model(self._name) for worker in live_view.serving(self._name)]
+        route = catalogue().routes.get(self._name)
+        names = [self._name] if route is None else [spec.id for spec in route.specs]
+        reports = [worker.model(name) for name in names for worker in live_view.serving(name)]
         slots = sum(report.slots for report in reports if report is not None)
         if not slots:
             return 1 - in_queue
@@ -245,7 +255,15 @@ class Feeder:
             except LineTaken:
                 continue
             except Exception as exc:  # The boundary of a line.
-                error = api_error(exc)
+                error, cause = api_error(exc), exc.__cause__
+                if isinstance(cause, BudgetExhausted) and cause.budget.each:
+                    # Only of the line's end user or tag: those of other lines may have room.
+                    BatchLine.objects.postpone(line, dt.timedelta(seconds=cause.retry_after_s))
+                    continue
+                if batch.dialect == ANTHROPIC and error.code in _UNSERVED:
+                    # Other lines may have other models.
+                    BatchLine.objects.postpone(line, dt.timedelta(seconds=_UNSERVED_REST_S))
+                    continue
                 if isinstance(error, RateLimitError | UnavailableError):
                     logger.info("batch %s waits before its next lines: %s", batch, error)
                     self._rest(batch, _REST_S)

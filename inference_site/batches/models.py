@@ -297,10 +297,12 @@ class LineQuerySet(models.QuerySet["BatchLine"]):
         held = refused.filter(resume_at__gt=Now(), feeds__lte=_MOST_FEEDS_HOLDING_UP)
         return set(held.values_list("batch", flat=True).distinct())
 
-    def postpone(self, line: BatchLine) -> None:
-        """Leave a line whose conversation is in use out of the queue for a moment."""
+    def postpone(self, line: BatchLine, rest: dt.timedelta = _LOCKED_REST) -> None:
+        """Leave a line out of the queue that cannot run yet, though others can: for a moment if its
+        conversation is in use.
+        """
         waiting = self.filter(pk=line.pk, state=LineState.PENDING)
-        waiting.update(resume_at=Now() + _LOCKED_REST)
+        waiting.update(resume_at=Now() + min(rest, _LONGEST_REST))
 
     def failures(self) -> dict[str, int]:
         """Count the lines that have failed, by error code."""

@@ -21,6 +21,8 @@ from django.utils.module_loading import import_string
 
 from inference_site.accounts.keys import Caller, caller_of_key
 from inference_site.batches.models import OPENAI, Batch, BatchLine, BatchStatus
+from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.models_file import Route
 from inference_site.core.errors.api_errors import (
     ApiError,
     InvalidRequestError,
@@ -250,8 +252,11 @@ class _CheckedLines:
         self._seen.add(digest)
         submission = check_request(self._endpoint, self._caller, line.body)
         request = submission.document.request
-        self.model = self.model or request.model
-        if request.model != self.model:
+        named = catalogue().named(str(line.body.get("model") or ""))
+        # Each line has a target of its own, which is chosen again when the line runs.
+        model = named.id if isinstance(named, Route) else request.model
+        self.model = self.model or model
+        if model != self.model:
             raise InvalidRequestError(
                 f"Invalid 'body.model': earlier lines have the model '{self.model}'.",
                 param="body.model",

@@ -39,6 +39,7 @@ from inference_site.runs.usage.queries import (
     Usage,
     first_usage_by,
     floor,
+    one_snapshot,
     usage_by,
 )
 
@@ -233,11 +234,13 @@ class ImagesQuery(OrganizationUsageQuery):
 _PERIODS = {"1m": Period.MINUTE, "1h": Period.HOUR, "1d": Period.DAY}
 _PAGE_LIMITS = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
 """The default and the greatest number of buckets per page, by bucket width."""
+_MOST_DAYS_OF_COSTS = 180
 _MAX_RESULTS = 1500
 """Results in the buckets of a page. Without it, a day of minutes by key and model was one page of
 43,000 results and 17 MB, which blocked the web process for half a second at a time."""
 _LIST_PARAMETERS = {
-    *("project_ids", "user_ids", "api_key_ids", "models", "group_by", "sources", "sizes"),
+    *("project_ids", "user_ids", "api_key_ids", "models", "line_items", "group_by"),
+    *("sources", "sizes"),
 }
 _CHARACTERS_PER_TOKEN, _TOKENS_PER_SECOND = 4, 10
 """How the engines count the texts of speeches, and sounds, if the server reports no tokens."""
@@ -274,8 +277,11 @@ class CostsQuery(BaseModel):
     bucket_width: Literal["1d"] = "1d"
     project_ids: list[str] | SkipJsonSchema[None] = None
     api_key_ids: list[str] | SkipJsonSchema[None] = None
+    line_items: list[str] | SkipJsonSchema[None] = Field(
+        None, description="Only the costs of these models."
+    )
     group_by: list[Literal["project_id", "line_item", "api_key_id"]] | SkipJsonSchema[None] = None
-    limit: Annotated[int, Field(ge=1, le=31)] = 7
+    limit: Annotated[int, Field(ge=1, le=_MOST_DAYS_OF_COSTS)] = 7
     page: str | SkipJsonSchema[None] = Field(
         None, description="``next_page`` of the previous answer."
     )
@@ -415,9 +421,12 @@ class OrganizationCostsView(ApiView):
         query = parse_query(CostsQuery, _query_values(request.query_params))
         groups = ["model" if name == "line_item" else name for name in query.group_by or []]
         shared = query.model_dump(include={"start_time", "end_time", "api_key_ids", "page"})
-        usage = OrganizationUsageQuery(**shared, limit=query.limit, group_by=groups)
+        usage = OrganizationUsageQuery(
+            **shared, models=query.line_items, limit=query.limit, group_by=groups
+        )
         ids = query.project_ids
-        page = _page(usage, None if ids is None else _primary_keys(ids, "project_id"))
+        projects = None if ids is None else _primary_keys(ids, "project_id")
+        page = _page(usage, projects, most_days=_MOST_DAYS_OF_COSTS)
         currency = settings.CURRENCY.lower()
         data = [
             UsageBucket[Costs](
@@ -473,18 +482,21 @@ def _page(
     kinds: Sequence[str] | None = None,
     *,
     without: Sequence[str] = (),
+    most_days: int | None = None,
 ) -> UsagePage[CompletionsUsage]:
     """Return a page of buckets, of all kinds of requests or only these, without some.
 
-    A page ends early when it would have too many results.
+    A page ends early when it would have too many results. ``most_days`` is the greatest number of
+    buckets of a day, if it is not that of ``_PAGE_LIMITS``.
     """
-    span, has_more = _span(query, projects)
+    span, has_more = _span(query, projects, most_days)
     span = replace(span, kinds=kinds)
     group_by = query.group_by or []
     columns = [name for name in _GROUP_COLUMNS if name in group_by]
-    usages, page_span = first_usage_by(span, _MAX_RESULTS, *columns)
+    with one_snapshot():
+        usages, page_span = first_usage_by(span, _MAX_RESULTS, *columns)
+        parts = usage_by(replace(page_span, kinds=without), *columns) if without else {}
     results: dict[dt.datetime, list[CompletionsUsage]] = defaultdict(list)
-    parts = usage_by(replace(page_span, kinds=without), *columns) if without else {}
     for (start, group), whole in usages.items():
         usage = whole.without(parts.get((start, group), Usage()))
         if not usage.requests:
@@ -520,7 +532,9 @@ def _page(
     return UsagePage[CompletionsUsage](data=data, has_more=has_more, next_page=next_page)
 
 
-def _span(query: UsageQuery, projects: Sequence[int] | None) -> tuple[Span, bool]:
+def _span(
+    query: UsageQuery, projects: Sequence[int] | None, most_days: int | None
+) -> tuple[Span, bool]:
     """Return the range of one page, and whether the query covers buckets after it."""
     period = _PERIODS[query.bucket_width]
     now = timezone.now()
@@ -538,6 +552,7 @@ def _span(query: UsageQuery, projects: Sequence[int] | None) -> tuple[Span, bool
             )
         start = max(start, _moment(int(seconds)))
     default_limit, max_limit = _PAGE_LIMITS[query.bucket_width]
+    max_limit = most_days or max_limit
     limit = default_limit if query.limit is None else query.limit
     if limit > max_limit:
         raise InvalidRequestError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import secrets
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -58,6 +58,15 @@ def is_due() -> Q:
 def new_secret() -> str:
     """Return a random secret in the format of Standard Webhooks."""
     return f"whsec_{b64encode(secrets.token_bytes(32)).decode()}"
+
+
+def is_secret(text: str) -> bool:
+    """Whether receivers take this as a secret of Standard Webhooks."""
+    encoded = text.removeprefix("whsec_")
+    try:
+        return encoded != text and bool(b64decode(encoded, validate=True))
+    except ValueError:
+        return False
 
 
 class Endpoint(models.Model):
@@ -128,12 +137,16 @@ class Endpoint(models.Model):
         return self.address
 
     def clean(self) -> None:
-        """Raise ValidationError for an address of another way, and for mail of a project."""
+        """Raise ValidationError for an address of another way, for mail of a project, and for a
+        secret that no webhook can be signed with.
+        """
         check = validate_email if self.way == self.Way.EMAIL else URLValidator(["https", "http"])
         try:
             check(self.address)
         except ValidationError as exc:
             raise ValidationError({"address": exc.messages}) from exc
+        if self.way == self.Way.WEBHOOK and not is_secret(self.secret):
+            raise ValidationError({"secret": "It must be whsec_ and then base64."})
         is_mail_of_project = self.way == self.Way.EMAIL and self.project_id is not None
         if is_mail_of_project and self.event_types != [APPROVAL_EVENT]:
             raise ValidationError(

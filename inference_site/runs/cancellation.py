@@ -247,7 +247,7 @@ def end_without_worker(
         for app in closings():
             app.close(generation.public_id)
     error_code = "" if ending is None else ending.error_code
-    count_ended(generation.model, generation.kind, status, error_code)
+    count_ended(generation.model, generation.kind, status, error_code, usage)
     if ending is None:
         drop_document(generation.public_id)
         return True

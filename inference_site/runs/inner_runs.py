@@ -70,9 +70,9 @@ def run_and_wait(
     name by which the request chose the model, which the key may allow instead of the model.
     ``end_user`` and ``tags`` are those of the request: they use it, and it is forgotten with them.
     Blocks.
-    Raise NoBudget; NotPossible for a key or model that no longer exists; the errors of ``enqueue``;
-    TimeoutError after ``timeout_s``, or when ``is_cancelled`` returns true: the generation is then
-    cancelled.
+    Raise NoBudget; NotPossible for a key or model that no longer exists, or not for it; the errors
+    of ``enqueue``; TimeoutError after ``timeout_s``, or when ``is_cancelled`` returns true: the
+    generation is then cancelled.
     """
     # Here, so that a worker starts without the library of limits.
     from inference_site.accounts.rate_limits import add_tokens, has_token_limit
@@ -85,7 +85,7 @@ def run_and_wait(
     if caller.allowed_models and caller.allowed_models.isdisjoint({model, route}):
         raise NotPossible(f"The API key does not allow the model `{model}`.")
     spec = catalogue().models.get(model)
-    if spec is None:
+    if spec is None or not spec.is_for(caller.project_name):
         raise NotPossible(f"The model `{model}` does not exist any more.")
     row = Generation(
         public_id=generation_id,

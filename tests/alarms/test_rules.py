@@ -283,3 +283,11 @@ def test_an_endpoint_has_an_address_of_its_way(admin: Client) -> None:
         assert answer.status_code == 200, (way, address)
     good = {**form, "way": "webhook", "address": "https://example.org/hook"}
     assert admin.post("/admin/outbox/endpoint/add/", good).status_code == 302
+
+
+def test_an_endpoint_has_a_secret_that_can_sign(admin: Client) -> None:
+    form = {"is_enabled": "on", "way": "webhook", "address": "https://example.org/hook"}
+    for secret in ("geheim", "whsec_", "whsec_geheim"):
+        page = admin.post("/admin/outbox/endpoint/add/", {**form, "secret": secret})
+        assert page.status_code == 200, secret
+        assert "whsec_ and then base64" in page.content.decode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
@@ -12,10 +13,21 @@ from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey
 from inference_site.batches.feeding import Feeder
-from inference_site.batches.models import Batch, BatchStatus
-from inference_site.catalogue.fleet.leases import live_view
+from inference_site.batches.models import ANTHROPIC, Batch, BatchStatus
+from inference_site.batches.requests import new_line
+from inference_site.catalogue.fleet.leases import (
+    Lease,
+    LiveWorker,
+    ModelReport,
+    ModelState,
+    live_view,
+    prune,
+)
+from inference_site.core.storage.redis import broker_client, site_client
 from inference_site.files import storage
 from inference_site.files.models import StoredFile
+from inference_site.runs.queue import new_id
+from inference_site.runs.wake_ups import queue_name
 
 pytestmark = [pytest.mark.django_db, pytest.mark.redis]
 
@@ -25,6 +37,16 @@ Key = tuple[ApiKey, str]
 @pytest.fixture(autouse=True)
 def no_worker(folder: Path) -> None:
     """A site whose workers are all away, with a folder for the files."""
+    live_view.forget()
+
+
+@pytest.fixture
+def worker() -> Iterator[str]:
+    name = new_id("host:")
+    yield name
+    site_client().delete(f"worker:{name}", f"worker:{name}:unsent")
+    broker_client().delete(queue_name("demo-memory"))
+    prune()
     live_view.forget()
 
 
@@ -62,3 +84,38 @@ def test_a_batch_whose_model_no_worker_serves_waits_with_a_line_in_the_log(
     assert record.levelname == "WARNING"
     assert record.exc_info is None
     assert "No worker serves the model `demo`" in record.getMessage()
+
+
+def test_a_model_that_no_worker_serves_holds_up_no_line_with_another(
+    api_key: Key, worker: str
+) -> None:
+    """A batch of Anthropic's API waited, with all lines behind that one, until it expired."""
+    key = api_key[0]
+    batch = Batch.objects.create(
+        public_id="msgbatch_1",
+        project_id=key.project_id,
+        api_key=key,
+        dialect=ANTHROPIC,
+        endpoint="/v1/messages",
+        model="demo",
+        window_s=60,
+        expires_at=timezone.now() + dt.timedelta(hours=1),
+        status=BatchStatus.IN_PROGRESS,
+        total=3,
+    )
+    said = [{"role": "user", "content": "Hi"}]
+    bodies = [
+        {"model": model, "max_tokens": 5, "messages": said}
+        for model in ("demo", "demo-memory", "demo-memory")
+    ]
+    for number, body in enumerate(bodies, 1):
+        new_line(batch, key.project_id, number, f"{number}", body).save()
+    served = ModelReport("demo-memory", 1, 0, ModelState.READY)
+    Lease(worker, lambda: LiveWorker(worker, (served,))).renew()
+    live_view.forget()
+    feeder = Feeder()
+    for _ in range(2):
+        feeder.feed()
+    lines = batch.lines.order_by("number")
+    assert [line.state for line in lines] == ["pending", "running", "pending"]
+    assert lines[0].resume_at is not None

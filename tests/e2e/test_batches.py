@@ -11,7 +11,7 @@ import anthropic
 import openai
 import pytest
 
-from tests.e2e.keys import make_key
+from tests.e2e.keys import make_budget, make_key
 from tests.e2e.scripts import script, slow
 from tests.served_stack import ServedStack
 from tests.upstream_server import Talk, UpstreamServer, streamed
@@ -421,3 +421,21 @@ def test_a_bad_batch_of_messages_names_the_field(
     with pytest.raises(anthropic.BadRequestError) as refused:
         claude.messages.batches.create(requests=requests)
     assert where in str(refused.value.body)
+
+
+def test_an_end_user_over_their_budget_holds_up_no_line_of_another(stack: ServedStack) -> None:
+    key = make_key(stack)
+    make_budget(stack, key, 1, each="user")
+    lines = [chat(f"{n}", says("Yes"), user=user) for n, user in enumerate(["ann", "ann", "bob"])]
+    client = stack.client(key.secret)
+    begun = begin(client, lines)
+    wait_until(lambda: done(client, begun.id) == 2, timeout_s=30)
+    assert client.batches.retrieve(begun.id).status == "in_progress"
+    stack.sql("UPDATE accounts_budget SET amount = 1000000 WHERE project_id = %s", key.project_id)
+    stack.sql("UPDATE batches_batchline SET resume_at = now() WHERE resume_at > now()")
+    assert len(results(client, ended(client, begun.id).output_file_id)) == 3
+
+
+def done(client: openai.OpenAI, batch_id: str) -> int:
+    counts = client.batches.retrieve(batch_id).request_counts
+    return 0 if counts is None else counts.completed

@@ -150,6 +150,14 @@ def test_costs_by_project_and_line_item(organization: Any, stack: ServedStack) -
     assert own.amount.currency == "usd"
     assert own.amount.value >= 0
 
+    def found(**fields: Any) -> tuple[int, set[str]]:
+        page = organization.usage.costs(start_time=now - 179 * 86_400, group_by=groups, **fields)
+        return len(page.data), {one.line_item for day in page.data for one in day.results}
+
+    days, named = found(limit=180, line_items=["scripted"])
+    assert (days, named) == (180, {"scripted"})
+    assert found(limit=180, line_items=["none"]) == (180, set())
+
 
 def test_embeddings_are_counted_apart_from_completions(
     organization: Any, stack: ServedStack

@@ -101,7 +101,7 @@ def test_a_crowd_delays_another_project_by_one_run_of_each_slot(stack: ServedSta
 
 def test_a_project_that_floods_a_queue_is_refused_and_nobody_else(stack: ServedStack) -> None:
     """By every door: what it sends in the background, and then in the foreground."""
-    flooder, one = make_key(stack), make_key(stack)
+    flooder, one = make_key(stack, requests_per_minute=1000), make_key(stack)
     late = {**BRIEF, "background": True}
     chat = {"model": "scripted", "messages": [{"role": "user", "content": BRIEF["input"]}]}
     with flooder.http(stack) as flood, one.http(stack) as other:
@@ -138,6 +138,7 @@ def assert_refused(answer: httpx.Response) -> None:
     assert answer.status_code == 429, answer.text
     assert answer.json()["error"]["code"] == "project_queue_full"
     assert int(answer.headers["retry-after"]) > 0
+    assert answer.headers["x-ratelimit-limit-requests"] == "1000"
 
 
 def refused_on_socket(stack: ServedStack, key: MadeKey) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -232,3 +233,28 @@ def test_a_flood_for_a_target_that_is_down_keeps_no_other_project_waiting(
         mine = [answerer(client, "large") for _ in range(3)]
         assert mine == ["large"] * 3
         assert Counter(flood) == {(200, "large"): 300}
+
+
+def test_lines_of_a_batch_go_through_a_route(client: openai.OpenAI) -> None:
+    url: Any = "/v1/chat/completions"
+    lines = [
+        {
+            "custom_id": f"{n}",
+            "method": "POST",
+            "url": url,
+            "body": {"model": "chat", "messages": HELLO, "user": f"u{n}"},
+        }
+        for n in range(40)
+    ]
+    content = "\n".join(map(json.dumps, lines)).encode()
+    file = client.files.create(file=("requests.jsonl", content), purpose="batch")
+    begun = client.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h")
+
+    def batch() -> openai.types.Batch:
+        return client.batches.retrieve(begun.id)
+
+    wait_until(lambda: batch().status in ("completed", "failed"), 60, "its end")
+    assert (batch().status, batch().errors, batch().model) == ("completed", None, "chat")
+    results = client.files.content(batch().output_file_id or "").text.splitlines()
+    answerers = {json.loads(line)["response"]["body"]["model"] for line in results}
+    assert (len(results), answerers) == (40, {"small", "large"})

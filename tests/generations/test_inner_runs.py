@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 from django.utils import timezone
 
 from inference_site.accounts.budgets import Estimate, reserve
-from inference_site.accounts.models import ApiKey, Budget, BudgetSpend
+from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Scope
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.core.domain.request import GenerationRequest
-from inference_site.runs.inner_runs import NoBudget, run_and_wait
+from inference_site.runs.inner_runs import NoBudget, NotPossible, run_and_wait
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.queue import new_id
 from inference_site.runs.streams.request_documents import Assembly, Document
@@ -71,3 +73,21 @@ def test_what_runs_for_a_request_counts_for_its_end_user_and_tags(
     with pytest.raises(TimeoutError):
         embed(key, size_bytes=15)
     assert BudgetSpend.objects.count() == 2
+
+
+def test_nothing_runs_for_a_key_that_may_not_generate_any_more(api_key: tuple[ApiKey, str]) -> None:
+    ApiKey.objects.filter(pk=api_key[0].pk).update(scopes=[Scope.USAGE])
+    with pytest.raises(NotPossible, match="not valid any more"):
+        embed(api_key[0], size_bytes=15)
+    assert not Generation.objects.exists()
+
+
+def test_nothing_runs_on_a_model_that_is_for_other_projects(
+    api_key: tuple[ApiKey, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vector store was imported, or the model was for its project before."""
+    others = replace(catalogue().models[MODEL], projects=("another",))
+    monkeypatch.setitem(catalogue().models, MODEL, others)
+    with pytest.raises(NotPossible, match="`demo-embedding` does not exist"):
+        embed(api_key[0], size_bytes=15)
+    assert not Generation.objects.exists()

@@ -17,6 +17,7 @@ from channels.layers import get_channel_layer
 from django.db import OperationalError, transaction
 from django.db.models.functions import Now
 from django.utils import timezone
+from prometheus_client import REGISTRY
 from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
@@ -233,13 +234,22 @@ def test_the_turns_that_a_dead_worker_has_saved_are_counted(
     Lease(worker, lambda: LiveWorker(worker), lambda: {further.public_id: 27}).renew()
     site_client().delete(f"worker:{worker}")
     suspect(worker, ago_s=30)
+    metered = {sort: metered_tokens(sort) for sort in ("input", "cached", "output", "reasoning")}
     end_runs_of_dead_workers()
+    counted = {sort: metered_tokens(sort) - before for sort, before in metered.items()}
+    assert counted == {"input": 200, "cached": 80, "output": 47, "reasoning": 10}
     assert state(row) == state(further) == (Status.FAILED, "worker_lost")
     assert (row.input_tokens, row.cached_tokens, row.output_tokens) == (100, 40, 20)
     assert row.reasoning_tokens == 5
     assert (further.input_tokens, further.output_tokens) == (100, 27)
     assert row.cost * 1_000_000 == 60 * 3 + 40 * 1 + 20 * 10
     assert further.cost - row.cost == Decimal("0.00007")
+
+
+def metered_tokens(sort: str) -> float:
+    """The tokens of the model that this process has counted for Prometheus."""
+    labels = {"model": "m", "sort": sort}
+    return REGISTRY.get_sample_value("inference_tokens_total", labels) or 0.0
 
 
 def test_what_is_cancelled_before_its_next_attempt_has_used_its_saved_turns(

@@ -6,21 +6,29 @@ import csv
 import datetime as dt
 import random
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from io import StringIO
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import transaction
+from django.db import connection, transaction
 from django.utils import timezone
+from rest_framework.test import APIRequestFactory, force_authenticate
 
 from inference_site.accounts.budgets import Estimate, reserve
-from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
-from inference_site.runs.models import Status
+from inference_site.accounts.keys import Caller, Limits
+from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project, Scope
+from inference_site.core.domain.request import GenerationRequest, Message
+from inference_site.gateway import usage_views
+from inference_site.gateway.submission.admission import admit
+from inference_site.runs.models import Generation, Status
 from inference_site.runs.usage.accounting import account
 from inference_site.runs.usage.models import KindRollup, LatencyHistogram, UsageRollup
 from inference_site.runs.usage.pruning import prune_old
+from inference_site.runs.usage.queries import usage_by
 from tests.generations.rows import create_generation
 
 pytestmark = pytest.mark.django_db(transaction=True)  # The comparison is a snapshot.
@@ -100,6 +108,21 @@ def test_counters_match_after_the_log_is_pruned(api_key: Key, settings: Any) -> 
     assert UsageRollup.objects.filter(period="day").count() == before
 
 
+def test_usage_stays_of_what_ended_long_after_it_was_accepted(api_key: Key) -> None:
+    """A background response has waited for a worker for longer than generations are kept."""
+    Project.objects.update(generations_days=2)
+    now = timezone.now()
+    accepted = {"background": True, "created_at": now - dt.timedelta(days=5)}
+    create_generation(
+        api_key[0], status=Status.COMPLETED, finished_at=now, output_tokens=40, **accepted
+    )
+    account()
+    prune_old(threading.Event())
+    assert not Generation.objects.exists()
+    assert "add up to the usage log" in usage("--rebuild", "--check")
+    assert UsageRollup.objects.get(period="day").output_tokens == 40
+
+
 def test_reservations_are_rebuilt(api_key: Key) -> None:
     key = api_key[0]
     budget = Budget.objects.create(project=key.project, unit="tokens", every="day", amount=100)
@@ -110,6 +133,24 @@ def test_reservations_are_rebuilt(api_key: Key) -> None:
     budget.spends.update(reserved=0)
     usage("--rebuild")
     assert budget.spends.get().reserved == 30
+
+
+@pytest.mark.redis
+def test_a_request_whose_key_was_read_before_the_budget_was_made_reserves_in_it(
+    api_key: Key,
+) -> None:
+    """Its end released what other requests had reserved."""
+    key = api_key[0]
+    caller = Caller(key.pk, key.project_id, key_limits=Limits(tokens_per_minute=1_000))
+    budget = Budget.objects.create(project=key.project, unit="tokens", every="day", amount=100)
+    request = GenerationRequest("demo", messages=(Message("user", "Hi"),), max_output_tokens=30)
+    with admit(caller, request, None, {}) as admission, transaction.atomic():
+        assert admission.has_more_to_write
+        tokens = admission.estimate.tokens
+        create_generation(key, reserved_tokens=tokens, created_at=admission.at)
+        admission.write()
+    assert budget.spends.get().reserved == tokens
+    assert "add up to the usage log" in usage("--check")
 
 
 def test_a_new_budget_starts_with_the_usage_of_its_period(api_key: Key) -> None:
@@ -159,3 +200,31 @@ def test_kinds_with_reports_of_their_own_add_up_too(api_key: Key) -> None:
     with pytest.raises(CommandError, match="differ from the usage log"):
         usage("--check")
     assert "add up to the usage log" in usage("--rebuild", "--check")
+
+
+def test_what_is_accounted_while_usage_is_read_is_not_taken_from_completions(
+    api_key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = {"status": Status.COMPLETED, "finished_at": timezone.now()}
+    create_generation(api_key[0], **ended)
+    account()
+
+    def later(*args: Any) -> Any:
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(embed).result(30)
+        return usage_by(*args)
+
+    def embed() -> None:
+        create_generation(api_key[0], kind="embedding", **ended)
+        account()
+        connection.close()
+
+    monkeypatch.setattr(usage_views, "usage_by", later)
+    caller = Caller(api_key[0].pk, api_key[0].project_id, scopes=frozenset({Scope.ADMIN}))
+    request = APIRequestFactory().get(
+        f"/v1/organization/usage/completions?start_time={int(time.time()) - 6 * 86_400}"
+    )
+    force_authenticate(request, caller)  # type: ignore[arg-type]  # It is the user here.
+    page = usage_views.CompletionsUsageView.as_view()(request)
+    requests = [result["num_model_requests"] for b in page.data["data"] for result in b["results"]]
+    assert requests == [1], page.data

@@ -85,9 +85,14 @@ _PROXY_HEADERS = re.compile(
 )
 
 
-def count_ended(model: str, kind: str, status: str, error_code: str = "") -> None:
-    """Count a generation that this process moved to a terminal state."""
+def count_ended(
+    model: str, kind: str, status: str, error_code: str = "", usage: Usage | None = None
+) -> None:
+    """Count a generation that this process moved to a terminal state, with its tokens."""
     _ENDED.labels(model, kind, status, error_code).inc()
+    if usage is not None:
+        for sort in ("input", "cached", "output", "reasoning"):
+            _TOKENS.labels(model, sort).inc(getattr(usage, f"{sort}_tokens"))
 
 
 class _Gaps(Collector):
@@ -150,14 +155,12 @@ class Meter:
     def end(self, kind: str, status: str, error_code: str, usage: Usage) -> None:
         """Record that the attempt has ended in this terminal state."""
         model = self._model
-        count_ended(model, kind, status, error_code)
+        count_ended(model, kind, status, error_code, usage)
         _RUN.labels(model).observe(time.perf_counter() - self._began)
         if self._first:
             if self._attempt == 1:
                 _FIRST_TOKEN.labels(model).observe(self._waited_s + self._first - self._began)
             _gaps.add(model, self._counts, self._last - self._first)
-        for sort in ("input", "cached", "output", "reasoning"):
-            _TOKENS.labels(model, sort).inc(getattr(usage, f"{sort}_tokens"))
 
 
 HealthCheck = Callable[[], str]

@@ -26,6 +26,7 @@ from inference_site.accounts.rate_limits import count_request, takes_priority
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.core.domain.request import AudioFile, GenerationRequest, TextPart
 from inference_site.core.errors.api_errors import QuotaError, RateLimitError
+from inference_site.core.errors.exceptions import api_error
 from inference_site.gateway.submission.model_access import BYTES_PER_TOKEN, unknown_model
 from inference_site.runs.models import ServiceClass
 from inference_site.runs.queue import WithRow
@@ -97,7 +98,7 @@ class Admission:
     def has_more_to_write(self) -> bool:
         """Whether anything is to be written or checked in the transaction of the row."""
         has_limit = _run_limits(self.caller) != (None, None)
-        return self.with_row is not None or self.caller.has_budget or has_limit
+        return self.with_row is not None or self.estimate.tokens > 0 or has_limit
 
     def write(self) -> None:
         """Write what belongs to the row, check the concurrent runs and reserve in budgets.
@@ -107,7 +108,8 @@ class Admission:
         if self.with_row is not None:
             self.with_row.write()
         _check_runs(self.caller)
-        if self.caller.has_budget:
+        # Also without a known budget: accounting releases the row's estimate in each that is older.
+        if self.estimate.tokens:
             owners = self.caller.project_id, self.caller.api_key_id
             reserve(*owners, self.estimate, self.at, self.values)
 
@@ -136,10 +138,13 @@ def admit(
             raise QuotaError(message, retry_after_s=retry_after_s, headers=headers) from exc
         message = f"Rate limit reached: {exc}. Please try again when one has ended."
         raise RateLimitError(message, retry_after_s=retry_after_s, headers=headers) from exc
-    except BaseException as exc:
+    except Exception as exc:
         rate_limits.give_back(caller, estimate.tokens)
-        if isinstance(exc, RateLimitError):
-            exc.headers.update(rate_limits.current_headers(caller))
+        error = api_error(exc)
+        if isinstance(error, RateLimitError):
+            error.headers.update(rate_limits.current_headers(caller))
+            if error is not exc:  # The queue's: it knows no headers.
+                raise error from exc
         raise
 
 

@@ -47,12 +47,15 @@ _DAY = dt.timedelta(days=1)
 _DELETE_GENERATIONS = """
 WITH deleted AS (
     DELETE FROM generations_generation
-    WHERE id = ANY(%(ids)s) AND is_accounted AND created_at < %(limit)s RETURNING public_id
+    WHERE id = ANY(%(ids)s) AND is_accounted AND created_at < %(limit)s
+    RETURNING public_id, finished_at
 ), calls AS (
     DELETE FROM tool_calls_toolcall WHERE generation_id IN (SELECT public_id FROM deleted)
 ), noted AS (
     INSERT INTO usage_prunedlog AS known (project_id, complete_since)
-    SELECT %(project)s, %(complete_since)s WHERE EXISTS (SELECT FROM deleted)
+    SELECT %(project)s, greatest(
+        %(complete_since)s, date_trunc('day', max(finished_at), 'UTC') + interval '24 hours'
+    ) FROM deleted HAVING count(*) > 0
     ON CONFLICT (project_id) DO UPDATE
     SET complete_since = greatest(known.complete_since, excluded.complete_since)
 )
@@ -137,7 +140,7 @@ def prune_log(project: int, limit: dt.datetime, until: float) -> int:
 
     The statement also records since when the log of the project is complete.
     """
-    # No run lasts a day, so the deleted ones have ended by then.
+    # Most of the deleted ones have ended by then. Some waited for days in the background.
     complete_since = (limit + 2 * _DAY).astimezone(dt.UTC)
     complete_since = complete_since.replace(hour=0, minute=0, second=0, microsecond=0)
     given: dict[str, Any] = {"limit": limit, "project": project, "complete_since": complete_since}

@@ -107,6 +107,15 @@ def without_table_scans() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def one_snapshot() -> Iterator[None]:
+    """Make all queries of this block read the usage of one moment."""
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        yield
+
+
 GroupKey = tuple[Any, ...]
 
 
