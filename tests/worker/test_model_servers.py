@@ -137,14 +137,14 @@ def test_the_command_that_stops_a_server_elsewhere_is_run_once(
     assert (tmp_path / "stopped").read_text() == "once "
 
 
-def test_the_command_that_stops_a_server_elsewhere_is_run_when_its_client_ends(
+def test_the_command_that_stops_a_server_elsewhere_is_not_run_when_its_client_ends_itself(
     tmp_path: Path,
 ) -> None:
     stop = [PYTHON, "-c", f"open({str(tmp_path / 'stopped')!r}, 'a').write('once ')"]
     server = ServerProcess(order(tmp_path, "raise SystemExit(3)", stop_command=stop), tmp_path)
     assert server.ended.wait(10)
     assert server.status == 3
-    assert (tmp_path / "stopped").read_text() == "once "
+    assert not (tmp_path / "stopped").exists()  # Another worker's container may have the name.
 
 
 WORKER = """

@@ -91,8 +91,8 @@ class Guardian:
                 if self._kill_at is not None and time.monotonic() > self._kill_at:
                     self._kill_all(server.pid)
         self._copy(output, None)
-        if not self._is_stopping:  # What the command has started elsewhere may still run.
-            self._run_stop_command()
+        if server.returncode < 0 and not self._is_stopping:
+            self._run_stop_command()  # What it has started elsewhere may still run.
         self._kill_all(server.pid)
         with contextlib.suppress(OSError):
             os.unlink(self._order["pid_file"])

@@ -99,7 +99,7 @@ class Order:
     """What to start: a name for its files, a command, and additional environment variables.
 
     ``stop_s`` is how long it may take to end after SIGTERM. ``stop_command`` is run before that, or
-    after a server has ended otherwise, for one in another process tree, such as a container.
+    after a signal has ended it, for a server in another process tree, such as a container.
     """
 
     name: str
