@@ -115,15 +115,36 @@ def test_what_a_server_has_forked_ends_with_it(tmp_path: Path) -> None:
     assert of(tmp_path) == []
 
 
-def test_the_command_that_stops_a_server_elsewhere_is_run(tmp_path: Path) -> None:
-    stop = [PYTHON, "-c", f"open({str(tmp_path / 'stopped')!r}, 'w')"]
+@pytest.mark.parametrize(
+    "end",
+    [
+        ServerProcess.stop,
+        lambda server: server.kill(is_suspect=True),
+        lambda server: os.kill(psutil.Process(server.pid).ppid(), signal.SIGKILL),
+    ],
+    ids=["stopped", "killed, because it was silent", "its guardian was killed"],
+)
+def test_the_command_that_stops_a_server_elsewhere_is_run_once(
+    tmp_path: Path, end: Callable[[ServerProcess], None]
+) -> None:
+    stop = [PYTHON, "-c", f"open({str(tmp_path / 'stopped')!r}, 'a').write('once ')"]
     server = ServerProcess(
         order(tmp_path, "import time; time.sleep(600)", stop_command=stop), tmp_path
     )
     wait_for(lambda: of(tmp_path))
-    server.stop()
-    assert server.ended.is_set()
-    assert (tmp_path / "stopped").exists()
+    end(server)
+    assert server.ended.wait(10)
+    assert (tmp_path / "stopped").read_text() == "once "
+
+
+def test_the_command_that_stops_a_server_elsewhere_is_not_run_when_its_client_ends_itself(
+    tmp_path: Path,
+) -> None:
+    stop = [PYTHON, "-c", f"open({str(tmp_path / 'stopped')!r}, 'a').write('once ')"]
+    server = ServerProcess(order(tmp_path, "raise SystemExit(3)", stop_command=stop), tmp_path)
+    assert server.ended.wait(10)
+    assert server.status == 3
+    assert not (tmp_path / "stopped").exists()  # Another worker's container may have the name.
 
 
 WORKER = """

@@ -324,13 +324,26 @@ class OwnServer(Engine):
             return process.reason if process.ended.wait(_ENDS_S) else "its API does not work"
         engine.watch(self._changed)
         try:
-            _try_out(engine, self._spec)
+            self._await_token(engine, process, until)
         except EngineError as exc:
             engine.close()
             logger.error("model %s: its server gave no first token: %s", self._spec.id, exc)
             return process.reason if process.ended.wait(_ENDS_S) else "it gave no first token"
         self._engine = engine
         return ""
+
+    def _await_token(self, engine: Engine, process: ServerProcess, until: float) -> None:
+        """Wait for the first token, also of a server that still loads. Raise EngineError."""
+        pause_s = _POLL_S
+        while True:
+            try:
+                return _try_out(engine, self._spec)
+            except EngineUnavailable as exc:
+                if time.monotonic() > until or process.ended.wait(pause_s):
+                    raise
+                pause_s = min(2 * pause_s, _ASK_S)
+                if (reason := f"Its server gives no token yet: {exc}") != self._starting:
+                    self._note(starting=reason)
 
     def _await_end(self, process: ServerProcess, http: httpx.Client) -> str:
         """Wait for the end of the server; return why it was ended, empty if it ended itself."""

@@ -91,6 +91,8 @@ class Guardian:
                 if self._kill_at is not None and time.monotonic() > self._kill_at:
                     self._kill_all(server.pid)
         self._copy(output, None)
+        if server.returncode < 0 and not self._is_stopping:
+            self._run_stop_command()  # What it has started elsewhere may still run.
         self._kill_all(server.pid)
         with contextlib.suppress(OSError):
             os.unlink(self._order["pid_file"])
@@ -129,6 +131,11 @@ class Guardian:
         if self._is_stopping:
             return
         self._is_stopping = True
+        self._run_stop_command()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGTERM)
+
+    def _run_stop_command(self) -> None:
         if stop_command := self._order["stop_command"]:
             with contextlib.suppress(OSError, subprocess.SubprocessError):
                 subprocess.run(
@@ -140,8 +147,6 @@ class Guardian:
                     timeout=_STOP_COMMAND_S,
                     check=False,
                 )
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGTERM)
 
     def _kill_all(self, group: int) -> None:
         """Kill the server's process group, and all processes that this process has adopted."""

@@ -98,8 +98,8 @@ server_settings = ServerSettings()
 class Order:
     """What to start: a name for its files, a command, and additional environment variables.
 
-    ``stop_s`` is how long it may take to end after SIGTERM. ``stop_command`` is run before that,
-    for a server in another process tree, such as a container.
+    ``stop_s`` is how long it may take to end after SIGTERM. ``stop_command`` is run before that, or
+    after a signal has ended it, for a server in another process tree, such as a container.
     """
 
     name: str
@@ -116,7 +116,7 @@ class ServerProcess:
     """
 
     def __init__(self, order: Order, folder: Path) -> None:
-        self._stop_s = order.stop_s
+        self._stop_s, self._stop_command = order.stop_s, order.stop_command
         self._is_suspect = False
         self.ended = threading.Event()
         self.pid = 0
@@ -233,7 +233,7 @@ class ServerProcess:
         with contextlib.suppress(OSError, ValueError):
             self._guardian.stdin.close()
         if self.status is None:  # The guardian was killed, and its child processes may still run.
-            _kill_marked(self._mark)
+            _end_left(self._mark, self._stop_command)
         self._pid_file.unlink(missing_ok=True)
         self.ended.set()
 
@@ -248,12 +248,20 @@ def sweep(folder: Path) -> None:
             continue
         if _runs(worker):
             continue
-        killed = _kill_marked(mark)
+        killed = _end_left(mark, stop)
         logger.warning("%s: %d processes of a dead worker were ended", path.stem, killed)
-        if stop:
-            with contextlib.suppress(OSError, subprocess.SubprocessError):
-                subprocess.run(stop, check=False, timeout=_KILL_AFTER_S, stdin=subprocess.DEVNULL)
         path.unlink(missing_ok=True)
+
+
+def _end_left(mark: str, stop_command: Sequence[str]) -> int:
+    """End what a killed guardian has left; return the number of processes with its mark."""
+    killed = _kill_marked(mark)
+    if stop_command:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(
+                stop_command, check=False, timeout=_KILL_AFTER_S, stdin=subprocess.DEVNULL
+            )
+    return killed
 
 
 def _runs(identity: Sequence[float]) -> bool:

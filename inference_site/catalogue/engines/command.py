@@ -46,7 +46,7 @@ class CommandOptions(ServerOptions):
 
     command: _Command
     stop_command: _Command | None = None
-    env: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = {}
+    env: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], TextOrNumber] = {}
     gpus: list[NonNegativeInt] | None = None
     ready: Annotated[Text, Field(pattern="^/")] | None = None
     start_timeout_s: float = Field(600.0, gt=0, lt=1e6)

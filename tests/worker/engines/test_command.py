@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
+from inference_site.catalogue.engines.command import CommandOptions
 from inference_site.core.domain.errors import EngineUnavailable
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest, Message
@@ -29,6 +30,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200); self.end_headers(); self.wfile.write(b"garbage")
     do_POST = do_GET
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+STILL_LOADING = """
+import http.server, json, sys, time
+SERVING_AT = time.monotonic() + 2
+CHOICE = {"index": 0, "message": {"content": "Hello"}, "finish_reason": "stop"}
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self): self.answer(200, {"data": [{"id": "m"}]})
+    def do_POST(self):
+        if time.monotonic() < SERVING_AT: self.answer(503, {"error": {"message": "Loading model"}})
+        else: self.answer(200, {"choices": [CHOICE]})
+    def answer(self, status, body):
+        self.send_response(status); self.send_header("Content-Type", "application/json")
+        self.end_headers(); self.wfile.write(json.dumps(body).encode())
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 Loader = Callable[..., OwnServer]
@@ -84,6 +99,20 @@ def test_a_server_that_gets_not_ready_is_a_fault_that_says_why(
     wait_until(lambda: any(fault in found for found in faults), 20)
 
 
+def test_a_server_that_is_ready_before_its_model_is_gets_the_time_to_load_it(
+    loader: Loader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "loading.py").write_text(STILL_LOADING)
+    monkeypatch.setattr(server_settings, "models", tmp_path)
+    engine = loader(f"{sys.executable} {{models_dir}}/loading.py {{port}}", stop_timeout_s=0.5)
+    wait_until(lambda: "gives no token yet" in engine.starting or engine.fault)
+    first = engine._process
+    wait_until(lambda: not engine.starting or engine.fault)
+    assert not engine.fault
+    assert engine._process is first
+    assert ask(engine) == "Hello"
+
+
 @pytest.mark.slow
 def test_a_server_that_is_frozen_is_killed_and_started_again(
     loader: Loader, monkeypatch: pytest.MonkeyPatch
@@ -119,3 +148,8 @@ def test_each_model_has_files_of_its_own(tmp_path: Path) -> None:
     assert all((tmp_path / name).parent == tmp_path for name in names)
     for name in names:
         (tmp_path / name).touch()
+
+
+def test_values_of_the_environment_may_be_numbers() -> None:
+    options = CommandOptions.read({"command": "vllm serve", "env": {"VLLM_SERVER_DEV_MODE": 1}})
+    assert options.env == {"VLLM_SERVER_DEV_MODE": "1"}

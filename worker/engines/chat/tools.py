@@ -25,6 +25,9 @@ _BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependen
 _SINGLE = {"items", "additionalProperties", "not", "if", "then", "else", "contains"}
 _OPENING = {"$ref", "allOf", "anyOf", "oneOf", "if", "patternProperties", "unevaluatedProperties"}
 """Keywords that may add properties to those in ``properties``."""
+_ESCAPE_OR_CLASS = re.compile(r"\\.|\[\^?|[\].]", re.DOTALL)
+_CHARACTERS = {r"\d": "0-9", r"\w": "A-Za-z0-9_", r"\s": " "}
+"""White space is the space only: a JSON string has no others without an escape."""
 _WHOLE = "whole-schema"
 """Name of the definition that replaces references to the whole schema."""
 
@@ -48,7 +51,8 @@ def plain_schema(schema: Schema) -> Schema:
     """Return an equivalent schema that llama.cpp's converter can read.
 
     ``true`` becomes ``{}``; ``items: false`` beside ``prefixItems`` is dropped: it is llama.cpp's
-    default; a reference to the whole schema becomes one to a definition.
+    default; a reference to the whole schema becomes one to a definition; escapes of a pattern for
+    classes of characters become these classes.
     """
     plain = _plain(schema)
     named = _with_references(plain, lambda ref: f"#/$defs/{_WHOLE}" if ref == "#" else ref)
@@ -62,7 +66,33 @@ def _plain(schema: Schema) -> Schema:
     plain = _with_parts(schema, _plain)
     if "prefixItems" in plain and plain.get("items") is False:
         del plain["items"]
+    if isinstance(pattern := plain.get("pattern"), str):
+        plain["pattern"] = _plain_pattern(pattern)
     return plain
+
+
+def _plain_pattern(pattern: str) -> str:
+    """Return the pattern without escapes that make llama.cpp's converter ignore it.
+
+    One that allows whatever it does not name stays as it is, ignored: llama.cpp would read the
+    quotation mark after the string as a part of it.
+    """
+    is_inside = is_open = False
+
+    def plain(found: re.Match[str]) -> str:
+        nonlocal is_inside, is_open
+        match found[0]:
+            case r"\d" | r"\w" | r"\s" as escape:
+                characters = _CHARACTERS[escape]
+                return characters if is_inside else f"[{characters}]"
+            case "]":
+                is_inside = False
+            case "." | "[" | "[^" as piece if not is_inside:
+                is_inside, is_open = piece != ".", is_open or piece != "["
+        return found[0]
+
+    changed = _ESCAPE_OR_CLASS.sub(plain, pattern)
+    return pattern if is_open else changed
 
 
 def _with_parts(schema: Schema, change: Callable[[Schema], Schema]) -> Schema:

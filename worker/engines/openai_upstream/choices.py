@@ -47,7 +47,8 @@ class ChoiceReader:
         self._must_call = request.must_call
         by_text = flavor.forces_by_schema or request.forced_grammar is not None
         self._forced = forced_reader(request, index) if request.must_call and by_text else None
-        self._calls = CallReader(index, parallel=request.parallel_tool_calls)
+        names = [tool.name for tool in request.tools] if request.must_call else None
+        self._calls = CallReader(index, parallel=request.parallel_tool_calls, names=names)
         self._held: tuple[TokenLogprob, ...] = ()
         self._ahead = 0
         """Bytes of the text that came out, less those of its entries, where stop texts are cut."""
@@ -267,12 +268,15 @@ class CallReader:
 
     Servers may send the arguments of several calls in turns. The deltas of a call follow each
     other: a call waits until the arguments of the one before it are complete, or the choice ends.
-    Without ``parallel``, calls after the first are dropped: a server may ignore the field. A call
-    with the id of another one gets an id of its own, since results name their calls by it.
+    Without ``parallel``, calls after the first are dropped: a server may ignore the field. So are
+    calls of other tools than ``names``. A call with the id of another one gets an id of its own,
+    since results name their calls by it.
     """
 
-    def __init__(self, index: int, *, parallel: bool = True) -> None:
-        self._index, self._parallel = index, parallel
+    def __init__(
+        self, index: int, *, parallel: bool = True, names: Collection[str] | None = None
+    ) -> None:
+        self._index, self._parallel, self._names = index, parallel, names
         self._calls: list[_Call] = []
         self._by_index: dict[int, _Call] = {}
         self._begun = 0
@@ -316,6 +320,8 @@ class CallReader:
 
     def _begin(self, call: _Call) -> list[ToolCallDelta]:
         if self._begun and not self._parallel:
+            return []
+        if self._names is not None and call.name not in self._names:
             return []
         self._open, call.number, self._begun = call, self._begun, self._begun + 1
         held = "".join(call.arguments)

@@ -49,12 +49,15 @@ class EventLines:
     """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yield the data of the events that are complete. Raise NoEventStream."""
-        lines = (self._rest + data if self._rest else data).split(b"\n")
-        self._rest = lines.pop()
+        *lines, rest = data.split(b"\n")  # Only the new data: a long line comes in many pieces.
+        if lines and self._rest:
+            lines[0] = bytes(self._rest + lines[0])
+            self._rest.clear()
+        self._rest += rest
         if len(self._rest) > _MAX_LINE_BYTES:
             raise NoEventStream(f"a line of more than {_MAX_LINE_BYTES} bytes")
         for each in lines:

@@ -268,8 +268,10 @@ class Upstream:
         if isinstance(exc, _NotHere):
             is_busy = address.is_up or isinstance(exc.error, ModelServerUnreachable)
             return exc.error if is_busy else ModelServerUnreachable(self._unreachable), False
-        logger.error("model %s: %s: %s", self._id, address.base_url, reason)
-        if reader is not None and reader.begun:
+        has_begun = reader is not None and reader.begun
+        level = logging.ERROR if has_begun else logging.WARNING  # Most are tried again at once.
+        logger.log(level, "model %s: %s: %s", self._id, address.base_url, reason)
+        if has_begun:
             raise ConnectionLost("The model's server closed the connection.") from exc
         is_timeout = isinstance(exc, aiohttp.ConnectionTimeoutError)
         if isinstance(exc, aiohttp.ClientConnectorError) or is_timeout:

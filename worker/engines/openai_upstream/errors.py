@@ -173,6 +173,7 @@ class ErrorReader:
     def _refused(
         self, message: str, error: dict[str, Any], request: GenerationRequest
     ) -> InvalidRequest:
+        message = message.removesuffix(" + stream")  # Of llama.cpp; all requests are streamed.
         overflow = _overflow(message, error, self._context_length)
         if overflow is None or (overflow.from_rest and request.max_output_tokens == 0):
             param = self._param(error, request)

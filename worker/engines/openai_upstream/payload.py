@@ -14,7 +14,7 @@ from inference_site.core.domain.errors import InvalidRequest
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import Constraint, GenerationRequest, Sampling
 from worker.engines.chat.template import wire_message, wire_part, wire_tool
-from worker.engines.chat.tools import call_schema
+from worker.engines.chat.tools import call_schema, plain_schema
 from worker.engines.grammars import check_grammar, check_schemas, lark_or_schema, regex_as_lark
 from worker.engines.openai_upstream.server import Server
 
@@ -161,7 +161,10 @@ class Payloads:
                 **schema_fields(call_schema(request.tools), request.tools_param, self._server),
             }
         if "tools" in self._flavor.unbounded:
-            check_schemas([tool.parameters for tool in request.tools], request.tools_param)
+            functions = [tool["function"] for tool in tools]
+            for function in functions:
+                function["parameters"] = plain_schema(function["parameters"])
+            check_schemas([f["parameters"] for f in functions], request.tools_param)
         switches = {
             "parallel_tool_calls": request.parallel_tool_calls,
             "tool_choice": "required" if request.must_call else None,
@@ -247,6 +250,7 @@ def schema_fields(
     Raise InvalidRequest for one that the server would follow for too long.
     """
     if "json_schema" in server.flavor.unbounded:
+        schema = plain_schema(schema)
         check_schemas(schema, param)
     target = server.fields.get("json_schema", RESPONSE_FORMAT)
     if target != RESPONSE_FORMAT:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,3 +73,18 @@ def test_plain_schema_has_the_forms_that_llama_cpp_reads() -> None:
     whole = at(plain, plain["properties"]["self"]["$ref"])
     assert whole["properties"].keys() == {"any", "pair", "self"}
     assert plain_schema(NODE["$defs"]["Node"]["properties"]["next"]) == {"$ref": "#/$defs/Node"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "plain"),
+    [
+        (r"^\d{5}$", "^[0-9]{5}$"),
+        (r"^[\w.-]+\s\d$", "^[A-Za-z0-9_.-]+[ ][0-9]$"),
+        (r"^\+?\.\\d$", r"^\+?\.\\d$"),
+        (r"^[^@\s]+\d$", None),
+        (r"^a.\d$", None),
+    ],
+)
+def test_plain_patterns_have_classes_in_place_of_escapes(pattern: str, plain: str | None) -> None:
+    schema = {"type": "string", "pattern": pattern}
+    assert plain_schema(schema) == {**schema, "pattern": plain or pattern}

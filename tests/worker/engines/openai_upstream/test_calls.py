@@ -165,6 +165,19 @@ def test_a_call_that_must_come_and_does_not_is_a_failure(
         chat(engine, tools=(Tool("f", None, {}),), must_call=True)
 
 
+def test_a_call_of_another_tool_is_not_the_required_one(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    other = call(0, id="c1", name="g", arguments="{}")
+    server.answers = [chunks(other, finish("tool_calls"))]
+    with pytest.raises(GenerationFailed, match="no call"):
+        chat(engine, tools=(Tool("f", None, {}),), must_call=True)
+    wanted = call(1, id="c2", name="f", arguments=ARGUMENTS)
+    server.answers = [chunks(other, call(0, arguments=""), wanted, finish("tool_calls"))]
+    sink = chat(engine, tools=(Tool("f", None, {}),), must_call=True)
+    assert calls(sink) == [("f", ARGUMENTS)]
+
+
 @pytest.mark.parametrize(
     "sent",
     [

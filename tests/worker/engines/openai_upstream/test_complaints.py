@@ -74,6 +74,7 @@ def test_a_refused_request_is_the_clients_fault_in_the_servers_words(
         ("10.0.0.3:8000, [::1]:80 and localhost:1", "…, … and …"),
         ("~/models/a.gguf or ../x.bin", "… or …"),
         (r"C:\models\a.gguf", "…"),
+        ("logprobs is not supported with tools + stream", "logprobs is not supported with tools"),
         ("top_k and/or </think> in [0, 1.5] of #/$defs/a", None),
         ("The regex a/b needs 3/4 of 1.2.3 (see param)", None),
     ],

@@ -299,13 +299,18 @@ def test_a_server_that_holds_the_stream_open_after_its_end_is_not_waited_for(
 
 @pytest.mark.parametrize(("failure", "failures"), [(Talk.cut, 1), (Talk.reset, 2)])
 def test_a_connection_that_fails_before_the_first_token_is_tried_again(
-    server: UpstreamServer, engine: Engine, failure: object, failures: int
+    server: UpstreamServer,
+    engine: Engine,
+    failure: object,
+    failures: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     server.answers = [*[failure] * failures, streamed("Hello")]  # type: ignore[list-item]  # Methods are answers.
     sink = RecordingSink()
     engine.run(HELLO, sink)
     assert (sink.text, sink.finishes) == ("Hello", ["stop"])
     assert len(server.asked) == failures + 1
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * failures
 
 
 def test_the_head_of_an_answer_is_no_token(server: UpstreamServer, engine: Engine) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import time
 from typing import Any
 
 import pytest
@@ -346,6 +347,15 @@ def test_a_line_without_an_end_is_garbage() -> None:
         assert list(reader.feed(piece)) == []
     with pytest.raises(NoEventStream, match="a line of more than"):
         list(reader.feed(piece * 2))
+
+
+def test_the_time_for_a_long_line_does_not_grow_with_the_square_of_its_length() -> None:
+    reader, line = EventLines(), b"data: " + b"x" * 15 * 2**20 + b"\n"
+    began, read = time.perf_counter(), list[bytes]()
+    for at in range(0, len(line), 4096):
+        read += reader.feed(line[at : at + 4096])
+    assert read == [b"x" * 15 * 2**20]
+    assert time.perf_counter() - began < 10  # A hundredth of it, and ten times it before.
 
 
 def test_comments_and_other_fields_are_skipped(server: UpstreamServer, engine: Engine) -> None:

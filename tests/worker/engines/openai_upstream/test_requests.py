@@ -25,6 +25,7 @@ from tests.sinks import RecordingSink
 from tests.upstream_server import UpstreamServer, chunks, delta, finish, streamed, text, usage
 from tests.worker.engines.openai_upstream.conftest import Load
 from worker.engines.base import Engine
+from worker.engines.chat.tools import plain_schema
 
 HELLO = (Message("user", "Hello"),)
 TOOLS = (Tool("f", "Does it", {"type": "object"}), Tool("g", None, {}))
@@ -357,6 +358,37 @@ def test_what_would_end_a_llama_server_is_not_sent_to_it(
         asked(load(flavor=flavor), server, **fields)
     assert (caught.value.param, server.asked) == (param, [])
     assert asked(load(flavor="vllm"), server, **{**fields, "must_call": False})
+
+
+RECURSIVE = {
+    "type": "object",
+    "properties": {
+        "any": True,
+        "children": {"type": "array", "items": {"$ref": "#"}},
+        "pair": {"prefixItems": [{"type": "integer"}], "items": False},
+    },
+}
+
+
+@pytest.mark.parametrize("flavor", ["llama_cpp", "ollama"])
+def test_schemas_for_the_converter_of_llama_cpp_are_in_the_forms_that_it_reads(
+    server: UpstreamServer, load: Load, flavor: str
+) -> None:
+    schema = Constraint("json_schema", json.dumps(RECURSIVE), "response_format")
+    body = asked(load(flavor=flavor), server, constraint=schema)
+    sent = body["response_format"]["json_schema"]["schema"]
+    assert sent == plain_schema(RECURSIVE) != RECURSIVE
+    body = asked(load(flavor="openai"), server, constraint=schema)
+    assert body["response_format"]["json_schema"]["schema"] == RECURSIVE
+
+
+def test_tools_for_the_converter_of_llama_cpp_are_in_the_forms_that_it_reads(
+    server: UpstreamServer, load: Load
+) -> None:
+    [tool] = asked(load(flavor="llama_cpp"), server, tools=(Tool("f", None, RECURSIVE),))["tools"]
+    assert tool["function"]["parameters"] == plain_schema(RECURSIVE)
+    [tool] = asked(load(flavor="vllm"), server, tools=(Tool("f", None, RECURSIVE),))["tools"]
+    assert tool["function"]["parameters"] == RECURSIVE
 
 
 def test_older_vllm_has_fields_of_its_own_for_constraints(
