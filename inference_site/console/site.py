@@ -115,8 +115,13 @@ class ConsoleSite(UnfoldAdminSite):
         model = page("Model", model_context, "model")
         return [
             *_login_urls(),
-            path("usage.csv", own(usage_download), {"form": "csv"}, name="usage-csv"),
-            path("usage.jsonl", own(usage_download), {"form": "jsonl"}, name="usage-jsonl"),
+            path("usage.csv", own(require_GET(usage_download)), {"form": "csv"}, name="usage-csv"),
+            path(
+                "usage.jsonl",
+                own(require_GET(usage_download)),
+                {"form": "jsonl"},
+                name="usage-jsonl",
+            ),
             path("queue/", own(page("Queue", queue_context, "queue")), name="queue"),
             path("queue/stop/", own(require_POST(stop_chosen)), name="queue-stop"),
             path("queue/<int:pk>/", own(require_POST(run_action)), name="queue-action"),
@@ -136,7 +141,7 @@ class ConsoleSite(UnfoldAdminSite):
             path("my-connections/<int:pk>/end/", own(end_connection), name="my-connection-end"),
             path("requests/", own(requests), name="requests"),
             path("requests/<str:table>/<int:pk>/", own(request_page), name="request"),
-            path("requests/export/", own(export), name="requests-export"),
+            path("requests/export/", own(require_GET(export)), name="requests-export"),
             path("requests/columns/", own(require_POST(choose_columns)), name="requests-columns"),
             path("requests/filters/", own(require_POST(save_filter)), name="requests-filters"),
             path("fleet/action/", own(require_POST(request_action)), name="fleet-action"),
