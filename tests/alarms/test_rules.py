@@ -283,3 +283,15 @@ def test_an_endpoint_has_an_address_of_its_way(admin: Client) -> None:
         assert answer.status_code == 200, (way, address)
     good = {**form, "way": "webhook", "address": "https://example.org/hook"}
     assert admin.post("/admin/outbox/endpoint/add/", good).status_code == 302
+
+
+def test_an_action_on_endpoints_is_for_all_that_are_chosen(admin: Client) -> None:
+    hooks = [
+        Endpoint.objects.create(way=Endpoint.Way.WEBHOOK, address=f"https://example.org/{number}")
+        for number in range(25)
+    ]
+    chosen = {"_selected_action": [hook.pk for hook in hooks]}
+    admin.post("/admin/outbox/endpoint/", {"action": "test", **chosen})
+    assert Message.objects.count() == 25
+    shown = admin.post("/admin/outbox/endpoint/", {"action": "rotate", **chosen})
+    assert len(shown.context["secrets"]) == 25
