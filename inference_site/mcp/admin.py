@@ -13,7 +13,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminTextareaWidget
 
-from inference_site.core.admin_pages.base_admin import SiteAdmin
+from inference_site.core.admin_pages.base_admin import SiteAdmin, TextField
 from inference_site.core.admin_pages.labels import preview, status_label, time_label
 from inference_site.mcp.access import (
     NotUsable,
@@ -41,7 +41,7 @@ _CHECK_BYTES = 4 * 1024 * 1024
 class McpServerForm(forms.ModelForm[McpServer]):
     """The form of a server; values of headers are never shown again."""
 
-    secret_headers = forms.CharField(
+    secret_headers = TextField(
         label="Headers",
         required=False,
         max_length=20_000,

@@ -37,6 +37,7 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.crypto import salted_hmac
+from django.utils.text import normalize_newlines
 from unfold.admin import ModelAdmin
 from unfold.views import ChangeList
 
@@ -190,6 +191,13 @@ def require_free_name(form: forms.ModelForm[Any], what: str) -> None:
     )
     if one.pk and alike.exclude(pk=one.pk).exists():
         form.add_error("name", f"The project has another {what} of this name.")
+
+
+class TextField(forms.CharField):
+    """A field for a text of lines that end with LF; browsers end those of a form with CR and LF."""
+
+    def to_python(self, value: Any) -> str:
+        return normalize_newlines(super().to_python(value) or "")
 
 
 def _value_text(value: Any, field: forms.Field) -> str:
