@@ -137,10 +137,15 @@ def rotate_key(record: ApiKey, overlap: dt.timedelta) -> str:
     return secret
 
 
-def revoke_key(record: ApiKey) -> None:
-    """Revoke the key: immediately in this process, within ``_CACHE_S`` in others."""
-    ApiKey.objects.filter(pk=record.pk, revoked_at=None).update(revoked_at=timezone.now())
+def revoke_key(record: ApiKey) -> bool:
+    """Revoke the key: immediately in this process, within ``_CACHE_S`` in others.
+
+    Return False if it is revoked already.
+    """
+    valid = ApiKey.objects.filter(pk=record.pk, revoked_at=None)
+    was_valid = bool(valid.update(revoked_at=timezone.now()))
     _evict(record.secrets.values_list("digest", flat=True))
+    return was_valid
 
 
 def end_old_secrets(record: ApiKey) -> int:

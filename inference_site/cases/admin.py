@@ -15,6 +15,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
+from django.utils.text import normalize_newlines
 from django.views.decorators.http import require_GET, require_POST
 from unfold.widgets import (
     UnfoldAdminSelectWidget,
@@ -42,6 +43,7 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.model_labels import cost_label
 from inference_site.core.admin_pages.base_admin import (
     SiteAdmin,
+    TextField,
     id_of,
     log_action,
     require_free_name,
@@ -76,7 +78,7 @@ class RunForm(forms.Form):
     judge = forms.ChoiceField(
         choices=Judge.choices, label="An answer passes if", widget=UnfoldAdminSelectWidget
     )
-    rule = forms.CharField(
+    rule = TextField(
         required=False,
         max_length=LONGEST_JUDGEMENT,
         widget=UnfoldAdminTextareaWidget(attrs={"rows": 3}),
@@ -263,7 +265,8 @@ class CaseSetAdmin(SiteAdmin):
             case.delete()
             log_action(request, case_set, f"Deleted {case}.")
             return self._page_of(case_set)
-        case.expected = str(replace_nul(request.POST.get("expected", "")))
+        # An answer has lines that end with LF; browsers end those of a form with CR and LF.
+        case.expected = normalize_newlines(replace_nul(request.POST.get("expected", "")))
         case.save(update_fields=["expected"])
         log_action(request, case_set, f"Changed the expected answer of {case}.")
         messages.success(request, f"The expected answer of {case} was changed.")

@@ -258,8 +258,7 @@ class ApiKeyAdmin(UndeletedAdmin):
             secret = rotate_key(key, ROTATION_OVERLAP)
             self.log_change(request, key, "Rotated.")
             return self.secrets_page(request, [(f"Key {key.name}", secret)], page)
-        elif action == "revoke":
-            revoke_key(key)
+        elif action == "revoke" and revoke_key(key):
             self.log_change(request, key, REVOKED)
             messages.success(request, "Revoked. The key stops working everywhere within 5 seconds.")
         elif action == "end-old" and end_old_secrets(key):
@@ -327,8 +326,8 @@ class ApiKeyAdmin(UndeletedAdmin):
             }
             return TemplateResponse(request, "console/revoke_keys.html", context)
         for record in queryset:
-            revoke_key(record)
-            self.log_change(request, record, REVOKED)
+            if revoke_key(record):
+                self.log_change(request, record, REVOKED)
         messages.success(request, "Revoked. The keys stop working everywhere within 5 seconds.")
         return None
 

@@ -17,7 +17,7 @@ from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.decorators import permission_required
 from django.core.exceptions import PermissionDenied
-from django.db.models import Count, Q
+from django.db.models import Count
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
 from django.urls import reverse
@@ -53,7 +53,7 @@ from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.usage.models import Period
 
-_PULLS_SHOWN_FOR, _MAX_PULLS = dt.timedelta(days=1), 10
+_PULLS_SHOWN_FOR, _MAX_ENDED_PULLS = dt.timedelta(days=1), 10
 _ACTIONS: dict[str, tuple[Callable[[str], object], str]] = {
     "load": (lambda model: fleet.load(None, model), "Loading {}…"),
     "unload": (lambda model: fleet.unload(None, model), "Unloading {}…"),
@@ -109,15 +109,16 @@ def fleet_context(request: HttpRequest) -> dict[str, Any]:
     user = request.user
     if not user.has_perm(VIEW_REQUESTS):
         raise PermissionDenied
-    pulls = Pull.objects.filter(
-        Q(state__in=UNFINISHED) | Q(finished_at__gt=timezone.now() - _PULLS_SHOWN_FOR)
-    )
+    unfinished = Pull.objects.filter(state__in=UNFINISHED)  # All: only here they can be stopped.
+    ended = Pull.objects.filter(finished_at__gt=timezone.now() - _PULLS_SHOWN_FOR)
     faults = ((stored, entry_error(stored)) for stored in StoredModel.objects.all())
     context: dict[str, Any] = {
         "may_change": user.has_perm(CHANGE),
         "may_add": user.has_perm("model_store.add_storedmodel"),
         "may_pull": user.has_perm("model_store.add_pull"),
-        "pulls": pulls[:_MAX_PULLS] if user.has_perm("model_store.view_pull") else [],
+        "pulls": [*unfinished, *ended[:_MAX_ENDED_PULLS]]
+        if user.has_perm("model_store.view_pull")
+        else [],
         "not_served": [(stored, fault) for stored, fault in faults if fault],
         "routes": list(catalogue().routes.values()),
         "broken_files": broken_files(),

@@ -97,8 +97,7 @@ def act_on_my_key(request: HttpRequest, pk: int, action: str) -> HttpResponse:
         secret = rotate_key(key, ROTATION_OVERLAP)
         log_action(request, key, "Rotated.")
         return _secret_page(request, key, secret)
-    if action == "revoke":
-        revoke_key(key)
+    if action == "revoke" and revoke_key(key):
         log_action(request, key, REVOKED)
         messages.success(request, f"Revoked. {key.name} stops working within 5 seconds.")
     elif action == "end-old" and end_old_secrets(key):

@@ -12,7 +12,7 @@ from typing import Any
 
 from django.contrib import admin
 from django.contrib.auth.decorators import permission_required
-from django.db.models import Model
+from django.db.models import Model, QuerySet
 from django.http import Http404, HttpRequest
 from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
@@ -32,6 +32,7 @@ from inference_site.console.request_log_page import contents_of
 from inference_site.console.tiles import VIEW_REQUESTS, may_filter
 from inference_site.core.admin_pages.base_admin import keyset_page
 from inference_site.core.admin_pages.labels import may_see_content, milliseconds
+from inference_site.core.storage.old_rows import first_id_since
 from inference_site.runs.models import Generation
 from inference_site.runs.request_log.models import Refusal
 from inference_site.runs.tool_calls.models import ToolCall
@@ -39,6 +40,8 @@ from inference_site.runs.tool_calls.models import ToolCall
 _TABLES: dict[str, type[Model]] = {ACCEPTED: Generation, REFUSED: Refusal}
 _LONGEST_TEXT = 10_000
 _MAX_CALLS = 50
+_DISORDER = dt.timedelta(minutes=2)
+"""Rows that are younger than a time by this much have higher ids than those before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ def request_page(request: HttpRequest, table: str, pk: int) -> TemplateResponse:
     if table not in _TABLES:
         raise Http404
     row: Any = get_object_or_404(_TABLES[table], pk=pk)
-    context = _facts_of(request, row) | _neighbours(request, table, pk)
+    context = _facts_of(request, row) | _neighbours(request, row)
     if "fragment" in request.GET:
         return TemplateResponse(request, "console/request_panel.html", context)
     shown = {**admin.site.each_context(request), "title": "Request", "is_page": True, **context}
@@ -163,7 +166,7 @@ def _span(name: str, kind: str, start_ms: float, length_ms: float, total_ms: flo
     return Span(name, kind, milliseconds(max(length_ms, 0)), f"{start:.2f}%", f"{length:.2f}%")
 
 
-def _neighbours(request: HttpRequest, table: str, pk: int) -> dict[str, Any]:
+def _neighbours(request: HttpRequest, row: Generation | Refusal) -> dict[str, Any]:
     """Return the addresses of the newer and the older request of the list, by time."""
     filters = replace(filters_of(request.GET), before=None)
     query = request.GET.copy()
@@ -171,16 +174,40 @@ def _neighbours(request: HttpRequest, table: str, pk: int) -> dict[str, Any]:
     links = {"list_query": query.urlencode(), "newer": "", "older": ""}
     if filters.words or not may_filter(request.user, filters.metadata):
         return links
-    rows = filters.refusals() if table == REFUSED else filters.generations()
-    if rows is None:
-        return links
-    for name, cursor in (("newer", {"after": pk}), ("older", {"before": pk})):
-        ids = rows.values_list("pk", named=True)
-        found = keyset_page(ids, 1, **cursor).rows
+    lists = {ACCEPTED: filters.generations(), REFUSED: filters.refusals()}
+    for name, nearest, first in (("newer", _nearest_after, min), ("older", _nearest_before, max)):
+        found = [
+            (one.created_at, table, one.pk)
+            for table, rows in lists.items()
+            if rows is not None
+            for one in nearest(rows.values_list("pk", "created_at", named=True), row)
+        ]
         if found:
-            address = reverse("admin:request", args=[table, found[0].pk])
+            _, table, pk = first(found)
+            address = reverse("admin:request", args=[table, pk])
             links[name] = f"{address}?{query.urlencode()}" if query else address
     return links
+
+
+def _nearest_after(rows: QuerySet[Any], row: Generation | Refusal) -> list[Any]:
+    """Return the oldest of some rows that is newer than a row of this or the other table."""
+    after = row.pk
+    if not isinstance(row, rows.model):
+        rows = rows.filter(created_at__gt=row.created_at)
+        after = first_id_since(rows.model, "created_at", row.created_at) - 1
+    return keyset_page(rows, 1, after=after).rows
+
+
+def _nearest_before(rows: QuerySet[Any], row: Generation | Refusal) -> list[Any]:
+    """Return the newest of some rows that is older than a row of this or the other table."""
+    before: int | None = row.pk
+    if not isinstance(row, rows.model):
+        rows = rows.filter(created_at__lt=row.created_at)
+        later = row.created_at + _DISORDER
+        # Else rows are still added, and the id is kept in memory.
+        is_over = later < timezone.now()
+        before = first_id_since(rows.model, "created_at", later) if is_over else None
+    return keyset_page(rows, 1, before=before).rows
 
 
 _KEY, _FLEET, _QUEUE, _SETTINGS = "key", "admin:fleet", "admin:queue", "admin:settings"

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import update_wrapper
 from http import HTTPStatus
 from importlib import import_module
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.admin.models import CHANGE
+from django.contrib.auth.views import redirect_to_login
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path
+from django.urls import URLPattern, path, reverse
+from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_GET, require_POST
 from unfold.sites import UnfoldAdminSite
 
@@ -83,6 +87,16 @@ def _single_sign_on(view_name: str) -> Any:
     return view
 
 
+def _page_of_form(request: HttpRequest) -> str:
+    """Return the address of the console's page that has sent a form; without one the home page."""
+    page = request.META.get("HTTP_REFERER", "")
+    index = reverse("admin:index")
+    if not url_has_allowed_host_and_scheme(page, {request.get_host()}):
+        return index
+    parts = urlsplit(page)
+    return parts._replace(scheme="", netloc="").geturl() if parts.path.startswith(index) else index
+
+
 class ConsoleSite(UnfoldAdminSite):
     """The admin site of the console; its index shows usage."""
 
@@ -101,8 +115,13 @@ class ConsoleSite(UnfoldAdminSite):
         model = page("Model", model_context, "model")
         return [
             *_login_urls(),
-            path("usage.csv", own(usage_download), {"form": "csv"}, name="usage-csv"),
-            path("usage.jsonl", own(usage_download), {"form": "jsonl"}, name="usage-jsonl"),
+            path("usage.csv", own(require_GET(usage_download)), {"form": "csv"}, name="usage-csv"),
+            path(
+                "usage.jsonl",
+                own(require_GET(usage_download)),
+                {"form": "jsonl"},
+                name="usage-jsonl",
+            ),
             path("queue/", own(page("Queue", queue_context, "queue")), name="queue"),
             path("queue/stop/", own(require_POST(stop_chosen)), name="queue-stop"),
             path("queue/<int:pk>/", own(require_POST(run_action)), name="queue-action"),
@@ -122,7 +141,7 @@ class ConsoleSite(UnfoldAdminSite):
             path("my-connections/<int:pk>/end/", own(end_connection), name="my-connection-end"),
             path("requests/", own(requests), name="requests"),
             path("requests/<str:table>/<int:pk>/", own(request_page), name="request"),
-            path("requests/export/", own(export), name="requests-export"),
+            path("requests/export/", own(require_GET(export)), name="requests-export"),
             path("requests/columns/", own(require_POST(choose_columns)), name="requests-columns"),
             path("requests/filters/", own(require_POST(save_filter)), name="requests-filters"),
             path("fleet/action/", own(require_POST(request_action)), name="fleet-action"),
@@ -130,6 +149,25 @@ class ConsoleSite(UnfoldAdminSite):
             path("fleet/models/<path:model>/", own(model), name="model"),
             path("fleet/pulls/<int:pk>/stop/", own(require_POST(stop_pull)), name="pull-stop"),
         ]
+
+    def admin_view(self, view: Callable[..., Any], cacheable: bool = False) -> Any:
+        """Return the view, for users who are logged in.
+
+        A form that is sent after the end of the session does nothing, and leads to its page again:
+        most addresses that forms are sent to have no page to go on to after the login.
+        """
+        for_users = super().admin_view(view, cacheable)
+
+        def shown(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            is_form = request.method == "POST" and request.path != reverse("admin:logout")
+            if not is_form or self.has_permission(request):
+                return for_users(request, *args, **kwargs)
+            messages.warning(
+                request, "You were logged out, so nothing was done. Log in and try again."
+            )
+            return redirect_to_login(_page_of_form(request), reverse("admin:login"))
+
+        return update_wrapper(shown, for_users)
 
     def index(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import re
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
@@ -56,6 +57,8 @@ _BODY_LINGER_S = 30.0
 that still comes: if it were closed at once, the client would lose the answer."""
 _MOST_PATH = 1_000
 """Bytes of a URL that are read to find the API which an error is for."""
+_ABSOLUTE_FORM = re.compile(rb"https?://(?P<host>[^/?#]*)/?", re.IGNORECASE)
+"""The begin of a target with scheme and host, as clients send it to proxies (RFC 9112, 3.2.2)."""
 _KEY_HEADERS = ("authorization", "x-api-key")
 _TRY_AGAIN_LATER = 1013
 """A close code of WebSockets (IANA's registry)."""
@@ -123,6 +126,7 @@ class BoundedChannel(HTTPChannel):
 
     transport: Any
     callLater: Any
+    _path: Any  # Twisted's: the target of the request whose head comes.
     has_room = True
     """False if there are too many connections: this one only gets a refusal."""
     _head_bytes = 0
@@ -168,8 +172,11 @@ class BoundedChannel(HTTPChannel):
         if not self._is_refused:
             self._refuse(HeadersTooLargeError() if self._head_bytes else UriTooLongError(), line)
 
-    def head_received(self) -> None:
-        """The head is complete: a request runs."""
+    def head_received(self, request: Any) -> None:
+        """The head is complete: a request runs. Its target is the path, the host is a header."""
+        if absolute := _ABSOLUTE_FORM.match(self._path):
+            self._path = b"/" + self._path[absolute.end() :]
+            request.requestHeaders.setRawHeaders(b"host", [absolute["host"]])
         self._stop_head_timer()
         self._has_request = True
         self._clients.note_busy(self.transport)
@@ -262,7 +269,7 @@ class BoundedRequest(FlowControl, WebRequest):  # type: ignore[misc]  # Daphne h
 
     def gotLength(self, length: int | None) -> None:  # Twisted's name: the head is complete.
         """Run the application, unless there is no body: then Daphne does."""
-        self.channel.head_received()
+        self.channel.head_received(self)
         super().gotLength(0)
         if length == 0:
             return

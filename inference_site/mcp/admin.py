@@ -13,7 +13,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminTextareaWidget
 
-from inference_site.core.admin_pages.base_admin import SiteAdmin
+from inference_site.core.admin_pages.base_admin import SiteAdmin, TextField
 from inference_site.core.admin_pages.labels import preview, status_label, time_label
 from inference_site.mcp.access import (
     NotUsable,
@@ -33,13 +33,15 @@ _OAUTH = ("oauth_issuer", "oauth_client_id")
 _OF_GRANTS = frozenset({"url", "is_per_user", *_OAUTH})
 """The fields for whose values users have connected; what they authorised ends with a change."""
 _CHECK_S = 10.0
+_MOST_CHECKED = 20
+"""Servers of one action: it asks one after the other."""
 _CHECK_BYTES = 4 * 1024 * 1024
 
 
 class McpServerForm(forms.ModelForm[McpServer]):
     """The form of a server; values of headers are never shown again."""
 
-    secret_headers = forms.CharField(
+    secret_headers = TextField(
         label="Headers",
         required=False,
         max_length=20_000,
@@ -172,7 +174,9 @@ class McpServerAdmin(SiteAdmin):
         # The SDK takes 50 MB; only processes that use it have it.
         from inference_site.mcp import client
 
-        for server in queryset[:20]:
+        if queryset.count() > _MOST_CHECKED:
+            messages.warning(request, f"Only the first {_MOST_CHECKED} servers were asked.")
+        for server in queryset[:_MOST_CHECKED]:
             try:
                 endpoint = (
                     user_endpoint(server, request.user.pk)

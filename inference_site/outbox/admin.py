@@ -95,7 +95,7 @@ class EndpointAdmin(MailNote):
     @admin.action(description="Send a test event", permissions=["change"])
     def test(self, request: HttpRequest, queryset: QuerySet[Endpoint]) -> None:
         """Send an event that says that it is a test; its row in the log has the answer."""
-        endpoints = list(queryset[:20])
+        endpoints = list(queryset)
         send(endpoints, TEST_EVENT, "test", {"text": "This is a test of the endpoint."})
         Endpoint.objects.filter(pk__in=[one.pk for one in endpoints]).update(rests_until=None)
         for endpoint in endpoints:
@@ -106,7 +106,7 @@ class EndpointAdmin(MailNote):
     def rotate(self, request: HttpRequest, queryset: QuerySet[Endpoint]) -> HttpResponse:
         """Rotate the secrets; webhooks are signed with the old ones too, for a day."""
         made = []
-        for endpoint in queryset[:20]:
+        for endpoint in queryset:
             made.append((f"The new secret of {endpoint}", endpoint.rotate()))
             self.log_change(request, endpoint, "Rotated the secret.")
         return self.secrets_page(request, made)

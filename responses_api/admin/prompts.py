@@ -15,7 +15,12 @@ from django.urls import path, reverse
 from unfold.admin import TabularInline
 from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
-from inference_site.core.admin_pages.base_admin import SiteAdmin, id_of, require_free_name
+from inference_site.core.admin_pages.base_admin import (
+    SiteAdmin,
+    TextField,
+    id_of,
+    require_free_name,
+)
 from inference_site.core.admin_pages.labels import preview, time_label
 from inference_site.core.errors.api_errors import InvalidRequestError
 from responses_api.models import LONGEST_PROMPT, PromptTemplate, PromptVersion
@@ -28,7 +33,7 @@ _VARIABLE = "variable."
 
 def _message(label: str, rows: int) -> forms.CharField:
     area = UnfoldAdminTextareaWidget(attrs={"rows": rows})
-    return forms.CharField(label=label, required=False, max_length=LONGEST_PROMPT, widget=area)
+    return TextField(label=label, required=False, max_length=LONGEST_PROMPT, widget=area)
 
 
 class PromptForm(forms.ModelForm[PromptTemplate]):

@@ -29,7 +29,7 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404
 from django.urls import URLPattern, path, reverse
 from django.utils.safestring import SafeString
-from django.views.decorators.http import require_POST
+from django.views.decorators.http import require_GET, require_POST
 
 from inference_site.accounts.keys import caller_of_key
 from inference_site.cases.judging import text_of
@@ -176,7 +176,7 @@ class StoredResponseAdmin(CaseSourceAdmin):
         """Add the export and the actions."""
         wrap, name = self.admin_site.admin_view, "responses_api_storedresponse_"
         own = [
-            path("export/", wrap(self.export_view), name=f"{name}export"),
+            path("export/", wrap(require_GET(self.export_view)), name=f"{name}export"),
             path("<int:pk>/stop/", wrap(require_POST(self.stop_view)), name=f"{name}stop"),
             path("<int:pk>/again/", wrap(require_POST(self.again_view)), name=f"{name}again"),
         ]

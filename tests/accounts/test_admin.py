@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Permission
 from django.db import connection
@@ -604,6 +605,17 @@ def test_revoking_asks_first_and_names_the_key(admin: Client, api_key: Key) -> N
     asked = page(admin.post(KEYS, {"action": "revoke", "_selected_action": [record.pk]}))
     assert f"<strong>{record.name}</strong>" in asked
     assert find_caller(secret) is not None
+
+
+def test_the_audit_log_has_who_revoked_a_key_and_not_who_came_later(
+    admin: Client, api_key: Key
+) -> None:
+    button = f"{KEYS}{api_key[0].pk}/revoke/now/"
+    assert "Revoked. The key stops" in page(admin.post(button, follow=True))
+    assert "the key has changed meanwhile" in page(admin.post(button, follow=True))
+    form = {"action": "revoke", "confirmed": "yes", "_selected_action": [api_key[0].pk]}
+    admin.post(KEYS, form)
+    assert LogEntry.objects.filter(change_message="Revoked.").count() == 1
 
 
 def test_actions_of_an_admin_are_in_the_audit_log(admin: Client, api_key: Key) -> None:

@@ -291,3 +291,15 @@ def test_an_endpoint_has_a_secret_that_can_sign(admin: Client) -> None:
         page = admin.post("/admin/outbox/endpoint/add/", {**form, "secret": secret})
         assert page.status_code == 200, secret
         assert "whsec_ and then base64" in page.content.decode()
+
+
+def test_an_action_on_endpoints_is_for_all_that_are_chosen(admin: Client) -> None:
+    hooks = [
+        Endpoint.objects.create(way=Endpoint.Way.WEBHOOK, address=f"https://example.org/{number}")
+        for number in range(25)
+    ]
+    chosen = {"_selected_action": [hook.pk for hook in hooks]}
+    admin.post("/admin/outbox/endpoint/", {"action": "test", **chosen})
+    assert Message.objects.count() == 25
+    shown = admin.post("/admin/outbox/endpoint/", {"action": "rotate", **chosen})
+    assert len(shown.context["secrets"]) == 25

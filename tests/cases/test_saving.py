@@ -8,7 +8,8 @@ import pytest
 from django.test import Client
 
 from inference_site.accounts.models import ApiKey
-from inference_site.cases.models import Case, CaseSet
+from inference_site.cases.judging import judged
+from inference_site.cases.models import Case, CaseRun, CaseSet, Judge, Verdict
 from tests.responses_api.chains import Chain
 
 pytestmark = pytest.mark.django_db
@@ -54,3 +55,17 @@ def test_a_set_is_not_renamed_to_another_one_of_its_project(
     assert "The project has another set of this name." in refused
     assert admin.post(page, {"name": "third"}).status_code == 302
     assert [one.name for one in CaseSet.objects.order_by("pk")] == ["first", "third"]
+
+
+def test_an_expected_answer_of_lines_is_still_that_of_the_model_when_it_was_edited(
+    admin: Client, api_key: tuple[ApiKey, str]
+) -> None:
+    answer = "Oslo\n\nis the capital."
+    pk = Chain(api_key[0]).turn("question", answer).pk
+    admin.post(f"{LIST}cases/", {"set": "seen", "shown": [pk]})
+    case = Case.objects.get()
+    assert case.expected == answer
+    sent = {"pk": case.pk, "expected": answer.replace("\n", "\r\n")}  # As a browser sends it.
+    admin.post(f"/admin/cases/caseset/{case.case_set_id}/case/", sent)
+    case.refresh_from_db()
+    assert judged(CaseRun(judge=Judge.EXACT), case, answer)[0] == Verdict.PASSED

@@ -1,15 +1,19 @@
-"""Import of stored chat completions: what the API could not show is refused."""
+"""Import of stored chat completions: what the API could not show is refused, lists stay whole."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.test import Client
+from django.utils import timezone
 
 from completions.models import StoredCompletion
 from inference_site.accounts.models import Project
+from inference_site.core.site_settings.models import forget
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -36,3 +40,28 @@ def test_messages_that_could_not_be_read_are_refused(
     with pytest.raises(CommandError, match="Line 3: the messages of chatcmpl-2 cannot be read"):
         call_command("import_project", "new", tmp_path / "export", "--create")
     assert not StoredCompletion.objects.exists()
+
+
+def test_a_filter_by_time_shows_what_is_younger_than_the_rows_that_were_imported_after_it(
+    admin: Client, project: Project, tmp_path: Path
+) -> None:
+    def made(number: int, age: timedelta) -> StoredCompletion:
+        return StoredCompletion.objects.create(
+            public_id=f"chatcmpl-{number}",
+            project=project,
+            model="m",
+            messages=[{"role": "user", "content": "Hi"}],
+            completion={"choices": []},
+            metadata={},
+            created_at=timezone.now() - age,
+        )
+
+    for number in range(8):
+        made(number, timedelta(days=10))
+    call_command("export_project", project.name, tmp_path / "export")
+    StoredCompletion.objects.all().delete()
+    young = made(8, timedelta(minutes=5))
+    call_command("import_project", "new", tmp_path / "export", "--create")
+    forget()
+    shown = admin.get("/admin/completions/storedcompletion/?since=1h").context["cl"].result_list
+    assert [row.public_id for row in shown] == [young.public_id]

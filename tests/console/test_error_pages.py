@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from urllib.parse import unquote, urlencode
 
 import pytest
 from django.contrib.auth import get_user_model
@@ -35,6 +36,26 @@ def test_a_form_that_has_expired_says_so() -> None:
     answer = browser.post("/admin/fleet/action/", {"action": "load"})
     assert answer.status_code == 403
     assert "The form has expired" in answer.content.decode()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("referer", "page"),
+    [
+        ("http://testserver/admin/queue/?model=demo", "/admin/queue/?model=demo"),
+        ("http://elsewhere.example/admin/queue/", "/admin/"),
+        ("", "/admin/"),
+    ],
+)
+def test_a_form_that_is_sent_after_the_session_has_ended_leads_back_to_its_page(
+    referer: str, page: str
+) -> None:
+    """The address that it is sent to answers no GET: after the login it would be an empty page."""
+    form = {"action": "stop", "chosen": "1"}
+    answer = Client().post("/admin/queue/stop/", form, headers={"referer": referer}, follow=True)
+    login = f"/admin/login/?{urlencode({'next': page})}"
+    assert unquote(answer.redirect_chain[0][0]) == unquote(login)
+    assert "nothing was done" in answer.content.decode()
 
 
 def test_a_request_under_another_name_is_told_of_the_setting() -> None:

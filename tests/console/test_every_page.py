@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth import get_user_model
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
@@ -91,6 +92,14 @@ def test_no_page_takes_a_form_from_elsewhere() -> None:
         answer = browser.post(address, {"action": "stop"})
         assert answer.status_code in (403, 404, 405), (name, answer.status_code)
     assert browser.get("/admin/").status_code == 200
+
+
+def test_a_head_request_is_no_action_in_the_audit_log(admin: Client) -> None:
+    """A client asks so whether an export is there, without getting it."""
+    for name, address in ADDRESSES:
+        if name not in _BEFORE_LOGIN:
+            admin.head(address)
+            assert not LogEntry.objects.exists(), name
 
 
 PARAMETERS = [

@@ -149,6 +149,15 @@ def test_a_pull_is_asked_for_seen_and_stopped(admin: Client) -> None:
     assert "has ended" in told
 
 
+def test_pulls_that_have_ended_hide_none_that_runs(admin: Client) -> None:
+    running = Pull.objects.create(reference="org/large", state=PullState.RUNNING, worker="w")
+    for number in range(12):
+        Pull.objects.cancel(Pull.objects.create(reference=f"org/no-{number}").pk)
+    text = shown(admin, FLEET)
+    assert f"{FLEET}pulls/{running.pk}/stop/" in text
+    assert "org/no-11" in text
+
+
 def test_who_may_only_look_has_the_list_without_links_to_forms(
     admin: Client, staff: Callable[..., Client]
 ) -> None:

@@ -144,7 +144,9 @@ def test_the_buttons_rotate_end_and_revoke_ones_own_key(maker: Client, project: 
     old = make(maker, project)
     key = ApiKey.objects.get()
     (new,) = SECRET.findall(maker.post(f"{PAGE}{key.pk}/rotate/").content.decode())
-    assert "End the old one now" in maker.get(PAGE).content.decode()
+    page = maker.get(PAGE).content.decode()
+    assert "End the old one now" in page
+    assert re.search(r"works until <time [^>]*>[-0-9: ]+ UTC</time></dt>", page)
     maker.post(f"{PAGE}{key.pk}/end-old/")
     assert (find_caller(old), find_caller(new) is None) == (None, False)
     assert maker.get(f"{PAGE}{key.pk}/revoke/").status_code == 405

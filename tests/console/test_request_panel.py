@@ -15,6 +15,7 @@ from inference_site.accounts.keys import revoke_key
 from inference_site.accounts.models import ApiKey
 from inference_site.console.key_states import REVOKED, state_at
 from inference_site.runs.models import Generation, Status
+from inference_site.runs.request_log.models import Refusal
 from inference_site.runs.tool_calls.models import ToolCall
 from tests.console.test_request_log import CONTENT, VIEW, accepted, ago, failed, refused
 
@@ -132,6 +133,30 @@ def test_the_requests_before_and_after_are_those_of_the_filters(
     page = shown(admin, rows[5])
     assert 'data-newer=""' in page
     assert f'data-older="/admin/requests/accepted/{rows[4].pk}/"' in page
+
+
+def test_requests_before_and_after_are_accepted_and_refused_as_in_the_list(
+    api_key: Key, admin: Client
+) -> None:
+    minute = 60
+    rows: list[Generation | Refusal] = [
+        accepted(api_key, 90 * minute),
+        refused(60 * minute),
+        refused(30 * minute),
+        accepted(api_key, 2),
+        refused(1),
+    ]
+    pages = [
+        f"/admin/requests/{'refused' if isinstance(row, Refusal) else 'accepted'}/{row.pk}/"
+        for row in rows
+    ]
+    for nth, page in enumerate(pages):
+        text = admin.get(page).content.decode()
+        newer, older = pages[nth + 1 : nth + 2], pages[nth - 1 : nth] if nth else []
+        assert f'data-newer="{"".join(newer)}"' in text, nth
+        assert f'data-older="{"".join(older)}"' in text, nth
+    text = admin.get(f"{pages[2]}?status=refused").content.decode()
+    assert f'data-newer="{pages[4]}?status=refused"' in text
 
 
 @pytest.mark.parametrize("address", ["accepted/999999999999999999999", "refused/0", "other/1"])

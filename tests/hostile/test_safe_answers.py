@@ -141,6 +141,28 @@ class Log:
         return self.text()
 
 
+@pytest.mark.parametrize(
+    ("target", "content_type"),
+    [
+        ("http://127.0.0.1/v1/models?limit=1", "application/json"),
+        ("HTTPS://127.0.0.1/v1/models", "application/json"),
+        ("http://127.0.0.1/admin/login/", "text/html; charset=utf-8"),
+        ("http://127.0.0.1?a=b", "text/html; charset=utf-8"),
+    ],
+)
+def test_a_target_with_scheme_and_host_is_its_path(
+    stack: ServedStack, target: str, content_type: str
+) -> None:
+    """As a client sends it that takes the site for a proxy; the host is that of the target."""
+    path = "/" + target.partition("127.0.0.1")[2].removeprefix("/")
+    key = f"Authorization: Bearer {stack.key}"
+    lines = [f"GET {target} HTTP/1.1", "Host: other.example", key, "Connection: close", "", ""]
+    status, headers = exchanged(stack, "\r\n".join(lines).encode())
+    usual, same = exchanged(stack, head(f"GET {path} HTTP/1.1", key))
+    assert (status, headers["content-type"]) == (usual, same["content-type"])
+    assert headers["content-type"] == content_type
+
+
 @pytest.fixture
 def log(stack: ServedStack) -> Log:
     return Log(stack)

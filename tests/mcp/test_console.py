@@ -45,6 +45,15 @@ def test_credentials_are_encrypted_and_never_shown_again(admin: Client) -> None:
     assert SECRET not in "".join(LogEntry.objects.values_list("change_message", flat=True))
 
 
+def test_headers_that_were_not_touched_are_not_changed_in_the_audit_log(admin: Client) -> None:
+    admin.post(ADD, FORM)
+    server = McpServer.objects.get()
+    kept = "Authorization: (hidden)\r\nX-Team: (hidden)"  # As a browser sends what the page shows.
+    form = {**FORM, "secret_headers": kept, "description": "Files."}
+    admin.post(f"{LIST}{server.pk}/change/", form)
+    assert LogEntry.objects.latest("pk").change_message == "Description: empty → Files."
+
+
 def test_credentials_do_not_follow_a_changed_address(admin: Client) -> None:
     admin.post(ADD, FORM)
     server = McpServer.objects.get()

@@ -65,6 +65,16 @@ def test_other_messages_make_a_version_and_other_fields_none(
     assert shown[1] == "Name: greeting → greetings; Default version: empty → 1"
 
 
+def test_lines_end_as_they_do_in_requests_and_a_page_that_is_saved_unchanged_makes_no_version(
+    admin: Client, prompt: PromptTemplate
+) -> None:
+    for _ in range(2):
+        assert saved(admin, prompt, user_message="Hi\r\n\r\n{{name}}!").status_code == 302
+        newest = prompt.newest
+        assert newest is not None
+        assert (newest.number, newest.user_message) == (2, "Hi\n\n{{name}}!")
+
+
 def test_no_id_is_shown_of_a_prompt_that_is_not_saved(
     admin: Client, prompt: PromptTemplate
 ) -> None:

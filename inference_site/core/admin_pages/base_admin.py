@@ -37,10 +37,12 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.crypto import salted_hmac
+from django.utils.text import normalize_newlines
 from unfold.admin import ModelAdmin
 from unfold.views import ChangeList
 
 from inference_site.core.admin_pages.labels import may_see_content, preview, time_label
+from inference_site.core.site_settings.models import site_settings
 from inference_site.core.storage.old_rows import first_id_since, id_bounds
 
 _SECRET = re.compile(r"secret|password|token(?!s)|api_key$|headers", re.IGNORECASE)
@@ -189,6 +191,13 @@ def require_free_name(form: forms.ModelForm[Any], what: str) -> None:
     )
     if one.pk and alike.exclude(pk=one.pk).exists():
         form.add_error("name", f"The project has another {what} of this name.")
+
+
+class TextField(forms.CharField):
+    """A field for a text of lines that end with LF; browsers end those of a form with CR and LF."""
+
+    def to_python(self, value: Any) -> str:
+        return normalize_newlines(super().to_python(value) or "")
 
 
 def _value_text(value: Any, field: forms.Field) -> str:
@@ -508,7 +517,10 @@ SPAN_NAMES = {"1h": "Last hour", "24h": "Last 24 hours", "7d": "Last 7 days", "3
 
 
 class SinceFilter(admin.SimpleListFilter):
-    """Filter by age, of rows whose ids grow with the time in ``field``."""
+    """Filter by age, of rows whose ids grow with the time in ``field``.
+
+    They do not among imported rows, so within the span after an import no id bounds the search.
+    """
 
     title, parameter_name = "time", "since"
     field = "created_at"
@@ -521,8 +533,11 @@ class SinceFilter(admin.SimpleListFilter):
         if span is None:
             return queryset
         moment = timezone.now() - span
-        first = first_id_since(queryset.model, self.field, moment)
-        return queryset.filter(pk__gte=first, **{f"{self.field}__gte": moment})
+        rows = queryset.filter(**{f"{self.field}__gte": moment})
+        imported_at = site_settings().imported_at
+        if imported_at is not None and imported_at >= moment:
+            return rows
+        return rows.filter(pk__gte=first_id_since(queryset.model, self.field, moment))
 
 
 class KeyFilter(admin.SimpleListFilter):

@@ -127,6 +127,8 @@ class SiteSettings(models.Model):
         ),
     )
     updated_at = models.DateTimeField(auto_now=True)
+    # No setting: when import_project last stored rows, with times older than their ids.
+    imported_at = models.DateTimeField(null=True, editable=False)
 
     class Meta:
         verbose_name = verbose_name_plural = "site settings"

@@ -12,10 +12,12 @@ import orjson
 from django.core.exceptions import ValidationError as InvalidName
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DataError, IntegrityError, connection
+from django.utils import timezone
 from pydantic import ValidationError
 
 from inference_site.accounts.models import Project
 from inference_site.core.errors.api_errors import FileStorageError
+from inference_site.core.site_settings.models import SiteSettings
 from inference_site.core.storage.fields import replace_nul
 from inference_site.core.transfer import (
     FILES_FOLDER,
@@ -68,6 +70,8 @@ class Command(BaseCommand):
             for batch in _batches(_lines(folder, modules)):
                 kind = batch[0][2].kind
                 if kind in modules:
+                    imported_at = {"imported_at": timezone.now()}
+                    SiteSettings.objects.update_or_create(pk=1, defaults=imported_at)
                     new[kind] += _store(modules[kind], found.pk, kind, batch, folder)
         for kind, count in total.items():
             known = count - new[kind]
