@@ -76,6 +76,20 @@ def test_a_redis_that_evicts_keys_fails() -> None:
 
 
 @pytest.mark.redis
+def test_a_redis_that_is_too_full_for_requests_fails() -> None:
+    with redis.Redis.from_url(site_settings.REDIS_URL) as client:
+        before = client.config_get("maxmemory")["maxmemory"]
+        used = client.info("memory")["used_memory"]
+        try:
+            client.config_set("maxmemory", int(used / 0.9))
+            found = {finding.level: finding for finding in checks.check_redis()}
+        finally:
+            client.config_set("maxmemory", before)
+    assert "% of its limit is used" in found[Level.FAIL].found
+    assert "queue_memory_full" in found[Level.FAIL].fix
+
+
+@pytest.mark.redis
 def test_a_redis_that_takes_no_writes_fails() -> None:
     with redis.Redis.from_url(site_settings.REDIS_URL) as client:
         client.config_set("min-replicas-to-write", 1)

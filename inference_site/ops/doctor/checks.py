@@ -53,6 +53,7 @@ from inference_site.runs.maintenance import last_maintained
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.streams.batches import is_whole
 from inference_site.runs.streams.event_log import read_log
+from inference_site.runs.streams.redis_memory import FOR_REQUESTS
 
 _GIB = 2**30
 _PACKAGES = ("django", "celery", "channels", "daphne", "redis", "psycopg", *LIBRARIES.values())
@@ -62,6 +63,7 @@ _ROUND_TRIP_S = 2.0
 _TURNS = 4
 _CLOCK_WARN_S, _CLOCK_FAIL_S = 0.5, 5.0
 _MAINTENANCE_S = 10.0
+_MEMORY_WARN_PERCENT = 80
 _FIX_FILE = (
     "Correct `file` in the models file or the console, fetch it by `manage.py pull`, or let this "
     "user read it."
@@ -338,10 +340,19 @@ def check_redis() -> Iterator[Finding]:
             name,
             f"{policy}, limit {limit / 2**20:,.0f} MiB" if limit else f"{policy}, no limit",
             "Set `maxmemory-policy noeviction`: evicted keys are lost streams, requests and "
-            "counts. Nearly full: raise maxmemory or lower EVENT_LOG_TTL_S or PROJECT_REDIS_BYTES.",
+            "counts.",
             fail=policy != "noeviction" and bool(limit),
-            warn=memory.percent > 80,
         )
+        if limit:
+            refused_from = 100 * FOR_REQUESTS
+            yield graded(
+                name,
+                f"{memory.percent:.0f} % of its limit is used",
+                "Raise maxmemory, or lower EVENT_LOG_TTL_S or PROJECT_REDIS_BYTES: from "
+                f"{refused_from:.0f} % on, new requests get 503 `queue_memory_full`.",
+                warn=memory.percent > _MEMORY_WARN_PERCENT,
+                fail=memory.percent >= refused_from and "event logs" in roles,
+            )
         persists = bool(info.get("aof_enabled"))
         yield graded(
             name,
