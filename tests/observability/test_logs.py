@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import redis
+from django.db import OperationalError
 from django.http import HttpResponse
 from django.test import RequestFactory
 from django.utils.log import log_response
@@ -71,6 +72,28 @@ def test_a_redis_that_is_away_is_one_line_of_the_channel_layer(
     assert first == "WARNING channels_redis.pubsub: no hints: wrong password"
     assert second == "ERROR channels_redis.pubsub: Unexpected exception in receive task"
     assert traceback[-1] == "ValueError: a fault"
+
+
+def test_a_page_without_its_database_is_one_line(
+    written: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger = logging.getLogger("test.facts")
+    monkeypatch.setattr(logger, "name", "django.request")
+    try:
+        raise OperationalError("connection refused\nIs the server running?")
+    except OperationalError as exc:
+        asked = RequestFactory().get("/admin/")
+        log_response(
+            "%s: %s",
+            *("Service Unavailable", "/admin/"),
+            response=HttpResponse(status=503),
+            request=asked,
+            logger=logger,
+            exception=exc,
+        )
+    assert written.getvalue() == (
+        "WARNING django.request: Service Unavailable: /admin/: connection refused status_code=503\n"
+    )
 
 
 def test_what_a_library_logs_of_each_attempt_to_connect_is_a_line_a_minute(

@@ -17,6 +17,8 @@ from typing import Any
 
 from pythonjsonlogger.json import JsonFormatter
 
+from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE, fault_of_database
+
 LogFields = dict[str, Any]
 _ExceptionInfo = (
     tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
@@ -26,6 +28,7 @@ _fields: ContextVar[LogFields | None] = ContextVar("log_fields", default=None)
 
 _SECURITY_LOGGERS = "django.security."
 _HINTS_LOGGER = "channels_redis.pubsub"
+_PAGES_LOGGER = "django.request"
 _RECONNECTING_LOGGERS = {_HINTS_LOGGER, "psycopg.pool", "celery.worker.consumer.consumer"}
 """Of libraries that log each attempt to reach a server that is away, one or more a second."""
 _REPEATED_AFTER_S = 60.0
@@ -82,8 +85,9 @@ class AddLogFields(logging.Filter):
     Django attaches the request to its own records. It is removed, because its text form contains
     the full URL with the words of a search. Django logs a request that it refuses for security,
     for example for its ``Host``, as an error of the server: here it is a warning without a
-    traceback. So is what the channel layer logs while its Redis is away. What a library logs at
-    each attempt to reach a server is shown once a minute, as an ``OutageLog`` does.
+    traceback. So is a page that PostgreSQL or Redis did not answer, and what the channel layer logs
+    while its Redis is away. What a library logs at each attempt to reach a server is shown once a
+    minute, as an ``OutageLog`` does.
     """
 
     def __init__(self) -> None:
@@ -99,7 +103,7 @@ class AddLogFields(logging.Filter):
         if record.name.startswith(_SECURITY_LOGGERS):
             record.exc_info = record.exc_text = None
             record.levelno, record.levelname = logging.WARNING, "WARNING"
-        elif record.name == _HINTS_LOGGER and record.exc_info:
+        elif record.name in (_HINTS_LOGGER, _PAGES_LOGGER) and record.exc_info:
             _shorten_if_away(record)
         for name, value in (_fields.get() or {}).items():
             record.__dict__.setdefault(name, value)
@@ -116,12 +120,13 @@ class AddLogFields(logging.Filter):
 
 
 def _shorten_if_away(record: logging.LogRecord) -> None:
-    """Make a traceback one line of a warning if it says that Redis does not answer."""
+    """Make a traceback one line of a warning if it says that Redis or PostgreSQL is away."""
     import redis  # Commands that use no Redis need not import it.
 
     error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, redis.ConnectionError | redis.TimeoutError):
-        record.msg, record.args = "no hints: %s", (error,)
+    if isinstance(error, (redis.ConnectionError, redis.TimeoutError, *DATABASE_UNAVAILABLE)):
+        what = "no hints" if record.name == _HINTS_LOGGER else record.getMessage()
+        record.msg, record.args = "%s: %s", (what, fault_of_database(error))
         record.exc_info = record.exc_text = None
         record.levelno, record.levelname = logging.WARNING, "WARNING"
 
