@@ -195,7 +195,7 @@ def check_settings() -> Iterator[Finding]:
 
 
 def check_disk() -> Iterator[Finding]:
-    """Check the free space of the folders for data and models."""
+    """Check the free space of the folders for data, models and files."""
     for disk in disks():
         free, total = disk.free_bytes, disk.total_bytes
         yield graded(
