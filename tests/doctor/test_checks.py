@@ -146,6 +146,17 @@ def test_a_database_without_tables_lacks_migrations(monkeypatch: pytest.MonkeyPa
     assert "manage.py migrate" in finding.fix
 
 
+@pytest.mark.django_db
+def test_a_role_of_single_sign_on_that_does_not_exist_is_named(settings: Settings) -> None:
+    assert list(checks.check_single_sign_on()) == []
+    settings.OIDC_ISSUER = "https://id.example.org"
+    settings.OIDC_ROLES = {"ops": "operator", "*": "viewr"}
+    (finding,) = checks.check_single_sign_on()
+    assert (finding.level, finding.found[-5:]) == ("warn", "viewr")
+    settings.OIDC_ROLES = {"ops": "operator"}
+    assert levels(checks.check_single_sign_on()) == {"single sign-on": ["ok"]}
+
+
 @pytest.fixture
 def models_file(settings: Settings, tmp_path: Path) -> Iterator[Path]:
     """A models file of its own."""

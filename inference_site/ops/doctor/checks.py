@@ -18,6 +18,7 @@ import psycopg
 import redis
 from channels.layers import get_channel_layer
 from django.conf import settings
+from django.contrib.auth.models import Group
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
@@ -191,6 +192,22 @@ def check_settings() -> Iterator[Finding]:
         "on" if settings.DEBUG else "off",
         "Set DEBUG=false: error pages show settings and data to everybody.",
         warn=settings.DEBUG,
+    )
+
+
+def check_single_sign_on() -> Iterator[Finding]:
+    """Check that the roles of ``OIDC_ROLES`` exist: others are given to nobody."""
+    if not settings.OIDC_ISSUER:
+        return
+    roles = set(settings.OIDC_ROLES.values())
+    missing = roles - set(Group.objects.filter(name__in=roles).values_list("name", flat=True))
+    yield graded(
+        "single sign-on",
+        f"roles of OIDC_ROLES that do not exist: {', '.join(sorted(missing))}"
+        if missing
+        else f"OIDC_ROLES gives {', '.join(sorted(roles)) or 'no role'}",
+        "Name roles of the page Roles in OIDC_ROLES: whoever gets none is refused.",
+        warn=bool(missing) or not roles,
     )
 
 
